@@ -13,33 +13,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from loadgen.capacity.api import capacity as capacity
+    from loadgen.capacity.search import capacity as capacity
     from loadgen.drive.store import read_run as read_run
     from loadgen.exports.formats import export as export
-    from loadgen.lab.log_replay_api import replay as replay
+    from loadgen.lab.engine_log import replay as replay
     from loadgen.lab.simulate import simulate as simulate
     from loadgen.measure.aggregate import summarize as summarize
     from loadgen.measure.compare import compare as compare
     from loadgen.measure.compare import measure_noise as measure_noise
-    from loadgen.nightly.api import nightly as nightly
+    from loadgen.nightly.night import nightly as nightly
     from loadgen.run.execute import run as run
-    from loadgen.sweep.api import sweep as sweep
+    from loadgen.sweep.sweep import sweep as sweep
     from loadgen.workload.scenario import load_scenario as load_scenario
     from loadgen.workload.schedule import make_schedule as make_schedule
 
 _HOMES = {
-    "capacity": "loadgen.capacity.api",
+    "capacity": "loadgen.capacity.search",
     "load_scenario": "loadgen.workload.scenario",
     "make_schedule": "loadgen.workload.schedule",
     "run": "loadgen.run.execute",
     "simulate": "loadgen.lab.simulate",
-    "replay": "loadgen.lab.log_replay_api",
+    "replay": "loadgen.lab.engine_log",
     "read_run": "loadgen.drive.store",
     "summarize": "loadgen.measure.aggregate",
     "compare": "loadgen.measure.compare",
     "measure_noise": "loadgen.measure.compare",
-    "sweep": "loadgen.sweep.api",
-    "nightly": "loadgen.nightly.api",
+    "sweep": "loadgen.sweep.sweep",
+    "nightly": "loadgen.nightly.night",
     "export": "loadgen.exports.formats",
 }
 _MODULES = {"testing": "reference_engine.policy_testing.policy_check"}

@@ -101,7 +101,7 @@ def ttft_error_p99_ms(directory: Path, log: TruthLog) -> float:
 
 def is_right(found: dict[str, Any]) -> bool:
     if found["where"] == "confined":
-        return bool(found["is_invalid"] and any("client-bound" in why for why in found["why"]))
+        return bool(found["is_invalid"] and any("held up" in why for why in found["why"]))
     if found["where"] == "alone":
         return not found["is_invalid"]
     return bool(found["is_invalid"] or found["ttft_error_p99_ms"] < LIMIT_MS)

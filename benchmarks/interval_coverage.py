@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
-from loadgen.measure.statistics.stats import interval_places, order_ranks
+from loadgen.measure.statistics.percentiles import interval_places, order_ranks
 
 Values = NDArray[np.float64]
 N_DRAWS, SEED, CONFIDENCE = 200_000, 20, 0.95

@@ -20,7 +20,7 @@ from rig.made_up import made_up_manifest
 from loadgen.measure.aggregate import summarize
 from loadgen.records import CHUNKS, Names, Phase, Run, Status, TokenSource, empty_requests
 from loadgen.records import SCHEDULE as SCHEDULE_TYPE
-from reports.bundle import vega_bundle
+from reports.page import vega_bundle
 from reports.run.page import render
 
 TOKENS = 8

@@ -327,7 +327,7 @@ def main() -> int:
 
 
 def _replayed(soak: Soak, directory: Path) -> str:
-    from loadgen.lab.log_replay_api import replay
+    from loadgen.lab.engine_log import replay
 
     found = replay(directory)
     soak.expect(found.is_identical, "the log decides the same again", found.sentence())

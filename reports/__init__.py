@@ -1,1 +1,1 @@
-"""A run told on one self-contained HTML page."""
+"""Self-contained HTML pages, figures and terminal tables of results."""

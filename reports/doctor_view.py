@@ -1,4 +1,4 @@
-"""What a doctor's visit found, for the terminal; verdict first, readable without colour."""
+"""Result of `slobench doctor` in the terminal: verdict first, readable without colour."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MARKS = {True: ("ok", ""), False: ("warn", "yellow"), None: ("–", "dim")}
 
 
 def tables(facts: Mapping[str, Any]) -> Group:
-    """The facts of `loadgen.doctor.checkup.Facts.to_json`."""
+    """The facts of `loadgen.doctor.checkup.Checkup.to_json`."""
     parts: list[RenderableType] = [_verdict(facts)]
     parts += [Text(f"  {reason}", overflow="fold") for reason in facts["reasons"]]
     if facts["checks"]:
@@ -28,7 +28,7 @@ def tables(facts: Mapping[str, Any]) -> Group:
 
 def _verdict(facts: Mapping[str, Any]) -> Text:
     if not facts["is_fit"]:
-        return Text("NOT TO BE MEASURED WITH", style="bold yellow")
+        return Text("NOT FIT FOR MEASURING", style="bold yellow")
     return Text(_WORDS[facts["kind"]](facts), style="bold green")
 
 
@@ -43,10 +43,9 @@ def _up_to(facts: Mapping[str, Any]) -> str:
 
 def _proven(facts: Mapping[str, Any]) -> str:
     return (
-        f"true up to {format_number(facts['proven_rate_per_s'])} req/s × {facts['output_tokens']} "
-        f"tokens, with p99 TTFT error below {format_value(facts['error_limit_s'], 's')}, by the "
-        "truth "
-        "server's log"
+        f"accurate up to {format_number(facts['proven_rate_per_s'])} req/s × "
+        f"{facts['output_tokens']} tokens, with p99 TTFT error below "
+        f"{format_value(facts['error_limit_s'], 's')} against the test server's log"
     )
 
 
@@ -90,7 +89,7 @@ def _trials(facts: Mapping[str, Any]) -> Table:
             _both(trial["lateness_s"], 1e3, 2),
             _p99(trial["server_lateness_s"], 1e3, 2),
             f"{trial['cpu_s_per_token'] * 1e6:.1f}",
-            "true" if trial["holds"] else ", ".join(_causes(trial)),
+            "accurate" if trial["holds"] else ", ".join(_causes(trial)),
         )
     return table
 
@@ -108,15 +107,15 @@ def _p99(spread: Mapping[str, Any], per_s: float, digits: int) -> str:
 
 
 def _causes(trial: Mapping[str, Any]) -> list[str]:
-    """In a few words why a rate did not hold."""
+    """Why the measurement at a rate was not accurate, in a few words."""
     return [problem.partition(":")[0] for problem in trial["problems"]] or ["TTFT error"]
 
 
 def _legend(facts: Mapping[str, Any]) -> Text:
-    judge = {"truth": "the truth server's log", "mock": "the mock server's log"}[facts["judge"]]
+    log = {"truth": "test server's log", "mock": "mock server's log"}[facts["judge"]]
     lines = [
-        f"one worker, Poisson arrivals, {facts['output_tokens']} tokens each; errors are ours",
-        f"minus {judge}, request by request; p99 of their magnitude",
+        f"one worker, Poisson arrivals, {facts['output_tokens']} tokens each; error = our",
+        f"timestamp − the {log}, per request; percentiles of its magnitude",
     ]
     if any(trial["ttft_error_s"]["few"] for trial in facts["trials"]):
         lines.append("* fewer than ten samples lie beyond this percentile")

@@ -1,16 +1,20 @@
-"""What every page of ours has in common: templates, embedded data, and nothing from anywhere else.
+"""Pages: templates, embedded data and the plotting library in one file that needs only a browser.
 
-A page is one file that needs nothing but a browser. Its scripts are its own and named by their
-hash, so whatever a run or a scenario may contain, it cannot become code.
+The content security policy of a page names its own scripts by their hashes and allows nothing
+else, so text from a run or a scenario cannot become code. The plotting library is read from the
+installed vl-convert-python, which bundles Vega, Vega-Lite and Vega-Embed into one script. That
+takes seconds, so the bundle is cached under the package's version.
 """
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path
@@ -19,7 +23,6 @@ from typing import Any
 import jinja2
 
 from loadgen.errors import UsageError
-from reports.bundle import vega_bundle
 
 
 def render_page(
@@ -31,10 +34,9 @@ def render_page(
     scripts: Sequence[str] = (),
     **context: Any,
 ) -> str:
-    """A page of ours: `template` extends `page.html.j2`, `drawn` are its figures by the id of the
-    element they are drawn into. `data` are further JSON objects by id and `scripts` further files
-    of this package. `cache_dir` keeps the plotting bundle and compiled templates, which take
-    seconds to make."""
+    """A page as text. `template` extends `page.html.j2`; `drawn` has the figures by the id of their
+    HTML element, `data` further JSON objects by id; `scripts` are further files of this package.
+    `cache_dir` caches the plotting bundle and compiled templates, which take seconds to make."""
     texts = [vega_bundle(cache_dir), *(asset(name) for name in ("static/page.js", *scripts))]
     return environment(cache_dir).get_template(template).render(
         **context,
@@ -47,7 +49,7 @@ def render_page(
 
 
 def write_page(path: Path, text: str) -> None:
-    """A page into a file, whole or not at all. Raises UsageError where it cannot be written."""
+    """Write a page to a file, whole or not at all. Raises UsageError if that fails."""
     partial = path.with_name(f"{path.name}.partial")
     try:
         partial.write_text(text, encoding="utf-8")
@@ -58,8 +60,8 @@ def write_page(path: Path, text: str) -> None:
 
 
 def environment(cache_dir: Path | None = None) -> jinja2.Environment:
-    """Templates of this package; every value is escaped, and one that is missing is an error.
-    `cache_dir` keeps them compiled, which takes longer than filling them in."""
+    """Templates of this package. Every value is escaped; a missing value is an error. `cache_dir`
+    caches compiled templates: compiling takes longer than rendering."""
     loader = jinja2.FunctionLoader(lambda name: asset(f"templates/{name}"))
     return jinja2.Environment(
         loader=loader,
@@ -72,7 +74,7 @@ def environment(cache_dir: Path | None = None) -> jinja2.Environment:
 
 
 def _bytecode_cache(cache_dir: Path | None) -> jinja2.BytecodeCache | None:
-    """None where nothing can be kept; then templates are compiled anew."""
+    """None for a directory that cannot be written; then templates are compiled each time."""
     if cache_dir is None:
         return None
     directory = cache_dir / f"jinja2-{version('jinja2')}"
@@ -89,8 +91,7 @@ def asset(name: str) -> str:
 
 
 def policy(scripts: Sequence[str]) -> str:
-    """The content security policy: only these scripts, by their hash; styles inline; nothing from
-    anywhere else."""
+    """The content security policy: these scripts (by hash) and inline styles, no other source."""
     hashes = (base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts)
     allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
     return (
@@ -100,8 +101,55 @@ def policy(scripts: Sequence[str]) -> str:
 
 
 def embedded(content: Mapping[str, Any]) -> str:
-    """JSON for a `<script type="application/json">`, unable to end it or to open a comment."""
+    """JSON for a `<script type="application/json">`; it can neither end the element nor open a
+    comment."""
     text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text
+
+
+_SNIPPET = "window.vegaEmbed = vegaEmbed;"
+_END = "\n/* slobench: end of bundle */\n"
+
+
+def made_by_vl_convert() -> str:
+    """The script that defines `window.vegaEmbed`, bundled now."""
+    import vl_convert
+
+    bundle: str = vl_convert.javascript_bundle(_SNIPPET)
+    assert "</script" not in bundle.lower(), "the bundle would end its own <script> element"
+    assert "<!--" not in bundle, "the bundle would open a comment in its <script> element"
+    return bundle
+
+
+def vega_bundle(cache_dir: Path | None = None, make: Callable[[], str] = made_by_vl_convert) -> str:
+    """The script that defines `window.vegaEmbed`; about 0.9 MB, safe inside a `<script>` element.
+
+    `cache_dir` (e.g. ~/.cache) receives `slobench/vega-<version>.js`. With None, or a directory
+    that cannot be written, every call makes the bundle.
+    """
+    if cache_dir is None:
+        return make() + _END
+    path = cache_dir / "slobench" / f"vega-{version('vl-convert-python')}.js"
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        cached = path.read_text(encoding="utf-8")
+        if cached.endswith(_END):
+            return cached
+    bundle = make() + _END
+    with contextlib.suppress(OSError):
+        _write_at_once(path, bundle)
+    return bundle
+
+
+def _write_at_once(path: Path, text: str) -> None:
+    """Write to a temporary file and rename it, so that no reader sees half a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(name, path)
+    except OSError:
+        Path(name).unlink(missing_ok=True)
+        raise

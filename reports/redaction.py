@@ -1,4 +1,4 @@
-"""Secrets that people type and servers echo, taken out before a page is sent around."""
+"""Removal of secrets from text: keys that users type or servers echo must not be on a page."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PATTERNS = (
 
 
 def redact(text: str) -> str:
-    """The text with what looks like a key, token, password or URL credentials replaced."""
+    """The text with every likely key, token, password and URL credential replaced."""
     for pattern, replacement in _PATTERNS:
         text = pattern.sub(replacement, text)
     return text

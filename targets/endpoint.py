@@ -26,7 +26,7 @@ from pydantic import (
 )
 
 from loadgen.errors import TargetFileError
-from loadgen.manifest import LabelsSection, TargetSection
+from loadgen.manifest.sections import LabelsSection, TargetSection
 from loadgen.registry import Block
 from loadgen.yaml_document import Document, override, parse_document, write_document
 from targets.address import DEFAULT_PORTS, Address, is_url, parse_metrics_url, parse_url

@@ -75,10 +75,12 @@ def truth_cache(tmp_path_factory):
 def page_cache(tmp_path_factory):
     """A cache directory with the plotting bundle of the pages, which takes seconds to make: made
     once, for all processes of pytest-xdist. Its parent can be XDG_CACHE_HOME."""
-    from reports.bundle import vega_bundle
+    from reports.page import vega_bundle
 
     own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "page-cache" / "slobench"
+    folder = (
+        (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "page-cache" / "slobench"
+    )
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         if fcntl is not None:

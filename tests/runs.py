@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
-from loadgen.json_section import JsonSection
-from loadgen.manifest import (
+from loadgen.manifest.json_section import JsonSection
+from loadgen.manifest.sections import (
     ClassSection,
     HostSection,
     InstrumentLimits,
@@ -22,6 +22,16 @@ from loadgen.manifest import (
     ScenarioSection,
     TargetSection,
     WindowSection,
+)
+from loadgen.manifest.self_report import (
+    ClientReport,
+    ConnectionsReport,
+    CoreSeconds,
+    DecodingReport,
+    GcReport,
+    LoopLag,
+    ProcessorReport,
+    SelfReport,
 )
 from loadgen.records import (
     CHUNKS,
@@ -36,16 +46,6 @@ from loadgen.records import (
     Status,
     TokenSource,
     empty_requests,
-)
-from loadgen.self_report import (
-    ClientReport,
-    ConnectionsReport,
-    CoreSeconds,
-    DecodingReport,
-    GcReport,
-    LoopLag,
-    ProcessorReport,
-    SelfReport,
 )
 
 MANIFEST = Manifest(

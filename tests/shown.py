@@ -10,7 +10,7 @@ UNITS = {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0
 
 def number(text: str) -> float | None:
     """The SI value a text shows, None for none."""
-    words = text.replace("*", "").replace("kept it", "").replace("\u202f", "")
+    words = text.replace("*", "").replace("of requests", "").replace("\u202f", "")
     words = re.sub(r"^(at most|at least) ", "", words).strip()
     if words in ("–", "∞"):
         return None

@@ -22,9 +22,8 @@ ROOMS: dict[str, list[str]] = {
         "drive translate",
         "exports workload",
         "measure",
-        "manifest records registry",
-        "plugins self_report units yaml_document",
-        "json_section",
+        "records registry",
+        "manifest plugins units yaml_document",
         "clock errors timer",
     ],
     "reference_engine": [
@@ -46,8 +45,6 @@ WORDS = [
         "registry",
         "records",
         "manifest",
-        "self_report",
-        "json_section",
         "clock",
         "errors",
         "units",
@@ -144,15 +141,13 @@ PURE = [
     "reports.charts",
     "reports.capacity.charts",
     "reports.capacity.view",
-    "reports.compare.curves",
     "reports.compare.charts",
     "reports.compare.view",
-    "reports.series",
+    "reports.run.spectra",
     "reports.sweep.charts",
     "reports.sweep.view",
     "reports.nightly.view",
     "reports.nightly.charts",
-    "reports.nightly.junit",
 ]
 IMPURE = {"asyncio", "time", "random", "os", "socket", "subprocess", "torch"}
 TORCH_IN = (

@@ -86,7 +86,7 @@ def test_another_search_is_not_gone_on_with(asked, tmp_path):
     search(asked(budget_s=10.0), tmp_path / "s", QUIET, resume=False)
     with pytest.raises(UsageError, match="add --resume"):
         search(asked(), tmp_path / "s", QUIET, resume=False)
-    with pytest.raises(UsageError, match=r"another search \(scenario\.seed: 7 → 8\)"):
+    with pytest.raises(UsageError, match=r"other settings \(scenario\.seed: 7 → 8\)"):
         search(asked("seed=8"), tmp_path / "s", QUIET, resume=True)
     with pytest.raises(UsageError, match="holds no search"):
         search(asked(), tmp_path / "nowhere", QUIET, resume=True)
@@ -105,11 +105,11 @@ def test_a_budget_below_the_shortest_probe_is_refused(asked):
 
 def test_no_probe_is_too_short_for_its_requests(asked, tmp_path):
     slow = replace(asked("arrivals.rate=0.1/s", budget_s=20.0), between=None)
-    with pytest.raises(UsageError, match=r"--budget 20s: is too short for a probe at 0\.1 req/s"):
+    with pytest.raises(UsageError, match=r"--budget 20s: too short for a probe at 0\.1 req/s"):
         search(slow, tmp_path / "slow", QUIET, resume=False)
     misses = replace(asked("slo=['ttft <= 1us']", budget_s=30.0), between=None)
     found = search(misses, tmp_path / "misses", QUIET, resume=False)
-    assert found.sentence().endswith("every load tried misses; the search ended")
+    assert found.sentence().endswith("every load tried misses the SLO; the search stopped")
     assert min(probe.n_due for probe in found.probes) >= 10
     assert found.spent_s <= 30.0 * 1.1
 
@@ -131,7 +131,7 @@ def test_a_target_that_goes_away_leaves_what_was_found(asked, tmp_path, monkeypa
     with pytest.raises(TargetError):
         search(asked(), out, Console(file=log), resume=False)
     assert "ended after 1 probe (at least 8 req/s" in log.getvalue()
-    assert "--resume goes on" in " ".join(log.getvalue().split())
+    assert "--resume continues it" in " ".join(log.getvalue().split())
     assert "<html" in (out / "report.html").read_text()
     monkeypatch.undo()
     later = search(asked(budget_s=60.0), out, QUIET, resume=True)
@@ -147,7 +147,7 @@ def test_a_target_that_was_never_there_leaves_the_directory_free(asked, tmp_path
 
 def test_a_file_is_no_directory_of_a_search(asked, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="is no directory"):
+    with pytest.raises(UsageError, match="is not a directory"):
         search(asked(), tmp_path / "file", QUIET, resume=False)
 
 
@@ -158,12 +158,13 @@ def one_probe(n_met, n_due=16):
 
 def test_a_bound_says_that_the_search_ended_and_whether_it_is_proven():
     missed, kept, hardly = one_probe(0), one_probe(16), one_probe(9, n_due=10)
-    assert missed.sentence() == "below 8 req/s: every load tried misses; the search ended"
+    assert missed.sentence() == "below 8 req/s: every load tried misses the SLO; the search stopped"
     assert missed.exit_code == 3
-    assert kept.sentence() == "at least 8 req/s; the search ended before one missed"
+    assert kept.sentence() == "at least 8 req/s; the search stopped before any load missed the SLO"
     assert kept.sureness() == "1 probe, 11 s"
     assert hardly.sureness() == (
-        "not proven at 95 %: 144 of 160 kept at 8 req/s is too few to tell; 1 probe, 11 s"
+        "not certain at 95 %: only 160 requests were sent at 8 req/s, of which 144 met the SLO; "
+        "1 probe, 11 s"
     )
 
 
@@ -208,7 +209,7 @@ def test_a_client_without_a_port_left_is_not_a_server_that_was_away(asked, tmp_p
     answer = search(asked(budget_s=60.0), tmp_path / "s", QUIET, resume=False)
     assert {probe.grade for probe in answer.probes} == {"untrusted"}
     why = answer.probes[0].why
-    assert "client limits: client-bound: 1 of " in why
+    assert "client limits: 1 of " in why
     assert why.endswith("connect to gpu-7:8000: Cannot assign requested address")
     assert answer.client_limit is not None
 
@@ -223,7 +224,7 @@ def test_a_server_that_is_away_twice_ends_the_search_and_nothing_counts(
         return replace(finished, run=replace(finished.run, request_rows=rows))
 
     monkeypatch.setattr("loadgen.capacity.search.execute", away)
-    with pytest.raises(TargetError, match="sim: could not be reached in two probes, one after"):
+    with pytest.raises(TargetError, match="sim: could not be reached in two probes in a row"):
         search(asked(budget_s=60.0), tmp_path / "s", QUIET, resume=False)
     kept = json.loads((tmp_path / "s" / "capacity.json").read_text())
     assert [probe["grade"] for probe in kept["probes"]] == ["broken", "broken"]
@@ -321,7 +322,7 @@ def test_the_page_shows_probes_band_and_interval(asked, answer):
     assert middle == sorted(middle, reverse=True)
     assert all(r["low"] <= r["middle"] <= r["high"] for r in area["data"]["values"])
     assert goal["data"]["values"] == [{"goal": 0.9}]
-    about = {"scenario": "s", "target": "t", "engine": "", "promises": "ttft <= 1s", "text": "x",
+    about = {"scenario": "s", "target": "t", "engine": "", "slos": "ttft <= 1s", "text": "x",
              "command": "slobench capacity s", "slobench": "1", "host": "h"}  # fmt: skip
     html = render(found, posterior, about, asked().options.cache_dir)
     assert found.sentence() in html
@@ -339,5 +340,5 @@ def test_exit_codes_and_words_of_searches_without_a_value():
         return conclude(question, probes, "req/s")
 
     low, high = asked_of(0.2), asked_of(1.0)
-    assert (low.exit_code, low.sentence()) == (1, "below 1 req/s: even that misses the promise")
+    assert (low.exit_code, low.sentence()) == (1, "below 1 req/s: the SLO is missed even there")
     assert (high.exit_code, high.sentence()) == (3, "at least 8 req/s")

@@ -209,7 +209,7 @@ def test_another_definition_under_the_same_name_is_refused_with_the_keys(tmp_pat
     with pytest.raises(UsageError) as refused:
         run_cells([other], tmp_path, repeats=1, console=quiet())
     lines = str(refused.value).splitlines()
-    assert lines[0].startswith(f"{tmp_path / 'a'}: holds runs of a cell of this name")
+    assert lines[0].startswith(f"{tmp_path / 'a'}: holds runs of a cell with another definition")
     assert lines[1:] == [
         "  scenario.arrivals.rate: '4/s' → '6/s'",
         "  engine: ['shape=8b', 'hardware=h200'] → ['shape=8b', 'hardware=h200', 'mode=static']",
@@ -237,7 +237,7 @@ def test_a_name_that_is_no_folder_is_refused(tmp_path, name):
 
 
 def test_two_cells_of_one_name_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="there are two of this name"):
+    with pytest.raises(UsageError, match="two cells have this name"):
         check_cells([cell("a"), cell("a", rate="6/s")], tmp_path)
 
 

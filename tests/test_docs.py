@@ -178,7 +178,9 @@ def validity_checks():
     nodes = [node for file in files for node in ast.walk(ast.parse(file.read_text()))]
     calls = [node for node in nodes if isinstance(node, ast.Call) and node.args]
     first_arguments = [
-        c.args[0] for c in calls if getattr(c.func, "id", "") in ("ValidityCheck", "share_of_time")
+        c.args[0]
+        for c in calls
+        if getattr(c.func, "id", "") in ("ValidityCheck", "gate", "share_of_time")
     ]
     return sorted({a.value for a in first_arguments if isinstance(a, ast.Constant)})
 
@@ -197,7 +199,7 @@ def finding_kinds():
 
 def test_each_validity_check_and_finding_is_explained():
     assert {"record", "lateness", "client CPU", "throttling", "stimulus"} <= set(validity_checks())
-    assert {"shortened", "not due", "unasked"} <= set(finding_kinds())
+    assert {"shortened", "not due", "disk writes"} <= set(finding_kinds())
     page = (ROOT / "docs" / "reading-a-report.md").read_text()
     names = [*validity_checks(), *finding_kinds()]
     missing = [name for name in names if f"\n### {name}\n" not in page]

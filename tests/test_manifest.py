@@ -8,10 +8,16 @@ import pytest
 
 from loadgen.drive import store
 from loadgen.errors import RunInvalid
-from loadgen.manifest import SCHEMA, Manifest, read_client_report, read_manifest, text_sha256
+from loadgen.manifest.sections import (
+    SCHEMA,
+    Manifest,
+    read_client_report,
+    read_manifest,
+    text_sha256,
+)
+from loadgen.manifest.self_report import ClientReport
 from loadgen.measure.attainment import derived
 from loadgen.measure.comparison.comparable import changes, refusal
-from loadgen.self_report import ClientReport
 from tests.runs import MANIFEST, SHARD, changed, measured_run
 
 TEXT = "schema: 1\nname: quickstart\n"

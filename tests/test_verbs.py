@@ -177,13 +177,13 @@ def test_compare_tells_which_side_is_worse_and_exits_1(run, simulated, tmp_path)
 
 def test_compare_measures_the_noise_of_equal_runs_and_uses_it(run, simulated, tmp_path):
     before = simulated / "chunked"
-    assert "equal runs differ" in run("compare", "--aa", before)[1]
+    assert "sd between runs" in run("compare", "--aa", before)[1]
     code, out, _ = run("compare", "--aa", before, "--json")
     floor = tmp_path / "floor.json"
     floor.write_text(out)
     words = ["compare", before / "0", simulated / "static" / "0", "--noise", floor, "--json"]
     assert code == 0
-    assert "noise known" in json.loads(run(*words)[1])["measures"][0]["how"]
+    assert "noise measured before" in json.loads(run(*words)[1])["measures"][0]["how"]
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def cell_night(
         night=f"{20260000 + k:08d}T030000.000000Z",
         started_utc="2026-01-01T03:00:00+00:00",
         factor={"git": f"{k:x}"},
-        promises=(),
+        slos=(),
         is_closed_loop=False,
         runs=tuple(
             RunNumbers(

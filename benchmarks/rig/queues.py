@@ -9,11 +9,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.measure.capacity.budget import within
 from loadgen.measure.capacity.capacity_probe import Grade, Probe, in_blocks
-from loadgen.measure.capacity.clear import clear
-from loadgen.measure.capacity.next_probe import NextProbe, Question, SearchState, judge, next_probe
-from loadgen.measure.statistics.stats import Values
+from loadgen.measure.capacity.dispersion import clear
+from loadgen.measure.capacity.next_probe import (
+    NextProbe,
+    Question,
+    SearchState,
+    fit_into,
+    judge,
+    next_probe,
+)
+from loadgen.measure.statistics.intervals import Values
 
 _LOOKS = 40  # at a probe, for an early end
 
@@ -145,7 +151,7 @@ def search(
     probes: list[Probe] = []
     while (ask := next_probe(question, probes)) is not None:
         left_s = budget_s - math.fsum(one.spent_s for one in probes)
-        fitting = within(question, probes, ask, left_s)
+        fitting = fit_into(question, probes, ask, left_s)
         if fitting is None:
             break
         probes.append(probe(queue, fitting, question.target, rng))

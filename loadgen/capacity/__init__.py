@@ -1,1 +1,1 @@
-"""How much a target can take: what is asked, the search, and the files it rests on."""
+"""Capacity search: the highest load at which a target meets the SLO."""

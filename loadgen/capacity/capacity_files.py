@@ -1,8 +1,8 @@
-"""The directory of a search.
+"""Files of a capacity search.
 
-<out>/capacity.json  capacity.csv  report.html   the answer, and the probes that it rests on
+<out>/capacity.json  capacity.csv  report.html   the result and its probes
 <out>/probes/NN/                                 the run directory of each probe
-<out>/servers/                                   the logs of a server of ours
+<out>/servers/                                   logs of a server that slobench started
 """
 
 from __future__ import annotations
@@ -33,29 +33,30 @@ def default_directory(scenario: Scenario) -> Path:
     return free(Path("runs") / f"capacity-{scenario.name}-{stamp}")
 
 
-def definition(asked: CapacitySpec, question: Question) -> dict[str, Any]:
-    """What must be the same for a search to go on; time and precision may change."""
+def definition(spec: CapacitySpec, question: Question) -> dict[str, Any]:
+    """The part of a search that --resume must not change; budget and precision may change."""
     return {
-        "scenario": asked.scenario.resolved(),
-        "target": asked.target,
-        "engine": asked.options.engine,
-        "model": asked.options.model,
-        "over": asked.over,
+        "scenario": spec.scenario.resolved(),
+        "target": spec.target,
+        "engine": spec.options.engine,
+        "model": spec.options.model,
+        "over": spec.over,
         "attainment": question.target,
-        "between": None if asked.between is None else list(asked.between),
+        "between": None if spec.between is None else list(spec.between),
     }
 
 
-def kept_probes(
-    asked: CapacitySpec, question: Question, directory: Path, resume: bool
+def earlier_probes(
+    spec: CapacitySpec, question: Question, directory: Path, resume: bool
 ) -> list[Probe]:
-    """The probes of a search that is to go on; none for a new one. Raises UsageError."""
+    """The probes of the search to resume; empty for a new search. Raises UsageError for a directory
+    that cannot be used."""
     path = directory / "capacity.json"
     if directory.exists() and not directory.is_dir():
-        raise UsageError(f"--out {directory}: is no directory")
+        raise UsageError(f"--out {directory}: is not a directory")
     if not any(path.is_file() for path in directory.rglob("*")):
         if resume and not (directory / "probes").is_dir():
-            raise UsageError(f"--resume: {directory} holds no search; leave --resume out")
+            raise UsageError(f"--resume: {directory} holds no search; leave out --resume")
         return []
     if not path.is_file():
         if resume and (directory / "probes").is_dir():
@@ -63,40 +64,40 @@ def kept_probes(
         raise UsageError(f"--out {directory}: exists already and holds no capacity search")
     try:
         content = json.loads(path.read_text())
-        probes = [read_probe(one) for one in content["probes"]]
-        before = content["definition"]
+        probes = [read_probe(probe) for probe in content["probes"]]
+        earlier = content["definition"]
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path}: cannot be read ({error!r}); choose another --out") from None
     if not resume and not probes:
-        return []  # its target was never there, or it was interrupted in its first probe
+        return []  # its target never answered, or it was interrupted in its first probe
     if not resume:
         raise UsageError(
-            f"--out {directory}: holds a search with {len(probes)} probes; add --resume to go on, "
-            "or choose another --out"
+            f"--out {directory}: holds a search with {len(probes)} probes; add --resume to "
+            "continue it, or choose another --out"
         )
-    wanted = json.loads(json.dumps(definition(asked, question)))
-    if lines := differing(wanted, before):
+    current = json.loads(json.dumps(definition(spec, question)))
+    if lines := differing(current, earlier):
         raise UsageError(
-            f"--resume {directory}: it was another search ({'; '.join(lines)}); ask for the same, "
-            "or choose another --out"
+            f"--resume {directory}: the search there has other settings ({'; '.join(lines)}); "
+            "repeat those, or choose another --out"
         )
     return probes
 
 
 def store(
-    asked: CapacitySpec,
+    spec: CapacitySpec,
     question: Question,
     directory: Path,
     probes: Sequence[Probe],
     answer: Capacity | None,
 ) -> None:
-    """capacity.json, replaced at once, so that an interrupt never leaves half a file."""
-    best = answer or conclude(question, probes, asked.unit)
+    """Write capacity.json by renaming, so that an interrupt never leaves half a file."""
+    best = answer or conclude(question, probes, spec.unit)
     content = {
         "schema": SCHEMA,
         "kind": "capacity",
-        "command": list(asked.options.command),
-        "definition": definition(asked, question),
+        "command": list(spec.options.command),
+        "definition": definition(spec, question),
         "answer": best.to_json(),
         "probes": [probe_json(probe) for probe in probes],
     }
@@ -107,35 +108,35 @@ def store(
 
 
 def write(
-    asked: CapacitySpec,
+    spec: CapacitySpec,
     question: Question,
     directory: Path,
     probes: Sequence[Probe],
     answer: Capacity,
 ) -> None:
-    """The answer, for programs, for spreadsheets and, as a page, for people."""
+    """Write the result as JSON, as CSV and as a page."""
     from reports.capacity.page import render
     from reports.capacity.view import csv_text
     from reports.page import write_page
     from reports.redaction import redact
 
-    store(asked, question, directory, probes, answer)
+    store(spec, question, directory, probes, answer)
     (directory / "capacity.csv").write_text(csv_text(answer), encoding="utf-8")
     about = {
-        "scenario": asked.scenario.name,
-        "target": redact(asked.target),
-        "engine": redact(asked.options.engine),
-        "command": shlex.join(redact(word) for word in asked.options.command),
+        "scenario": spec.scenario.name,
+        "target": redact(spec.target),
+        "engine": redact(spec.options.engine),
+        "command": shlex.join(redact(word) for word in spec.options.command),
         "slobench": version(),
         "host": platform.node(),
-        "promises": ", ".join(_promises(asked.scenario)),
-        "text": asked.scenario.to_yaml(),
+        "slos": ", ".join(_request_slos(spec.scenario)),
+        "text": spec.scenario.to_yaml(),
     }
-    page = render(answer, judge(question, probes).posterior, about, asked.options.cache_dir)
+    page = render(answer, judge(question, probes).posterior, about, spec.options.cache_dir)
     write_page(directory / "report.html", page)
 
 
-def _promises(scenario: Scenario) -> list[str]:
+def _request_slos(scenario: Scenario) -> list[str]:
     texts = [slo.text for slo in scenario.slos() if slo.scope == "request"]
     for name, own in scenario.classes.items():
         texts += [f"{name}: {slo.text}" for slo in own.slos() if slo.scope == "request"]

@@ -1,4 +1,4 @@
-"""What a search for capacity is asked, and the same as numbers."""
+"""Settings of a capacity search, and the search problem in numbers."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _SHORTEST = 0.25  # of the scenario's window, where its rate is steady
 
 @dataclass(frozen=True)
 class CapacitySpec:
-    """What to search. `attainment` None: what the scenario promises, else 99 %. `between` bounds
-    the load; `budget_s` bounds the time of all probes, virtual time for `sim`."""
+    """Settings of a search. `attainment`: the share of requests that must meet their SLOs; None is
+    the scenario's own target, else 99 %. `between` bounds the load, `budget_s` the time of all
+    probes together (virtual time for `sim`)."""
 
     scenario: Scenario
     target: str
@@ -37,48 +38,49 @@ class CapacitySpec:
         return "req/s" if self.over == "rate" else "users"
 
 
-def question_of(asked: CapacitySpec) -> Question:
-    """What is searched, in numbers. Raises UsageError for a scenario without anything to keep, one
-    that cannot be scaled, or bounds that are none."""
-    scenario = asked.scenario
+def question_of(spec: CapacitySpec) -> Question:
+    """The search problem in numbers. Raises UsageError for a scenario without limits per request or
+    without a load that can be scaled, and for invalid bounds."""
+    scenario = spec.scenario
     is_limited = any(slo.scope == "request" for slo in scenario.all_slos())
     if not is_limited and not scenario.own_slo_metrics():
         raise UsageError(
-            f"{scenario.name}: capacity counts the requests that keep their promises, and none is "
-            "asked of each request; add e.g. --slo 'ttft<=500ms' ('p99(ttft)<=500ms' is the same "
-            "as that with --attainment 99%)"
+            f"{scenario.name}: capacity counts the requests that meet their SLOs, and the scenario "
+            "has no limit per request; add e.g. --slo 'ttft<=500ms' (with --attainment 99% this "
+            "equals 'p99(ttft)<=500ms')"
         )
-    target = _target(asked)
+    target = _target(spec)
     if not 0 < target < 1:
         raise UsageError(f"--attainment {target:g}: expected more than 0 % and less than 100 %")
-    found = offered_load(scenario, asked.over)
-    low, high = asked.between or (None, None)
-    start = found.level if low is None or high is None else math.sqrt(low * high)
-    share = _SHORTEST if found.is_steady else 1.0
+    load = offered_load(scenario, spec.over)
+    low, high = spec.between or (None, None)
+    start = load.level if low is None or high is None else math.sqrt(low * high)
+    share = _SHORTEST if load.is_steady else 1.0
     least_s = scenario.phases.warmup + share * scenario.phases.measure
-    if asked.budget_s < least_s:
+    if spec.budget_s < least_s:
         raise UsageError(
-            f"--budget {asked.budget_s:g}s: the shortest probe of {scenario.name} takes "
-            f"{least_s:g} s ({scenario.phases.warmup:g} s of warm-up); allow several times that, "
-            "or shorten phases.warmup and phases.measure"
+            f"--budget {spec.budget_s:g}s: the shortest probe of {scenario.name} takes "
+            f"{least_s:g} s ({scenario.phases.warmup:g} s of warm-up); allow several times that "
+            "time, or shorten phases.warmup and phases.measure"
         )
     return Question(
         target=target,
-        start=max(1.0, round(start)) if asked.over == "concurrency" else start,
-        precision=asked.precision,
-        confidence=asked.confidence,
+        start=max(1.0, round(start)) if spec.over == "concurrency" else start,
+        precision=spec.precision,
+        confidence=spec.confidence,
         low=low,
         high=high,
         warmup_s=scenario.phases.warmup,
         measure_s=scenario.phases.measure * share,
-        is_integer=asked.over == "concurrency",
-        is_fixed=not found.is_steady,
+        is_integer=spec.over == "concurrency",
+        is_fixed=not load.is_steady,
     )
 
 
-def _target(asked: CapacitySpec) -> float:
-    """As asked, else the strictest share that the scenario promises, else the implied one."""
-    if asked.attainment is not None:
-        return asked.attainment
-    stated = [slo.limit for slo in asked.scenario.all_slos() if slo.metric == "attainment"]
+def _target(spec: CapacitySpec) -> float:
+    """The required attainment: `attainment`, else the scenario's strictest target, else the implied
+    target."""
+    if spec.attainment is not None:
+        return spec.attainment
+    stated = [slo.limit for slo in spec.scenario.all_slos() if slo.metric == "attainment"]
     return max(stated, default=parse_slo(IMPLIED_ATTAINMENT).limit)

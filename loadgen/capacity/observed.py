@@ -1,4 +1,5 @@
-"""What a finished run says as a probe: how many kept their promise, and whether it counts."""
+"""Result of a finished run as a capacity probe: requests that met the SLO, and whether it
+counts."""
 
 from __future__ import annotations
 
@@ -15,16 +16,20 @@ from loadgen.records import Run, Status
 from loadgen.run.execute import FinishedRun
 
 LEAST_SEEN = 4
-"""Misses per block that a probe which ended in its warm-up stands for."""
-_STRAY = 0.01  # of the due requests: so many may find no connection, as any other miss
+"""Misses per block assumed for a probe that was stopped in its warm-up."""
+_STRAY = 0.01  # share of due requests without a connection that counts as ordinary misses
 
 
 def probe_of(
-    finished: FinishedRun, ask: NextProbe, grade: Grade, spent_s: float, target: float, name: str
+    finished: FinishedRun,
+    planned: NextProbe,
+    grade: Grade,
+    spent_s: float,
+    target: float,
+    name: str,
 ) -> Probe:
-    """What a finished run says as a probe. A run that was ended by its own `stop_when` was
-    overrun; one of which the instrument is not trusted says nothing of the server, nor does one
-    during which there was no server."""
+    """The probe of a finished run. A run that its own `stop_when` ended is saturated. A run with an
+    invalid measurement is untrusted, a run without a server broken; neither is used."""
     run, summary = finished.run, finished.summary
     window, columns, due = measured_window(run), per_request(run), due_rows(run)
     shared = [parse_slo(text) for text in run.manifest.slo]
@@ -44,10 +49,10 @@ def probe_of(
     elif is_stopped and not sum(n_due):  # ended in its warm-up
         n_due, n_met = (LEAST_SEEN,) * N_BLOCKS, (0,) * N_BLOCKS
     probe = Probe(
-        level=ask.level,
+        level=planned.level,
         due=n_due,
         met=n_met,
-        warmup_s=ask.warmup_s,
+        warmup_s=planned.warmup_s,
         measured_s=max(window.length_s, 1e-3),
         spent_s=spent_s,
         grade=grade,
@@ -56,17 +61,17 @@ def probe_of(
     )
     grows = any(check.name == "load" and check.ok is False for check in summary.validity.checks)
     if grade in ("measured", "saturated") and grows and probe.n_due:
-        return replace(overloaded(probe, target), why=why or "its queue grew to the end")
+        return replace(overloaded(probe, target), why=why or "its queue grew until the end")
     return probe
 
 
 def why_gone(run: Run, due: Mask) -> str:
-    """That a server ended, or could not be reached, during the run; "" where it was there.
+    """Why the server was gone during the run: it ended or could not be reached; "" if it was up.
 
-    No connection at all (refused, no route, no name, a proxy that lets nobody through) is not how a
-    server is slow: one that cannot keep up answers late, or with an error. More than 1 % of them,
-    or one at the very end, and it was away. What the client had no connection left for says
-    nothing of a server: the gate "client limits" sees to that.
+    An overloaded server answers late or with an error; a failed connection (refused, no route, no
+    name, a proxy that blocks) means that the server is gone. The limit is 1 % of the due requests,
+    or a single failure if it is the last request sent. Connections that the load generator could
+    not open are not counted: the validity gate "client limits" covers them.
     """
     if run.manifest.server_ended_s is not None:
         return run.manifest.end_reason or "the server ended"

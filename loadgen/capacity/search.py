@@ -1,21 +1,23 @@
-"""The search for a capacity, wired together: probe after probe, each a run in its own directory,
-until the answer is narrow enough, the time is up or somebody interrupts."""
+"""Capacity search: probe after probe, each a run in a directory of its own, until the confidence
+interval is narrow enough, the budget is used up or the user interrupts."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import math
+import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from loadgen.capacity.capacity_files import default_directory, kept_probes, store, write
+from loadgen.capacity.capacity_files import default_directory, earlier_probes, store, write
 from loadgen.capacity.capacity_spec import CapacitySpec, question_of
 from loadgen.capacity.early_stop import EarlyStop
 from loadgen.capacity.observed import probe_of
@@ -23,33 +25,68 @@ from loadgen.cells.cell import Cell
 from loadgen.cells.servers import CellServers
 from loadgen.drive.engine_logs import ServedRun
 from loadgen.errors import RunInvalid, TargetError, UsageError
-from loadgen.measure.capacity.budget import within
 from loadgen.measure.capacity.capacity_probe import Grade, Probe
 from loadgen.measure.capacity.capacity_result import Capacity, Unit, conclude
-from loadgen.measure.capacity.next_probe import NextProbe, Question, SearchState, judge, next_probe
+from loadgen.measure.capacity.next_probe import (
+    NextProbe,
+    Question,
+    SearchState,
+    fit_into,
+    judge,
+    next_probe,
+)
 from loadgen.run.execute import SIMULATED, FinishedRun, execute
 from loadgen.run.run_options import RunOptions
 from loadgen.run.target import finish
-from loadgen.workload.scaling import scaled, with_window
-from loadgen.workload.scenario import Scenario
+from loadgen.workload.scaling import Over, scaled, with_window
+from loadgen.workload.scenario import Scenario, load_scenario
 from targets.quiesce import quiesce
 
 _TRIES = 2  # at a load at which the client could not be trusted
 
 
-def search(
-    asked: CapacitySpec, out_dir: Path | None, console: Console, *, resume: bool
+def capacity(
+    scenario: Scenario | Path | str,
+    target: str,
+    out_dir: Path | str | None = None,
+    *,
+    attainment: float | None = None,
+    over: Over = "rate",
+    between: tuple[float, float] | None = None,
+    budget_s: float = math.inf,
+    confidence: float = 0.95,
+    precision: float = 0.05,
+    resume: bool = False,
+    **options: Any,
 ) -> Capacity:
-    """`capacity`, telling `console` how it goes. Ctrl-C ends it with the best answer so far.
+    """The highest load at which a target meets a scenario's SLO, with a confidence interval.
 
-    Raises UsageError before anything runs, and for a directory that holds another search.
+    Loads are requests per second, or users with `over="concurrency"`; further options are the
+    fields of RunOptions (`engine`, `model`, `n_workers`, …). Probes are stored in `out_dir`, by
+    default `runs/capacity-<scenario>-<time>`. Raises UsageError for a scenario that cannot be
+    searched.
     """
-    question = question_of(asked)
-    directory = out_dir or default_directory(asked.scenario)
-    probes = kept_probes(asked, question, directory, resume)
-    with _cache(asked.options) as cache_dir:  # every probe has a page, and plotting is slow to make
-        asked = replace(asked, options=replace(asked.options, cache_dir=cache_dir))
-        return _searched(asked, question, directory, console, probes)
+    chosen = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
+    options.setdefault("environ", dict(os.environ))
+    spec = CapacitySpec(
+        chosen, target, RunOptions(**options), over, attainment, between, budget_s, confidence,
+        precision,
+    )  # fmt: skip
+    return search(spec, Path(out_dir) if out_dir else None, Console(quiet=True), resume=resume)
+
+
+def search(spec: CapacitySpec, out_dir: Path | None, console: Console, *, resume: bool) -> Capacity:
+    """The same from a spec, with progress on `console`. Ctrl-C ends the search with the best answer
+    so far.
+
+    Raises UsageError before the first probe, also for a directory with another search.
+    """
+    question = question_of(spec)
+    directory = out_dir or default_directory(spec.scenario)
+    probes = earlier_probes(spec, question, directory, resume)
+    with _cache(spec.options) as cache_dir:  # every probe has a page, and the bundle takes seconds
+        spec = replace(spec, options=replace(spec.options, cache_dir=cache_dir))
+        return _Search(spec, question, directory, console, probes).conclude()
 
 
 @contextlib.contextmanager
@@ -61,142 +98,123 @@ def _cache(options: RunOptions) -> Iterator[Path]:
         yield Path(directory)
 
 
-def _searched(
-    asked: CapacitySpec,
-    question: Question,
-    directory: Path,
-    console: Console,
-    probes: Sequence[Probe],
-) -> Capacity:
-    searching = _Search(asked, question, directory, console, probes)
-    try:
-        is_interrupted = not searching.run()
-    except KeyboardInterrupt:
-        is_interrupted = True
-    except (TargetError, RunInvalid):
-        if searching.probes:  # what they say stays, and so do the figures
-            _conclude_broken(asked, question, directory, searching.probes, console)
-        raise
-    answer = conclude(question, searching.probes, asked.unit, is_interrupted)
-    if is_interrupted:
-        console.print(
-            f"interrupted after {len(searching.probes)} probes; the same command with "
-            f"--out {directory} --resume goes on",
-            soft_wrap=True,
-            markup=False,
-        )
-    write(asked, question, directory, searching.probes, answer)
-    return answer
-
-
-def _conclude_broken(
-    asked: CapacitySpec,
-    question: Question,
-    directory: Path,
-    probes: Sequence[Probe],
-    console: Console,
-) -> None:
-    """The files of a search whose target or instrument gave up, and where it stood."""
-    answer = conclude(question, probes, asked.unit)
-    write(asked, question, directory, probes, answer)
-    n = len(probes)
-    console.print(
-        f"ended after {n} {'probe' if n == 1 else 'probes'} ({answer.sentence()}), the last one "
-        f"maybe spoilt by what follows; the same command with --out {directory} --resume goes on",
-        soft_wrap=True,
-        markup=False,
-    )
-
-
 class _Search:
     """Probe after probe against one target."""
 
     def __init__(
         self,
-        asked: CapacitySpec,
+        spec: CapacitySpec,
         question: Question,
         directory: Path,
         console: Console,
         probes: Sequence[Probe],
     ) -> None:
-        self._asked, self._question, self._directory = asked, question, directory
+        self._spec, self._question, self._directory = spec, question, directory
         self._console, self._quiet = console, Console(quiet=True)
-        self.probes = list(probes)
+        self._probes = list(probes)
         self._client_limit = math.inf
 
-    def run(self) -> bool:
-        """True when there is nothing more to ask or no time left; False when interrupted."""
-        self._keep()  # so that the page of the first probe, too, knows what it belongs to
+    def conclude(self) -> Capacity:
+        """Run the search and write its files; also the files of a search whose target or load
+        generator failed, if it has a probe."""
+        resume = f"the same command with --out {self._directory} --resume continues it"
+        try:
+            is_interrupted = not self._run()
+        except KeyboardInterrupt:
+            is_interrupted = True
+        except (TargetError, RunInvalid):
+            if self._probes:
+                answer = self._written(is_interrupted=False)
+                self._print(
+                    f"the search ended after {_count(self._probes)} ({answer.sentence()}); the "
+                    f"last one may be affected by the error below; {resume}"
+                )
+            raise
+        answer = self._written(is_interrupted)
+        if is_interrupted:
+            self._print(f"interrupted after {_count(self._probes)}; {resume}")
+        return answer
+
+    def _written(self, is_interrupted: bool) -> Capacity:
+        answer = conclude(self._question, self._probes, self._spec.unit, is_interrupted)
+        write(self._spec, self._question, self._directory, self._probes, answer)
+        return answer
+
+    def _run(self) -> bool:
+        """True at the end of the search or of its budget; False when interrupted."""
+        self._store()  # before the first probe: its page, too, shows the search it belongs to
         with CellServers(self._directory / "servers", self._quiet) as servers:
-            while (ask := self._next()) is not None:
-                self._say_ask(ask)
-                probe = self._probe(ask, servers)
+            while (planned := self._next()) is not None:
+                self._print(
+                    f"probe {len(self._probes) + 1}: {planned.level:.4g} {self._spec.unit}, "
+                    f"{planned.warmup_s:.3g} s warm-up + {planned.measure_s:.3g} s"
+                )
+                probe = self._probe(planned, servers)
                 if probe is None:
                     return False
-                self.probes.append(probe)
-                self._keep()
-                self._say_probe(probe)
-                self._check_still_there()
+                self._probes.append(probe)
+                self._store()
+                self._print_result(probe)
+                self._check_reachable()
                 if probe.grade == "untrusted" and self._tries_at(probe.level) >= _TRIES:
                     self._client_limit = min(self._client_limit, probe.level)
         return True
 
     def _next(self) -> NextProbe | None:
-        ask = next_probe(self._question, self.probes)
-        if ask is None or ask.level >= self._client_limit * (1 - 1e-9):
+        planned = next_probe(self._question, self._probes)
+        if planned is None or planned.level >= self._client_limit * (1 - 1e-9):
             return None
-        left_s = self._asked.budget_s - math.fsum(probe.spent_s for probe in self.probes)
-        fitting = within(self._question, self.probes, ask, left_s)
-        if fitting is None and not self.probes and not self._question.is_fixed:
+        left_s = self._spec.budget_s - math.fsum(probe.spent_s for probe in self._probes)
+        fitting = fit_into(self._question, self._probes, planned, left_s)
+        if fitting is None and not self._probes and not self._question.is_fixed:
             raise UsageError(
-                f"--budget {self._asked.budget_s:g}s: is too short for a probe at "
-                f"{ask.level:.4g} {self._asked.unit}; allow more, or begin "
-                "higher with --between"
+                f"--budget {self._spec.budget_s:g}s: too short for a probe at "
+                f"{planned.level:.4g} {self._spec.unit}; allow more time, or start at a higher "
+                "load with --between"
             )
         return fitting
 
-    def _check_still_there(self) -> None:
-        """One broken probe is made again; after a second one there is nothing to measure."""
-        last = self.probes[-2:]
+    def _check_reachable(self) -> None:
+        """A broken probe is repeated; a second one in a row ends the search."""
+        last = self._probes[-2:]
         if len(last) == 2 and all(probe.grade == "broken" for probe in last):
             raise TargetError(
-                f"{self._asked.target}: could not be reached in two probes, one after the other "
-                f"({last[-1].why}); see whether it still runs, and why it ended"
+                f"{self._spec.target}: could not be reached in two probes in a row "
+                f"({last[-1].why}); check whether it still runs, and why it ended"
             )
 
     def _tries_at(self, level: float) -> int:
-        return sum(p.grade == "untrusted" and p.level == level for p in self.probes)
+        return sum(p.grade == "untrusted" and p.level == level for p in self._probes)
 
-    def _probe(self, ask: NextProbe, servers: CellServers) -> Probe | None:
-        asked, number = self._asked, len(self.probes) + 1
+    def _probe(self, planned: NextProbe, servers: CellServers) -> Probe | None:
+        """A finished probe; None when interrupted."""
+        spec, number = self._spec, len(self._probes) + 1
         name = f"{number:02d}"
         run_dir = self._directory / "probes" / name
-        if run_dir.exists():  # an interrupt left it
+        if run_dir.exists():  # left by an interrupt
             shutil.rmtree(run_dir)
         scenario = with_window(
-            scaled(asked.scenario, ask.level, asked.over),
-            ask.warmup_s,
-            ask.measure_s,
-            seed_of(asked.scenario, number),
+            scaled(spec.scenario, planned.level, spec.over),
+            planned.warmup_s,
+            planned.measure_s,
+            seed_of(spec.scenario, number),
         )
-        early = None
-        if not self._question.is_fixed:
-            early = EarlyStop(scenario, self._question.target, ask.effect)
-        options = replace(
-            asked.options, out_dir=run_dir, name=f"{asked.scenario.name}-{name}", early=early
-        )
+        target = self._question.target
+        early = None if self._question.is_fixed else EarlyStop(scenario, target, planned.effect)
+        name_of_run = f"{spec.scenario.name}-{name}"
+        options = replace(spec.options, out_dir=run_dir, name=name_of_run, early=early)
         begin_s = time.monotonic()
-        finished = self._execute(Cell("probes", scenario, asked.target, options), servers)
+        finished = self._execute(Cell("probes", scenario, spec.target, options), servers)
         if finished.was_interrupted:
             return None
         spent_s = time.monotonic() - begin_s
         if (engine := finished.run.manifest.engine) is not None:
             spent_s = engine.simulated_s
         grade: Grade = "measured" if early is None else early.grade
-        return probe_of(finished, ask, grade, spent_s, self._question.target, name)
+        return probe_of(finished, planned, grade, spent_s, target, name)
 
     def _execute(self, cell: Cell, servers: CellServers) -> FinishedRun:
-        if cell.target == SIMULATED:  # a new engine every time, idle and with nothing cached
+        if cell.target == SIMULATED:  # a new engine for each probe: idle, with an empty cache
             return execute(cell.scenario, cell.target, cell.options, self._quiet)
         begin_s = time.monotonic()
         up = servers.open(cell)
@@ -208,30 +226,27 @@ class _Search:
         up.served(served._replace(begin_s=begin_s, end_s=time.monotonic()))
         return finished
 
-    def _keep(self) -> None:
-        store(self._asked, self._question, self._directory, self.probes, None)
+    def _store(self) -> None:
+        store(self._spec, self._question, self._directory, self._probes, None)
 
-    def _say_ask(self, ask: NextProbe) -> None:
-        load = f"{ask.level:.4g} {self._asked.unit}"
-        self._console.print(
-            f"probe {len(self.probes) + 1}: {load}, {ask.warmup_s:.3g} s warm-up + "
-            f"{ask.measure_s:.3g} s",
-            markup=False,
-            soft_wrap=True,
-        )
-
-    def _say_probe(self, probe: Probe) -> None:
-        found = f"  {100 * probe.attainment:.1f} % of {probe.n_due} kept"
+    def _print_result(self, probe: Probe) -> None:
+        share = f"  {100 * probe.attainment:.1f} % of {probe.n_due} met the SLO"
         if probe.grade != "measured":
-            found += f" ({probe.grade}: {probe.why})"
-        state = judge(self._question, self.probes)
-        line = f"{found}; {_so_far(state, self._asked.unit)}"
-        self._console.print(line, markup=False, soft_wrap=True)
+            share += f" ({probe.grade}: {probe.why})"
+        state = judge(self._question, self._probes)
+        self._print(f"{share}; {_so_far(state, self._spec.unit)}")
+
+    def _print(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+
+def _count(probes: Sequence[Probe]) -> str:
+    return "1 probe" if len(probes) == 1 else f"{len(probes)} probes"
 
 
 def seed_of(scenario: Scenario, number: int) -> int:
-    """The seed of a probe: its own, so that chance does not repeat, and the same in every repeat of
-    the search."""
+    """The seed of the probe `number`: different for each probe, so that chance does not repeat, and
+    the same in a repeat of the search."""
     digest = hashlib.sha256(f"{scenario.seed}/{number}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
 
@@ -239,5 +254,4 @@ def seed_of(scenario: Scenario, number: int) -> int:
 def _so_far(state: SearchState, unit: Unit) -> str:
     if state.value is None or state.low is None or state.high is None:
         return "capacity not bracketed yet"
-    ends = f"[{state.low:.4g}, {state.high:.4g}]"
-    return f"capacity {state.value:.4g} {ends} {unit}"
+    return f"capacity {state.value:.4g} [{state.low:.4g}, {state.high:.4g}] {unit}"

@@ -1,1 +1,1 @@
-"""One scenario against one target, measured again and again: a cell, its order, its servers."""
+"""Repeated measurements of cells (a scenario against a target): order, runs, servers."""

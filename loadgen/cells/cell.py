@@ -1,4 +1,4 @@
-"""A cell: one scenario against one target, what it depends on, and where its runs are kept."""
+"""Cell: a scenario against a target, its definition and its planned runs."""
 
 from __future__ import annotations
 
@@ -26,10 +26,13 @@ _MISSING = "(not there)"
 
 @dataclass(frozen=True)
 class Cell:
-    """One circumstance: a scenario against a target (as after `--target`). `name` is its folder,
-    `factors` is what it differs by, for tables; the options' `out_dir`, `force` and `name` are
-    set here. `server` names one that only cells of the same word share. A control that `stays_up`
-    keeps its server, and its cell's, while either is measured."""
+    """A scenario against a target (as after `--target`).
+
+    `name` is its folder; `factors` are the values in which it differs from other cells, for tables.
+    The options' `out_dir`, `force` and `name` are set for each run. Only cells with the same
+    `server` label can share a server. A control that `stays_up` keeps its own server and that of
+    its cell up while either is measured.
+    """
 
     name: str
     scenario: Scenario
@@ -40,12 +43,12 @@ class Cell:
     stays_up: bool = False
 
     def watched(self, watch: Watch | None) -> Cell:
-        """The same cell, with the live metrics of its runs exported."""
+        """The cell with live metrics of its runs exported."""
         return replace(self, options=replace(self.options, watch=watch))
 
     @property
     def server_key(self) -> tuple[object, ...]:
-        """Cells of one key can be measured on one server, one after the other."""
+        """Cells with equal keys can be measured on one server, one after the other."""
         options = self.options
         plugins, settings = tuple(options.plugins), tuple(options.target_settings)
         file = _file_sha256(self.target)
@@ -54,9 +57,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run to be made, or there already. `beside` are the runs it is measured together with: it
-    is done when all of them are, for a partner made hours later tells nothing. The server of
-    `up_beside` is up meanwhile. One that `starts_anew` finds no server of an earlier pair up."""
+    """A run to measure, or measured already.
+
+    `beside` are the runs measured right before or after it, as a pair; the run is done only when
+    all of them are, because a partner measured hours later is no control. The server of
+    `up_beside` is up at the same time. `starts_anew`: servers of an earlier pair are stopped first.
+    """
 
     cell: Cell
     repeat: int
@@ -70,7 +76,8 @@ class PlannedRun:
         return all(_is_whole(directory) for directory in (self.directory, *self.beside))
 
     def make_room(self) -> Path | None:
-        """Write down what the cell is; where an unfinished run went that stood in the way."""
+        """Write cell.json; the new place of an unfinished run that had to be moved aside, or
+        None."""
         folder = self.directory.parent
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(definition(self.cell), indent=1)
@@ -83,25 +90,25 @@ class PlannedRun:
 
 
 def check_cells(cells: Sequence[Cell], directory: Path) -> None:
-    """Raises UsageError where a name is no folder's or stands for two cells, or where `directory`
-    has a cell of this name that is defined in another way, with the keys that differ."""
+    """Raises UsageError for a name that cannot be a folder or that two cells have, and for a cell
+    with another definition in `directory`, with the keys that differ."""
     for cell in cells:
         if not _NAME.fullmatch(cell.name) or cell.name == "servers":
             raise UsageError(f"cell {cell.name!r}: cannot be the name of a folder")
     twice = [name for name, n in Counter(cell.name for cell in cells).items() if n > 1]
     if twice:
-        raise UsageError(f"cell {twice[0]!r}: there are two of this name")
+        raise UsageError(f"cell {twice[0]!r}: two cells have this name")
     for cell in cells:
-        if changes := differing(definition(cell), _kept_definition(directory, cell)):
+        if changes := differing(definition(cell), _stored_definition(directory, cell)):
             lines = "\n".join(f"  {change}" for change in changes)
             raise UsageError(
-                f"{directory / cell.name}: holds runs of a cell of this name that was defined in "
-                f"another way; choose another --out or move it away:\n{lines}"
+                f"{directory / cell.name}: holds runs of a cell with another definition; choose "
+                f"another --out or move it away:\n{lines}"
             )
 
 
 def definition(cell: Cell) -> dict[str, Any]:
-    """Everything about a cell that its runs depend on, as JSON and without secrets."""
+    """All settings that the runs of a cell depend on, as JSON without secrets."""
     options = cell.options
     return {
         "scenario": cell.scenario.resolved(),
@@ -117,8 +124,8 @@ def definition(cell: Cell) -> dict[str, Any]:
 
 
 def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> list[str]:
-    """`scenario.arrivals.rate: '2/s' → '4/s'`, for every key in which a kept definition (None:
-    there is none) is another one."""
+    """`scenario.arrivals.rate: '2/s' → '4/s'` for every key in which two definitions differ, the
+    old one (`theirs`) first; empty for None."""
     if theirs is None:
         return []
     new, old = _flat("", ours), _flat("", theirs)
@@ -130,16 +137,16 @@ def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> list
     ]
 
 
-def _kept_definition(directory: Path, cell: Cell) -> dict[str, Any] | None:
-    """What `directory` holds under the cell's name; None if it has no runs of it."""
+def _stored_definition(directory: Path, cell: Cell) -> dict[str, Any] | None:
+    """The definition of the cell in `directory`; None without runs of it."""
     path = directory / cell.name / "cell.json"
     try:
-        kept: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise UsageError(f"{path}: cannot be read: {error}") from None
-    return kept
+    return stored
 
 
 def _is_whole(directory: Path) -> bool:
@@ -162,7 +169,7 @@ def _flat(prefix: str, value: Any) -> dict[str, Any]:
 
 
 def _file_sha256(target: str) -> str | None:
-    """Of a target file; None for any other target."""
+    """The digest of a target file; None for any other target."""
     return _sha256(Path(target)) if Path(target).is_file() else None
 
 

@@ -1,14 +1,14 @@
-"""One measurement in several circumstances: cells are run in turn, several times each, and kept.
+"""Order of repeated measurements: cells take turns, several times each, and their runs are stored.
 
-    <cell>/cell.json      what the cell is; another definition under its name is refused
+    <cell>/cell.json      the definition of the cell; another definition of its name is rejected
     <cell>/r<k>/          the run directory of its k-th repeat
-    <cell>/unfinished/    what an interrupt left, moved aside
+    <cell>/unfinished/    runs that an interrupt left unfinished
     servers/              logs of servers that served several runs
 
-Every cell has its turn before any has its second, and every other round goes backwards, so that a
-drift of the machine or the server (heat, fragmented memory, a neighbour) favours no cell. The k-th
-repeat has the same seed in every cell: equal scenarios get equal requests at equal instants. A cell
-with a control has it measured right beside each of its runs, now before and now after it.
+Every cell is measured once before any is measured twice, and every other round is reversed, so that
+drift of the machine or the server (heat, fragmented memory, other users) favours no cell. The k-th
+repeat has the same seed in every cell: equal scenarios have equal requests at equal times. The
+control of a cell is measured right before or right after each of its runs, in turns.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from loadgen.run.execute import finished
 
 NO_CONTROLS: Mapping[str, Cell] = {}
 ROUNDS_OF_A_SERVER = 2
-"""Rounds after which servers that are up together are started anew, so that what two starts of a
-server differ by is in what two pairs differ by, and not in a night."""
+"""Rounds after which servers that are up together are restarted: the difference between two starts
+of a server then shows between pairs of one night, not between nights."""
 
 
 def turns(
@@ -49,18 +49,19 @@ def turns(
     order_seed: int = 0,
     controls: Mapping[str, Cell] = NO_CONTROLS,
 ) -> list[PlannedRun]:
-    """All runs in the order in which they are made: round by round all cells, those that share a
-    server side by side; the order is shuffled for every other round and reversed for the one after
-    it. So over two rounds a drift that is linear in time adds the same to every cell.
+    """All runs in the order of measurement: round by round all cells, those that share a server in
+    sequence. The order is shuffled for every odd round and reversed for the round after it, so that
+    over two rounds a linear drift adds the same to every cell.
 
-    A cell's control (by the cell's name) has its turn next to the cell's. Which of the two is first
-    changes from cell to cell and is reversed with the order, so that neighbours can share a server.
+    The control of a cell (`controls`, by the cell's name) is measured next to the cell. The first
+    of the two alternates from cell to cell and is reversed with the order, so that neighbours can
+    share a server.
     """
     rng = np.random.default_rng(order_seed)
     by_servers: dict[tuple[object, ...], list[tuple[Cell, ...]]] = {}
     for cell in cells:
         row = (controls[cell.name], cell) if cell.name in controls else (cell,)
-        by_servers.setdefault(tuple(one.server_key for one in row), []).append(row)
+        by_servers.setdefault(tuple(member.server_key for member in row), []).append(row)
     groups, ordered = list(by_servers.values()), list[PlannedRun]()
     order: list[tuple[Cell, ...]] = []
     for repeat in range(1, repeats + 1):
@@ -85,14 +86,14 @@ def run_cells(
     controls: Mapping[str, Cell] = NO_CONTROLS,
     gauge: Gauge = lambda _: None,
 ) -> Generator[CellRun | CellFailure]:
-    """Make every run that `directory` does not have yet, and give all of them, in their order, the
-    runs of `controls` (by the name of their cell) among them. The `gauge` is read before and after
-    each run, and what it said is kept in pace.json.
+    """Measure every run that `directory` does not have yet; yields all runs in order, those of
+    `controls` (by the name of their cell) included. The `gauge` is read before and after each run,
+    its readings are stored in pace.json.
 
-    A cell that cannot be measured is given as a CellFailure and the rest go on. Raises UsageError,
-    before anything runs, for names that cannot be folders and for a cell that is another one than
-    in `directory`; KeyboardInterrupt when interrupted: what is finished stays, and the same call
-    goes on from there.
+    A cell that cannot be measured is yielded as a CellFailure, and the others continue. Raises
+    UsageError, before the first run, for names that cannot be folders and for a cell with another
+    definition in `directory`; KeyboardInterrupt when interrupted: finished runs stay, and the same
+    call continues from there.
     """
     warmed = [_warmed(cell, between) for cell in cells]
     beside = {name: _warmed(cell, between) for name, cell in controls.items()}
@@ -118,7 +119,7 @@ def _side_by_side(row: Sequence[Cell], repeat: int, directory: Path) -> list[Pla
 
 
 def _rows(todo: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
-    """What is measured in one go: a turn, or the two of a pair whose servers are both up."""
+    """Runs measured in immediate sequence: a single run, or a pair whose servers are both up."""
     rows = list[list[PlannedRun]]()
     for turn in todo:
         if turn.up_beside is not None and rows and rows[-1][-1].directory in turn.beside:
@@ -131,22 +132,24 @@ def _rows(todo: Sequence[PlannedRun]) -> list[list[PlannedRun]]:
 def _run_cells(
     todo: Sequence[PlannedRun], directory: Path, console: Console, between: Between, gauge: Gauge
 ) -> Generator[CellRun | CellFailure]:
-    done = {turn.directory for turn in todo if turn.is_done}  # asked before any is made anew
+    done = {
+        turn.directory for turn in todo if turn.is_done
+    }  # read before any run is measured again
     titles = {
         turn.directory: f"[{n}/{len(todo)}] {turn.cell.name}, repeat {turn.repeat}"
         for n, turn in enumerate(todo, start=1)
     }
     with CellServers(directory / "servers", console) as servers:
-        taker = CellRunner(servers, console, between, gauge)
+        runner = CellRunner(servers, console, between, gauge)
         for row in _rows(todo):
             if row[0].directory in done:
                 yield from (_reused(turn, titles[turn.directory], console) for turn in row)
             else:
-                yield from taker.take([(titles[turn.directory], turn) for turn in row])
+                yield from runner.measure([(titles[turn.directory], turn) for turn in row])
 
 
 def _reused(turn: PlannedRun, title: str, console: Console) -> CellRun | CellFailure:
-    """A run that is there; the page and the summary are made where an interrupt left none."""
+    """A run measured earlier; its page is written if an interrupt prevented that."""
     from loadgen.drive.store import read_run
     from loadgen.measure.aggregate import summarize
 

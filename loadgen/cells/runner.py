@@ -1,8 +1,8 @@
-"""The turns of cells, taken: one by itself, or those of a pair one right after the other.
+"""Measurement of planned runs: a single run, or a pair of runs in immediate sequence.
 
-The machine drifts within seconds, so all that can be done before the first request of a pair is
-done then (both servers have passed their preflight, both load-generating processes wait), and what
-is made of its runs is made when the last answer of the second is in.
+A machine drifts within seconds. So a pair is prepared completely before its first request (both
+servers have passed preflight, both worker processes wait), and its summaries and pages are made
+after the last answer of its second run.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ if TYPE_CHECKING:
     from loadgen.measure.summary import Summary
 
 Gauge = Callable[[Cell], float | None]
-"""How long the machine that a cell's server runs on takes for something fixed, in seconds; None
-where nobody can tell. Asked while nothing is sent."""
+"""Seconds that the machine of a cell's server takes for a fixed calculation, measured while nothing
+is sent; None where that is unknown."""
 _SEEDS = 2**63
 _PACE = "pace.json"
 
 
 @dataclass(frozen=True)
 class Between:
-    """What happens before each run of a cell: the server ends what it still computes, which may
-    take `drain_s`, and forgets its cached prefixes; then at least `warm_up_s` of the cell's own
-    traffic are sent that do not count (more, if its scenario's own warm-up is longer)."""
+    """Preparation of the server before each run: it finishes its requests within `drain_s`, drops
+    its cached prefixes, and receives at least `warm_up_s` of the cell's traffic that is not
+    measured (more, if the scenario's own warm-up is longer)."""
 
     drain_s: float = 30.0
     resets_cache: bool = True
@@ -55,8 +55,8 @@ BETWEEN = Between()
 
 @dataclass(frozen=True)
 class CellRun:
-    """The finished `repeat` (from 1) of a cell. `was_reused`: it was there already. `paces` is what
-    the gauge said right before and after it, if there is one."""
+    """The finished `repeat` (from 1) of a cell. `was_reused`: it was measured earlier. `paces`: the
+    readings of the gauge right before and after it, if any."""
 
     cell: Cell
     repeat: int
@@ -69,7 +69,7 @@ class CellRun:
 
 @dataclass(frozen=True)
 class CellFailure:
-    """A repeat that could not be measured: its server did not start, or is unfit."""
+    """A repeat that could not be measured: its server did not start, or failed preflight."""
 
     cell: Cell
     repeat: int
@@ -78,8 +78,8 @@ class CellFailure:
 
 @dataclass(frozen=True)
 class _Ready:
-    """A turn that lacks nothing but its requests; `up` is its server, None where it is simulated.
-    Nothing of it was under way before `begin_s`. `ending` ends what is there for it alone."""
+    """A run prepared up to its first request. `up`: its server, None if simulated; `begin_s`: start
+    of the preparation; `ending` releases the resources of this run alone."""
 
     turn: PlannedRun
     options: RunOptions
@@ -91,7 +91,7 @@ class _Ready:
 
 @dataclass(frozen=True)
 class _RecordedRun:
-    """A turn of which nothing but the summary and the page is missing."""
+    """A recorded run without its summary and its page."""
 
     turn: PlannedRun
     options: RunOptions
@@ -101,53 +101,54 @@ class _RecordedRun:
 
 @dataclass(frozen=True)
 class CellRunner:
-    """Takes turns on `servers`. The `gauge` is read before and after each run."""
+    """Measures planned runs on `servers`. The `gauge` is read before and after each run."""
 
     servers: CellServers
     console: Console
     between: Between
     gauge: Gauge
 
-    def take(self, row: Sequence[tuple[str, PlannedRun]]) -> list[CellRun | CellFailure]:
-        """What came of a turn, or of those of a pair, each with its title.
+    def measure(self, row: Sequence[tuple[str, PlannedRun]]) -> list[CellRun | CellFailure]:
+        """The results of a run, or of a pair of runs, each with its title.
 
-        Raises KeyboardInterrupt when interrupted; runs that had ended before have their summary and
-        their page then, too.
+        Raises KeyboardInterrupt when interrupted, after the summary and the page of the runs that
+        had ended.
         """
         names = [turn.cell.name for _, turn in row]
-        found: list[_RecordedRun | CellFailure] = []
+        recorded: list[_RecordedRun | CellFailure] = []
         try:
-            self._record(row, found)
+            self._record(row, recorded)
         finally:
-            concluded = [
-                self._concluded(one) if isinstance(one, _RecordedRun) else one for one in found
+            results = [
+                self._concluded(run) if isinstance(run, _RecordedRun) else run for run in recorded
             ]
-        return sorted(concluded, key=lambda one: names.index(one.cell.name))
+        return sorted(results, key=lambda result: names.index(result.cell.name))
 
     def _record(
-        self, row: Sequence[tuple[str, PlannedRun]], found: list[_RecordedRun | CellFailure]
+        self, row: Sequence[tuple[str, PlannedRun]], results: list[_RecordedRun | CellFailure]
     ) -> None:
         with ExitStack() as endings:
             ready: list[tuple[str, _Ready]] = []
             for title, turn in row:
                 self.console.print(title, style="bold", markup=False, soft_wrap=True)
                 try:
-                    one = self._ready(turn)
+                    prepared_run = self._ready(turn)
                 except SlobenchError as error:
-                    found.append(failure(title, turn, error, self.console))
+                    results.append(failure(title, turn, error, self.console))
                     continue
-                ready.append((title, one))
-                endings.enter_context(one.ending)
-            for title, one in ready:
+                ready.append((title, prepared_run))
+                endings.enter_context(prepared_run.ending)
+            for title, next_run in ready:
                 if len(row) > 1:
-                    self._tell(f"measuring {one.turn.cell.name}")
+                    self._print(f"measuring {next_run.turn.cell.name}")
                 try:
-                    with one.ending:
-                        recorded = self._recorded(one, is_later=one is not ready[0][1])
+                    with next_run.ending:
+                        is_later = next_run is not ready[0][1]
+                        recorded = self._recorded(next_run, is_later=is_later)
                 except SlobenchError as error:
-                    found.append(failure(title, one.turn, error, self.console))
+                    results.append(failure(title, next_run.turn, error, self.console))
                     continue
-                found.append(recorded)
+                results.append(recorded)
                 if recorded.run.manifest.ended == "interrupted":
                     raise KeyboardInterrupt
 
@@ -155,13 +156,13 @@ class CellRunner:
         cell = turn.cell
         moved = turn.make_room()
         if moved is not None:
-            self._tell(f"an unfinished run was moved to {moved}")
+            self._print(f"an unfinished run was moved to {moved}")
         scenario = repeated(cell.scenario, turn.repeat)
         options = replace(
             cell.options, out_dir=turn.directory, force=False, name=f"{cell.name}-r{turn.repeat}"
         )
         begin_s = time.monotonic()
-        if cell.target == SIMULATED:  # a new engine every time, in a time that nobody can watch
+        if cell.target == SIMULATED:  # a new engine for each run; virtual time has no live metrics
             up, options = None, replace(options, watch=None)
         else:
             up = self.servers.open(cell, turn.up_beside, anew=turn.starts_anew)
@@ -175,16 +176,20 @@ class CellRunner:
             return _Ready(turn, options, up, begin_s, record, opening.pop_all())
 
     def _recorded(self, ready: _Ready, *, is_later: bool) -> _RecordedRun:
-        """`is_later`: another run was measured since it was ready."""
+        """`is_later`: another run was measured after this one was prepared."""
         turn, up = ready.turn, ready.up
         if up is None:
             return _RecordedRun(turn, ready.options, ready.record(), ())
-        if (how := up.server.ended()) is not None:
-            raise TargetError(how)
-        if is_later and up.server.kind == "url":  # nobody knows what it became, and both may be one
+        if (reason := up.server.ended()) is not None:
+            raise TargetError(reason)
+        if (
+            is_later and up.server.kind == "url"
+        ):  # it may have ended, or be the partner's server too
             self._settle(up.server, turn.cell.scenario)
-            if why := finish(unreachable_reason(up.server.endpoint)):
-                raise TargetError(f"{up.server.name} ended while its partner was measured: {why}")
+            if problem := finish(unreachable_reason(up.server.endpoint)):
+                raise TargetError(
+                    f"{up.server.name} ended while its partner was measured: {problem}"
+                )
         before = self.gauge(turn.cell)
         run = ready.record()
         paces = tuple(pace for pace in (before, self.gauge(turn.cell)) if pace is not None)
@@ -194,13 +199,14 @@ class CellRunner:
         up.served(served._replace(begin_s=ready.begin_s, end_s=time.monotonic()))
         return _RecordedRun(turn, ready.options, run, paces)
 
-    def _concluded(self, one: _RecordedRun) -> CellRun | CellFailure:
-        turn = one.turn
+    def _concluded(self, recorded: _RecordedRun) -> CellRun | CellFailure:
+        turn, run = recorded.turn, recorded.run
         try:
-            summary = finished(one.run, turn.directory, one.options).summary
+            summary = finished(run, turn.directory, recorded.options).summary
         except SlobenchError as error:
             return failure(f"{turn.cell.name}, repeat {turn.repeat}", turn, error, self.console)
-        return CellRun(turn.cell, turn.repeat, turn.directory, one.run, summary, False, one.paces)
+        paces = recorded.paces
+        return CellRun(turn.cell, turn.repeat, turn.directory, run, summary, False, paces)
 
     def _settle(self, server: Server, scenario: Scenario) -> None:
         checks = finish(
@@ -216,33 +222,34 @@ class CellRunner:
         if not is_reset:
             print_check(_unprotected(scenario), self.console)
 
-    def _tell(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self.console.print(text, markup=False, soft_wrap=True)
 
 
 def failure(title: str, turn: PlannedRun, error: SlobenchError, console: Console) -> CellFailure:
-    """That a turn came to nothing, told under its title."""
+    """The CellFailure of a run, printed with its title."""
     console.print(f"{title} failed: {error}", style="red", markup=False)
     return CellFailure(turn.cell, turn.repeat, str(error))
 
 
 def repeated(scenario: Scenario, repeat: int) -> Scenario:
-    """A scenario as its `repeat`-th run (from 1) draws it: the first with its own seed, the next
-    with the seed after."""
+    """The scenario of the `repeat`-th run (from 1): the first has the scenario's seed, each further
+    run the next seed."""
     seed = (scenario.seed + repeat - 1) % _SEEDS
     return scenario.with_values(scenario.resolved() | {"seed": seed})
 
 
 def kept_paces(directory: Path, console: Console) -> tuple[float, ...]:
-    """() where the gauge said nothing, and, with a word about it, where that cannot be read."""
+    """The stored readings of the gauge; () without readings, and, with a warning, for a damaged
+    file."""
     path = directory / _PACE
     try:
         return tuple(float(pace) for pace in json.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, TypeError) as error:
-        said = f"{path} cannot be read ({error}): the machine's pace in this run counts as unknown"
-        console.print(said, style="yellow", markup=False, soft_wrap=True)
+        text = f"{path} cannot be read ({error}): the machine speed in this run counts as unknown"
+        console.print(text, style="yellow", markup=False, soft_wrap=True)
         return ()
 
 
@@ -253,10 +260,12 @@ def _keep_paces(directory: Path, paces: tuple[float, ...]) -> None:
 
 
 def _unprotected(scenario: Scenario) -> PreflightCheck:
-    """What a cache that was not emptied means for this scenario."""
+    """The check result for a server cache that was not emptied."""
     if scenario.prompts.salt == "run":
         return PreflightCheck(
-            "cache_reset", None, "prompts differ between runs, so none is found in it"
+            "cache_reset", None, "prompts differ between runs, so the cache has none of them"
         )
-    detail = "prompts are the same in every run (salt: none): the cache may answer for the server"
+    detail = (
+        "prompts are the same in every run (salt: none): cached prefixes may make later runs faster"
+    )
     return PreflightCheck("cache_reset", False, detail)

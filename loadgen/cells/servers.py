@@ -1,4 +1,4 @@
-"""The servers that cells are measured on, kept up while those in a row share them."""
+"""Servers of cells: a server stays up while consecutive cells share it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from loadgen.run.execute import target_choice
 from loadgen.run.target import Server, open_server
 
 MOST_FAILED_STARTS = 2
-"""A server that did not start so often is not waited for again."""
+"""After so many failed starts a server is not started again."""
 
 
 class CellServer:
-    """One server, up until `end`. `is_fresh`: nobody has asked it anything before the cell that it
-    was opened for; what others sent to a URL, nobody knows."""
+    """A server that is up until `end`. `is_fresh`: it has served no cell but the first; never true
+    for a URL, which may have served others."""
 
     def __init__(self, cell: Cell, log_dir: Path, console: Console) -> None:
         self._logs, self._stack = free(log_dir / cell.name), ExitStack()
@@ -43,13 +43,13 @@ class CellServer:
         self._runs.append(run)
 
     def end(self) -> None:
-        """End it and give its runs their parts of its logs."""
+        """Stop the server and give each of its runs its part of the logs."""
         self._stack.close()
         adopt_engine_logs(self._logs, self._runs)
 
 
 class CellServers:
-    """One server at a time, or two where a cell is measured beside one whose server stays up."""
+    """The servers that are up: one, or two where a pair of cells keeps both."""
 
     def __init__(self, log_dir: Path, console: Console) -> None:
         self._log_dir, self._console = log_dir, console
@@ -63,13 +63,13 @@ class CellServers:
         self._keep_only(())
 
     def open(self, cell: Cell, beside: Cell | None = None, *, anew: bool = False) -> CellServer:
-        """The server of a cell: the one that is up, or a new one in its place (always, if `anew`).
-        That of `beside` is up as well then; all others have ended.
+        """The server of a cell: the running one, or a new one (always new, if `anew`). The server
+        of `beside` is up as well; all others are stopped.
 
-        Raises what starting one of them raises, with the name of `beside` where that is the one.
+        Raises the error of a failed start; that of `beside` as a TargetError with its name.
         """
         row = [cell] if beside is None else [cell, beside]
-        self._keep_only([] if anew else [one.server_key for one in row])
+        self._keep_only([] if anew else [member.server_key for member in row])
         self._start(cell)
         if beside is not None:
             try:
@@ -95,6 +95,6 @@ class CellServers:
             raise
 
     def _keep_only(self, keys: Sequence[tuple[object, ...]]) -> None:
-        with ExitStack() as ending:  # all of them, whatever the end of one says
+        with ExitStack() as ending:  # an error while one stops must not keep the others up
             for key in [key for key in self._up if key not in keys]:
                 ending.callback(self._up.pop(key).end)

@@ -76,11 +76,11 @@ def rescore(
     """Check a recorded run against another SLO, window, or another tool's definitions."""
     from loadgen.drive.store import read_run
     from loadgen.measure.aggregate import summarize
-    from loadgen.measure.comparison.judgement import plain
+    from loadgen.measure.attainment import with_window
     from loadgen.measure.definitions import DEFINITIONS
     from loadgen.measure.definitions import rescore as defined_values
-    from loadgen.measure.window import with_window
-    from reports.run.definitions_view import table
+    from loadgen.measure.summary import plain_json
+    from reports.run.console import definitions_table
 
     definitions, tools = definition or [], [*DEFINITIONS, "all"]
     for name in definitions:
@@ -94,11 +94,11 @@ def rescore(
     names = DEFINITIONS if "all" in definitions else dict.fromkeys(["slobench", *definitions])
     rows = defined_values(recorded, tuple(names)) if definitions else []
     if json:
-        print_json({**summary.to_json(), "definitions": plain([asdict(row) for row in rows])})
+        print_json({**summary.to_json(), "definitions": plain_json([asdict(row) for row in rows])})
     else:
         print_summary(summary, as_json=False)
         if rows:
-            stdout().print(table(rows))
+            stdout().print(definitions_table(rows))
     raise typer.Exit(summary.exit_code)
 
 
@@ -264,8 +264,7 @@ def nightly(
     json: Json = False,
 ) -> None:
     """Measure the same cells every night, and show changes since the nights before."""
-    from loadgen.nightly.night import Nightly, NightOptions
-    from loadgen.nightly.outputs import write_night
+    from loadgen.nightly.night import Nightly, NightOptions, write_night
 
     fail_on = _fail_on(fail_on)
     load_plugins(plugin)

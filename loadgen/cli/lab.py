@@ -179,7 +179,7 @@ def _check_alone(flag: str, others: Mapping[str, Any]) -> None:
 
 def _print_replay(directory: Path, as_json: bool) -> int:
     """Replays a recorded run of the bundled engine; the exit code."""
-    from loadgen.lab.log_replay_api import replay
+    from loadgen.lab.engine_log import replay
 
     result = replay(directory)
     if as_json:
@@ -195,7 +195,7 @@ def _print_replay(directory: Path, as_json: bool) -> int:
 
 def _print_misses(directory: Path, as_json: bool) -> None:
     """Prints the causes of the SLOs that a recorded run of the bundled engine missed."""
-    from loadgen.lab.misses import misses
+    from loadgen.lab.engine_log import misses
 
     result = misses(directory)
     if as_json:
@@ -204,7 +204,7 @@ def _print_misses(directory: Path, as_json: bool) -> None:
         return
     n_missed = len({miss.request_id for miss in result.missed})
     typer.echo(f"{n_missed} of {result.n_requests} requests missed an SLO")
-    for cause, named in result.by_blame().items():
+    for cause, named in result.by_cause().items():
         if named:
             most = ", ".join(f"{name} {n}" for name, n in named.most_common(_N_NAMED) if name)
             typer.echo(f"  {cause:12} {named.total():5}" + (f"   {most}" if most else ""))
@@ -273,7 +273,7 @@ def modes(
     check_directory(directory)
     result = compare(spec, directory, Console(stderr=True, highlight=False))
     if result.facts["n_done"]:
-        from loadgen.lab.modes_files import write_all
+        from loadgen.lab.mode_table import write_all
 
         write_all(result.facts, directory, cache_dir(os.environ))
         if json:

@@ -263,7 +263,7 @@ def fit(
     from loadgen.workload.fit import fit_file
     from loadgen.workload.traces.trace import TRACES
     from loadgen.yaml_document import parse_document
-    from reports.fit_view import tables
+    from reports.preview.view import fit_tables
 
     document = parse_document(f"format: {format_}", "--format", UsageError)
     try:
@@ -279,7 +279,7 @@ def fit(
         print_json({"scenario": text, **facts})
         return
     typer.echo(text, nl=False)
-    Console(stderr=True, highlight=False).print(tables(facts))
+    Console(stderr=True, highlight=False).print(fit_tables(facts))
 
 
 @verbs.command(
@@ -308,7 +308,7 @@ def doctor(
 ) -> None:
     """Check how much load this machine can measure accurately, or whether a server can be
     measured."""
-    from loadgen.doctor.checkup import visit_machine, visit_target, visit_truth
+    from loadgen.doctor.checkup import check_accuracy, check_machine, check_server
     from loadgen.run.target import Choice
     from reports.doctor_view import tables
 
@@ -316,13 +316,13 @@ def doctor(
     if target is not None:
         if prove:
             raise UsageError("--prove checks this machine, --target a server: choose one")
-        facts = visit_target(Choice(target, engine, model, dict(os.environ)), console)
+        facts = check_server(Choice(target, engine, model, dict(os.environ)), console)
     elif model or engine:
         raise UsageError("--model and --engine need --target")
     else:
-        visit = visit_truth if prove else visit_machine
+        check = check_accuracy if prove else check_machine
         cc = os.environ.get("CC", "")
-        facts = visit(read_budget_s(budget), cache_dir(os.environ), cc, console)
+        facts = check(read_budget_s(budget), cache_dir(os.environ), cc, console)
     if json:
         print_json(facts.to_json())
     else:

@@ -104,9 +104,7 @@ def sweep(
 ) -> None:
     """Run many cells in turn and show which trade latency for throughput best. The scenario may
     also be a sweep file (a scenario file with a key `over:`)."""
-    from loadgen.sweep.api import default_directory
-    from loadgen.sweep.sweep import prepare, run_sweep
-    from loadgen.sweep.sweep_files import write_all
+    from loadgen.sweep.sweep import default_directory, prepare, run_sweep, write_all
     from loadgen.sweep.sweep_spec import sweep_spec
 
     keys = {

@@ -1,1 +1,2 @@
-"""`slobench doctor`: whether this machine and that server are fit to be measured with."""
+"""`slobench doctor`: checks how much load this machine can measure accurately, or whether a server
+can be measured."""

@@ -1,4 +1,5 @@
-"""What the three kinds of visit find, as facts for programs and for people."""
+"""The three checks of `slobench doctor`: this machine, the accuracy of its timestamps, and a
+server."""
 
 from __future__ import annotations
 
@@ -15,29 +16,36 @@ from typing import Any, Literal
 
 from rich.console import Console
 
-from loadgen.doctor.ceiling import Ceiling, find_ceiling, write_ceiling
 from loadgen.doctor.machine_facts import read_machine, read_pressure
-from loadgen.doctor.proof import prove, proven_rate
-from loadgen.doctor.server_facts import examine_target
+from loadgen.doctor.rates import Ceiling, find_ceiling, prove, proven_rate, write_ceiling
 from loadgen.doctor.trial import ERROR_LIMIT_S, OUTPUT_TOKENS, Trial, TrialSetup, measure_trial
 from loadgen.doctor.verdicts import machine_checks, other_load
 from loadgen.drive.instrument import host
 from loadgen.errors import MissingDependency
 from loadgen.measure.wording import format_number, format_value
-from loadgen.run.target import Choice
-from targets.preflight_result import PreflightCheck
+from loadgen.run.target import Choice, finish, open_server
+from loadgen.workload.prompts import Prompts
+from loadgen.workload.texts import Synthetic
+from targets.endpoint import Endpoint
+from targets.extended_preflight import extended_preflight
+from targets.preflight import preflight
+from targets.preflight_checks import CONSEQUENCES, EXTENDED_CHECKS
+from targets.preflight_result import Preflight, PreflightCheck
 from targets.truth_server import truth_program
 
+_LONGEST = (512, 128)  # prompt and output tokens, for the check of the model's length
+_TIMEOUT_S = 30.0
 PROOF_RATES_PER_S = (20.0, 100.0, 400.0)
-_SEARCH_S = 2.0  # measured window of a trial of the search
-_LONGEST_PROOF_S = 15.0  # of one rate
-_OVERHEAD_S = 3.0  # of a trial: starting, the last answers, decoding
-_GROWTH = 1.5  # of a trial's time over the one before it, where the rate doubles
+_SEARCH_S = 2.0  # measured window of a search trial
+_LONGEST_PROOF_S = 15.0  # per rate
+_OVERHEAD_S = 3.0  # of a trial: start, last answers, decoding
+_GROWTH = 1.5  # largest growth of a trial's time when the rate doubles
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What a visit found. `reasons` say why this is not to be measured with, empty where it is."""
+class Checkup:
+    """The result of a check. `reasons` state why the machine or server is not fit for measuring;
+    empty if it is."""
 
     kind: Literal["machine", "proof", "target"]
     reasons: tuple[str, ...]
@@ -51,11 +59,11 @@ class Facts:
 
     @property
     def exit_code(self) -> int:
-        """3: not to be trusted, as in a run without a verdict."""
+        """3 if not fit, like a run without a verdict."""
         return 3 if self.reasons else 0
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON; what is not known is null."""
+        """Plain JSON; unknown values are null."""
         best = self.ceiling.best if self.ceiling else None
         return {
             "kind": self.kind,
@@ -85,69 +93,72 @@ class Facts:
         }
 
 
-def visit_machine(budget_s: float, cache_dir: Path | None, cc: str, console: Console) -> Facts:
-    """This machine's environment, and the highest rate one worker measures truly on it; the latter
-    is kept in `cache_dir` for `--workers auto`."""
+def check_machine(budget_s: float, cache_dir: Path | None, cc: str, console: Console) -> Checkup:
+    """Checks this machine and searches the highest rate that a worker measures accurately on it;
+    stores that rate in `cache_dir` for `--workers auto`."""
     checks = machine_checks(read_machine())
-    with _bench(cache_dir, cc) as bench:
+    with _trials_folder(cache_dir, cc) as setup:
         clock = _Budget(budget_s, _GROWTH)
-        measure = _told(clock, console, lambda rate, n: measure_trial(bench, rate, _SEARCH_S, n))
+        measure = _measured(
+            clock, console, lambda rate, n: measure_trial(setup, rate, _SEARCH_S, n)
+        )
         ceiling = find_ceiling(measure, clock.has_time)
-    best, kept_in, note = ceiling.best, None, _why_not_kept(bench, checks)
+    best, kept_in, note = ceiling.best, None, why_not_stored(setup, checks)
     if best is not None and cache_dir is not None and not note:
         kept_in = write_ceiling(best, cache_dir)
-    return Facts(
+    return Checkup(
         "machine",
-        reasons=() if best else (_worst(ceiling.trials[-1]),),
+        reasons=() if best else (_why_failed(ceiling.trials[-1]),),
         checks=tuple(checks),
         trials=ceiling.trials,
         ceiling=ceiling,
-        judge=bench.judge,
+        judge=setup.judge,
         kept_in=kept_in,
         notes=(note,) if note else (),
     )
 
 
-def visit_truth(budget_s: float, cache_dir: Path | None, cc: str, console: Console) -> Facts:
-    """The errors of our numbers against the truth server's log, at every rate there is time for.
+def check_accuracy(budget_s: float, cache_dir: Path | None, cc: str, console: Console) -> Checkup:
+    """Compares our numbers with the truth server's log, at each rate for which there is time.
     Raises MissingDependency without a C compiler."""
-    share_s = budget_s / (len(PROOF_RATES_PER_S) + 1)  # and one to be tried again
+    share_s = budget_s / (len(PROOF_RATES_PER_S) + 1)  # plus a second try
     seconds = min(_LONGEST_PROOF_S, max(1.0, share_s - _OVERHEAD_S))
     busy = other_load(read_pressure())
-    with _bench(cache_dir, cc, needs_truth=True) as bench:
+    with _trials_folder(cache_dir, cc, needs_truth=True) as setup:
         clock = _Budget(budget_s, growth=1.0)
-        measure = _told(clock, console, lambda rate, n: measure_trial(bench, rate, seconds, n))
+        measure = _measured(clock, console, lambda rate, n: measure_trial(setup, rate, seconds, n))
         trials = prove(PROOF_RATES_PER_S, measure, clock.has_time)
-    reasons = () if trials[0].holds else (_worst(trials[0]),)
+    reasons = () if trials[0].holds else (_why_failed(trials[0]),)
     untried = [format_number(rate) for rate in PROOF_RATES_PER_S[len(trials) :]]
-    notes = [f"not tried: {', '.join(untried)} req/s"] if untried else []
+    notes = [f"no time left to try {', '.join(untried)} req/s"] if untried else []
     if busy.ok is False:
         notes.append(f"{busy.detail}: {busy.consequence}")
-    return Facts("proof", reasons, trials=trials, judge="truth", notes=tuple(notes))
+    return Checkup("proof", reasons, trials=trials, judge="truth", notes=tuple(notes))
 
 
-def visit_target(choice: Choice, console: Console) -> Facts:
-    """A server, examined from here. Raises UsageError for a target that cannot be meant."""
+def check_server(choice: Choice, console: Console) -> Checkup:
+    """Checks a server from this machine. Raises UsageError for an invalid target."""
     with tempfile.TemporaryDirectory(prefix="slobench-doctor-") as folder:
         url, checks, fatal = examine_target(choice, secrets.token_bytes(8), Path(folder), console)
     reasons = (fatal,) if fatal else ()
-    return Facts("target", reasons, tuple(checks), target=url)
+    return Checkup("target", reasons, tuple(checks), target=url)
 
 
-def _why_not_kept(bench: TrialSetup, checks: Sequence[PreflightCheck]) -> str:
-    """Why `--workers auto` had better not go by this ceiling; "" where it can."""
-    if bench.judge == "mock":
+def why_not_stored(setup: TrialSetup, checks: Sequence[PreflightCheck]) -> str:
+    """Why this ceiling is not stored for `--workers auto`; "" if it is."""
+    if setup.judge == "mock":
         return (
-            "without a C compiler the mock server was the judge; it is Python and slower than the "
-            "client, so the ceiling is a lower bound and is not kept for --workers auto"
+            "no C compiler: trials used the mock server, which is slower than the client; the "
+            "ceiling is a lower bound and is not stored for --workers auto"
         )
     if any(check.check == "other load" and check.ok is False for check in checks):
-        return "others were using this machine: the ceiling is not kept for --workers auto"
+        return "other programs used this machine: the ceiling is not stored for --workers auto"
     return ""
 
 
 class _Budget:
-    """Wall time; a trial is begun while one `growth` times as long as the last still fits."""
+    """Wall time: a trial may begin while another trial of `growth` times the last one's duration
+    fits."""
 
     def __init__(self, budget_s: float, growth: float) -> None:
         self._end_s, self._growth = time.monotonic() + budget_s, growth
@@ -160,60 +171,111 @@ class _Budget:
         return time.monotonic() + self._growth * self._last_s < self._end_s
 
 
-def _told(
+def _measured(
     clock: _Budget, console: Console, measure: Callable[[float, int], Trial]
 ) -> Callable[[float], Trial]:
-    """Measure, numbered, and say how it went in one line."""
+    """Measures with numbered trials, and prints each result on a line."""
     numbers = iter(range(1 << 30))
 
-    def tell(rate_per_s: float) -> Trial:
+    def measure_and_print(rate_per_s: float) -> Trial:
         trial = measure(rate_per_s, next(numbers))
         clock.note(trial.wall_s)
-        said = f"p99 of the TTFT error {format_value(trial.ttft_error_s, 's')}"
+        error = f"p99 of the TTFT error {format_value(trial.ttft_error_s, 's')}"
         failed = ", ".join(problem.partition(":")[0] for problem in trial.problems)
         console.print(
-            f"{format_number(rate_per_s)} req/s: "
-            f"{said}{f'; not trusted: {failed}' if failed else ''}",
+            f"{format_number(rate_per_s)} req/s: {error}{f'; failed: {failed}' if failed else ''}",
             soft_wrap=True,
             markup=False,
         )
         return trial
 
-    return tell
+    return measure_and_print
 
 
 @contextmanager
-def _bench(cache_dir: Path | None, cc: str, needs_truth: bool = False) -> Iterator[TrialSetup]:
-    """A folder for the trials, and the best judge that this machine can have."""
+def _trials_folder(
+    cache_dir: Path | None, cc: str, needs_truth: bool = False
+) -> Iterator[TrialSetup]:
+    """A folder for the trials, and the most accurate server that this machine can run as the
+    judge."""
     with tempfile.TemporaryDirectory(prefix="slobench-doctor-") as folder:
-        bench = TrialSetup(Path(folder), cache_dir=cache_dir, cc=cc)
+        setup = TrialSetup(Path(folder), cache_dir=cache_dir, cc=cc)
         try:
-            truth_program(cache_dir or bench.folder, cc)
+            truth_program(cache_dir or setup.folder, cc)
         except MissingDependency:
             if needs_truth or cc:
                 raise
-            bench = replace(bench, judge="mock")
-        yield bench
+            setup = replace(setup, judge="mock")
+        yield setup
 
 
-def _worst(trial: Trial) -> str:
-    """Why the lowest rate that was tried cannot be measured here."""
-    why = "; ".join(trial.problems) or (
+def _why_failed(trial: Trial) -> str:
+    """Why the lowest rate in the search or proof failed."""
+    reason = "; ".join(trial.problems) or (
         f"p99 of the TTFT error is {format_value(trial.ttft_error_s, 's')}, "
-        f"and {format_value(ERROR_LIMIT_S, 's')} are asked"
+        f"limit {format_value(ERROR_LIMIT_S, 's')}"
     )
-    return f"{format_number(trial.rate_per_s)} req/s × {OUTPUT_TOKENS} tokens: {why}"
+    return f"{format_number(trial.rate_per_s)} req/s × {OUTPUT_TOKENS} tokens: {reason}"
 
 
 def _trial_json(trial: Trial) -> dict[str, Any]:
-    plain: dict[str, Any] = _known(dataclasses.asdict(trial))
+    plain: dict[str, Any] = _finite(dataclasses.asdict(trial))
     return {**plain.pop("fidelity"), **plain, "holds": trial.holds}
 
 
-def _known(value: Any) -> Any:
-    """NaN as None, all the way down."""
+def _finite(value: Any) -> Any:
+    """The value with NaN and infinity as None, at every depth."""
     if isinstance(value, dict):
-        return {key: _known(inner) for key, inner in value.items()}
+        return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_known(inner) for inner in value]
+        return [_finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def examine_target(
+    choice: Choice, salt: bytes, log_dir: Path, console: Console
+) -> tuple[str, list[PreflightCheck], str | None]:
+    """(URL, all checks, reason why the server cannot be measured or None). `salt` makes the prompts
+    new to the server, so that a cache hit differs from a first request.
+
+    Raises UsageError for an invalid target.
+    """
+    with open_server(choice, log_dir, console) as server:
+        preflight_result, examined = finish(_preflight(server.endpoint, choice.model, salt))
+        checks = [
+            _with_consequence(check, preflight_result.max_model_len)
+            for check in preflight_result.checks
+        ]
+        if preflight_result.fatal is not None:
+            skipped = [PreflightCheck(name, None, "not checked") for name in EXTENDED_CHECKS]
+            return server.endpoint.url, [*checks, *skipped], preflight_result.fatal
+        return server.endpoint.url, [*checks, *examined], None
+
+
+async def _preflight(
+    endpoint: Endpoint, model: str, salt: bytes
+) -> tuple[Preflight, tuple[PreflightCheck, ...]]:
+    def text_of(n_chars: int, number: int) -> str:
+        return Prompts(Synthetic(), 0, salt + number.to_bytes(4, "little")).sample(n_chars)
+
+    result = await preflight(
+        endpoint,
+        endpoint.adapter(**({"model": model} if model else {})),
+        max_input_tokens=_LONGEST[0],
+        max_output_tokens=_LONGEST[1],
+        timeout_s=_TIMEOUT_S,
+        text_of=lambda n_chars: text_of(n_chars, 0),
+    )
+    if result.fatal is not None:
+        return result, ()
+    return result, await extended_preflight(endpoint, result, text_of, _TIMEOUT_S)
+
+
+def _with_consequence(check: PreflightCheck, max_model_len: int | None) -> PreflightCheck:
+    """The check with its consequence. No scenario is chosen yet whose lengths could be too long."""
+    if check.check == "max_model_len" and check.detail != "not checked":
+        stated = f"{max_model_len} tokens" if max_model_len else "not stated"
+        check = replace(check, detail=stated)
+    if check.ok or check.detail == "not checked":
+        return check
+    return replace(check, consequence=CONSEQUENCES[check.check])

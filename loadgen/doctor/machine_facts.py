@@ -1,4 +1,4 @@
-"""What of this machine bears on measuring, read once. What it means is told in `verdicts`."""
+"""The properties of this machine that affect measuring, read once. `verdicts` judges them."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ _ALARM_GAP_NS = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class MachineFacts:
-    """Facts; None is "the system does not say". Shares are 0 to 1."""
+    """Facts about this machine; None if the system does not state it. Shares are 0 to 1."""
 
-    cores: int  # that this process may use
+    cores: int  # usable by this process
     quota_cores: float | None = None  # of the cgroup
     governor: str | None = None
     turbo: bool | None = None
     open_files: int = 0
     open_files_hard: int = 0
     ephemeral_ports: int | None = None
-    timer: str = ""  # the class of loadgen.timer that serves here
-    alarm_late_s: NDArray[np.float64]  # sorted, of alarms a millisecond apart
+    timer: str = ""  # class of loadgen.timer in use
+    alarm_late_s: NDArray[np.float64]  # sorted; alarms a millisecond apart
     uvloop: str | None = None  # its version
     httptools: str | None = None
     clock_source: str | None = None
     clock_read_ns: float = 0.0
     hypervisor: bool | None = None
-    pressure: float | None = None  # of the last 10 s in which some task waited for a core
+    pressure: float | None = None  # share of the last 10 s in which a task waited for a core
 
 
 def read_machine() -> MachineFacts:
-    """Look at this machine; takes about a third of a second, for the alarms."""
+    """Reads the facts; takes about a third of a second, for the alarms."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     timer, alarm_late_s = _alarms()
     affine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -85,13 +85,13 @@ def _turbo() -> bool | None:
 
 
 def port_count(text: str | None) -> int | None:
-    """How many local ports a client has towards one address, from `low high`."""
+    """Number of local ports for connections to an address, from the text `low high`."""
     words = (text or "").split()
     return int(words[1]) - int(words[0]) + 1 if len(words) == 2 else None
 
 
 def read_pressure() -> float | None:
-    """The share of the last 10 s in which some task on this machine waited for a core."""
+    """Share of the last 10 s in which a task on this machine waited for a core."""
     return cpu_pressure(_text("/proc/pressure/cpu"))
 
 
@@ -114,7 +114,8 @@ def _version(package: str) -> str | None:
 
 
 def _clock_read_ns() -> float:
-    """What reading the clock costs: the least of several means, since others only add."""
+    """Cost of a clock reading: the smallest of several means, because other programs can only add
+    to it."""
     means = []
     for _ in range(5):
         start_ns = time.perf_counter_ns()
@@ -125,7 +126,8 @@ def _clock_read_ns() -> float:
 
 
 def _alarms() -> tuple[str, NDArray[np.float64]]:
-    """How late the dispatcher's timer is here, on the event loop that it is used with."""
+    """The class of the dispatcher's timer and its lateness, on the event loop of the load
+    generator."""
     factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop
     with contextlib.suppress(ImportError):
         import uvloop

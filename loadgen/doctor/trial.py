@@ -1,4 +1,5 @@
-"""One trial: the real load generator against a server that logs what it did, and the difference."""
+"""A trial: the real load generator against a server that logs its own timestamps, and the
+difference between the two."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from typing import Literal
 import numpy as np
 from rich.console import Console
 
+from loadgen.doctor.fidelity import Fidelity, Truth, fidelity
 from loadgen.measure.aggregate import summarize
-from loadgen.measure.fidelity import Fidelity, Truth, fidelity
 from loadgen.records import Run, Status, Times
 from loadgen.run.execute import record
 from loadgen.run.run_options import RunOptions, RunSetup
@@ -27,7 +28,7 @@ from targets.truth_log import TruthLog, read_truth_log
 from targets.truth_server import truth_server
 
 OUTPUT_TOKENS = 64
-ERROR_LIMIT_S = 5e-3  # p99 of the TTFT error, the magnitude at which the lateness gate closes, too
+ERROR_LIMIT_S = 5e-3  # limit of the p99 TTFT error; equals that of the lateness gate
 _INPUT_TOKENS = 64
 _MODEL = "truth"
 _TTFT_S, _ITL_S = 0.05, 0.01
@@ -36,11 +37,11 @@ _WARMUP_S = 0.5
 
 @dataclass(frozen=True)
 class TrialSetup:
-    """Where trials are made: a folder for their files, and the server that judges them.
+    """The place of the trials: a folder for their files, and the server that judges them.
 
-    `judge` mock is for machines without a C compiler: it is Python, and slower than the client.
-    `cache_dir` keeps the truth server's program; None compiles it anew. `cc` is a compiler, as in
-    $CC.
+    The judge `mock` is for machines without a C compiler: it is written in Python and slower than
+    the client. `cache_dir` stores the truth server's program; None compiles it each time. `cc` is a
+    compiler, as in $CC.
     """
 
     folder: Path
@@ -51,9 +52,8 @@ class TrialSetup:
 
 @dataclass(frozen=True)
 class Trial:
-    """What one worker held at a rate, and how true it was. `problems` are the failed gates of the
-    run's own instrument check, and what went wrong with requests.
-    """
+    """The result of a worker at a rate. `problems` lists the run's failed validity gates and
+    its failed requests."""
 
     rate_per_s: float
     tokens_per_s: float  # received in the measured window
@@ -70,19 +70,21 @@ class Trial:
 
     @property
     def holds(self) -> bool:
-        """Whether this rate can be measured here: trusted, and true to within the limit."""
+        """Whether this machine can measure this rate: no problems, and the error below the
+        limit."""
         return not self.problems and self.ttft_error_s < ERROR_LIMIT_S
 
 
-def measure_trial(bench: TrialSetup, rate_per_s: float, seconds: float, number: int) -> Trial:
-    """Poisson arrivals at a rate for so many measured seconds, one worker, 64 tokens each.
+def measure_trial(setup: TrialSetup, rate_per_s: float, seconds: float, number: int) -> Trial:
+    """Poisson arrivals at a rate during `seconds` measured seconds, with a single worker and 64
+    tokens each.
 
     Raises KeyboardInterrupt when the user ended it, MissingDependency without a C compiler.
     """
     started_s = time.monotonic()
-    folder = bench.folder / f"trial-{number}"
+    folder = setup.folder / f"trial-{number}"
     scenario = _scenario(rate_per_s, seconds, number)
-    run, log = _recorded(bench, scenario, folder)
+    run, log = _recorded(setup, scenario, folder)
     if run.manifest.ended == "interrupted":
         raise KeyboardInterrupt
     wall_s = time.monotonic() - started_s
@@ -111,13 +113,13 @@ def _recorded(bench: TrialSetup, scenario: Scenario, folder: Path) -> tuple[Run,
             scenario, make_plan(scenario), url, RunOptions(n_workers=1), directory,
             Console(quiet=True),
         )  # fmt: skip
-        return record(setup, _known(url)), finish()
+        return record(setup, _judge_target(url)), finish()
 
 
 @contextmanager
-def _judge(bench: TrialSetup, folder: Path) -> Iterator[tuple[str, Callable[[], TruthLog]]]:
-    """The server: where it answers, and what ends it and reads its log."""
-    if bench.judge == "mock":
+def _judge(setup: TrialSetup, folder: Path) -> Iterator[tuple[str, Callable[[], TruthLog]]]:
+    """Starts the server; yields its URL, and a function that ends it and reads its log."""
+    if setup.judge == "mock":
         log = folder / "truth.csv"
         script = {"ttft": f"{_TTFT_S}s", "itl": f"{_ITL_S}s", "model": _MODEL}
         with mock(script, folder, truth=log) as served:
@@ -130,15 +132,15 @@ def _judge(bench: TrialSetup, folder: Path) -> Iterator[tuple[str, Callable[[], 
         return
     with (
         truth_server(
-            folder, cache_dir=bench.cache_dir, cc=bench.cc, ttft_s=_TTFT_S, itl_s=_ITL_S
+            folder, cache_dir=setup.cache_dir, cc=setup.cc, ttft_s=_TTFT_S, itl_s=_ITL_S
         ) as server,
         server.client_cores(),
     ):
         yield server.url, server.finish
 
 
-def _known(url: str) -> Target:
-    """The judge as a target, without a preflight: how it answers is known."""
+def _judge_target(url: str) -> Target:
+    """The judge as a target. It needs no preflight: its behaviour is fixed."""
     endpoint = Endpoint(url=url, model=_MODEL)
     return Target("url", endpoint, endpoint.adapter(), PromptFit(8.0, 0.25), [])
 
@@ -172,19 +174,19 @@ def _problems(run: Run) -> Iterator[str]:
 
 
 def truth_of(run: Run, log: TruthLog) -> Truth:
-    """The log's instants in the rows of a run, on the run's clock. Requests that never arrived are
-    NaN."""
+    """The log's times in the rows of a run, on the run's clock. NaN for requests that never
+    arrived."""
     rows = run.request_rows
     epoch_ns = round(run.manifest.epoch_s * 1e9)
-    is_there = np.isin(rows["request_id"], log.rows["seq"])
-    found = log.rows_of(rows["request_id"][is_there])
+    has_arrived = np.isin(rows["request_id"], log.rows["seq"])
+    logged = log.rows_of(rows["request_id"][has_arrived])
 
     def instants_s(name: str) -> Times:
         values_s = np.full(len(rows), np.nan)
-        since_ns = found[name].astype(np.int64) - epoch_ns
-        values_s[is_there] = np.where(found[name] > 0, since_ns * 1e-9, np.nan)
+        since_ns = logged[name].astype(np.int64) - epoch_ns
+        values_s[has_arrived] = np.where(logged[name] > 0, since_ns * 1e-9, np.nan)
         return values_s
 
     late_s = np.full(len(rows), np.nan)
-    late_s[is_there] = found["late_max_ns"] * 1e-9
+    late_s[has_arrived] = logged["late_max_ns"] * 1e-9
     return Truth(instants_s("read_ns"), instants_s("first_ns"), instants_s("last_ns"), late_s)

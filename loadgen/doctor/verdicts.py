@@ -1,11 +1,12 @@
-"""What the facts of a machine mean for measuring on it, and what to do about them."""
+"""The checks of `doctor` on this machine: the consequence of each fact for measuring, and the
+remedy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from loadgen.doctor.machine_facts import MachineFacts
-from loadgen.measure.statistics.stats import nearest_rank
+from loadgen.measure.statistics.percentiles import nearest_rank
 from loadgen.measure.wording import format_count, format_number, format_share, format_value
 from targets.preflight_result import PreflightCheck
 
@@ -18,7 +19,8 @@ _STEADY_CLOCKS = ("tsc", "kvm-clock", "hyperv_clocksource_tsc_page", "arch_sys_c
 
 
 def machine_checks(machine: MachineFacts) -> list[PreflightCheck]:
-    """One line per fact, in a fixed order; `consequence` is what it costs and what to do."""
+    """A check per fact, in a fixed order; `consequence` holds the effect on measurements and the
+    remedy."""
     return list(_checks(machine))
 
 
@@ -37,90 +39,73 @@ def _checks(m: MachineFacts) -> Iterator[PreflightCheck]:
     yield _virtual(m)
 
 
+def _check(name: str, ok: bool | None, detail: str, consequence: str) -> PreflightCheck:
+    return PreflightCheck(name, ok, detail, "" if ok else consequence)
+
+
+def _unread(name: str, note: str = "") -> PreflightCheck:
+    return PreflightCheck(name, None, f"not readable here{note}")
+
+
 def _cores(m: MachineFacts) -> PreflightCheck:
-    if m.cores >= 4:
-        return PreflightCheck("cores", True, f"{m.cores} usable")
-    return PreflightCheck(
-        "cores",
-        False if m.cores == 1 else None,
-        f"{m.cores} usable",
-        "a server on this machine competes with the client; measure a remote one, or keep the "
-        "rate low",
+    advice = (
+        "a server on this machine competes with the client; measure a remote server, or keep "
+        "the rate low"
     )
+    ok = True if m.cores >= 4 else False if m.cores == 1 else None
+    return _check("cores", ok, f"{m.cores} usable", advice)
 
 
 def _quota(m: MachineFacts) -> PreflightCheck:
     if m.quota_cores is None:
         return PreflightCheck("CPU quota", True, "none")
-    is_tight = m.quota_cores < m.cores
-    return PreflightCheck(
-        "CPU quota",
-        not is_tight,
-        f"{format_number(m.quota_cores)} cores by the cgroup, of {m.cores}",
-        "a burst that uses the quota up is throttled for tens of milliseconds; raise the "
-        "container's CPU limit to whole cores" if is_tight else "",
-    )  # fmt: skip
+    advice = (
+        "a burst that exhausts the quota is throttled for tens of milliseconds; raise the "
+        "container's CPU limit to whole cores"
+    )
+    detail = f"{format_number(m.quota_cores)} cores by the cgroup, of {m.cores}"
+    return _check("CPU quota", m.quota_cores >= m.cores, detail, advice)
 
 
 def other_load(pressure: float | None) -> PreflightCheck:
-    """Whether others want this machine's cores, by the share of time in which tasks waited."""
+    """Checks whether other programs use this machine's cores, by the share of time in which tasks
+    waited."""
     if pressure is None:
-        return PreflightCheck("other load", None, "this kernel does not say (no /proc/pressure)")
+        return PreflightCheck("other load", None, "not reported by this kernel (no /proc/pressure)")
     detail = f"tasks waited for a core during {format_share(pressure)} of the last 10 s"
-    if pressure <= _PRESSED:
-        return PreflightCheck("other load", True, detail)
-    advice = "others use this machine: what they cost the client is charged to no server, but "
-    return PreflightCheck(
-        "other load", False, detail, f"{advice}runs may be INVALID; stop them or wait"
-    )
+    advice = "other programs use this machine; runs may be INVALID: stop the programs or wait"
+    return _check("other load", pressure <= _PRESSED, detail, advice)
 
 
 def _governor(m: MachineFacts) -> PreflightCheck:
     if m.governor is None:
-        return PreflightCheck("governor", None, "not readable here (usual in virtual machines)")
-    if m.governor == "performance":
-        return PreflightCheck("governor", True, m.governor)
-    advice = (
-        "cores that clock down answer later at low rates; `cpupower frequency-set -g performance`"
-    )
-    return PreflightCheck("governor", None, m.governor, advice)
+        return _unread("governor", " (usual in virtual machines)")
+    advice = "idle cores clock down and respond later; run `cpupower frequency-set -g performance`"
+    return _check("governor", m.governor == "performance" or None, m.governor, advice)
 
 
 def _turbo(m: MachineFacts) -> PreflightCheck:
     if m.turbo is None:
-        return PreflightCheck("turbo", None, "not readable here")
-    if not m.turbo:
-        return PreflightCheck("turbo", True, "off")
-    return PreflightCheck(
-        "turbo", None, "on", "CPU figures of two runs may differ with temperature"
-    )
+        return _unread("turbo")
+    advice = "CPU times of two runs may differ with the temperature"
+    return _check("turbo", None if m.turbo else True, "on" if m.turbo else "off", advice)
 
 
 def _files(m: MachineFacts) -> PreflightCheck:
+    advice = f"a request takes a descriptor; `ulimit -n {m.open_files_hard}` raises the limit"
     detail = f"{format_count(m.open_files)} at most"
-    if m.open_files >= _LEAST_FILES:
-        return PreflightCheck("open files", True, detail)
-    return PreflightCheck(
-        "open files",
-        False,
-        detail,
-        f"each request in flight holds one; `ulimit -n {m.open_files_hard}` allows more",
-    )
+    return _check("open files", m.open_files >= _LEAST_FILES, detail, advice)
 
 
 def _ports(m: MachineFacts) -> PreflightCheck:
     if m.ephemeral_ports is None:
-        return PreflightCheck("ports", None, "not readable here")
-    detail = f"{format_count(m.ephemeral_ports)} ephemeral ports"
-    if m.ephemeral_ports >= _LEAST_PORTS:
-        return PreflightCheck("ports", True, detail)
-    return PreflightCheck(
-        "ports",
-        False,
-        detail,
-        "bounds connections, and with `connections: never` the rate (a closed one holds its port "
-        "for a minute); `sysctl net.ipv4.ip_local_port_range='10240 65535'`",
+        return _unread("ports")
+    advice = (
+        "limits connections, and with `connections: never` the rate (a closed connection holds "
+        "its port for a minute); run `sysctl net.ipv4.ip_local_port_range='10240 65535'`"
     )
+    detail = f"{format_count(m.ephemeral_ports)} ephemeral ports"
+    return _check("ports", m.ephemeral_ports >= _LEAST_PORTS, detail, advice)
 
 
 def _timer(m: MachineFacts) -> PreflightCheck:
@@ -129,39 +114,27 @@ def _timer(m: MachineFacts) -> PreflightCheck:
     detail = (
         f"{m.timer}: {n} alarms, p50 {format_value(p50, 's')} late, p99 {format_value(p99, 's')}"
     )
-    if p99 <= _LATE_ALARM_S:
-        return PreflightCheck("timer", True, detail)
-    return PreflightCheck(
-        "timer",
-        False,
-        detail,
-        "requests are sent as late as that; the machine is busy, or its timers are coarse",
-    )
+    advice = "requests are sent late by that much; the machine is busy, or its timers are coarse"
+    return _check("timer", p99 <= _LATE_ALARM_S, detail, advice)
 
 
 def _clock(m: MachineFacts) -> PreflightCheck:
     name = m.clock_source or "unknown"
     detail = f"{name}, {format_number(m.clock_read_ns)} ns to read"
     if m.clock_read_ns <= _SLOW_CLOCK_NS:
-        return PreflightCheck("clock", True if name in _STEADY_CLOCKS else None, detail)
-    advice = "every socket read is stamped with it; boot with clocksource=tsc if the CPU has one"
+        return PreflightCheck("clock", name in _STEADY_CLOCKS or None, detail)
+    advice = "each socket read takes a timestamp; boot with clocksource=tsc if the CPU has a TSC"
     return PreflightCheck("clock", False, detail, advice)
 
 
 def _library(name: str, version: str | None, cost: str) -> PreflightCheck:
-    if version is not None:
-        return PreflightCheck(name, True, version)
-    return PreflightCheck(name, False, "not installed", f"{cost}; pip install {name}")
+    detail = "not installed" if version is None else version
+    return _check(name, version is not None, detail, f"{cost}; pip install {name}")
 
 
 def _virtual(m: MachineFacts) -> PreflightCheck:
     if m.hypervisor is None:
-        return PreflightCheck("virtual", None, "not readable here")
-    if not m.hypervisor:
-        return PreflightCheck("virtual", True, "no hypervisor")
-    return PreflightCheck(
-        "virtual",
-        None,
-        "a virtual machine",
-        "the host may take its cores away for milliseconds, unseen from inside; repeat runs",
-    )
+        return _unread("virtual")
+    detail = "a virtual machine" if m.hypervisor else "no hypervisor"
+    advice = "the host may suspend it for milliseconds without a trace inside; repeat runs"
+    return _check("virtual", None if m.hypervisor else True, detail, advice)

@@ -18,8 +18,8 @@ from loadgen.drive.core_time import (
     most_stolen_s,
     processor_ticks,
 )
-from loadgen.manifest import HostSection
-from loadgen.self_report import CoreSeconds, GcReport
+from loadgen.manifest.sections import HostSection
+from loadgen.manifest.self_report import CoreSeconds, GcReport
 
 _WAKE_UP_S = 50e-6  # of run-queue delay per timeslice: the cost of waking up (decision 25)
 _THROTTLED = {"throttled_usec": 1e-6, "throttled_time": 1e-9}

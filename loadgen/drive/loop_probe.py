@@ -18,7 +18,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from loadgen.self_report import BacklogReport, LoopLag, ProcessorReport, StallsReport
+from loadgen.manifest.self_report import BacklogReport, LoopLag, ProcessorReport, StallsReport
 from loadgen.timer import Timer
 
 PERIOD_S = 0.01

@@ -18,8 +18,8 @@ from loadgen.drive.recorder import ShardRecorder
 from loadgen.drive.store import write_part
 from loadgen.drive.task import ShardTask
 from loadgen.drive.transport import Exchange, Transport
+from loadgen.manifest.self_report import ConnectionsReport, DecodingReport, SelfReport
 from loadgen.records import ON_PURPOSE, Status
-from loadgen.self_report import ConnectionsReport, DecodingReport, SelfReport
 from loadgen.timer import EARLY_NS, make_quiet_timer, make_timer
 
 _BEAT_S = 0.25  # between two progress messages

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 from loadgen.drive.shard_process import PreforkedShard, ShardProcess
 from loadgen.drive.task import ShardTask
 from loadgen.errors import RunInvalid
-from loadgen.json_section import read_section
-from loadgen.manifest import LiveQuantiles, WorkerSection
-from loadgen.self_report import SelfReport
+from loadgen.manifest.json_section import read_section
+from loadgen.manifest.sections import LiveQuantiles, WorkerSection
+from loadgen.manifest.self_report import SelfReport
 
 _LEAD_NS = 50_000_000  # from "GO" to the first row, so that every shard arms its alarm in time
 _READY_S = 60.0

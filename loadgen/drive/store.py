@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import RunInvalid, UsageError
-from loadgen.manifest import Manifest, read_client_report, read_manifest
+from loadgen.manifest.sections import Manifest, read_client_report, read_manifest
+from loadgen.manifest.self_report import ClientReport
 from loadgen.records import (
     CHUNKS,
     EDGES,
@@ -39,7 +40,6 @@ from loadgen.records import (
     TokenSource,
     empty_requests,
 )
-from loadgen.self_report import ClientReport
 
 if TYPE_CHECKING:
     import pyarrow as pa

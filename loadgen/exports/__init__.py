@@ -1,1 +1,1 @@
-"""A run in the formats of others: tables for spreadsheets and notebooks, and vLLM's result JSON."""
+"""Recorded runs in other formats: tables for spreadsheets and notebooks, and vLLM's result JSON."""

@@ -1,4 +1,4 @@
-"""Runs as flat tables: a row per run and class, and a row per request."""
+"""Flat tables of runs: a row per run and class, or a row per request."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import numpy as np
 
 from loadgen.measure.attainment import derived, due_rows
 from loadgen.measure.catalog import METRICS
-from loadgen.measure.comparison.judgement import plain
 from loadgen.measure.per_request import per_request
-from loadgen.measure.summary import ClassSummary, Distribution, Summary
+from loadgen.measure.summary import ClassSummary, Distribution, Summary, plain_json
 from loadgen.records import OWN_SLO, Phase, Run
 
 if TYPE_CHECKING:
@@ -21,10 +20,10 @@ Row = dict[str, Any]
 
 
 def summary_rows(run: Run, summary: Summary) -> list[Row]:
-    """A run in one row (`class` is "all"), and a row for each class where there are several.
+    """A run in one row (`class` is "all"), and a row per class if there are several.
 
-    Columns end in their unit; a share has none. A percentile stands between the ends of its
-    interval: `ttft_p99_low_s`, `ttft_p99_s`, `ttft_p99_high_s`. What does not exist is None.
+    Columns end in their unit; a share has none. The bounds of a confidence interval surround its
+    percentile: `ttft_p99_low_s`, `ttft_p99_s`, `ttft_p99_high_s`. Missing values are None.
     """
     manifest, target = run.manifest, run.manifest.target
     head: Row = {
@@ -41,15 +40,15 @@ def summary_rows(run: Run, summary: Summary) -> list[Row]:
         "window_s": summary.window.length_s,
     }
     parts: Mapping[str, Summary | ClassSummary] = {"all": summary, **summary.classes}
-    return [_plain({**head, **_numbers(name, part)}) for name, part in parts.items()]
+    return [plain_json({**head, **_numbers(name, part)}) for name, part in parts.items()]
 
 
 def _numbers(name: str, part: Summary | ClassSummary) -> Row:
     row: Row = {
         "class": name,
         "verdict": part.verdict,
-        "slo": "; ".join(promise.text for promise in part.slo),
-        "slo_missed": "; ".join(promise.text for promise in part.slo if promise.met is False),
+        "slo": "; ".join(slo.text for slo in part.slo),
+        "slo_missed": "; ".join(slo.text for slo in part.slo if slo.met is False),
         "offered_rate_per_s": part.offered_rate_per_s,
         "achieved_rate_per_s": part.achieved_rate_per_s,
         "requests_per_s": part.throughput.requests_per_s,
@@ -64,19 +63,19 @@ def _numbers(name: str, part: Summary | ClassSummary) -> Row:
         "goodput_output_tokens_per_s": part.goodput.output_tokens_per_s,
         **{f"n_{word}": count for word, count in part.counts.items()},
     }
-    for metric, found in part.metrics.items():
-        row |= _of_metric(metric.removesuffix("_s"), found)
+    for metric, distribution in part.metrics.items():
+        row |= _metric_columns(metric.removesuffix("_s"), distribution)
     return row
 
 
-def _of_metric(stem: str, found: Distribution) -> Row:
+def _metric_columns(stem: str, distribution: Distribution) -> Row:
     row: Row = {
-        f"{stem}_n": found.n,
-        f"{stem}_mean_s": found.mean,
-        f"{stem}_min_s": found.min,
-        f"{stem}_max_s": found.max,
+        f"{stem}_n": distribution.n,
+        f"{stem}_mean_s": distribution.mean,
+        f"{stem}_min_s": distribution.min,
+        f"{stem}_max_s": distribution.max,
     }
-    for name, percentile in found.percentiles.items():
+    for name, percentile in distribution.percentiles.items():
         row |= {
             f"{stem}_{name}_low_s": percentile.low,
             f"{stem}_{name}_s": percentile.value,
@@ -85,21 +84,16 @@ def _of_metric(stem: str, found: Distribution) -> Row:
     return row
 
 
-def _plain(row: Row) -> Row:
-    found: Row = plain(row)
-    return found
-
-
 def request_table(runs: Sequence[Run]) -> pd.DataFrame:
-    """Every scheduled request of the runs, warm-up included: what was planned, every instant, every
-    per-request metric, `is_due` (it counts) and `slo_met` (it kept every promise)."""
+    """Every scheduled request of the runs, warm-up included: its plan, every timestamp, every
+    per-request metric, `is_due` (it counts) and `slo_met` (it met every SLO)."""
     import pandas as pd
 
     return pd.concat([_requests(run) for run in runs], ignore_index=True)
 
 
 def _or_nan(limits_s: Any) -> Any:
-    """A request's own limits, NaN where it brought none."""
+    """A request's own limits, NaN if it has none."""
     return np.where(limits_s > 0, limits_s, np.nan)
 
 
@@ -119,8 +113,8 @@ def _requests(run: Run) -> pd.DataFrame:
     }
     metrics = {name: columns.column(name) for name, m in METRICS.items() if m.scope == "request"}
     frame.insert(0, "run", run.manifest.run)
-    for place, (name, values) in enumerate(planned.items(), 2):
-        frame.insert(place, name, np.asarray(values))
+    for position, (name, values) in enumerate(planned.items(), 2):
+        frame.insert(position, name, np.asarray(values))
     for word in frame.select_dtypes("category"):
         frame[word] = frame[word].astype(str)
     return frame.assign(**metrics, slo_met=derived(run)["slo_met"])

@@ -1,8 +1,8 @@
-"""Recorded runs written in other formats: one file for any number of runs.
+"""Exports of recorded runs: any number of runs in a single file.
 
-csv, json: a row per run and class. jsonl, parquet: a row per request. `requests` or `runs` asks for
-the other rows. vllm-bench: the result file of `vllm bench serve`, several runs a line each, as its
-`--append-result` writes them.
+csv and json hold a row per run and class, jsonl and parquet a row per request; `rows` selects
+the other kind. vllm-bench is the result file of `vllm bench serve`; several runs take a line
+each, as its `--append-result` writes them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _ROWS_AT_ONCE = 10_000
 
 @dataclass(frozen=True)
 class Format:
-    """How a table becomes bytes; `rows` is what it holds unless something else is asked for."""
+    """Conversion of a table to bytes; `rows` is its kind of rows unless the caller selects the
+    other."""
 
     rows: Rows
     file_name: str
@@ -52,33 +53,33 @@ def export(
     rows: str | None = None,
     slo: Sequence[str] | None = None,
 ) -> bytes:
-    """The runs in a format of `FORMATS`, written to `path` if one is given.
+    """The runs in a format of `FORMATS`, written to `path` if given.
 
-    `rows` is "runs" or "requests". A folder as `path` gets a file with the format's own name. `slo`
-    judges by other promises than the runs' own. Raises UsageError for an unknown format or rows,
-    a file of a run itself, or where the file cannot be written.
+    `rows` is "runs" or "requests". If `path` is a folder, the file gets the format's default name.
+    `slo` replaces the runs' own SLOs. Raises UsageError for an unknown format or rows, for a path
+    that is a file of a run itself, or if the file cannot be written.
     """
     several = [runs] if isinstance(runs, Run) else list(runs)
-    made = _made([_promised(run, slo) for run in several], format, rows)
+    content = _content([_with_slo(run, slo) for run in several], format, rows)
     if path is not None:
-        place = export_path(format, path)
-        if place.name in _OF_A_RUN and (place.parent / "manifest.json").exists():
-            raise UsageError(f"{place}: is a file of the run itself; choose another name")
+        file = export_path(format, path)
+        if file.name in _OF_A_RUN and (file.parent / "manifest.json").exists():
+            raise UsageError(f"{file} is a file of the run itself; choose another name")
         try:
-            place.write_bytes(made)
+            file.write_bytes(content)
         except OSError as error:
-            raise UsageError(f"{place}: cannot be written: {error.strerror or error}") from None
-    return made
+            raise UsageError(f"{file} cannot be written: {error.strerror or error}") from None
+    return content
 
 
 def export_path(format: str, path: Path | str) -> Path:
-    """Where `export` writes to."""
-    place = Path(path)
-    return place / FORMATS[format].file_name if place.is_dir() else place
+    """The path that `export` writes to."""
+    file = Path(path)
+    return file / FORMATS[format].file_name if file.is_dir() else file
 
 
-def _promised(run: Run, slo: Sequence[str] | None) -> Run:
-    """The run as if these had been its promises, and its classes had none of their own."""
+def _with_slo(run: Run, slo: Sequence[str] | None) -> Run:
+    """The run with these SLOs in place of its own and its classes'."""
     if slo is None:
         return run
     classes = {
@@ -89,16 +90,16 @@ def _promised(run: Run, slo: Sequence[str] | None) -> Run:
 
 
 def check_format(format: str, rows: str | None = None) -> None:
-    """Raises UsageError for what `export` would refuse."""
+    """Raises UsageError for a format or rows that `export` rejects."""
     if format not in FORMATS:
         raise UsageError(f"unknown export format '{format}'; {nearest(format, FORMATS)}")
     if rows is not None and rows not in ROWS:
         raise UsageError(f"unknown rows '{rows}'; {nearest(rows, ROWS)}")
     if rows is not None and FORMATS[format].write is None:
-        raise UsageError(f"{format} has its own layout: it takes no choice of rows")
+        raise UsageError(f"{format} has a fixed layout: leave rows out")
 
 
-def _made(runs: Sequence[Run], format: str, rows: str | None) -> bytes:
+def _content(runs: Sequence[Run], format: str, rows: str | None) -> bytes:
     check_format(format, rows)
     if not runs:
         raise UsageError("nothing to export: name one or more runs")
@@ -136,8 +137,8 @@ def _json_lines(table: pd.DataFrame) -> bytes:
 
 
 def _records(table: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Rows with every digit (`to_json` rounds to ten decimals), NaN as None; some at a time, since
-    a row of objects takes ten times the memory of one of numbers."""
+    """Rows with every digit (`to_json` rounds to ten decimals) and NaN as None. Converts some rows
+    at a time: a row of objects takes ten times the memory of a row of numbers."""
     for start in range(0, len(table), _ROWS_AT_ONCE):
         part = table.iloc[start : start + _ROWS_AT_ONCE]
         objects = part.astype(object).where(part.notna(), None)

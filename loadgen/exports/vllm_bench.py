@@ -1,9 +1,9 @@
 """A run as the result file of `vllm bench serve --save-result --save-detailed`, for dashboards and
-scripts that read those: the same keys, in the same units, by that tool's definitions.
+scripts that read it: the same keys, in the same units, by that tool's definitions.
 
-Latencies count from the send, over requests that ended well; a chunk without a token (the role)
-begins an answer; percentiles are interpolated; a rate is over the whole duration, drain included.
-What that tool would have counted is taken to be the requests due in the measured window.
+Latencies count from the send, over successful requests; a chunk without a token (the role) begins
+an answer; percentiles are interpolated; a rate covers the whole duration, drain included. The
+requests due in the measured window stand for the requests of that tool.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.manifest import Manifest
+from loadgen.manifest.sections import Manifest
 from loadgen.measure.attainment import due_rows, measured_window
 from loadgen.measure.per_request import PerRequest, Seconds, per_request
 from loadgen.measure.slo import parse_slo
@@ -43,13 +43,13 @@ def vllm_bench(run: Run) -> dict[str, Any]:
 
 
 class _Outputs:
-    """The due requests in order of their ids, as that tool would have seen them; seconds."""
+    """The due requests in order of their ids, in that tool's terms; seconds."""
 
     def __init__(self, run: Run) -> None:
         columns, due = per_request(run), due_rows(run)
         rows, planned = run.request_rows[due], run.schedule_rows["input_tokens"][due]
         self.is_ok = (columns.is_ok & columns.has_token)[due]
-        self.sent_s = np.nan_to_num(rows["sent_s"])  # 0.0 there, too, if it was never sent
+        self.sent_s = np.nan_to_num(rows["sent_s"])  # 0.0 for unsent requests, as in that tool
         begun_s = np.fmin(rows["first_chunk_s"], rows["first_token_s"])
         self.ttft_s = np.where(np.isfinite(begun_s), begun_s - rows["sent_s"], 0.0)
         self.latency_s = np.where(self.is_ok, rows["last_token_s"] - rows["sent_s"], 0.0)
@@ -79,7 +79,7 @@ class _Outputs:
         judged = {**samples, "tpot": np.where(has_tpot, tpot_s, 0.0)}
         n_completed = int(np.count_nonzero(ok))
         peak_tokens, peak_requests = self._peaks()
-        found = {
+        result = {
             "duration": seconds,
             "completed": n_completed,
             "failed": len(ok) - n_completed,
@@ -103,12 +103,12 @@ class _Outputs:
             "rtfx": 0.0,
         }
         for word, values_s in samples.items():
-            found |= _statistics(word, 1e3 * values_s)
-        return found
+            result |= _statistics(word, 1e3 * values_s)
+        return result
 
     def _peaks(self) -> tuple[float, int]:
-        """The most chunks received, and the most requests under way, in one second of those that
-        begin with the first send."""
+        """The most chunks received, and the most requests in flight, in any second counted from the
+        first send."""
         if not self.is_ok.any():
             return 0.0, 0
         good = np.flatnonzero(self.is_ok)
@@ -127,7 +127,7 @@ class _Outputs:
 def _gaps_of_each(
     columns: PerRequest, due: NDArray[np.bool_], until_token_s: Seconds
 ) -> list[Seconds]:
-    """Every due request's gaps between chunks, that after an empty first one included."""
+    """Each due request's gaps between chunks, including the gap after an empty first chunk."""
     gaps, rows = columns.gaps, np.flatnonzero(due)
     row = gaps.row
     begins, ends = np.searchsorted(row, rows), np.searchsorted(row, rows, side="right")
@@ -138,7 +138,8 @@ def _gaps_of_each(
 
 
 def _statistics(word: str, values_ms: Seconds) -> dict[str, float]:
-    """Mean, median, deviation (of the population) and percentiles; 0 without samples, as there."""
+    """Mean, median, population standard deviation and percentiles; 0 without samples, as in that
+    tool."""
     values = values_ms if len(values_ms) else np.zeros(1)
     return {
         f"mean_{word}_ms": float(np.mean(values)),
@@ -160,12 +161,12 @@ def _n_good(samples: Mapping[str, Seconds], limits_s: Mapping[str, float], n: in
 
 
 def _goodput_limits_s(run: Run) -> dict[str, float] | None:
-    """The run's per-request promises as `--goodput` would take them; None where there are none, or
-    one that it has no word for."""
+    """The run's per-request SLOs as `--goodput` takes them; None if there are none, or if a metric
+    has no equivalent there."""
     manifest = run.manifest
-    asked = [slo for slo in map(parse_slo, manifest.all_slos) if slo.scope == "request"]
+    slos = [slo for slo in map(parse_slo, manifest.all_slos) if slo.scope == "request"]
     limits_s: dict[str, float] = {}
-    for slo in asked:
+    for slo in slos:
         word = _GOODPUT_WORDS.get(slo.metric)
         if word is None or len(manifest.classes) > 1:
             return None
@@ -174,7 +175,7 @@ def _goodput_limits_s(run: Run) -> dict[str, float] | None:
 
 
 def _setup(run: Run, n_due: int) -> dict[str, Any]:
-    """Under which circumstances, as far as that tool has a word for them."""
+    """The settings of the run for which that tool has a key."""
     manifest = run.manifest
     target, arrivals = manifest.target, manifest.scenario.arrivals
     backend = _BACKENDS.get(target.api or "", "openai-chat")
@@ -197,13 +198,13 @@ def _date(manifest: Manifest) -> str:
 
 
 def _rate_per_s(arrivals: Mapping[str, Any]) -> float | str:
-    """The asked rate; "inf" where arrivals have none, as in a closed loop."""
+    """The offered rate; "inf" for arrivals without a rate, as in a closed loop."""
     rate = arrivals.get("rate")
     return "inf" if rate is None else parse_rate_per_s(rate)
 
 
 def _burstiness(arrivals: Mapping[str, Any]) -> float | None:
-    """1 / cv² of gamma gaps, 1.0 of a Poisson process; None of what that tool does not have."""
+    """1 / cv² of gamma gaps, 1.0 of a Poisson process; None for arrivals that the tool lacks."""
     if arrivals.get("kind") == "gamma":
         return float(1 / float(arrivals["cv"]) ** 2)
     return 1.0 if arrivals.get("kind") == "poisson" else None

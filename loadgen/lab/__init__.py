@@ -1,2 +1,2 @@
-"""The engine lab: scenarios against the bundled engine's policies, in virtual time or for real. The
-one place that knows both the load generator and the engine."""
+"""The engine lab: scenarios against the bundled engine's modes, in virtual or real time. The only
+room that imports both the load generator and the engine."""

@@ -1,4 +1,4 @@
-"""The bundled engine's log of a run, as the run's page tells it."""
+"""The engine section of a run's page, from the bundled engine's log."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pyarrow import parquet
 
 from loadgen.drive.payloads import request_name
 from loadgen.errors import UsageError
-from loadgen.lab.misses import misses_in
+from loadgen.lab.engine_log import misses_in
 from loadgen.measure.attainment import measured_window
 from loadgen.records import Run
 from reference_engine.accounting.explain import Account
@@ -25,22 +25,22 @@ from reference_engine.step_log.step_files import EVENTS, STEPS, read_log
 from reports.run.engine_section import EngineSection, MissReason
 
 MOST_BINS, STEPS_A_BIN = 300, 8
-MOST_STEPS = 20_000  # decided again for a page
+MOST_STEPS = 20_000  # replayed for a page at most
 MOST_SIMULATED = 100_000
-"""Steps of other modes, all together: 40 to 90 µs each, so some seconds of a core. Enough to ask
-every mode about a run of 12 500 steps; with fewer, whose fault misses are stayed unsettled."""
+"""Simulated steps of other modes, in total: 40 to 90 µs each, so some seconds of a core. Enough to
+try every mode on a run of 12 500 steps; with fewer, some causes stayed unknown."""
 N_BLOCKERS = 10
 N_CULPRITS = 3
-_FULL = "--engine log_level=full also tells who held up whom, and whose fault missed promises are."
-_OTHERS = "Whose fault missed promises are is only told of the promises that the run was made with."
+_FULL = "--engine log_level=full adds which requests delayed others, and why SLOs were missed."
+_OTHER_SLO = "The causes of misses are computed only for the run's own SLO."
 _COLUMNS = ("t_s", "end_s", "n_prefill_tokens", "n_decode", "kv_used_blocks", "causes")
 Floats = NDArray[np.float64]
 
 
-def engine_section(directory: Path, run: Run, is_own_promise: bool = True) -> EngineSection | None:
-    """None where the bundled engine left no log beside the run; only a note where it cannot be
-    read. Misses are those of the run's own promises: a run judged by others (`is_own_promise`
-    False) is told without."""
+def engine_section(directory: Path, run: Run, is_own_slo: bool = True) -> EngineSection | None:
+    """None if the bundled engine left no log in the run directory; only a note if the log cannot be
+    read. Misses are those of the run's own SLO: a page with another SLO (`is_own_slo` False) omits
+    them."""
     if not (directory / STEPS).is_file() or not (directory / EVENTS).is_file():
         return None
     try:
@@ -64,13 +64,13 @@ def engine_section(directory: Path, run: Run, is_own_promise: bool = True) -> En
         return rate
 
     bins = {"prefill": per_bin(prefill), "decode": per_bin(decode)}
-    most = _largest(t_s, kv, edges) / max(1, n_blocks)
+    kv_peaks = _largest(t_s, kv, edges) / max(1, n_blocks)
     return EngineSection(
         bins=[
             {
                 "from_s": float(edges[k]),
                 "to_s": float(edges[k + 1]),
-                "kv": None if np.isnan(most[k]) else float(most[k]),
+                "kv": None if np.isnan(kv_peaks[k]) else float(kv_peaks[k]),
                 **{name: float(values[k]) for name, values in bins.items()},
             }
             for k in range(n_bins)
@@ -86,28 +86,28 @@ def engine_section(directory: Path, run: Run, is_own_promise: bool = True) -> En
             for k, requests in enumerate(per_bin(waited[reason]))
         ],
         waits_s=ordered,
-        **_explained(directory, run, len(t_s), is_own_promise),
+        **_explained(directory, run, len(t_s), is_own_slo),
     )
 
 
-def _waited(causes: Any, lasted_s: Floats) -> dict[str, Floats]:
-    """Request-seconds that each step left waiting, by reason in words: requests left × how long
-    until the next step was planned."""
+def _waited(causes: Any, durations_s: Floats) -> dict[str, Floats]:
+    """Request-seconds of waiting after each step, by reason in words: waiting requests × time until
+    the next step was planned."""
     step = np.repeat(np.arange(len(causes)), causes.value_lengths().to_numpy())
-    told = causes.flatten()
-    names = told.field("reason").to_pylist()
-    requests = told.field("requests").to_numpy()
-    found: dict[str, Floats] = {}
+    waiting = causes.flatten()
+    names = waiting.field("reason").to_pylist()
+    requests = waiting.field("requests").to_numpy()
+    by_reason: dict[str, Floats] = {}
     for name in sorted(set(names)):
-        of = np.array([one == name for one in names])
-        seconds = np.zeros(len(lasted_s))
-        np.add.at(seconds, step[of], requests[of])
-        found[str(Why[name]) if name in Why.__members__ else name] = seconds * lasted_s
-    return found
+        has_reason = np.array([reason == name for reason in names])
+        seconds = np.zeros(len(durations_s))
+        np.add.at(seconds, step[has_reason], requests[has_reason])
+        by_reason[str(Why[name]) if name in Why.__members__ else name] = seconds * durations_s
+    return by_reason
 
 
 def _largest(t_s: Floats, values: NDArray[Any], edges: Floats) -> Floats:
-    """The largest value of each bin, NaN where it has none."""
+    """The largest value of each bin; NaN for an empty bin."""
     largest = np.full(len(edges) - 1, -np.inf)
     bins = np.searchsorted(edges, t_s, side="right") - 1
     inside = (bins >= 0) & (bins < len(largest))
@@ -116,51 +116,53 @@ def _largest(t_s: Floats, values: NDArray[Any], edges: Floats) -> Floats:
 
 
 def _columns(path: Path) -> dict[str, Any]:
-    """Arrow arrays by name. Raises what pyarrow does for a damaged file, KeyError for another."""
+    """Arrow arrays by name. Raises pyarrow's errors for a damaged file, KeyError for a file of
+    another kind."""
     with parquet.ParquetFile(path) as file:
         table = file.read(columns=list(_COLUMNS))
     return {name: table.column(name).combine_chunks() for name in _COLUMNS}
 
 
 def _n_blocks(path: Path) -> int:
-    """KV blocks of the engine, as its first event tells; 0 where it does not. Other events stay in
-    Arrow: of a full log they hold every prompt."""
+    """Number of the engine's KV blocks, from its first event; 0 if absent. Other events stay in
+    Arrow: in a full log they hold every prompt."""
     table = parquet.read_table(path, columns=["detail"], filters=[("kind", "=", "start")])
     return int(json.loads(table["detail"][0].as_py()).get("n_blocks", 0)) if len(table) else 0
 
 
-def _explained(directory: Path, run: Run, n_steps: int, is_own_promise: bool) -> dict[str, Any]:
-    """What needs the engine's decisions once more; else the reason why there is none of it."""
+def _explained(directory: Path, run: Run, n_steps: int, is_own_slo: bool) -> dict[str, Any]:
+    """The parts that need a replay of the engine's decisions; else a note with the reason for their
+    absence."""
     if n_steps > MOST_STEPS:
-        return {"note": f"{n_steps} steps are too many to decide again for a page."}
+        return {"note": f"{n_steps} steps are too many to replay for a page (limit {MOST_STEPS})."}
     try:
         log = read_log(directory)
-        again = replay(log)
-        if not again.is_identical:
-            return {"note": f"The engine's log does not decide the same again: {again.sentence()}."}
+        replayed = replay(log)
+        if not replayed.is_identical:
+            return {"note": f"The replay differs from the engine's log: {replayed.sentence()}."}
         name = request_name(run.manifest.run)
-        missed = misses_in(log, again.accounts, run, MOST_SIMULATED) if is_own_promise else None
+        missed = misses_in(log, replayed.accounts, run, MOST_SIMULATED) if is_own_slo else None
     except UsageError as error:
         return {"note": _FULL if "log_level" in str(error) else str(error)}
     return {
-        "blockers": _blockers(again.accounts),
+        "blockers": _blockers(replayed.accounts),
         "why": {
             int(row): entry.sentence()
-            for entry in again.accounts
-            for of, _, row in [entry.request_id.rpartition("-")]
-            if of == name and row.isdecimal()
+            for entry in replayed.accounts
+            for run_name, _, row in [entry.request_id.rpartition("-")]
+            if run_name == name and row.isdecimal()
         },
         "misses": [
-            MissReason(blame, found.total(), found.most_common(N_CULPRITS))
-            for blame, found in ({} if missed is None else missed.by_blame()).items()
-            if found
+            MissReason(cause, named.total(), named.most_common(N_CULPRITS))
+            for cause, named in ({} if missed is None else missed.by_cause()).items()
+            if named
         ],
-        "note": _OTHERS if missed is None else "",
+        "note": _OTHER_SLO if missed is None else "",
     }
 
 
 def _blockers(accounts: Sequence[Account]) -> list[tuple[str, float]]:
-    """The requests that others waited for longest, in words."""
+    """The requests that delayed others for the longest time, in words."""
     seconds: defaultdict[str, float] = defaultdict(float)
     words: dict[str, str] = {}
     for entry in accounts:

@@ -1,4 +1,5 @@
-"""What a comparison of modes varies: the modes with their parameters, the rates and the seeds."""
+"""The variables of a comparison of modes: the modes with their parameters, the rates and the
+seeds."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _MOST_RATES = 200
 
 @dataclass(frozen=True, slots=True)
 class Mode:
-    """A batching mode with parameters of its own; `label` is what tables and figures call it."""
+    """A batching mode with parameters of its own; `label` is its name in tables and figures."""
 
     kind: str
     parameters: dict[str, str] = field(default_factory=dict)
@@ -26,13 +27,14 @@ class Mode:
 
 
 def read_modes(text: str) -> list[Mode]:
-    """`static,chunked:token_budget=512:max_num_seqs=64`, each at most once. Raises UsageError."""
+    """Modes from `static,chunked:token_budget=512:max_num_seqs=64`, each at most once. Raises
+    UsageError."""
     modes = [_mode(part) for part in filter(None, (part.strip() for part in text.split(",")))]
     if not modes:
         raise UsageError("--modes: name at least one, e.g. static,continuous,chunked")
     for k, mode in enumerate(modes):
         if mode in modes[:k]:
-            raise UsageError(f"--modes: '{mode.label}' is named twice")
+            raise UsageError(f"--modes: '{mode.label}' appears twice")
     return modes
 
 
@@ -57,7 +59,7 @@ def read_rates(text: str) -> list[float]:
 
 
 def variant(scenario: Scenario, rate_per_s: float | None, seed: int) -> Scenario:
-    """The same scenario at another rate and with another seed. Raises UsageError where it has no
+    """The same scenario at another rate and with another seed. Raises UsageError if it has no
     single rate to change."""
     values = scenario.resolved() | {"seed": seed}
     if rate_per_s is not None:
@@ -72,7 +74,7 @@ def variant(scenario: Scenario, rate_per_s: float | None, seed: int) -> Scenario
 
 
 def seeds_from(scenario: Scenario, n: int) -> Sequence[int]:
-    """The scenario's own seed and the ones after it."""
+    """The scenario's own seed and the following seeds."""
     return range(scenario.seed, scenario.seed + n)
 
 

@@ -1,20 +1,23 @@
-"""Cells side by side: each mode's numbers over the seeds, and how far it is from the first mode.
+"""The comparison of cells: each mode's numbers over the seeds, and its difference from the first
+mode; and its files.
 
-The same seed gives every mode the same requests at the same instants, so what two modes differ by
-is computed seed by seed and its interval is that of paired samples: much narrower than the two
-intervals beside each other.
+With the same seed every mode receives the same requests at the same times. Differences are
+therefore computed seed by seed, with the interval of paired samples, which is much narrower than
+the two separate intervals.
 """
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from loadgen.lab.mode_cell import METRICS, PERCENTILES, Cell
-from loadgen.measure.comparison.over_runs import Estimate, mean_over, over_runs
+from loadgen.measure.statistics.intervals import Estimate, mean_over, over_runs
 
 QUANTITIES = (
     "goodput",
@@ -26,15 +29,15 @@ RATIOS = ("ttft_p99", "tpot_p50", "itl_p99", "goodput", "output_tokens_per_s")
 
 
 def rows(cells: Sequence[Cell], confidence: float) -> list[dict[str, Any]]:
-    """One row per mode, rate and class ("" is all traffic), in the order of the cells."""
+    """A row per mode, rate and class ("" is all traffic), in the order of the cells."""
     groups: dict[tuple[str, float | None], list[Cell]] = {}
     for cell in cells:
         groups.setdefault((cell["mode"], cell["rate_per_s"]), []).append(cell)
     first = cells[0]["mode"] if cells else ""
     return [
-        _row(mode, rate, name, same, groups.get((first, rate), []), confidence)
-        for (mode, rate), same in groups.items()
-        for name in ("", *same[0]["classes"])
+        _row(mode, rate, name, group, groups.get((first, rate), []), confidence)
+        for (mode, rate), group in groups.items()
+        for name in ("", *group[0]["classes"])
     ]
 
 
@@ -68,46 +71,44 @@ def _row(
 def difference(
     cells: Sequence[Cell], baseline: Sequence[Cell], name: str, quantity: str, confidence: float
 ) -> Estimate:
-    """The mean difference to the first mode, seed by seed, with its paired interval (Student's t).
-    Seeds that only one of them has are left out."""
-    known = {cell["seed"]: _part(cell, name)[quantity]["value"] for cell in baseline}
-    pairs = [
-        (_part(cell, name)[quantity]["value"], known[cell["seed"]])
-        for cell in cells
-        if cell["seed"] in known
-    ]
-    gaps = [ours - theirs for ours, theirs in pairs if ours is not None and theirs is not None]
-    return mean_over(gaps, confidence)
+    """The mean difference from the first mode, seed by seed, with its paired interval (Student's
+    t). Seeds that only one mode has, or with a missing value, are left out."""
+    pairs = _pairs(cells, baseline, name, quantity)
+    return mean_over([ours - theirs for ours, theirs in pairs], confidence)
 
 
 def ratio(
     cells: Sequence[Cell], baseline: Sequence[Cell], name: str, quantity: str, confidence: float
 ) -> Estimate:
-    """How many times the first mode's it is: the geometric mean over the seeds of each seed's own
-    ratio, with its paired interval (Student's t on the logarithms). Seeds where either is 0 or
-    unknown are left out."""
-    known = {cell["seed"]: _part(cell, name)[quantity]["value"] for cell in baseline}
-    pairs = [(_part(cell, name)[quantity]["value"], known.get(cell["seed"])) for cell in cells]
+    """The ratio to the first mode: the geometric mean of the ratios per seed, with its paired
+    interval (Student's t on the logarithms). Seeds with a zero or missing value are left out."""
+    pairs = _pairs(cells, baseline, name, quantity)
     logs = [math.log(ours / theirs) for ours, theirs in pairs if ours and theirs]
-    found = mean_over(logs, confidence)
-    ends = ("value", "low", "high")
-    return {"n": found["n"]} | {
-        end: None if found[end] is None else _times(found[end]) for end in ends
-    }
+    mean_log = mean_over(logs, confidence)
+    return {"n": mean_log["n"]} | {key: _exp(mean_log[key]) for key in ("value", "low", "high")}
 
 
-def _times(logarithm: float) -> float | None:
-    """None where one or two seeds leave the end of an interval open."""
-    return math.exp(logarithm) if abs(logarithm) < 700 else None
+def _pairs(
+    cells: Sequence[Cell], baseline: Sequence[Cell], name: str, quantity: str
+) -> list[tuple[float, float]]:
+    """(value, first mode's value) of each seed that has both."""
+    theirs = {cell["seed"]: _part(cell, name)[quantity]["value"] for cell in baseline}
+    pairs = [(_part(cell, name)[quantity]["value"], theirs.get(cell["seed"])) for cell in cells]
+    return [(mine, base) for mine, base in pairs if mine is not None and base is not None]
+
+
+def _exp(logarithm: float | None) -> float | None:
+    """None for the open bound of an interval from very few seeds."""
+    return None if logarithm is None or abs(logarithm) >= 700 else math.exp(logarithm)
 
 
 def _waits(cells: Sequence[Cell], name: str) -> dict[str, float]:
-    """Seconds of waiting by reason, per request due, the longest first."""
+    """Seconds of waiting per due request, by reason, the longest first."""
     n_due = sum(_part(cell, name)["n_due"] for cell in cells)
     total: dict[str, float] = {}
     for cell in cells:
-        for of_class, by_reason in cell["waits_s"].items():
-            if name in ("", of_class):
+        for class_name, by_reason in cell["waits_s"].items():
+            if name in ("", class_name):
                 for reason, seconds in by_reason.items():
                     total[reason] = total.get(reason, 0.0) + seconds
     return {
@@ -122,29 +123,21 @@ def _part(cell: Cell, name: str) -> Mapping[str, Any]:
 
 
 def to_csv(table: Iterable[Mapping[str, Any]]) -> str:
-    """The rows as text: a column per quantity and end of its interval, and of each paired
-    difference. Seconds throughout; an empty cell is a value that does not exist."""
+    """The rows as CSV: a column for each quantity, each bound of its interval, and each paired
+    difference and ratio. Times in seconds; an empty cell is a missing value."""
     header = ["mode", "rate_per_s", "class", "n_seeds", "n_due", "offered_rate_per_s"]
     lines, names = [], list[str]()
     for row in table:
         flat = {key: row[key] for key in header}
-        for quantity in QUANTITIES:
-            flat |= _flat(quantity, row[quantity])
-        for quantity, estimate in row["difference"].items():
-            flat |= _flat(f"{quantity}_difference", estimate)
-        for quantity, estimate in row["ratio"].items():
-            flat |= _flat(f"{quantity}_ratio", estimate)
+        estimates = {quantity: row[quantity] for quantity in QUANTITIES}
+        for kind in ("difference", "ratio"):
+            estimates |= {f"{quantity}_{kind}": row[kind][quantity] for quantity in row[kind]}
+        for name, estimate in estimates.items():
+            bounds = {f"{name}_{bound}": estimate[bound] for bound in ("low", "high")}
+            flat |= {name: estimate["value"]} | bounds
         names = names or list(flat)
         lines.append(",".join(_csv(flat[name]) for name in names))
     return "\n".join([",".join(names), *lines]) + "\n"
-
-
-def _flat(name: str, estimate: Estimate) -> dict[str, Any]:
-    return {
-        name: estimate["value"],
-        f"{name}_low": estimate["low"],
-        f"{name}_high": estimate["high"],
-    }
 
 
 def _csv(value: object) -> str:
@@ -152,3 +145,22 @@ def _csv(value: object) -> str:
         return ""
     text = f"{value:.9g}" if isinstance(value, float) else str(value)
     return f'"{text}"' if set(text) & set(',"\n') else text
+
+
+def write_all(facts: dict[str, Any], directory: Path, cache_dir: Path | None) -> None:
+    """Writes `modes.json`, `modes.csv` and `modes.html`; with rates also the curve of goodput:
+    `goodput.csv`, `goodput.svg` and `goodput.pdf`."""
+    from reports.modes.charts import paper
+    from reports.modes.page import render
+    from reports.page import write_page
+    from reports.printed import write_figure
+
+    text = json.dumps(facts, indent=1, allow_nan=False)
+    (directory / "modes.json").write_text(text + "\n", encoding="utf-8")
+    (directory / "modes.csv").write_text(to_csv(facts["rows"]), encoding="utf-8")
+    write_page(directory / "modes.html", render(facts, cache_dir))
+    if facts["rates_per_s"] is not None:
+        all_traffic = [row for row in facts["rows"] if not row["class"]]
+        (directory / "goodput.csv").write_text(to_csv(all_traffic), encoding="utf-8")
+        for suffix in ("svg", "pdf"):
+            write_figure(paper(facts), directory / f"goodput.{suffix}")

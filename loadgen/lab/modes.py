@@ -1,8 +1,9 @@
-"""The same requests against several batching modes: cells are run, kept as files, and compared.
+"""A comparison of batching modes on the same requests: runs cells, stores them as files, compares
+them.
 
-modes.json  modes.csv  modes.html  goodput.svg  goodput.pdf     what came of it
-cells/      one JSON per cell; a comparison that was interrupted goes on from these
-runs/       the run directories of single cells: simulated ones of one seed, and all real ones
+modes.json  modes.csv  modes.html  goodput.svg  goodput.pdf     the results
+cells/      a JSON file per cell; an interrupted comparison resumes from them
+runs/       run directories of cells: of simulations with a single seed, and of all real runs
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ from typing import Any
 from rich.console import Console
 
 from loadgen.errors import UsageError
-from loadgen.lab.engine_waits import read_waits
-from loadgen.lab.mode_cell import Cell, cell_of
+from loadgen.lab.mode_cell import Cell, cell_of, read_waits
 from loadgen.lab.mode_spec import Mode, seeds_from, variant
 from loadgen.lab.mode_table import rows
 from loadgen.lab.simulate import record
@@ -42,9 +42,8 @@ TARGETS = ("sim", "reference")
 
 @dataclass(frozen=True)
 class ModesSpec:
-    """What to compare. `settings` hold for every mode; `rates` of None keep the scenario's own.
-    `n_workers` 0 means as many processes as there are cores; real engines run one after the other.
-    """
+    """The settings of a comparison. `settings` apply to every mode; `rates` None keeps the
+    scenario's own. `n_workers` 0 means a process per core; real engines run in turn."""
 
     scenario: Scenario
     modes: Sequence[Mode]
@@ -61,7 +60,7 @@ class ModesSpec:
 
 @dataclass(frozen=True)
 class ModesResult:
-    """What came of it: `facts` is the content of modes.json."""
+    """The result; `facts` is the content of modes.json."""
 
     facts: dict[str, Any]
     was_interrupted: bool
@@ -69,7 +68,7 @@ class ModesResult:
 
 @dataclass(frozen=True)
 class _Task:
-    """One cell to be run, ready to be sent to another process."""
+    """A cell to run, ready to be sent to another process."""
 
     scenario: dict[str, Any]  # resolved; a Scenario may hold classes of plugins not loaded there
     source: str
@@ -84,7 +83,7 @@ class _Task:
 
     @property
     def name(self) -> str:
-        """What the cell's files are called; two cells that differ in anything differ in it."""
+        """The name of the cell's files; cells that differ in any setting have different names."""
         rate = "" if self.rate_per_s is None else f"-{self.rate_per_s:g}"
         slug = re.sub(r"[^A-Za-z0-9.]+", "-", self.mode.label)
         content = [self.scenario, self.mode.label, self.target, self.settings, version()]
@@ -93,59 +92,59 @@ class _Task:
         return f"{slug}{rate}-seed{self.scenario['seed']}-{digest[:10]}"
 
 
-def compare(asked: ModesSpec, directory: Path, console: Console) -> ModesResult:
-    """Run every cell that `directory` does not have yet and compare them all.
+def compare(spec: ModesSpec, directory: Path, console: Console) -> ModesResult:
+    """Runs every cell that `directory` lacks and compares all cells.
 
-    Ctrl-C keeps what is finished and compares that. Raises UsageError before anything runs.
+    Ctrl-C keeps the finished cells and compares them. Raises UsageError before the first run.
     """
-    tasks = list(_tasks(asked, directory))
-    if asked.target == "sim":
-        for mode in asked.modes:  # a wrong parameter is told now, not after an hour
-            sim_options({**asked.settings, **mode.parameters, "mode": mode.kind})
+    tasks = list(_tasks(spec, directory))
+    if spec.target == "sim":
+        for mode in spec.modes:  # reports a wrong parameter now, not after an hour
+            sim_options({**spec.settings, **mode.parameters, "mode": mode.kind})
     cells_dir = directory / "cells"
     cells_dir.mkdir(parents=True, exist_ok=True)
-    done = {task.name: cell for task in tasks if (cell := _kept(cells_dir, task)) is not None}
+    done = {task.name: cell for task in tasks if (cell := _load(cells_dir, task)) is not None}
     todo = [task for task in tasks if task.name not in done]
     if done:
-        console.print(f"{len(done)} of {len(tasks)} cells are there already", markup=False)
+        console.print(f"{len(done)} of {len(tasks)} cells exist already", markup=False)
     was_interrupted = False
     try:
-        for task, cell in _finished(asked, todo, console):
-            _keep(cells_dir, task, cell)
+        for task, cell in _finished(spec, todo, console):
+            _store(cells_dir, task, cell)
             done[task.name] = cell
             console.print(_line(len(done), len(tasks), task, cell), soft_wrap=True, markup=False)
     except KeyboardInterrupt:
         was_interrupted = True
         console.print(
-            f"interrupted: comparing the {len(done)} of {len(tasks)} cells that are done; "
-            "the same command goes on from here",
+            f"interrupted: comparing the {len(done)} of {len(tasks)} finished cells; "
+            "the same command resumes here",
             soft_wrap=True,
         )
     cells = [done[task.name] for task in tasks if task.name in done]
-    return ModesResult(_facts(asked, cells, len(tasks)), was_interrupted)
+    return ModesResult(_facts(spec, cells, len(tasks)), was_interrupted)
 
 
-def _tasks(asked: ModesSpec, directory: Path) -> Iterator[_Task]:
-    """Seed by seed and rate by rate all modes, so that what is done can always be compared."""
-    keeps_runs = asked.target != "sim" or (asked.rates is None and asked.n_seeds == 1)
-    rates: Sequence[float | None] = asked.rates or (None,)
-    for seed in seeds_from(asked.scenario, asked.n_seeds):
+def _tasks(spec: ModesSpec, directory: Path) -> Iterator[_Task]:
+    """All modes for each seed and rate in turn, so that finished cells can always be compared."""
+    keeps_runs = spec.target != "sim" or (spec.rates is None and spec.n_seeds == 1)
+    rates: Sequence[float | None] = spec.rates or (None,)
+    for seed in seeds_from(spec.scenario, spec.n_seeds):
         for rate in rates:
-            scenario = variant(asked.scenario, rate, seed).resolved()
-            for mode in asked.modes:
+            scenario = variant(spec.scenario, rate, seed).resolved()
+            for mode in spec.modes:
                 task = _Task(
-                    scenario, asked.scenario.source, mode, rate, asked.target, asked.settings, None,
-                    tuple(asked.plugins), tuple(asked.command), asked.cache_dir,
+                    scenario, spec.scenario.source, mode, rate, spec.target, spec.settings, None,
+                    tuple(spec.plugins), tuple(spec.command), spec.cache_dir,
                 )  # fmt: skip
                 run_dir = directory / "runs" / task.name if keeps_runs else None
                 yield replace(task, run_dir=run_dir)
 
 
 def _finished(
-    asked: ModesSpec, tasks: Sequence[_Task], console: Console
+    spec: ModesSpec, tasks: Sequence[_Task], console: Console
 ) -> Iterator[tuple[_Task, Cell]]:
-    n_workers = asked.n_workers or len(os.sched_getaffinity(0))
-    n_workers = min(n_workers, len(tasks)) if asked.target == "sim" else 1
+    n_workers = spec.n_workers or len(os.sched_getaffinity(0))
+    n_workers = min(n_workers, len(tasks)) if spec.target == "sim" else 1
     if n_workers <= 1:
         for task in tasks:
             yield task, _run(task, console)
@@ -165,7 +164,7 @@ def _finished(
 
 
 def _ignore_interrupts() -> None:
-    """Ctrl-C is the parent's to interpret."""
+    """Leaves Ctrl-C to the parent process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -202,7 +201,7 @@ def _simulated(task: _Task, scenario: Scenario, console: Console) -> Cell:
 
 
 def _measured(task: _Task, scenario: Scenario, console: Console) -> Cell:
-    """A real engine in a process of its own, for this cell alone."""
+    """Runs a real engine in a process of its own, for this cell alone."""
     from loadgen.run.execute import execute
 
     settings = {**task.settings, **task.mode.parameters, "mode": task.mode.kind}
@@ -222,14 +221,14 @@ def _measured(task: _Task, scenario: Scenario, console: Console) -> Cell:
     return cell_of(finished.run, finished.summary, task.mode.label, task.rate_per_s, waits_s)
 
 
-def _kept(cells_dir: Path, task: _Task) -> Cell | None:
+def _load(cells_dir: Path, task: _Task) -> Cell | None:
     with suppress(OSError, ValueError):
-        kept: Cell = json.loads((cells_dir / f"{task.name}.json").read_text())
-        return kept
+        cell: Cell = json.loads((cells_dir / f"{task.name}.json").read_text())
+        return cell
     return None
 
 
-def _keep(cells_dir: Path, task: _Task, cell: Cell) -> None:
+def _store(cells_dir: Path, task: _Task, cell: Cell) -> None:
     partial = cells_dir / f"{task.name}.partial"
     partial.write_text(json.dumps(cell, indent=1, allow_nan=False) + "\n")
     partial.rename(cells_dir / f"{task.name}.json")
@@ -238,47 +237,47 @@ def _keep(cells_dir: Path, task: _Task, cell: Cell) -> None:
 def _line(n_done: int, n_cells: int, task: _Task, cell: Cell) -> str:
     rate = "" if task.rate_per_s is None else f" at {task.rate_per_s:g}/s"
     share = cell["attainment"]["value"]
-    kept = "" if share is None else f", {100 * share:.1f} % met"
-    doubt = "" if cell["is_trusted"] else " (not trusted: " + "; ".join(cell["reasons"]) + ")"
+    attainment = "" if share is None else f", {100 * share:.1f} % met the SLO"
+    warning = "" if cell["is_trusted"] else " (not trusted: " + "; ".join(cell["reasons"]) + ")"
     return (
         f"[{n_done}/{n_cells}] {task.mode.label}{rate}, seed {cell['seed']}: "
-        f"goodput {cell['goodput']['value']:.3g}/s{kept}{doubt}"
+        f"goodput {cell['goodput']['value']:.3g}/s{attainment}{warning}"
     )
 
 
-def _facts(asked: ModesSpec, cells: Sequence[Cell], n_cells: int) -> dict[str, Any]:
+def _facts(spec: ModesSpec, cells: Sequence[Cell], n_cells: int) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "slobench": version(),
-        "command": list(asked.command),
-        "scenario": asked.scenario.name,
-        "scenario_text": asked.scenario.to_yaml(),
-        "slo": list(asked.scenario.slo_texts()),
-        "target": asked.target,
-        "settings": dict(asked.settings),
-        "modes": [mode.label for mode in asked.modes],
-        "baseline": asked.modes[0].label,
-        "rates_per_s": None if asked.rates is None else list(asked.rates),
-        "seeds": list(seeds_from(asked.scenario, asked.n_seeds)),
-        "confidence": asked.confidence,
+        "command": list(spec.command),
+        "scenario": spec.scenario.name,
+        "scenario_text": spec.scenario.to_yaml(),
+        "slo": list(spec.scenario.slo_texts()),
+        "target": spec.target,
+        "settings": dict(spec.settings),
+        "modes": [mode.label for mode in spec.modes],
+        "baseline": spec.modes[0].label,
+        "rates_per_s": None if spec.rates is None else list(spec.rates),
+        "seeds": list(seeds_from(spec.scenario, spec.n_seeds)),
+        "confidence": spec.confidence,
         "n_cells": n_cells,
         "n_done": len(cells),
         "n_untrusted": sum(not cell["is_trusted"] for cell in cells),
-        "rows": rows(cells, asked.confidence),
+        "rows": rows(cells, spec.confidence),
         "cells": list(cells),
     }
 
 
 def check_directory(directory: Path) -> None:
-    """Raises UsageError for a directory that holds something else."""
+    """Raises UsageError for a directory with other content."""
     if directory.is_dir() and any(directory.iterdir()) and not (directory / "cells").is_dir():
-        raise UsageError(f"--out {directory}: exists already and is no comparison of modes")
+        raise UsageError(f"--out {directory}: exists and holds no comparison of modes")
 
 
 def check_target(target: str) -> None:
-    """Raises UsageError for a target that has no modes to choose from."""
+    """Raises UsageError for a target without modes."""
     if target not in TARGETS:
         raise UsageError(
-            f"--target {target}: modes are compared on {' or '.join(TARGETS)}; to compare servers "
-            "of your own, run each and compare the runs"
+            f"--target {target}: modes run on {' or '.join(TARGETS)} only; to compare other "
+            "servers, run each of them and compare the runs"
         )

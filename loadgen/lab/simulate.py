@@ -1,5 +1,5 @@
-"""A scenario in virtual time: the plan, the release rule and the tables of a real run, with a
-simulated engine in the place of a server."""
+"""Runs of a scenario in virtual time: the plan, release rule and tables of a real run, with a
+simulated engine in place of a server."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from loadgen.lab.simulated_engine import (
     sim_options,
 )
 from loadgen.lab.virtual_client import VirtualClient
-from loadgen.manifest import (
+from loadgen.manifest.sections import (
     LabelsSection,
     PreflightLine,
     SimulatedEngineSection,
@@ -60,11 +60,11 @@ class Simulated(Opener):
     def open(self, setup: RunSetup) -> Iterator[Record]:
         options = setup.options
         if options.model:
-            raise UsageError("--model names a model to a server; for sim choose --engine shape=…")
+            raise UsageError("--model names a server's model; with sim use --engine shape=…")
         if options.target_settings:
             raise UsageError(
-                f"target setting {options.target_settings[0]}: sim has no target file; configure "
-                "it with --engine"
+                f"target setting {options.target_settings[0]}: sim has no target file; set "
+                "the engine with --engine"
             )
         if options.watch is not None:
             raise UsageError(VIRTUAL_TIME)
@@ -90,7 +90,7 @@ class Simulated(Opener):
 
 @dataclass(frozen=True)
 class SimTarget:
-    """A simulated engine, described as a run's manifest describes its target."""
+    """The description of a simulated engine as the target of a run's manifest."""
 
     options: SimOptions
     policy: Policy
@@ -120,11 +120,11 @@ def simulate(
     out_dir: Path | str | None = None,
     **settings: Any,
 ) -> Run:
-    """What a scenario would measure on a simulated engine; nothing is sent anywhere.
+    """Runs a scenario on a simulated engine; no request is sent.
 
-    `policy` is a batching mode as an object, else `mode` names one; further settings are those of
-    `--engine` (`shape`, `hardware`, `token_budget`, …, and the mode's own). With `out_dir` the run
-    is written there as well. Raises UsageError for what cannot be meant.
+    `policy` is a batching mode as an object, otherwise `mode` names one; further settings are those
+    of `--engine` (`shape`, `hardware`, `token_budget`, …, and the mode's own). With `out_dir` the
+    run is also written there. Raises UsageError for invalid settings.
     """
     chosen = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
     options = sim_options(settings)
@@ -153,14 +153,14 @@ def record(
     early: Early | None = None,
     is_interruptible: bool = True,
 ) -> Run:
-    """Send a plan to a simulated engine; with a `directory` the run is written into it, and called
-    like it if it has no `name`.
+    """Sends a plan to a simulated engine; with a `directory` the run is written into it and,
+    without a `name`, named after it.
 
-    `early` ends it when it is clear. Ctrl-C ends an interruptible run early, as `interrupted`, with
-    all that happened until then.
+    `early` may end the run. Ctrl-C ends an interruptible run as `interrupted`, with all results so
+    far.
     """
     engine = build(options, PromptIds(plan).is_sharing, policy)
-    console.print(f"simulated engine: {engine.words}", soft_wrap=True, markup=False)
+    console.print(f"simulated engine: {engine.description}", soft_wrap=True, markup=False)
     target = SimTarget(options, engine.policy)
     name = name or (scenario.name if directory is None else directory.name)
     started_utc = datetime.now(UTC)
@@ -181,7 +181,7 @@ def record(
 
 
 class _Simulation:
-    """One simulated run under way: drawn now and then, and stopped by an interrupt."""
+    """A simulated run in progress: shows its progress and stops at an interrupt."""
 
     def __init__(
         self,
@@ -197,10 +197,12 @@ class _Simulation:
         self._progress = Progress(
             console, n_requests, scenario.horizon_s, n_requests / scenario.horizon_s
         )
-        self._n_interrupts = self._n_obeyed = 0
+        self._n_interrupts = self._n_handled = 0
         self._next_beat = time.monotonic() + _BEAT_S
         self._started = time.monotonic()
-        self.client = VirtualClient(scenario, plan, options.declared_max_tokens, self._look, early)
+        self.client = VirtualClient(
+            scenario, plan, options.declared_max_tokens, self._on_step, early
+        )
 
     def run(self) -> None:
         with self._progress:
@@ -226,7 +228,7 @@ class _Simulation:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Ctrl-C is noted here and obeyed between two steps. Only the main thread may handle
+        """Counts Ctrl-C here; the run stops between two steps. Only the main thread may handle
         signals."""
 
         def note(number: int, frame: FrameType | None) -> None:
@@ -242,10 +244,10 @@ class _Simulation:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _look(self) -> None:
-        if self._n_interrupts > self._n_obeyed:
-            self._n_obeyed = self._n_interrupts
-            self._progress.note("interrupted: the report covers what was simulated until now")
+    def _on_step(self) -> None:
+        if self._n_interrupts > self._n_handled:
+            self._n_handled = self._n_interrupts
+            self._progress.note("interrupted: the report covers the simulation so far")
             self.client.stop("interrupted", "the interrupt", 0.0)
         if time.monotonic() >= self._next_beat:
             self._beat()

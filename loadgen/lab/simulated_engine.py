@@ -1,4 +1,4 @@
-"""From settings (`mode=chunked,shape=8b,hardware=h200`) to a simulated engine."""
+"""A simulated engine, built from settings such as `mode=chunked,shape=8b,hardware=h200`."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _STEP_TOKENS = 1 << 15
 
 
 class SimOptions(BaseModel):
-    """What can be chosen about a simulated engine. The rest of the keys are the mode's own
+    """The settings of a simulated engine. All other keys are parameters of the mode
     (`policy_args`).
 
-    None: `max_model_len` 32 768 (on `cpu` the shape's), `max_num_seqs` and `token_budget` the
-    mode's, `kv_blocks` all that fit beside the weights, `prefix_cache` on where the scenario shares
-    any text. `declared_max_tokens` is what every request says it may generate at most, while it
-    ends at the length of its plan; None says the plan's. `step_delay` makes every step longer, a
-    fault on purpose.
+    None means: `max_model_len` 32 768 (on `cpu` the shape's), `max_num_seqs` and `token_budget` the
+    mode's, `kv_blocks` as many as fit next to the weights, `prefix_cache` on if the scenario shares
+    text. `declared_max_tokens` is the generation limit that every request declares, although it
+    ends at its planned length; None declares the planned length. `step_delay` makes every step
+    longer, as an injected fault.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -62,15 +62,15 @@ class SimOptions(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEngine:
-    """A built engine at the beginning of its time, and its settings in one line."""
+    """An engine at time zero, and a short description of it."""
 
     simulator: Simulator
     policy: Policy
-    words: str
+    description: str
 
 
 def read_settings(text: str) -> dict[str, str]:
-    """`mode=chunked,shape=8b` as a mapping. Raises UsageError for a key given twice."""
+    """`mode=chunked,shape=8b` as a mapping. Raises UsageError for a repeated key."""
     settings: dict[str, str] = {}
     for key, value in split_options(text):
         name = key.replace("-", "_")
@@ -81,9 +81,9 @@ def read_settings(text: str) -> dict[str, str]:
 
 
 def sim_options(settings: Mapping[str, Any]) -> SimOptions:
-    """Settings by key; one that is a parameter of the mode goes to the mode.
+    """The settings as options; a parameter of the mode goes to the mode.
 
-    Raises UsageError with the nearest key, or saying what is wrong with a value.
+    Raises UsageError with the nearest key, or with the reason why a value is invalid.
     """
     mode = POLICIES.get(str(settings.get("mode", SimOptions().mode)))
     own, mode_keys = SimOptions.model_fields, mode.model_fields
@@ -104,62 +104,66 @@ def sim_options(settings: Mapping[str, Any]) -> SimOptions:
 def build(
     options: SimOptions, is_sharing: bool, policy: Policy | None = None, log: StepLog | None = None
 ) -> SimulatedEngine:
-    """An engine with nothing in it. `policy` instead of the one that the options name."""
-    source = resolve(options.shape)
-    found = model_on_hardware(source, options.hardware, options.kv_dtype)
-    context = source.config.max_model_len if options.hardware == CPU else SIMULATED_CONTEXT
+    """An idle engine. `policy` replaces the policy that the options name."""
+    model = resolve(options.shape)
+    fit = model_on_hardware(model, options.hardware, options.kv_dtype)
+    context = model.config.max_model_len if options.hardware == CPU else SIMULATED_CONTEXT
     max_model_len = options.max_model_len or context
-    n_blocks = options.kv_blocks or found.kv_tokens // BLOCK_TOKENS
+    n_blocks = options.kv_blocks or fit.kv_tokens // BLOCK_TOKENS
     prefix_cache = is_sharing if options.prefix_cache is None else options.prefix_cache
     chosen = policy if policy is not None else make_policy(options)
-    limits = _limits(options, chosen, max_model_len, source.config.vocab_size)
+    limits = _limits(options, chosen, max_model_len, model.config.vocab_size)
     clock = VirtualClock()
-    caps = Caps(options.swap_blocks, copy_s=found.copy_token_s * BLOCK_TOKENS)
+    caps = Caps(options.swap_blocks, copy_s=fit.copy_token_s * BLOCK_TOKENS)
     state = EngineState(
         limits,
         KvPool(n_blocks, BLOCK_TOKENS, prefix_cache),
         clock,
         chosen,
-        cost=found.cost,
+        cost=fit.cost,
         predictor=QuantilePredictor(),
         log=log,
         host=HostPool(caps.n_host_blocks, caps.copy_s),
         preempt=options.preempt,
         async_depth=options.async_depth,
     )
-    words = f"{source.name} on {options.hardware}, {_words(chosen)}, {n_blocks} KV blocks"
-    if options.kv_dtype != "auto":
-        words += f" of {options.kv_dtype}"
-    if options.step_delay != StepDelay():
-        words += f", every step delayed by {options.step_delay}"
-    executor = delayed(
-        Simulated(found.cost, clock.advance, caps), options.step_delay, clock, clock.advance
+    description = (
+        f"{model.name} on {options.hardware}, {_policy_text(chosen)}, {n_blocks} KV blocks"
     )
-    return SimulatedEngine(Simulator(state, executor, clock), chosen, words)
+    if options.kv_dtype != "auto":
+        description += f" of {options.kv_dtype}"
+    if options.step_delay != StepDelay():
+        description += f", every step delayed by {options.step_delay}"
+    executor = delayed(
+        Simulated(fit.cost, clock.advance, caps), options.step_delay, clock, clock.advance
+    )
+    return SimulatedEngine(Simulator(state, executor, clock), chosen, description)
 
 
 def make_policy(options: SimOptions) -> Policy:
-    """The mode with its parameters; a limit set for the engine holds for a mode that has it."""
+    """The mode with its parameters; an engine-wide limit also applies to a mode with that
+    parameter."""
     cls = POLICIES.get(options.mode)
     shared = options.model_dump(include={"max_num_seqs", "token_budget"}, exclude_none=True)
     if "token_budget" in shared and "token_budget" not in cls.model_fields:
         raise UsageError(f"token_budget: the mode '{options.mode}' has none")
-    known = {key: value for key, value in shared.items() if key in cls.model_fields}
+    applicable = {key: value for key, value in shared.items() if key in cls.model_fields}
     try:
-        return cls.model_validate({**known, **options.policy_args})
+        return cls.model_validate({**applicable, **options.policy_args})
     except ValidationError as error:
         raise UsageError(f"mode '{options.mode}': {_problem(error)}") from None
 
 
 def _limits(options: SimOptions, policy: Policy, max_model_len: int, vocab_size: int) -> Limits:
-    """As a server's: what the mode asks for, and never less than a whole long prompt in a step."""
+    """The limits of a server: those of the mode, but always room for a whole long prompt in a
+    step."""
     max_num_seqs = options.max_num_seqs or max(_MAX_NUM_SEQS, getattr(policy, "max_num_seqs", 0))
     budget = getattr(policy, "token_budget", None)
     most_tokens = max(budget if isinstance(budget, int) else 0, max_model_len, _STEP_TOKENS)
     return Limits(max_num_seqs, most_tokens + max_num_seqs, max_model_len, vocab_size)
 
 
-def _words(policy: Policy) -> str:
+def _policy_text(policy: Policy) -> str:
     changed = policy.model_dump(mode="json", exclude_defaults=True)
     return " ".join([policy.kind, *(f"{key}={value}" for key, value in changed.items())])
 

@@ -1,6 +1,5 @@
-"""The load generator in virtual time: the same dispatcher and release rule, a simulated engine
-instead of a socket, and the tables that a perfect network and a perfect client would have recorded.
-"""
+"""The load generator in virtual time: the real dispatcher and release rule, a simulated engine
+instead of a socket, and the tables that a perfect network and client would record."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from loadgen.drive.dispatch import Bounds, Dispatcher
 from loadgen.drive.progress import NEVER_SENT
 from loadgen.drive.stop_rules import StopRules, stop_rules
 from loadgen.lab.prompt_ids import PromptIds
-from loadgen.manifest import Ended
+from loadgen.manifest.sections import Ended
 from loadgen.records import (
     CHUNKS,
     ON_PURPOSE,
@@ -37,12 +36,13 @@ from reference_engine.state.batch import StepTokens
 from reference_engine.state.plan import AdmissionError
 from reference_engine.state.sequence import Request, State
 
-_CHECK_S = 0.25  # between two looks at the share of failures
+_CHECK_S = 0.25  # between two checks of the stop rules
 _REASONS = {State.finished_stop: FinishReason.stop, State.finished_length: FinishReason.length}
 
 
 class VirtualTimer:
-    """One alarm on a clock that goes from alarm to alarm; `drive.timer.Timer` in virtual time."""
+    """`drive.timer.Timer` in virtual time: a single alarm on a clock that jumps from alarm to
+    alarm."""
 
     def __init__(self) -> None:
         self._now_s = 0.0
@@ -58,7 +58,7 @@ class VirtualTimer:
         return None if self._alarm is None else self._alarm[0]
 
     def advance_to(self, instant_s: float) -> None:
-        """Set off what is due up to then, each at its own instant."""
+        """Fires each alarm that is due by then, at its own time."""
         while self._alarm is not None and self._alarm[0] <= instant_s:
             at_s, callback = self._alarm
             self._alarm = None
@@ -70,10 +70,10 @@ class VirtualTimer:
 class VirtualClient:
     """Sends a plan to a simulated engine (`reference_engine.simulator.EngineClient`).
 
-    `declared_max_tokens` is what every request says it may generate at most; None: exactly what it
-    will. `look` is called whenever the engine lets the client act; `early` may end the run.
-    `waits_s` adds up, by class and reason, the seconds that requests of the measured window waited;
-    `ended` is how the run ended, why, and when it stopped releasing before its time.
+    `declared_max_tokens` is the generation limit that every request declares; None declares its
+    planned length. `on_step` is called each time the engine lets the client act; `early` may end
+    the run. `waits_s` adds up the waiting seconds of requests of the measured window, by class and
+    reason. `ended` holds how the run ended, why, and when it stopped releasing early.
     """
 
     def __init__(
@@ -81,23 +81,23 @@ class VirtualClient:
         scenario: Scenario,
         plan: Plan,
         declared_max_tokens: int | None = None,
-        look: Callable[[], None] = lambda: None,
+        on_step: Callable[[], None] = lambda: None,
         early: Early | None = None,
     ) -> None:
         self._schedule, self._names = plan.schedule, scenario.names()
         self._declared_max_tokens = declared_max_tokens
-        self._promises, self._own_slo_s = scenario.limits_by_class(), own_limits(plan.schedule)
+        self._class_limits, self._own_slo_s = scenario.limits_by_class(), own_limits(plan.schedule)
         self._prompts = PromptIds(plan)
         self._timer = VirtualTimer()
         self._engine: Simulator | None = None
         self._live: dict[int, Request] = {}  # by row
         self._row: dict[Request, int] = {}
-        self._received_s: dict[Request, list[float]] = {}  # when each one's tokens came
+        self._received_s: dict[Request, list[float]] = {}  # arrival times of its tokens
         self._chunks: list[tuple[int, list[float]]] = []
         self._errors: dict[str, int] = {"": 0}
         self._n_unreleased = len(plan.schedule)
         self._is_started = self._is_over = False
-        self._look = look
+        self._on_step = on_step
         stop = scenario.stop_when
         self._rules = stop_rules(stop.error_rate, stop.over, stop.saturated) if stop else None
         self._early = early
@@ -142,19 +142,19 @@ class VirtualClient:
             self._is_started = True
             self._dispatcher.start()
         self._timer.advance_to(engine.now_s)
-        self._look()
+        self._on_step()
         if engine.now_s >= self._next_check_s and self.ended[0] == "completed":
             self._next_check_s = engine.now_s + _CHECK_S
             self._check(engine.now_s)
 
     def stop(self, how: Ended, reason: str, drain_s: float) -> None:
-        """Release nothing more; requests in flight have `drain_s` to finish."""
+        """Releases no more requests; those in flight have `drain_s` to finish."""
         if self.ended[0] == "completed":
             self.ended = (how, reason, self._timer.now_s())
         self._dispatcher.stop(reason, drain_s)
 
     def receive(self, events: StepTokens, engine: Simulator) -> None:
-        # Alarms during the step first: a request that timed out in it gets nothing more.
+        # Alarms during the step first: a request that timed out in it receives no more tokens.
         self._timer.advance_to(engine.now_s)
         now_s, received_s = engine.now_s, self._received_s
         for request in events.requests:
@@ -204,7 +204,7 @@ class VirtualClient:
         self.rows["status"][row], self.rows["error_id"][row] = status, self._error(reason)
 
     def beat(self) -> dict[str, Any]:
-        """What `drive.progress` draws."""
+        """The progress so far, for `drive.progress`."""
         ttft_s, self._ttft_s = self._ttft_s, []
         return {
             "now_s": self._timer.now_s(),
@@ -218,7 +218,7 @@ class VirtualClient:
         }
 
     def tables(self) -> tuple[Requests, Chunks, Names]:
-        """What was recorded: rows, chunks grouped by request id, and the texts of errors."""
+        """The recorded rows, the chunks grouped by request id, and the error texts."""
         self._chunks.sort()
         sizes = [len(times) for _, times in self._chunks]
         chunks = np.empty(sum(sizes), CHUNKS)
@@ -232,9 +232,9 @@ class VirtualClient:
         planned = self._schedule[row]
         n_output = max(1, int(planned["output_tokens"]))
         ttft_slo_s, tpot_slo_s, e2e_slo_s = (
-            float(planned[own]) or everybodys
-            for own, everybodys in zip(
-                OWN_SLO.values(), self._promises[int(planned["class_id"])], strict=True
+            float(planned[column]) or class_limit
+            for column, class_limit in zip(
+                OWN_SLO.values(), self._class_limits[int(planned["class_id"])], strict=True
             )
         )
         return Request(
@@ -297,11 +297,11 @@ class VirtualClient:
         self.rows["status"][row], self.rows["error_id"][row] = status, self._error(error)
         self.rows["done_s"][row] = done_s
         if self._early is not None:
-            self._ended.append(self._glimpse(row, status, done_s))
+            self._ended.append(self._sample(row, status, done_s))
         self._dispatcher.ended(row, status, done_s)
 
-    def _glimpse(self, row: int, status: Status, done_s: float) -> dict[str, Any]:
-        """What a shard would tell of it (`drive.live_sample.FIELDS`)."""
+    def _sample(self, row: int, status: Status, done_s: float) -> dict[str, Any]:
+        """The request as a shard reports it (`drive.live_sample.FIELDS`)."""
         rows = self.rows
         released_s, first_s, last_s = (
             float(rows[name][row]) for name in ("released_s", "first_token_s", "last_token_s")

@@ -13,7 +13,7 @@ import numpy as np
 from loadgen.drive.live_sample import FIELDS, SecondsHistogram, coarse_counts
 from loadgen.live.live_series import OLD_NAMES, SERIES, Labels, Reading
 from loadgen.measure.catalog import PASSES_UNDEFINED
-from loadgen.measure.slo import Slo, for_one
+from loadgen.measure.slo import Slo, slos_of_request
 from loadgen.records import OWN_SLO, Schedule, Status
 
 _SUMMED = ("released", "sent", "in_flight", "waiting")
@@ -129,7 +129,7 @@ def meets_slos(ended: Mapping[str, Any], slos: Sequence[Slo]) -> bool:
     """Whether a successful request met all per-request SLOs, and the limits that it brings itself
     (trace rows), by its undecoded bytes. `ended` has the fields of `EndedSample`."""
     if own_slo_s := ended["own_slo_s"]:
-        slos = for_one(slos, dict(zip(OWN_SLO, own_slo_s, strict=True)))
+        slos = slos_of_request(slos, dict(zip(OWN_SLO, own_slo_s, strict=True)))
     return all(_is_met(slo, ended) for slo in slos)
 
 

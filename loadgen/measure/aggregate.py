@@ -1,11 +1,10 @@
-"""A run in numbers: what was due, how long it took, which promises were kept, and a verdict."""
+"""The summary of a run: requests due, their latencies, the SLOs met or missed, and the verdict."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,19 +21,19 @@ from loadgen.measure.attainment import (
     warmup_rows,
     withdrawn_rows,
 )
-from loadgen.measure.backends import backends
 from loadgen.measure.catalog import METRICS, Metric
 from loadgen.measure.drivers import drivers
 from loadgen.measure.fairness import fairness
 from loadgen.measure.findings import findings
-from loadgen.measure.load import load_through
-from loadgen.measure.per_request import Mask, PerRequest, per_request, without_own
-from loadgen.measure.server_load import server_findings, server_summary
+from loadgen.measure.load import Throughput, inside, load_through, per_second, throughput
+from loadgen.measure.per_request import Mask, PerRequest, Samples, per_request, without_own
+from loadgen.measure.server_load import backends, server_findings, server_summary
 from loadgen.measure.slo import Slo, own_slo, parse_slo, ungrounded
 from loadgen.measure.stalls import stalls
+from loadgen.measure.statistics.intervals import Interval
+from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.statistics.population import Population
-from loadgen.measure.statistics.samples import Samples
-from loadgen.measure.statistics.stats import Interval, Percentile, wilson
+from loadgen.measure.statistics.proportions import wilson
 from loadgen.measure.stimulus import stimulus
 from loadgen.measure.summary import (
     PERCENTILES,
@@ -44,9 +43,8 @@ from loadgen.measure.summary import (
     Goodput,
     Summary,
     Validity,
+    ValidityCheck,
 )
-from loadgen.measure.throughput import Throughput, inside, per_second, throughput
-from loadgen.measure.validity.check import ValidityCheck
 from loadgen.measure.validity.checks import checks, is_trusted
 from loadgen.measure.verdict import (
     DEFAULT_CONFIDENCE,
@@ -66,20 +64,20 @@ from loadgen.records import Run, Status
 def summarize(
     run: Run, slo: Sequence[str] | None = None, confidence: float | None = None
 ) -> Summary:
-    """The numbers and the verdict of a run, under its own SLOs or others.
+    """The summary and the verdict of a run, under its own SLOs or under others.
 
-    With `confidence` the verdict follows the bounds instead of the estimates, and a promise that
-    they leave open gives no verdict. Raises UsageError for other SLOs that cannot be meant,
-    ValueError for a confidence outside (0.5, 1), RunInvalid for tables that do not fit together.
+    With `confidence` the verdict follows the bounds instead of the estimates, and an SLO that they
+    leave open gives no verdict. Raises UsageError for invalid other SLOs, ValueError for a
+    confidence outside (0.5, 1), RunInvalid for tables that do not fit together.
     """
     if confidence is not None and not 0.5 < confidence < 1:
-        raise ValueError(f"a confidence lies between 50 % and 100 %, both excluded: {confidence}")
+        raise ValueError(f"expected a confidence above 50 % and below 100 %, not {confidence}")
     slos = [parse_slo(text) for text in run.manifest.slo] if slo is None else _other_slos(slo)
     by_class = slos_by_class(run)
     if slo is not None:
         run, by_class = without_own(run), {name: [] for name in by_class}
     window, columns, due = measured_window(run), per_request(run), due_rows(run)
-    everything = [*slos, *(own for promised in by_class.values() for own in promised)]
+    everything = [*slos, *(own for class_slos in by_class.values() for own in class_slos)]
     shared = tuple(slos)
     slos += _brought_to_all(run, columns, shared, by_class)
     everything += _tightest_own(columns, due)
@@ -94,14 +92,14 @@ def summarize(
         name: _class_summary(run, name, shared, own, window, level, confidence is not None)
         for name, own in by_class.items()
     }
-    asked = [*whole.slo, *(_of_class(n, r) for n, c in classes.items() for r in c.slo)]
+    asked = [*whole["slo"], *(_of_class(n, r) for n, c in classes.items() for r in c.slo)]
     verdict, exit_code, reasons = decide(
         asked,
         doubts,
         next((_sentence(c) for c in found if c.name == "load" and c.ok is False), ""),
         level,
         is_strict=confidence is not None,
-        n_ok=whole.counts[Status.ok.name],
+        n_ok=whole["counts"][Status.ok.name],
     )
     return Summary(
         run=run.manifest.run,
@@ -110,7 +108,7 @@ def summarize(
         reasons=reasons,
         confidence=level,
         window=window,
-        **whole.fields(),
+        **whole,
         validity=Validity(is_trusted(found), tuple(found), stalls(run, columns, due)),
         findings=(
             *findings(run, columns, due, window, everything, found, sent, addresses),
@@ -128,16 +126,16 @@ def summarize(
 def _brought_to_all(
     run: Run, columns: PerRequest, shared: Sequence[Slo], by_class: Mapping[str, Sequence[Slo]]
 ) -> list[Slo]:
-    """Promises that only rows brought, which the share that the whole run states (or implies) is
-    asked of: not about a metric that the run promises itself, nor where every class whose rows
-    brought any promises that metric or states a share of its own."""
+    """SLOs that only requests brought and that the share of the whole run (stated or implied)
+    covers. Excluded are metrics that have an SLO of the whole run, and those for which every class
+    with such requests has an SLO on the metric or a share of its own."""
     found = []
     for metric, own_s in columns.own_slo_s.items():
         brought = own_s > 0
         for name, own in by_class.items():
-            if _promises(own, metric) or _states_share(own):
+            if _has_slo_on(own, metric) or _states_share(own):
                 brought &= run.schedule_rows["class_id"] != run.names.classes.index(name)
-        if brought.any() and not _promises(shared, metric):
+        if brought.any() and not _has_slo_on(shared, metric):
             found.append(own_slo(metric))
     return found
 
@@ -145,18 +143,18 @@ def _brought_to_all(
 def _brought_to_class(
     columns: PerRequest, due: Mask, shared: Sequence[Slo], own: Sequence[Slo]
 ) -> list[Slo]:
-    """Promises that only rows of a class brought, judged as the class's: its own share is asked of
-    them or, where nobody states one, the implied share."""
+    """SLOs that only requests of a class brought and that the class is judged by: its own share
+    covers them or, where no share is stated, the implied share."""
     if _states_share(shared) and not _states_share(own):
         return []
     return [
         own_slo(metric)
         for metric, own_s in columns.own_slo_s.items()
-        if (due & (own_s > 0)).any() and not _promises([*shared, *own], metric)
+        if (due & (own_s > 0)).any() and not _has_slo_on([*shared, *own], metric)
     ]
 
 
-def _promises(slos: Sequence[Slo], metric: str) -> bool:
+def _has_slo_on(slos: Sequence[Slo], metric: str) -> bool:
     return any(slo.scope == "request" and slo.metric == metric for slo in slos)
 
 
@@ -165,7 +163,7 @@ def _states_share(slos: Sequence[Slo]) -> bool:
 
 
 def _tightest_own(columns: PerRequest, due: Mask) -> list[Slo]:
-    """One promise per metric that requests brought limits of: the strictest of those."""
+    """Per metric, the strictest limit that a request brought."""
     found = []
     for metric, own_s in columns.own_slo_s.items():
         limits_s = own_s[due & (own_s > 0)]
@@ -175,32 +173,15 @@ def _tightest_own(columns: PerRequest, due: Mask) -> list[Slo]:
 
 
 def _other_slos(texts: Sequence[str]) -> list[Slo]:
-    """Promises the run was not made with, checked as a scenario's own are."""
+    """SLOs that were not part of the run, checked like those of a scenario."""
     try:
         slos = [parse_slo(text) for text in texts]
     except ValueError as problem:
         raise UsageError(f"--slo {problem}") from None
-    lonely = ungrounded(slos)
-    if lonely is not None:
-        raise UsageError(f"--slo {lonely}")
+    mistake = ungrounded(slos)
+    if mistake is not None:
+        raise UsageError(f"--slo {mistake}")
     return slos
-
-
-@dataclass(frozen=True, slots=True)
-class _Numbers:
-    """What is computed alike for the whole run and for each class."""
-
-    counts: Mapping[str, int]
-    offered_rate_per_s: float
-    achieved_rate_per_s: float
-    throughput: Throughput
-    metrics: Mapping[str, Distribution]
-    slo: tuple[SloResult, ...]
-    attainment: Attainment
-    goodput: Goodput
-
-    def fields(self) -> dict[str, Any]:
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
 
 def _numbers(
@@ -211,19 +192,20 @@ def _numbers(
     met: Mask,
     window: MeasuredWindow,
     level: float,
-) -> _Numbers:
+) -> dict[str, Any]:
+    """The fields that the summary of a run and that of a class share."""
     samples, rates = Samples(columns, due), throughput(run, columns, window)
     n_sent = np.count_nonzero(due & inside(run.request_rows["sent_s"], window))
-    return _Numbers(
-        counts=_counts(run, due),
-        offered_rate_per_s=per_second(float(np.count_nonzero(due)), window),
-        achieved_rate_per_s=per_second(float(n_sent), window),
-        throughput=rates,
-        metrics=_distributions(samples, level),
-        slo=tuple(_judge(slos, columns, due, met, samples, rates, window, level)),
-        attainment=_attainment(due, met, level),
-        goodput=_goodput(columns, due, met, window, level),
-    )
+    return {
+        "counts": _counts(run, due),
+        "offered_rate_per_s": per_second(float(np.count_nonzero(due)), window),
+        "achieved_rate_per_s": per_second(float(n_sent), window),
+        "throughput": rates,
+        "metrics": _distributions(samples, level),
+        "slo": tuple(_judge(slos, columns, due, met, samples, rates, window, level)),
+        "attainment": _attainment(due, met, level),
+        "goodput": _goodput(columns, due, met, window, level),
+    }
 
 
 def _class_summary(
@@ -235,7 +217,7 @@ def _class_summary(
     level: float,
     is_strict: bool,
 ) -> ClassSummary:
-    """The rows of one class as a run of their own."""
+    """The rows of one class, summarised like a run of their own."""
     part = _only(run, run.names.classes.index(name))
     columns, due = per_request(part), due_rows(part)
     own = [*own, *_brought_to_class(columns, due, shared, own)]
@@ -245,8 +227,10 @@ def _class_summary(
     return ClassSummary(
         tenant=stated.tenant,
         priority=stated.priority,
-        verdict=decide(numbers.slo, (), "", level, is_strict, numbers.counts[Status.ok.name])[0],
-        **numbers.fields(),
+        verdict=decide(numbers["slo"], (), "", level, is_strict, numbers["counts"][Status.ok.name])[
+            0
+        ],
+        **numbers,
     )
 
 
@@ -267,9 +251,9 @@ def _of_class(name: str, result: SloResult) -> SloResult:
 
 def _counts(run: Run, due: Mask) -> dict[str, int]:
     by_status = np.bincount(run.request_rows["status"][due], minlength=len(Status))
-    n_warmup = int(np.count_nonzero(warmup_rows(run)))
-    n_scheduled, n_due = len(run.schedule_rows), int(np.count_nonzero(due))
-    n_withdrawn = int(np.count_nonzero(withdrawn_rows(run)))
+    n_warmup = _count(warmup_rows(run))
+    n_scheduled, n_due = len(run.schedule_rows), _count(due)
+    n_withdrawn = _count(withdrawn_rows(run))
     return {
         "scheduled": n_scheduled,
         "warmup": n_warmup,
@@ -281,15 +265,15 @@ def _counts(run: Run, due: Mask) -> dict[str, int]:
 
 
 def _distributions(samples: Samples, confidence: float) -> dict[str, Distribution]:
-    known: dict[int, dict[str, Percentile]] = {}  # by identity: `samples` keeps them all alive
+    cache: dict[int, dict[str, Percentile]] = {}  # by id(): `samples` keeps the objects alive
 
     def percentiles(population: Population) -> dict[str, Percentile]:
-        if id(population) not in known:
-            known[id(population)] = {
+        if id(population) not in cache:
+            cache[id(population)] = {
                 name: population.percentile(quantile, confidence)
                 for name, quantile in PERCENTILES.items()
             }
-        return known[id(population)]
+        return cache[id(population)]
 
     def distribution(metric: Metric) -> Distribution:
         plain = samples.of(metric)
@@ -310,7 +294,7 @@ def _distributions(samples: Samples, confidence: float) -> dict[str, Distributio
 
 
 def _attainment(due: Mask, met: Mask, confidence: float) -> Attainment:
-    n_met, n_due = int(np.count_nonzero(met)), int(np.count_nonzero(due))
+    n_met, n_due = _count(met), _count(due)
     share = wilson(n_met, n_due, confidence)
     return Attainment(share.value, share.low, share.high, n_met, n_due)
 
@@ -320,9 +304,9 @@ def _goodput(
 ) -> Goodput:
     share = _attainment(due, met, confidence)
     rate = per_second(float(share.due), window)
-    low, high = (None if end is None else end * rate for end in (share.low, share.high))
+    per_s = Interval(share.value, share.low, share.high).times(rate)
     n_tokens = float(columns.output_tokens[met].sum())
-    requests_per_s = Interval(per_second(float(share.met), window), low, high)
+    requests_per_s = dataclasses.replace(per_s, value=per_second(float(share.met), window))
     return Goodput(requests_per_s, per_second(n_tokens, window))
 
 
@@ -336,7 +320,7 @@ def _judge(
     window: MeasuredWindow,
     confidence: float,
 ) -> list[SloResult]:
-    n_due, n_met, n_ok = (int(np.count_nonzero(m)) for m in (due, met, due & columns.is_ok))
+    n_due, n_met, n_ok = (_count(m) for m in (due, met, due & columns.is_ok))
     shares = Shares(n_due, n_met, n_ok, window.length_s)
 
     def rate(metric: str) -> float:
@@ -350,12 +334,10 @@ def _judge(
         if slo.scope == "request":
             own_s = columns.own_slo_s.get(slo.metric)
             has_own = due & (own_s > 0) if own_s is not None else due & False
-            asked = has_own if math.isinf(slo.limit) else due
-            n_kept, n_asked = (
-                int(np.count_nonzero(m)) for m in (asked & slos_met(columns, slo), asked)
-            )
-            n_own = int(np.count_nonzero(has_own))
-            return request_slo_result(slo, n_kept, n_asked, confidence, n_own)
+            counted = has_own if math.isinf(slo.limit) else due
+            met_slo = counted & slos_met(columns, slo)
+            n_met_slo, n_counted, n_own = map(_count, (met_slo, counted, has_own))
+            return request_slo_result(slo, n_met_slo, n_counted, confidence, n_own)
         if slo.quantile is not None:
             return percentile_result(slo, samples.of(metric, with_failures=True), confidence)
         if slo.aggregate == "mean":
@@ -370,7 +352,7 @@ def _judge(
 
 
 def _doubts(run: Run, found: Sequence[ValidityCheck], due: Mask) -> list[str]:
-    """Why no verdict can be given, whatever the numbers."""
+    """Reasons for which no verdict can be given."""
     reasons = []
     ended = run.manifest.ended
     if ended != "completed":
@@ -384,3 +366,7 @@ def _doubts(run: Run, found: Sequence[ValidityCheck], due: Mask) -> list[str]:
 
 def _sentence(check: ValidityCheck) -> str:
     return f"{check.detail[:1].upper()}{check.detail[1:]}."
+
+
+def _count(rows: Mask) -> int:
+    return int(np.count_nonzero(rows))

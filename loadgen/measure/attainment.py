@@ -1,18 +1,22 @@
-"""Who counts, and who kept the promise: the measured window, requests due in it, SLOs met."""
+"""The measured window, the requests that count in it, and the requests that met their SLOs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import structs
 from numpy.typing import NDArray
 
+from loadgen.errors import UsageError
 from loadgen.measure.catalog import PASSES_UNDEFINED
 from loadgen.measure.per_request import Mask, PerRequest, per_request
 from loadgen.measure.slo import Slo, own_slo, parse_slo
 from loadgen.measure.stalls import stalled_rows
+from loadgen.measure.statistics.time_series import mser5
 from loadgen.records import Phase, Run, Status
+from loadgen.units import parse_duration_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +32,8 @@ class MeasuredWindow:
 
 
 def measured_window(run: Run) -> MeasuredWindow:
-    """From the end of warm-up for `measure_s`, or until releasing stopped, whichever came first."""
+    """From the end of warm-up for `measure_s`, or until the run stopped releasing, whichever came
+    first."""
     window = run.manifest.window
     start_s = window.warmup_s
     end_s, ended_s = start_s + window.measure_s, window.ended_s
@@ -36,7 +41,8 @@ def measured_window(run: Run) -> MeasuredWindow:
 
 
 def warmup_rows(run: Run) -> Mask:
-    """Rows of the warm-up: as planned, or, for rows that waited for parents, as released."""
+    """Rows of the warm-up: by their schedule, or, for rows that waited for parents, by their
+    release."""
     schedule = run.schedule_rows
     planned: Mask = schedule["phase"] == Phase.warmup
     moved = schedule["n_parents"] > 0
@@ -58,8 +64,8 @@ def due_rows(run: Run) -> Mask:
 
 
 def withdrawn_rows(run: Run) -> Mask:
-    """Rows of the measured window that were drawn to be cancelled (`requests.cancel`), however they
-    ended: to judge those that ended before their cancel would be to judge the quick ones only."""
+    """Rows of the measured window that were to be cancelled (`requests.cancel`), however they
+    ended: counting those that ended before their cancel would count only the quick ones."""
     drawn = _is_drawn(run)
     return drawn & came_due(run) if drawn.any() else drawn
 
@@ -82,17 +88,18 @@ def _is_drawn(run: Run) -> Mask:
 
 
 def slos_met(columns: PerRequest, slo: Slo) -> Mask:
-    """Rows that kept one per-request promise: by its limit, or that which they brought themselves.
+    """Rows that met one per-request SLO, by its limit or by a limit that the request brought
+    itself.
 
-    Only an answer that ended well and held a token keeps any. An undefined metric is a miss, but
-    for those an answer may be too short to have (`PASSES_UNDEFINED`).
+    Only a successful answer with a token meets any. An undefined metric is a miss, except for
+    metrics that an answer may be too short to have (`PASSES_UNDEFINED`).
     """
     values, limit = columns.column(slo.metric), _limits(columns, slo)
     within = values <= limit if slo.operator == "<=" else values >= limit
     if slo.metric in PASSES_UNDEFINED:
         within |= np.isnan(values)
-    kept: Mask = within & columns.is_ok & columns.has_token
-    return kept
+    met: Mask = within & columns.is_ok & columns.has_token
+    return met
 
 
 def _limits(columns: PerRequest, slo: Slo) -> float | NDArray[np.float64]:
@@ -101,8 +108,8 @@ def _limits(columns: PerRequest, slo: Slo) -> float | NDArray[np.float64]:
 
 
 def meets(columns: PerRequest, slos: Sequence[Slo]) -> Mask:
-    """Rows that kept every per-request promise among `slos` and those they brought themselves;
-    without any, those that ended well."""
+    """Rows that met every per-request SLO in `slos` and the limits that they brought themselves;
+    without any, the successful rows."""
     met = columns.is_ok & columns.has_token
     for slo in (*slos, *map(own_slo, columns.own_slo_s)):
         if slo.scope == "request":
@@ -111,7 +118,7 @@ def meets(columns: PerRequest, slos: Sequence[Slo]) -> Mask:
 
 
 def slos_by_class(run: Run) -> dict[str, list[Slo]]:
-    """The promises made to each class alone; empty for a run of one class without such."""
+    """The SLOs of each class alone; empty for a run of one class without SLOs of its own."""
     own = {
         name: [parse_slo(text) for text in run.manifest.class_slos(name)]
         for name in run.names.classes
@@ -122,7 +129,7 @@ def slos_by_class(run: Run) -> dict[str, list[Slo]]:
 def meets_own(
     run: Run, columns: PerRequest, slos: Sequence[Slo], by_class: Mapping[str, Sequence[Slo]]
 ) -> Mask:
-    """Rows that kept every per-request promise made to all, and those made to their class."""
+    """Rows that met every per-request SLO of all traffic and of their class."""
     met = meets(columns, slos)
     for number, name in enumerate(run.names.classes):
         elsewhere = run.schedule_rows["class_id"] != number
@@ -132,7 +139,7 @@ def meets_own(
 
 def derived(run: Run) -> dict[str, NDArray[np.generic]]:
     """The computed columns of requests.parquet: `ttft_s tpot_s e2e_s`, `slo_met` by the run's own
-    SLOs, and `client_stalled` where an instant of these fell into a stall of the client's."""
+    SLOs, and `client_stalled` where one of their times fell into a stall of the load generator."""
     columns = per_request(run)
     slos = [parse_slo(text) for text in run.manifest.slo]
     return {
@@ -142,3 +149,53 @@ def derived(run: Run) -> dict[str, NDArray[np.generic]]:
         "slo_met": meets_own(run, columns, slos, slos_by_class(run)),
         "client_stalled": stalled_rows(run),
     }
+
+
+def with_window(run: Run, text: str) -> Run:
+    """The run measured over `30s:90s` (from its start), or over `steady`: from where TTFT has
+    settled (MSER-5). Requests scheduled after the window are left out.
+
+    Raises UsageError for a window that is malformed, empty or not found.
+    """
+    start_s, end_s = _steady(run) if text == "steady" else _ends(text)
+    window = measured_window(run)
+    if not start_s < end_s or start_s >= window.end_s:
+        raise UsageError(f"--window {text}: the window is empty; the run ends at {window.end_s:g}s")
+    planned_s = run.schedule_rows["scheduled_s"]
+    due_s = np.where(np.isnan(planned_s), run.request_rows["released_s"], planned_s)
+    kept = ~(due_s >= end_s)
+    schedule = run.schedule_rows[kept].copy()
+    schedule["phase"] = np.where(due_s[kept] < start_s, Phase.warmup, Phase.measure)
+    ids = schedule["request_id"]
+    length_s = min(end_s, window.end_s) - start_s
+    changed = structs.replace(run.manifest.window, warmup_s=start_s, measure_s=length_s)
+    return replace(
+        run,
+        manifest=structs.replace(run.manifest, window=changed),
+        schedule_rows=schedule,
+        request_rows=run.request_rows[kept],
+        chunk_rows=run.chunk_rows[np.isin(run.chunk_rows["request_id"], ids)],
+        edge_rows=run.edge_rows[np.isin(run.edge_rows["request_id"], ids)],
+    )
+
+
+def _ends(text: str) -> tuple[float, float]:
+    first, colon, last = text.partition(":")
+    try:
+        if not colon:
+            raise ValueError("expected START:END, e.g. 30s:90s, or steady")
+        return parse_duration_s(first), parse_duration_s(last)
+    except ValueError as error:
+        raise UsageError(f"--window {text}: {error}") from None
+
+
+def _steady(run: Run) -> tuple[float, float]:
+    columns, window = per_request(run), measured_window(run)
+    counted = due_rows(run) & columns.is_ok & np.isfinite(columns.ttft_s)
+    order = np.argsort(run.request_rows["released_s"][counted], kind="stable")
+    found = mser5(columns.ttft_s[counted][order])
+    if not found.is_found:
+        raise UsageError(
+            "--window steady: TTFT does not settle in this run, or the run is too short"
+        )
+    return float(run.request_rows["released_s"][counted][order][found.cut]), window.end_s

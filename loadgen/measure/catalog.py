@@ -1,4 +1,5 @@
-"""Every number slobench reports: one name, one unit, one formula.
+"""The catalogue of metrics: one name, one unit and one formula for every number that slobench
+reports.
 
 The table in docs/metrics.md and the report's tooltips are generated from here.
 """
@@ -17,24 +18,24 @@ Unit = Literal["s", "per_s", "share"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One entry. `scope` says what has a value of its own: a request, a gap of chunks, the run.
+    """One metric. `scope` is the object that has a value: a request, a gap between chunks, the run.
 
-    `slo` is the word in an SLO expression; "" where it would be a promise about the client.
+    `slo` is the word in an SLO expression; "" for metrics of the load generator, which cannot have
+    one.
     """
 
     name: str
     title: str
-    unit: Unit
-    direction: Direction
-    scope: Scope
     slo: str
     meaning: str
     formula: str
     edges: str
-    source: str
+    source: str = "slobench"
+    unit: Unit = "s"
+    direction: Direction = "lower"
+    scope: Scope = "request"
 
 
-_OURS = "slobench"
 _MLPERF = "MLPerf loadgen (TTFT, TPOT)"
 _VLLM = "vLLM bench serve, from the send instant there"
 
@@ -42,267 +43,211 @@ _ALL = (
     Metric(
         "ttft_s",
         "TTFT",
-        "s",
-        "lower",
-        "request",
         "ttft",
-        "Time to first token: how long the user looks at nothing.",
+        "Time to first token: how long the user waits for anything to appear.",
         "first_token − released",
         "No token received: undefined, and a miss. An empty role chunk is not a token.",
-        _MLPERF,
+        source=_MLPERF,
     ),
     Metric(
         "ttft_from_send_s",
         "TTFT from send",
-        "s",
-        "lower",
-        "request",
         "ttft_from_send",
-        "The same, from the instant the request left the client: the server's own share.",
+        "The same, from when the request was actually sent: the server's own share.",
         "first_token − sent",
         "As TTFT.",
-        _VLLM,
+        source=_VLLM,
     ),
     Metric(
         "ttfat_s",
         "TTFAT",
-        "s",
-        "lower",
-        "request",
         "ttfat",
         "Time to first answer token: the first content after any reasoning.",
         "first_answer − released",
         "Equals TTFT without reasoning. Only reasoning received: undefined, and a miss.",
-        "guidellm TTFOT, aiperf time_to_first_output_token",
+        source="guidellm TTFOT, aiperf time_to_first_output_token",
     ),
     Metric(
         "tpot_s",
         "TPOT",
-        "s",
-        "lower",
-        "request",
         "tpot",
         "Time per output token once the answer has begun: the reading speed.",
         "(last_token − first_token) / (n − n_first_chunk)",
         "n − 1 where the first chunk's count is unknown. Fewer than two tokens, or all in the first"
         " chunk: undefined, never 0, and passes an SLO.",
-        _MLPERF,
+        source=_MLPERF,
     ),
     Metric(
         "itl_s",
         "ITL",
-        "s",
-        "lower",
-        "gap",
         "itl",
         "Inter-token latency: each gap shared among the tokens that end it, one value per token.",
         "(received[k] − received[k−1]) / tokens[k], counted tokens[k] times",
         "Where the server does not count tokens per chunk, one token per chunk is assumed (= ICL).",
-        "sglang bench_serving (native)",
+        source="sglang bench_serving (native)",
+        scope="gap",
     ),
     Metric(
         "icl_s",
         "ICL",
-        "s",
-        "lower",
-        "gap",
         "icl",
         "Inter-chunk latency: the gap between consecutive chunks, the stall a user sees.",
         "received[k] − received[k−1]",
         "The first chunk ends no gap; it belongs to TTFT.",
-        "aiperf inter_chunk_latency; vLLM calls it ITL",
+        source="aiperf inter_chunk_latency; vLLM calls it ITL",
+        scope="gap",
     ),
     Metric(
         "e2e_s",
         "E2E",
-        "s",
-        "lower",
-        "request",
         "e2e",
-        "From the planned instant to the last token: the whole wait.",
+        "From the scheduled send time to the last token: the whole wait.",
         "last_token − released",
         "Neither the usage line nor [DONE] counts. No token received: undefined, and a miss.",
-        _OURS,
     ),
     Metric(
         "e2e_from_send_s",
         "E2E from send",
-        "s",
-        "lower",
-        "request",
         "e2e_from_send",
-        "The same, from the instant the request left the client.",
+        "The same, from when the request was actually sent.",
         "last_token − sent",
         "As E2E.",
-        _VLLM,
+        source=_VLLM,
     ),
     Metric(
         "close_s",
         "Close",
-        "s",
-        "lower",
-        "request",
         "close",
-        "From the planned instant to the end of the response stream.",
+        "From the scheduled send time to the end of the response stream.",
         "done − released",
         "Never finished: undefined, and a miss.",
-        _OURS,
     ),
     Metric(
         "e2e_per_token_s",
         "E2E per token",
-        "s",
-        "lower",
-        "request",
         "e2e_per_token",
         "Normalised latency: the whole wait shared among the output tokens.",
         "(last_token − released) / n",
         "n = 0: undefined, and a miss.",
-        "Orca (OSDI 2022), vLLM (SOSP 2023)",
+        source="Orca (OSDI 2022), vLLM (SOSP 2023)",
     ),
     Metric(
         "max_itl_s",
         "Max ITL",
-        "s",
-        "lower",
-        "request",
         "max_itl",
         "The slowest token of a request after its first chunk.",
         "max over k of (received[k] − received[k−1]) / tokens[k]",
         "Fewer than two chunks: undefined, and passes an SLO.",
-        _OURS,
     ),
     Metric(
         "max_stall_s",
         "Max stall",
-        "s",
-        "lower",
-        "request",
         "max_stall",
         "The longest gap between two chunks of a request: the worst freeze a user saw.",
         "max over k of received[k] − received[k−1]",
         "Fewer than two chunks: undefined, and passes an SLO.",
-        _OURS,
     ),
     Metric(
         "queue_client_s",
         "Client queue",
-        "s",
-        "lower",
-        "request",
         "",
-        "How long the client itself held the request back, for whatever reason.",
+        "How long the load generator itself held the request back, for any reason.",
         "sent − released",
         "Never sent: undefined.",
-        _OURS,
     ),
     Metric(
         "connect_s",
         "Connect",
-        "s",
-        "lower",
-        "request",
         "",
         "Opening a new connection.",
         "connected − sent",
         "Undefined on a reused connection.",
-        _OURS,
     ),
     Metric(
         "lateness_s",
         "Lateness",
-        "s",
-        "lower",
-        "request",
         "",
-        "The client queue of requests due at a planned instant: how late the load generator ran.",
+        "The client queue of requests with a scheduled send time: how late the load generator ran.",
         "sent − released",
-        "Undefined for a request that waited for another one's answer.",
-        _OURS,
+        "Undefined for a request that waited for the answer to another request.",
     ),
     Metric(
         "attainment",
         "SLO attainment",
-        "share",
-        "higher",
-        "run",
         "attainment",
-        "The share of due requests that kept every per-request promise.",
+        "The share of due requests that met every per-request SLO.",
         "met / due",
         "Failed, dropped and unsent requests are misses.",
-        "DistServe (OSDI 2024)",
+        source="DistServe (OSDI 2024)",
+        unit="share",
+        direction="higher",
+        scope="run",
     ),
     Metric(
         "error_rate",
         "Error rate",
-        "share",
-        "lower",
-        "run",
         "error_rate",
-        "The share of due requests that did not end well, whatever the cause.",
+        "The share of due requests that were not successful, for any reason.",
         "(due − ok) / due",
         "Dropped and unsent requests count as errors.",
-        _OURS,
+        unit="share",
+        scope="run",
     ),
     Metric(
         "goodput",
         "Goodput",
-        "per_s",
-        "higher",
-        "run",
         "goodput",
-        "Requests per second that kept every per-request promise.",
+        "Requests per second that met every per-request SLO.",
         "met / window length",
-        "Due in the measured window, whenever they ended.",
-        "DistServe (OSDI 2024); vLLM --goodput divides by the whole duration",
+        "Due in the measured window, no matter when they ended.",
+        source="DistServe (OSDI 2024); vLLM --goodput divides by the whole duration",
+        unit="per_s",
+        direction="higher",
+        scope="run",
     ),
     Metric(
         "goodput_output_tokens_per_s",
         "Token goodput",
-        "per_s",
-        "higher",
-        "run",
         "goodput_output_tokens_per_s",
-        "Output tokens per second of the requests that kept every per-request promise.",
+        "Output tokens per second of the requests that met every per-request SLO.",
         "Σ n over met / window length",
-        "Due in the measured window, whenever they ended.",
-        _OURS,
+        "Due in the measured window, no matter when they ended.",
+        unit="per_s",
+        direction="higher",
+        scope="run",
     ),
     Metric(
         "requests_per_s",
         "Request throughput",
-        "per_s",
-        "higher",
-        "run",
         "requests_per_s",
         "Successful answers completed per second.",
         "ok requests with done inside the measured window / window length",
-        "Whatever phase they were due in.",
-        _OURS,
+        "Counts requests due in any phase.",
+        unit="per_s",
+        direction="higher",
+        scope="run",
     ),
     Metric(
         "output_tokens_per_s",
         "Output throughput",
-        "per_s",
-        "higher",
-        "run",
         "output_tokens_per_s",
-        "Output tokens received per second, from good and failed answers alike.",
+        "Output tokens received per second, from successful and failed answers alike.",
         "Σ tokens of chunks received inside the measured window / window length",
         "A request's n is spread evenly over its chunks where chunks carry no count.",
-        _OURS,
+        unit="per_s",
+        direction="higher",
+        scope="run",
     ),
     Metric(
         "input_tokens_per_s",
         "Input throughput",
-        "per_s",
-        "higher",
-        "run",
         "input_tokens_per_s",
         "Prompt tokens processed per second.",
         "Σ input tokens of requests with first_token inside the measured window / window length",
-        "As the server counted them; planned lengths where it does not say.",
-        _OURS,
+        "As the server counted them; planned lengths where it does not report a count.",
+        unit="per_s",
+        direction="higher",
+        scope="run",
     ),
 )
 
@@ -313,12 +258,12 @@ BY_SLO_WORD: Mapping[str, Metric] = MappingProxyType({m.slo: m for m in _ALL if 
 """Metrics by their word in an SLO expression."""
 
 PASSES_UNDEFINED = frozenset({"tpot_s", "max_itl_s", "max_stall_s"})
-"""Metrics an answer may be too short to have; such an answer keeps a promise about them."""
+"""Metrics that an answer may be too short to have; such an answer meets an SLO on them."""
 
 
 def markdown_table() -> str:
     """The table of docs/metrics.md, one row per metric."""
-    head = "| Metric | In an SLO | Unit | Better | What it says | Formula | At the edges | Source |"
+    head = "| Metric | In an SLO | Unit | Better | Meaning | Formula | At the edges | Source |"
     units = {"s": "seconds", "per_s": "per second", "share": "share"}
     rows = (
         f"| `{m.name}` | {f'`{m.slo}`' if m.slo else '–'} | {units[m.unit]} | {m.direction}"

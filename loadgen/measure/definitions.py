@@ -1,7 +1,7 @@
-"""The same recorded run under other tools' definitions: two tools, two numbers, one table.
+"""The same recorded run under the metric definitions of other benchmark tools.
 
-Every definition takes the due requests that ended well. What a client of ours does not record (a
-tokenizer of the other tool's, its own delays) cannot be reproduced; the formulas can.
+Every definition uses the successful due requests. The formulas are reproduced; data that this
+client does not record (another tool's tokenizer, its own delays) is not.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from loadgen.measure.attainment import due_rows
 from loadgen.measure.per_request import per_request
-from loadgen.measure.statistics.stats import Values, nearest_rank
+from loadgen.measure.statistics.intervals import Values
+from loadgen.measure.statistics.percentiles import nearest_rank
 from loadgen.records import Run
 
 Percentile = Callable[[Values, float], float]
@@ -25,7 +26,7 @@ QUANTILES = (0.5, 0.9, 0.99)
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """What the formulas are made of: one entry per request that ended well; gaps by chunk."""
+    """The inputs of the formulas: one entry per successful request; gaps by chunk."""
 
     planned_s: Values
     sent_s: Values
@@ -41,11 +42,12 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """One tool's rules. Each formula gives the samples of a metric, NaN where it has none."""
+    """The definitions of one tool. Each formula returns the samples of a metric, NaN where it has
+    none."""
 
     name: str
     source: str
-    said: Mapping[str, str]
+    formulas: Mapping[str, str]
     ttft_s: Callable[[Answers], Values]
     tpot_s: Callable[[Answers], Values]
     itl_s: Callable[[Answers], Values]
@@ -55,7 +57,7 @@ class Definition:
 
 
 def linear(ordered: Values, quantile: float) -> float:
-    """numpy's default: between the two neighbours of (n − 1)·q."""
+    """numpy's default: interpolation between the two neighbours of (n − 1)·q."""
     return float(np.quantile(ordered, quantile))
 
 
@@ -76,19 +78,19 @@ def _per(seconds: Values, counts: NDArray[np.int64]) -> Values:
 
 
 def _chunk_gaps(a: Answers) -> Values:
-    """Also the gap after an empty first chunk, which is a chunk there like any other."""
+    """All gaps, including the gap after an empty first chunk, which counts as a chunk there."""
     waits_s = a.first_token_s - a.first_chunk_s
     return np.concatenate([waits_s[waits_s > 0], a.gap_s])
 
 
 def _gaps_and_zeros(a: Answers) -> Values:
-    """Tokens of one chunk, the first one's too, came at the same instant there."""
+    """All gaps, and a gap of 0 for each further token of a chunk, the first chunk included."""
     n_further = (a.gap_tokens - 1).sum() + (a.first_chunk_tokens - 1).sum()
     return np.concatenate([a.gap_s, np.zeros(int(n_further))])
 
 
 def _if_streamed(seconds: Values, a: Answers) -> Values:
-    """NaN for an answer of a single token, which is no stream there."""
+    """NaN for an answer of a single token, which does not count as a stream there."""
     return np.where(a.tokens > 1, seconds, np.nan)
 
 
@@ -191,11 +193,11 @@ _SLOBENCH = Definition(
 DEFINITIONS: Mapping[str, Definition] = MappingProxyType(
     {d.name: d for d in (_SLOBENCH, _VLLM, _GUIDELLM, _AIPERF, _INFERENCE_PERF, _MLPERF)}
 )
-"""Every definition by name, ours first."""
+"""Every definition by name, slobench first."""
 
 
 def answers(run: Run) -> Answers:
-    """The due requests of a run that ended well and held a token."""
+    """The due requests of a run that were successful and received a token."""
     columns, rows = per_request(run), run.request_rows
     kept = due_rows(run) & columns.is_ok & columns.has_token
     gaps = columns.gaps
@@ -231,23 +233,23 @@ class Rescored:
 
 def rescore(run: Run, names: tuple[str, ...] = tuple(DEFINITIONS)) -> list[Rescored]:
     """TTFT, TPOT, ITL and E2E of a run under each named definition."""
-    found = answers(run)
+    inputs = answers(run)
     return [
-        _rescored(DEFINITIONS[name], metric, found)
+        _rescored(DEFINITIONS[name], metric, inputs)
         for metric in ("ttft", "tpot", "itl", "e2e")
         for name in names
     ]
 
 
-def _rescored(definition: Definition, metric: str, found: Answers) -> Rescored:
+def _rescored(definition: Definition, metric: str, inputs: Answers) -> Rescored:
     formula: Callable[[Answers], Values] = getattr(definition, f"{metric}_s")
-    values = formula(found)
+    values = formula(inputs)
     ordered = np.sort(values[np.isfinite(values)])
     n = len(ordered)
     return Rescored(
         definition.name,
         metric,
-        f"{definition.said[metric]}; percentiles {definition.interpolates}",
+        f"{definition.formulas[metric]}; percentiles {definition.interpolates}",
         n,
         float(ordered.mean()) if n else math.nan,
         {f"p{100 * q:g}": definition.percentile(ordered, q) if n else math.nan for q in QUANTILES},

@@ -1,4 +1,4 @@
-"""What each tenant asked for and got, and how evenly that was shared."""
+"""The tokens that each tenant requested and received, and how evenly they were shared."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.measure.attainment import MeasuredWindow
+from loadgen.measure.load import per_second
 from loadgen.measure.per_request import Mask, PerRequest
+from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.statistics.population import Population
-from loadgen.measure.statistics.stats import Percentile, wilson
-from loadgen.measure.throughput import per_second
+from loadgen.measure.statistics.proportions import wilson
 from loadgen.records import Run
 
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:
-    """One tenant's due requests: how many kept every promise (Wilson's interval around
-    `attainment`), TTFT of those that ended well, and tokens (prompt and answer) per second of the
-    measured window: `asked` by all, `served` to those that ended well."""
+    """The due requests of one tenant: `attainment` (with Wilson's interval) is the share that met
+    every SLO, TTFT is of the successful requests. Tokens (prompt and answer) per second of the
+    measured window: `asked` by all requests, `served` to the successful ones."""
 
     due: int
     ok: int
@@ -38,7 +39,8 @@ class TenantShare:
 @dataclass(frozen=True, slots=True)
 class Fairness:
     """The tenants, and Jain's index over the tokens served to them and over the share of their
-    asked tokens that was served: 1 where all fare alike, 1/n where one has everything."""
+    requested tokens that was served: 1 where all receive alike, 1/n where one tenant receives
+    everything."""
 
     tenants: Mapping[str, TenantShare]
     jain_of_served: float
@@ -48,7 +50,8 @@ class Fairness:
 def fairness(
     run: Run, columns: PerRequest, due: Mask, met: Mask, window: MeasuredWindow, confidence: float
 ) -> Fairness | None:
-    """None where the due requests are of one tenant; `met` are the due rows that kept all."""
+    """None where all due requests belong to one tenant. `met` are the due rows that met every
+    SLO."""
     tenants = {}
     for number, name in enumerate(run.names.tenants):
         of = due & (run.schedule_rows["tenant_id"] == number)
@@ -56,14 +59,13 @@ def fairness(
             tenants[name] = _tenant(run, columns, of, met & of, window, confidence)
     if len(tenants) < 2:
         return None
-    served = [one.served_tokens_per_s for one in tenants.values()]
-    asked = [one.asked_tokens_per_s for one in tenants.values()]
-    shares = [got / of for got, of in zip(served, asked, strict=True)]
+    served = [tenant.served_tokens_per_s for tenant in tenants.values()]
+    shares = [t.served_tokens_per_s / t.asked_tokens_per_s for t in tenants.values()]
     return Fairness(tenants, jain_index(served), jain_index(shares))
 
 
 def jain_index(allocations: Sequence[float]) -> float:
-    """(Σx)² / (n Σx²) of n allocations x ≥ 0, in 1/n … 1; NaN where nobody has anything.
+    """(Σx)² / (n Σx²) of n allocations x ≥ 0, in 1/n … 1; NaN where all are 0.
 
     Source: Jain, Chiu, Hawe: A Quantitative Measure of Fairness and Discrimination, DEC-TR-301,
     1984, eq. 1.
@@ -78,21 +80,21 @@ def _tenant(
 ) -> TenantShare:
     ok = of & columns.is_ok
     n_due, n_ok, n_met = (int(np.count_nonzero(rows)) for rows in (of, ok, met))
-    kept = wilson(n_met, n_due, confidence)
+    attainment = wilson(n_met, n_due, confidence)
     ttft = Population(np.sort(columns.ttft_s[ok & np.isfinite(columns.ttft_s)]))
     plan, counted = run.schedule_rows, run.request_rows["input_tokens"]
-    asked: NDArray[np.float64] = plan["input_tokens"] + plan["output_tokens"].astype(np.float64)
+    planned: NDArray[np.float64] = plan["input_tokens"] + plan["output_tokens"].astype(np.float64)
     prompts = np.where(counted > 0, counted, plan["input_tokens"])
     return TenantShare(
         due=n_due,
         ok=n_ok,
         met=n_met,
-        attainment=kept.value,
-        attainment_low=kept.low,
-        attainment_high=kept.high,
+        attainment=attainment.value,
+        attainment_low=attainment.low,
+        attainment_high=attainment.high,
         ttft_p50=ttft.percentile(0.5, confidence),
         ttft_p99=ttft.percentile(0.99, confidence),
-        asked_tokens_per_s=per_second(float(asked[of].sum()), window),
+        asked_tokens_per_s=per_second(float(planned[of].sum()), window),
         served_tokens_per_s=per_second(
             float(prompts[ok].sum() + columns.output_tokens[ok].sum()), window
         ),

@@ -1,4 +1,5 @@
-"""What a reader should know although no check forbids it: one plain sentence each."""
+"""Findings: one plain sentence for everything that a reader should notice although no check forbids
+it."""
 
 from __future__ import annotations
 
@@ -7,16 +8,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from loadgen.measure.attainment import MeasuredWindow, warmup_rows, withdrawn_rows
-from loadgen.measure.backends import Backend, pinned
 from loadgen.measure.per_request import Mask, PerRequest
+from loadgen.measure.server_load import Backend, pinned
 from loadgen.measure.slo import Slo
 from loadgen.measure.stimulus import Stimulus, altered_arrivals
-from loadgen.measure.validity.check import ValidityCheck
+from loadgen.measure.summary import ValidityCheck
 from loadgen.measure.wording import format_count, format_number, format_value
 from loadgen.records import ON_PURPOSE, Run, Status, TokenSource
 
-ALIKE = 0.3  # lag-1 correlation of neighbours' TTFT above which intervals are said to be narrow
-LEAST_ALIKE_N = 50
+MOST_CORRELATION = 0.3  # lag-1, of neighbours' TTFT; above it intervals are too narrow
+LEAST_NEIGHBOURS = 50
 
 
 def findings(
@@ -29,8 +30,8 @@ def findings(
     sent: Stimulus,
     addresses: Sequence[Backend],
 ) -> list[str]:
-    """All sentences that apply, most consequential first."""
-    found = [
+    """All findings that apply, the most consequential first."""
+    failed_checks = [
         f"{check.name.capitalize()}: {check.detail}."
         for check in checks
         if check.ok is False and not check.is_gate
@@ -48,21 +49,20 @@ def findings(
         _neighbours(columns, run, due),
         altered_arrivals(sent),
         pinned(run, addresses),
-        _besides_measuring(run),
-        _unasked(slos),
+        _disk_writes(run),
+        _goodput_without_limits(slos),
     )
-    return found + [sentence for sentence in sentences if sentence]
+    return failed_checks + [sentence for sentence in sentences if sentence]
 
 
 def _server_ended(run: Run) -> str:
-    """A server that slobench had started, and that did not live as long as the run."""
+    """The server that slobench started ended before the run did."""
     ended_s = run.manifest.server_ended_s
     if ended_s is None:
         return ""
     return (
-        f"The server under test ended by itself {format_value(ended_s, 's')} after the "
-        "start of the"
-        " run; what it wrote is in logs/."
+        f"The server under test ended by itself {format_value(ended_s, 's')} after the start of "
+        "the run; see its output in logs/."
     )
 
 
@@ -71,13 +71,13 @@ def _shortened(run: Run, window: MeasuredWindow) -> str:
     if window.length_s >= planned_s:
         return ""
     return (
-        f"The measured window is {format_value(window.length_s, 's')} of the planned "
-        f"{format_value(planned_s, 's')}."
+        f"The measured window is {format_value(window.length_s, 's')} long, not "
+        f"{format_value(planned_s, 's')} as planned."
     )
 
 
 def _withdrawn(run: Run) -> str:
-    """Requests that the scenario takes back, and whether that was in time."""
+    """Requests that the scenario cancels on purpose, and whether that happened in time."""
     rows = run.request_rows[withdrawn_rows(run)]
     if not len(rows):
         return ""
@@ -87,24 +87,22 @@ def _withdrawn(run: Run) -> str:
     n_other = len(rows) - n_cancelled - n_ended
     return (
         f"{format_count(len(rows))} requests were to be cancelled on purpose: "
-        f"{format_count(n_cancelled)}"
-        f" were, {format_count(n_ended)} had ended well before that, {format_count(n_other)} "
-        "ended in"
-        " another way. No promise counts any of them."
+        f"{format_count(n_cancelled)} were cancelled, {format_count(n_ended)} succeeded before "
+        f"that, {format_count(n_other)} ended in another way. None of them counts for an SLO."
     )
 
 
 def _not_due(run: Run, due: Mask) -> str:
+    """Requests of the window that never became due."""
     closed = [traffic.is_closed_loop for traffic in run.manifest.classes.values()]
     again = np.isin(run.schedule_rows["class_id"], np.flatnonzero(closed))
     others = ~warmup_rows(run) & ~due & ~withdrawn_rows(run)
-    n = int(np.count_nonzero(others & ~again))  # a loop is planned for too many
+    n = int(np.count_nonzero(others & ~again))  # closed loops plan more requests than they send
     if not n:
         return ""
     return (
-        f"{format_count(n)} rows of the measured window never came due: their parent failed or "
-        "did not"
-        " finish, or the run had ended."
+        f"{format_count(n)} planned requests of the measured window were not sent, because the "
+        "request before them failed or did not finish, or because the run had ended."
     )
 
 
@@ -118,16 +116,15 @@ def _below_template(run: Run, due: Mask) -> str:
     n = int(np.count_nonzero(due & (planned < overhead_tokens + tokens_per_char / 2)))
     if not n:
         return ""
+    least_tokens = format_number(overhead_tokens + tokens_per_char)
     return (
-        f"{format_count(n)} requests were shorter than the chat template allows"
-        f" ({format_number(overhead_tokens + tokens_per_char)} tokens at least), so the server "
-        "counts"
-        " more than planned."
+        f"{format_count(n)} requests were planned with fewer tokens than the chat template alone "
+        f"needs (at least {least_tokens}), so the server counts more tokens than planned."
     )
 
 
 def _token_counts(columns: PerRequest, run: Run, due: Mask) -> str:
-    """Usage against the server's own per-chunk counts."""
+    """The usage that the server states, compared with its own counts per chunk."""
     gaps = columns.gaps
     if not gaps.is_counted:
         return ""
@@ -141,9 +138,8 @@ def _token_counts(columns: PerRequest, run: Run, due: Mask) -> str:
     if not n:
         return ""
     return (
-        f"In {format_count(n)} of {format_count(int(by_usage.sum()))} answers the tokens counted "
-        "per"
-        " chunk do not add up to the usage the server states; usage is used."
+        f"In {format_count(n)} of {format_count(int(by_usage.sum()))} answers the token counts per "
+        "chunk do not add up to the server's usage figure; the usage figure is used."
     )
 
 
@@ -155,21 +151,21 @@ def _uncounted(columns: PerRequest, run: Run, due: Mask) -> str:
         return ""
     return (
         f"{format_count(n)} of {format_count(int(answered.sum()))} answers came without the "
-        "server's"
-        " usage; their tokens are counted by the client, one per chunk where nothing else tells."
+        "server's usage figure; the load generator counted their tokens, one per chunk where it "
+        "had no better count."
     )
 
 
 def _chunks(columns: PerRequest, run: Run, due: Mask) -> str:
-    """Whether chunks are tokens, where the server does not say how many each carries."""
+    """Chunks of several tokens, where the server does not state how many each carries."""
     answered = due & columns.is_ok & (run.request_rows["token_source"] == TokenSource.usage)
     chunks = int(run.request_rows["chunks"][answered].sum())
     tokens = int(columns.output_tokens[answered].sum())
     if columns.gaps.is_counted or not chunks or abs(tokens / chunks - 1) <= 0.01:
         return ""
     return (
-        f"The server sent {format_number(tokens / chunks)} tokens per chunk on average without"
-        " counting them per chunk, so ITL is per chunk (= ICL)."
+        f"The server sent {format_number(tokens / chunks)} tokens per chunk on average without "
+        "counting them per chunk, so ITL is per chunk (= ICL)."
     )
 
 
@@ -177,13 +173,13 @@ def _empty_answers(columns: PerRequest, due: Mask) -> str:
     n = int(np.count_nonzero(due & columns.is_ok & ~columns.has_token))
     if not n:
         return ""
-    return f"{format_count(n)} answers ended well without a single token; they count as misses."
+    return f"{format_count(n)} answers succeeded without a single token; they count as misses."
 
 
 def _neighbours(columns: PerRequest, run: Run, due: Mask) -> str:
-    """Lag-1 rank correlation of TTFT in order of release; intervals assume there is none."""
+    """Lag-1 rank correlation of TTFT in order of release; intervals assume that there is none."""
     counted = np.flatnonzero(due & columns.is_ok & columns.has_token)
-    if len(counted) < LEAST_ALIKE_N:
+    if len(counted) < LEAST_NEIGHBOURS:
         return ""
     order = np.argsort(run.request_rows["released_s"][counted], kind="stable")
     ttft_s = columns.ttft_s[counted][order]
@@ -191,26 +187,27 @@ def _neighbours(columns: PerRequest, run: Run, due: Mask) -> str:
     ranks[np.argsort(ttft_s, kind="stable")] = np.arange(len(ttft_s))
     ranks -= ranks.mean()
     correlation = float(np.dot(ranks[1:], ranks[:-1]) / np.dot(ranks, ranks))
-    if correlation <= ALIKE:
+    if correlation <= MOST_CORRELATION:
         return ""
     return (
-        f"Neighbouring requests had alike TTFTs (rank correlation {correlation:.2f}): intervals of"
-        " this one run are narrower than what repeated runs would show."
+        "Neighbouring requests had similar TTFTs (rank correlation "
+        f"{correlation:.2f}), so repeated runs would vary more than the intervals of this run show."
     )
 
 
-def _besides_measuring(run: Run) -> str:
-    """Work of the client's on the machine that it measured with."""
+def _disk_writes(run: Run) -> str:
+    """Disk writes of the load generator on the machine that it measured with."""
     n_bytes = sum(shard.spilled_bytes for shard in run.instrument.shards)
     if not n_bytes:
         return ""
-    return (
-        f"The client wrote {format_number(n_bytes / 1e6)} MB of answers to its disk while "
-        "measuring."
-    )
+    megabytes = format_number(n_bytes / 1e6)
+    return f"The load generator wrote {megabytes} MB of answers to its disk while measuring."
 
 
-def _unasked(slos: Sequence[Slo]) -> str:
+def _goodput_without_limits(slos: Sequence[Slo]) -> str:
     if any(slo.scope == "request" for slo in slos):
         return ""
-    return "No promise is asked of each request, so goodput counts every answer that ended well."
+    return (
+        "No per-request limit was given, so goodput counts every successful request, and "
+        "attainment is the share of successful requests."
+    )

@@ -1,7 +1,9 @@
-"""How much was in the system, and whether that grew through the window: the mark of overload."""
+"""The load of the measured window: throughput, requests in flight, and whether the queue grew
+(overload)."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +11,7 @@ from numpy.typing import NDArray
 
 from loadgen.measure.attainment import MeasuredWindow
 from loadgen.measure.per_request import Mask, PerRequest
+from loadgen.measure.statistics.population import BLOCK
 from loadgen.records import Run, Times
 
 LEAST_DUE = 40
@@ -20,7 +23,8 @@ RAMP_BY = 1.25
 
 @dataclass(frozen=True, slots=True)
 class LoadByQuarter:
-    """Means per quarter of the measured window: requests in flight, and their median TTFT."""
+    """Per quarter of the measured window: the mean number of requests in flight, and the median
+    TTFT."""
 
     in_flight: tuple[float, ...]
     ttft_s: tuple[float, ...]
@@ -28,52 +32,46 @@ class LoadByQuarter:
 
 
 def mean_in_flight(run: Run, edges_s: Times) -> NDArray[np.float64]:
-    """Mean number of requests released and not yet done, waits inside the client included.
+    """The mean number of requests released and not yet done, waits inside the client included.
 
-    One value per bin between ascending edges, exact: with F(t) = Σ max(0, t − released) −
-    Σ max(0, t − done) it is the rise of F over a bin divided by the bin's width.
+    One value per bin between ascending edges, exact: with F(t) = Σ max(0, t − released) − Σ max(0,
+    t − done) it is the rise of F over a bin divided by the bin's width.
     """
     return mean_over(run, edges_s[:-1], edges_s[1:])
 
 
 def mean_over(run: Run, from_s: Times, to_s: Times) -> NDArray[np.float64]:
-    """`mean_in_flight` over stretches of any kind, each from `from_s` to a later `to_s`."""
+    """`mean_in_flight` over arbitrary periods, each from `from_s` to a later `to_s`."""
     rows = run.request_rows
     sent = np.isfinite(rows["sent_s"])
     released_s, done_s = rows["released_s"][sent], rows["done_s"][sent]
     ended_s = done_s[np.isfinite(done_s)]
 
-    begun, ended = _TimeSince(released_s), _TimeSince(ended_s)
-
     def spent_s(at_s: Times) -> NDArray[np.float64]:
-        return begun.at(at_s) - ended.at(at_s)
+        return _time_since(released_s, at_s) - _time_since(ended_s, at_s)
 
     mean: NDArray[np.float64] = (spent_s(to_s) - spent_s(from_s)) / (to_s - from_s)
-    return np.maximum(mean, 0.0)  # rounding may leave a hair below none
+    return np.maximum(mean, 0.0)  # rounding may leave it slightly below 0
 
 
-class _TimeSince:
-    """Σ max(0, at − start) over all starts, for any instants."""
-
-    def __init__(self, starts_s: Times) -> None:
-        self._ordered = np.sort(starts_s)
-        self._total_s = np.r_[0.0, np.cumsum(self._ordered)]
-
-    def at(self, at_s: Times) -> NDArray[np.float64]:
-        n_begun = np.searchsorted(self._ordered, at_s)
-        since_s: NDArray[np.float64] = n_begun * at_s - self._total_s[n_begun]
-        return since_s
+def _time_since(starts_s: Times, at_s: Times) -> NDArray[np.float64]:
+    """Σ max(0, at − start) over all starts, for any times `at`."""
+    ordered_s = np.sort(starts_s)
+    n_begun = np.searchsorted(ordered_s, at_s)
+    since_s: NDArray[np.float64] = n_begun * at_s - np.r_[0.0, np.cumsum(ordered_s)][n_begun]
+    return since_s
 
 
 def load_through(
     run: Run, columns: PerRequest, due: Mask, window: MeasuredWindow
 ) -> LoadByQuarter | None:
-    """The load by quarters, or None where there is too little of it to say.
+    """The load by quarters, or None with too few requests.
 
-    Growing means all of: arrivals do not (a ramp is meant to), requests in flight rise from quarter
-    to quarter, by at least 5 % of what arrived meanwhile and by 10, and the median TTFT of the last
-    quarter (a failure counts as +inf) is at least 1.5 times that of the first. A start-up transient
-    raises the first two but not the third; noise below capacity seldom raises all.
+    Growing means all of the following: arrivals do not increase (a ramp increases on purpose);
+    requests in flight rise from quarter to quarter, by at least 5 % of the arrivals in between and
+    by at least 10; the median TTFT of the last quarter (failures count as +inf) is at least 1.5
+    times that of the first. A start-up transient meets the first two but not the third; noise below
+    capacity seldom meets all.
     """
     due = due & np.isfinite(run.request_rows["released_s"])
     if int(due.sum()) < LEAST_DUE or window.length_s <= 0:
@@ -95,3 +93,72 @@ def load_through(
     return LoadByQuarter(
         tuple(flight.tolist()), tuple(medians), bool(is_steady and grows and slows)
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """Successful requests completed, and tokens of all requests, per second of the measured
+    window."""
+
+    requests_per_s: float
+    output_tokens_per_s: float
+    input_tokens_per_s: float
+
+
+def throughput(run: Run, columns: PerRequest, window: MeasuredWindow) -> Throughput:
+    """The rates inside the measured window, of requests due in any phase; NaN for an empty
+    window."""
+    rows = run.request_rows
+    n_finished = np.count_nonzero(columns.is_ok & inside(rows["done_s"], window))
+    begun = inside(rows["first_token_s"], window)
+    counted, planned = rows["input_tokens"][begun], run.schedule_rows["input_tokens"][begun]
+    return Throughput(
+        requests_per_s=per_second(float(n_finished), window),
+        output_tokens_per_s=per_second(tokens_received(run, columns, window), window),
+        input_tokens_per_s=per_second(float(np.where(counted > 0, counted, planned).sum()), window),
+    )
+
+
+def inside(instants_s: NDArray[np.float64], window: MeasuredWindow) -> Mask:
+    """The times that lie in the window; NaN does not."""
+    within: Mask = (instants_s >= window.start_s) & (instants_s < window.end_s)
+    return within
+
+
+def per_second(count: float, window: MeasuredWindow) -> float:
+    return count / window.length_s if window.length_s > 0 else math.nan
+
+
+def tokens_received(run: Run, columns: PerRequest, window: MeasuredWindow) -> float:
+    """Tokens of the chunks received inside the window; n is spread evenly over chunks without a
+    count."""
+    chunks, rows = run.chunk_rows, run.request_rows
+    starts = columns.chunk_starts
+    if not len(starts):
+        return 0.0
+    received_s, tokens = chunks["received_s"], chunks["tokens"]
+    if tokens.all():
+        blocks = [slice(at, at + BLOCK) for at in range(0, len(chunks), BLOCK)]
+        each = (tokens[block][inside(received_s[block], window)] for block in blocks)
+        return float(sum(int(counts.sum(dtype=np.int64)) for counts in each))
+    row = np.searchsorted(rows["request_id"], chunks["request_id"][starts])
+    n_chunks = np.diff(starts, append=len(chunks))
+    n_within = _chunks_inside(received_s, starts, n_chunks, window)
+    return float(np.dot(n_within / n_chunks, columns.output_tokens[row]))
+
+
+def _chunks_inside(
+    received_s: NDArray[np.float64],
+    starts: NDArray[np.intp],
+    n_chunks: NDArray[np.intp],
+    window: MeasuredWindow,
+) -> NDArray[np.intp]:
+    """The number of chunks of each request received inside the window. Chunks are in order of
+    arrival, so only requests that extend over an edge of the window are counted chunk by chunk."""
+    first_s, last_s = received_s[starts], received_s[starts + n_chunks - 1]
+    n_within = np.where(inside(first_s, window) & inside(last_s, window), n_chunks, 0)
+    reaches = (first_s < window.end_s) & (last_s >= window.start_s) & (n_within == 0)
+    for group in np.flatnonzero(reaches).tolist():
+        own_s = received_s[starts[group] : starts[group] + n_chunks[group]]
+        n_within[group] = np.count_nonzero(inside(own_s, window))
+    return n_within

@@ -1,7 +1,8 @@
-"""What each request went through, as columns: latencies from both clocks, gaps between chunks.
+"""The measurements of each request as columns (latencies by both clocks, gaps between chunks), and
+the samples of each metric.
 
-One entry per row of `run.request_rows`, failed and warm-up rows included; who counts is decided in
-`attainment` and `aggregate`. NaN means that the metric does not exist for the row.
+One entry per row of `run.request_rows`, failed and warm-up rows included; `attainment` and
+`aggregate` select the rows that count. NaN means that the metric does not exist for the row.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import RunInvalid
-from loadgen.measure.statistics.groups import BLOCK
+from loadgen.measure.catalog import METRICS, PASSES_UNDEFINED, Metric
+from loadgen.measure.statistics.population import BLOCK, Population, clustered, independent
 from loadgen.records import OWN_SLO, Chunks, Requests, Run, Schedule, Status, TokenSource
 
 Seconds = NDArray[np.float64]
@@ -24,9 +26,9 @@ Mask = NDArray[np.bool_]
 class TokenGaps:
     """Every gap between consecutive chunks of one request, in the order of `run.chunk_rows`.
 
-    Group g is what request row `rows[g]` has of them, at least one, from `starts[g]` on. `tokens`
-    is what the chunk that ends a gap carried (at least 1). `is_counted` says that the server stated
-    them all; a chunk without a count is taken for one token, and its ITL is its ICL.
+    Group g holds the gaps of request row `rows[g]`, at least one, from `starts[g]` on. `tokens` is
+    the token count of the chunk that ends the gap (at least 1). `is_counted` means that the server
+    stated every count; a chunk without a count is taken for one token, and its ITL is its ICL.
     """
 
     icl_s: Seconds
@@ -37,26 +39,27 @@ class TokenGaps:
 
     @property
     def sizes(self) -> NDArray[np.intp]:
-        """How many gaps each group has."""
+        """The number of gaps of each group."""
         return np.diff(self.starts, append=len(self.icl_s))
 
     @property
     def row(self) -> NDArray[np.intp]:
-        """Each gap's request row; as long as the gaps themselves, so made only when asked for."""
+        """Each gap's request row. Computed on each call, since it is as long as the gaps
+        themselves."""
         return np.repeat(self.rows, self.sizes)
 
-    def of(self, wanted: Mask) -> Mask:
-        """Which gaps belong to the wanted request rows."""
-        return np.repeat(wanted[self.rows], self.sizes)
+    def of(self, selected: Mask) -> Mask:
+        """The gaps that belong to the selected request rows."""
+        return np.repeat(selected[self.rows], self.sizes)
 
     @property
     def itl_s(self) -> Seconds:
-        """Seconds per token, one value per gap; stands for `tokens` equal values."""
+        """Seconds per token, one value per gap; it stands for `tokens` equal values."""
         return self.icl_s / self.tokens if self.has_several else self.icl_s
 
     @property
     def has_several(self) -> bool:
-        """Whether some chunk carried more than one token."""
+        """Whether any chunk carried more than one token."""
         return bool(self.tokens.strides[0]) and int(self.tokens.max(initial=1)) > 1
 
 
@@ -64,9 +67,9 @@ class TokenGaps:
 class PerRequest:
     """Columns of shape [n_requests], float64 seconds, named and defined as in the catalogue.
 
-    `output_tokens` is n: as counted by whoever `token_source` names, else one per chunk.
-    `chunk_starts`: where in `run.chunk_rows` each request's begin, of those that received any.
-    `own_slo_s`: by metric, the limits that requests brought themselves, where any did (0: none).
+    `output_tokens` is n: counted as `token_source` states, else one per chunk. `chunk_starts` holds
+    the index in `run.chunk_rows` of the first chunk of each request that received any. `own_slo_s`
+    holds, by metric, the limits that requests brought themselves, if any did (0: none).
     """
 
     is_ok: Mask
@@ -139,7 +142,7 @@ def per_request(run: Run) -> PerRequest:
 
 
 def without_own(run: Run) -> Run:
-    """The run as if no request had brought promises of its own."""
+    """The run without the limits that requests brought themselves."""
     schedule = run.schedule_rows.copy()
     for name in OWN_SLO.values():
         schedule[name] = 0.0
@@ -156,13 +159,13 @@ def _output_tokens(rows: Requests) -> NDArray[np.int64]:
 
 
 def _tpot_s(rows: Requests, output_tokens: NDArray[np.int64], decode_s: Seconds) -> Seconds:
-    """(last − first) / (n − n_first_chunk); the first chunk of unknown size counts as one token."""
+    """(last − first) / (n − n_first_chunk); a first chunk of unknown size counts as one token."""
     in_first_chunk = np.maximum(rows["first_chunk_tokens"].astype(np.int64), 1)
     return _divide(decode_s, output_tokens - in_first_chunk)
 
 
 def _divide(seconds: Seconds, counts: NDArray[np.int64]) -> Seconds:
-    """NaN where the count is not positive."""
+    """The quotient; NaN where the count is not positive."""
     quotient = np.full(len(seconds), np.nan)
     np.divide(seconds, counts, out=quotient, where=counts > 0)
     return quotient
@@ -173,21 +176,22 @@ def _lateness_s(schedule: Schedule, queue_client_s: Seconds) -> Seconds:
 
 
 def chunk_starts(chunks: Chunks) -> NDArray[np.intp]:
-    """Where each request's chunks begin; as many entries as requests that received any."""
+    """The index of each request's first chunk; one entry per request that received any."""
     if not len(chunks):
         return np.empty(0, np.intp)
     ids = chunks["request_id"]
-    found = [
+    firsts = [
         np.flatnonzero(ids[at + 1 : at + 1 + BLOCK] != ids[at : at + BLOCK][: len(ids) - 1 - at])
         + at
         + 1
         for at in range(0, len(ids) - 1, BLOCK)
     ]
-    return np.concatenate([np.zeros(1, np.intp), *found])
+    return np.concatenate([np.zeros(1, np.intp), *firsts])
 
 
 def _gaps(chunks: Chunks, starts: NDArray[np.intp], rows: Requests) -> TokenGaps:
-    """Block by block: at 10⁸ chunks every whole column on the way would be most of a gigabyte."""
+    """The gaps of all chunks, computed block by block: at 10⁸ chunks every whole intermediate
+    column would take most of a gigabyte."""
     row = _row_of(chunks["request_id"][starts], rows["request_id"])
     n_gaps = np.diff(starts, append=len(chunks)) - 1
     total = max(0, len(chunks) - len(starts))
@@ -213,18 +217,64 @@ def _gaps(chunks: Chunks, starts: NDArray[np.intp], rows: Requests) -> TokenGaps
     )
 
 
-def _row_of(ids: NDArray[np.uint32], known: NDArray[np.uint32]) -> NDArray[np.intp]:
-    """The position of each id in `known` (ascending). Raises RunInvalid for an id not in it."""
-    row = np.searchsorted(known, ids)
-    is_known = row < len(known)
-    if not is_known.all() or not np.array_equal(known[row], ids):
+def _row_of(ids: NDArray[np.uint32], request_ids: NDArray[np.uint32]) -> NDArray[np.intp]:
+    """The position of each id in `request_ids` (ascending). Raises RunInvalid for an id that is not
+    in it."""
+    row = np.searchsorted(request_ids, ids)
+    is_known = row < len(request_ids)
+    if not is_known.all() or not np.array_equal(request_ids[row], ids):
         raise RunInvalid("the run holds chunks of a request that was never scheduled")
     return row
 
 
 def _greatest(values: Seconds, gaps: TokenGaps, n_rows: int) -> Seconds:
-    """The greatest value of each request row, NaN for rows without any gap."""
+    """The greatest value of each request row; NaN for rows without any gap."""
     greatest = np.full(n_rows, np.nan)
     if len(values):
         greatest[gaps.rows] = np.maximum.reduceat(values, gaps.starts)
     return greatest
+
+
+class Samples:
+    """The populations of a run's metrics, each computed once.
+
+    `of(metric)` holds the successful requests. With failures it also holds one +inf per due request
+    that failed (gap metrics: one gap that never ended) or that lacks a value which an SLO needs.
+    Metrics of the load generator's own delays hold every due request that has a value; failures add
+    nothing there.
+    """
+
+    def __init__(self, columns: PerRequest, due: Mask) -> None:
+        self._columns, self._due = columns, due
+        self._ok = due & columns.is_ok
+        self._populations: dict[tuple[str, bool], Population] = {}
+
+    def of(self, metric: Metric, with_failures: bool = False) -> Population:
+        if metric.name == "itl_s" and not self._columns.gaps.has_several:
+            metric = METRICS["icl_s"]  # one token per chunk: the same samples, sorted once
+        key = (metric.name, with_failures)
+        if key not in self._populations:
+            self._populations[key] = (
+                self._with_failures(metric) if with_failures else self._successful(metric)
+            )
+        return self._populations[key]
+
+    def _successful(self, metric: Metric) -> Population:
+        if metric.scope != "gap":
+            values = self._columns.column(metric.name)
+            return independent(values[self._ok if metric.slo else self._due])
+        gaps = self._columns.gaps
+        kept = self._ok[gaps.rows]
+        if metric.name == "icl_s":
+            return clustered(gaps.icl_s, gaps.starts, kept, None)
+        return clustered(gaps.itl_s, gaps.starts, kept, gaps.tokens)
+
+    def _with_failures(self, metric: Metric) -> Population:
+        missing = self._due & ~self._columns.is_ok
+        if metric.scope != "gap":
+            missing |= self._due & ~self._columns.has_token
+            if metric.name not in PASSES_UNDEFINED:
+                missing |= self._due & np.isnan(self._columns.column(metric.name))
+        n_missing = int(np.count_nonzero(missing)) if metric.slo else 0
+        plain = self.of(metric)
+        return replace(plain, n_infinite=n_missing) if n_missing else plain

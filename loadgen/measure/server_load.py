@@ -1,20 +1,24 @@
-"""What the server said of itself while the window was measured, beside what the client saw."""
+"""The server's own metrics during the measured window, and the server addresses that requests went
+to."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.measure.attainment import MeasuredWindow
-from loadgen.measure.per_request import PerRequest
-from loadgen.measure.throughput import tokens_received
-from loadgen.measure.wording import format_count, format_number, format_value
+from loadgen.measure.load import tokens_received
+from loadgen.measure.per_request import Mask, PerRequest
+from loadgen.measure.wording import format_count, format_number, format_share, format_value
 from loadgen.records import Run, Times
 
-TOKENS_APART = 0.02  # of the server's tokens and ours, over a whole run, above which it is told
+TOKENS_APART = (
+    0.02  # difference between the server's token count and ours, over a run, for a finding
+)
 _LEAST_APART_TOKENS = 100
 
 Points = tuple[Times, NDArray[np.float64]]  # instants and values of one series
@@ -22,10 +26,10 @@ Points = tuple[Times, NDArray[np.float64]]  # instants and values of one series
 
 @dataclass(frozen=True, slots=True)
 class ServerSummary:
-    """Over the scrapes inside the window; None is what the server does not tell.
+    """Over the scrapes inside the window; None where the server does not report a metric.
 
-    Counters are differences between the first and the last of them, at `from_s` and `to_s`;
-    `received_tokens` is what the client received between the same instants.
+    Counters are differences between the first and the last scrape, at `from_s` and `to_s`;
+    `received_tokens` is the number that the client received between the same times.
     """
 
     n_scrapes: int
@@ -42,37 +46,37 @@ class ServerSummary:
 
 
 def server_summary(run: Run, columns: PerRequest, window: MeasuredWindow) -> ServerSummary | None:
-    """None where nothing was read inside the window."""
+    """None where no scrape falls into the window."""
     times_s = np.unique(run.server_rows["t_s"])
     times_s = times_s[(times_s >= window.start_s) & (times_s <= window.end_s)]
     if not len(times_s):
         return None
     begin_s, end_s = float(times_s[0]), float(times_s[-1])
 
-    def most(name: str) -> float | None:
+    def largest(name: str) -> float | None:
         _, values = _between(run, name, begin_s, end_s)
         return float(values.max()) if len(values) else None
 
-    def grown(name: str) -> float | None:
+    def growth(name: str) -> float | None:
         return _growth(_between(run, name, begin_s, end_s)[1])
 
     return ServerSummary(
         n_scrapes=len(times_s),
         from_s=begin_s,
         to_s=end_s,
-        running_max=most("running"),
-        waiting_max=most("waiting"),
-        kv_usage_max=most("kv_usage"),
-        preemptions=grown("preemptions"),
+        running_max=largest("running"),
+        waiting_max=largest("waiting"),
+        kv_usage_max=largest("kv_usage"),
+        preemptions=growth("preemptions"),
         cache_hit_rate=_hit_rate(run, begin_s, end_s),
-        prompt_tokens=grown("prompt_tokens"),
-        generation_tokens=grown("generation_tokens"),
+        prompt_tokens=growth("prompt_tokens"),
+        generation_tokens=growth("generation_tokens"),
         received_tokens=tokens_received(run, columns, MeasuredWindow(begin_s, end_s)),
     )
 
 
 def points(run: Run, name: str) -> Points:
-    """One series over the run, in order of time; empty where the server does not tell it."""
+    """One series over the run, in order of time; empty where the server does not report it."""
     if name not in run.names.series:
         return np.empty(0), np.empty(0)
     mine = run.server_rows["series_id"] == run.names.series.index(name)
@@ -81,12 +85,12 @@ def points(run: Run, name: str) -> Points:
 
 
 def server_findings(run: Run, columns: PerRequest) -> list[str]:
-    """Sentences about scrapes that failed and tokens that somebody else got."""
+    """Findings on scrapes that failed, and on tokens that were generated for other clients."""
     return [sentence for sentence in (_failed(run), _other_tokens(run, columns)) if sentence]
 
 
 def describe_server(server: ServerSummary) -> str:
-    """The block in one line, of what the server tells."""
+    """The server's metrics in one line, as far as it reports them."""
     parts = []
     for name, value in (("waiting", server.waiting_max), ("running", server.running_max)):
         if value is not None:
@@ -99,8 +103,10 @@ def describe_server(server: ServerSummary) -> str:
         parts.append(f"cache hits {format_value(server.cache_hit_rate, 'share')}")
     if server.generation_tokens is not None:
         made = format_count(round(server.generation_tokens))
-        parts.append(f"{made} tokens made, {format_count(round(server.received_tokens))} received")
-    return ", ".join(parts) or "nothing that is known here"
+        parts.append(
+            f"{made} tokens generated, {format_count(round(server.received_tokens))} received"
+        )
+    return ", ".join(parts) or "none of the metrics that are shown here"
 
 
 def _between(run: Run, name: str, begin_s: float, end_s: float) -> Points:
@@ -110,14 +116,15 @@ def _between(run: Run, name: str, begin_s: float, end_s: float) -> Points:
 
 
 def _growth(values: NDArray[np.float64]) -> float | None:
-    """How much a counter grew; None with fewer than two readings, or if it was ever set back."""
+    """The growth of a counter; None with fewer than two readings, or if the counter was ever
+    reset."""
     if len(values) < 2 or (np.diff(values) < 0).any():
         return None
     return float(values[-1] - values[0])
 
 
 def _hit_rate(run: Run, begin_s: float, end_s: float) -> float | None:
-    """By the counters where there are any, else the mean of the server's own figure."""
+    """From the counters if the server has them, else the mean of the server's own figure."""
     hits, queries = (
         _growth(_between(run, name, begin_s, end_s)[1]) for name in ("cache_hits", "cache_queries")
     )
@@ -139,7 +146,7 @@ def _failed(run: Run) -> str:
 
 
 def _other_tokens(run: Run, columns: PerRequest) -> str:
-    """The server's count of output tokens over the whole run against ours: servers that count a
+    """The server's count of output tokens over the whole run against ours. Servers that count a
     request when it ends are right over a run, not over a window."""
     made = _growth(points(run, "generation_tokens")[1])
     if made is None:
@@ -149,10 +156,73 @@ def _other_tokens(run: Run, columns: PerRequest) -> str:
     if abs(apart) <= max(TOKENS_APART * received, _LEAST_APART_TOKENS):
         return ""
     n_failed = int(np.count_nonzero(np.isfinite(run.request_rows["sent_s"]) & ~columns.is_ok))
-    why = "other clients use it" if apart > 0 else "its metrics are not those of all that answered"
+    cause = (
+        "other clients used it"
+        if apart > 0
+        else "its metrics do not cover every process that answered"
+    )
     if apart > 0 and n_failed:
-        why = f"{format_count(n_failed)} requests did not end well, or other clients use it"
+        cause = f"{format_count(n_failed)} requests failed, or other clients used it"
     return (
-        f"The server says that it made {format_number(made)} output tokens during the run, and"
-        f" {format_number(received)} were received: {why}."
+        f"The server counted {format_number(made)} output tokens during the run, but "
+        f"{format_number(received)} were received: {cause}."
+    )
+
+
+UNEVEN = 1.5  # times its even share of the requests, from which on an address had too many
+
+LEAST_EACH = 10  # requests per address before a share of them means anything
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """One address: the due requests sent there, the successful ones among them, their tokens and
+    their median TTFT from send (seconds, NaN without any)."""
+
+    address: str
+    requests: int
+    ok: int
+    output_tokens: int
+    ttft_from_send_s: float
+
+
+def backends(run: Run, columns: PerRequest, due: Mask) -> list[Backend]:
+    """Every address that due requests were sent to, busiest first. Behind a proxy or a virtual
+    address the client sees only that one."""
+    found = []
+    for number, address in enumerate(run.names.remotes):
+        mine = due & (run.request_rows["remote_id"] == number)
+        if not number or not mine.any():
+            continue
+        ttft_s = columns.ttft_from_send_s[mine & columns.is_ok & columns.has_token]
+        found.append(
+            Backend(
+                address=address,
+                requests=int(np.count_nonzero(mine)),
+                ok=int(np.count_nonzero(mine & columns.is_ok)),
+                output_tokens=int(columns.output_tokens[mine].sum()),
+                ttft_from_send_s=float(np.median(ttft_s)) if len(ttft_s) else float("nan"),
+            )
+        )
+    return sorted(found, key=lambda backend: (-backend.requests, backend.address))
+
+
+def pinned(run: Run, found: Sequence[Backend]) -> str:
+    """A finding where reused connections kept the load on some of the addresses of the server's
+    name."""
+    known = {a for shard in run.instrument.shards for a in shard.connections.known}
+    addresses = known | {backend.address for backend in found}
+    keeps = run.manifest.target.connections in (None, "reuse")
+    total = sum(backend.requests for backend in found)
+    if not keeps or len(addresses) < 2 or total < LEAST_EACH * len(addresses):
+        return ""
+    busiest, n_unused = found[0], len(addresses) - len(found)
+    share = busiest.requests / total
+    if not n_unused and share <= UNEVEN / len(addresses):
+        return ""
+    unused = f", {format_count(n_unused)} received none" if n_unused else ""
+    return (
+        f"{format_share(share)} of the requests went to {busiest.address}, one of "
+        f"{format_count(len(addresses))} addresses of the target{unused}, because connections are "
+        "reused. Spread the load with `connections: never` or `per_session` in a target file."
     )

@@ -1,4 +1,5 @@
-"""SLO expressions: `ttft <= 500ms` is asked of each request, `p99(ttft) <= 500ms` of the run."""
+"""SLO expressions: `ttft <= 500ms` is a limit for each request, `p99(ttft) <= 500ms` one for the
+run."""
 
 from __future__ import annotations
 
@@ -38,7 +39,7 @@ _EXAMPLES = "'ttft <= 500ms', 'p99(ttft) <= 500ms', 'attainment >= 99%'"
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """One promise. `metric` is a catalogue name, `limit` in its unit (seconds, per second, share).
+    """One SLO. `metric` is a catalogue name, `limit` in its unit (seconds, per second, share).
 
     `scope` request: `metric` of each request; run: `aggregate` ("p99", "mean", "max") of `metric`,
     or, where `aggregate` is None, the run's own `metric`. `quantile` is set for percentiles only.
@@ -53,23 +54,23 @@ class Slo:
     quantile: float | None = None
 
     def holds(self, value: float) -> bool:
-        """Whether a value keeps the promise; NaN does not."""
+        """Whether a value meets the SLO; NaN does not."""
         return value <= self.limit if self.operator == "<=" else value >= self.limit
 
 
 def parse_slo(text: str) -> Slo:
-    """The promise an expression states.
+    """The SLO that an expression states.
 
-    Raises ValueError saying what is wrong and the nearest expression that is right: an unknown
-    metric or aggregate, a limit without its unit, a direction that promises the worse, a metric
-    that has no single value per request.
+    Raises ValueError with the mistake and the nearest correct expression: an unknown metric or
+    aggregate, a limit without its unit, a limit in the wrong direction, a metric that has no single
+    value per request.
     """
     match = _SHAPE.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not an SLO; write e.g. {_EXAMPLES}")
     operator = _OPERATORS.get(match["op"])
     if operator is None:
-        raise ValueError(f"{text!r}: '{match['op']}' is not a promise; write '<=' or '>='")
+        raise ValueError(f"{text!r}: '{match['op']}' is not allowed in an SLO; write '<=' or '>='")
     aggregate, quantile, word = _left_side(match["left"], text)
     metric = _metric(word, text)
     _check_scope(metric, aggregate, text)
@@ -107,26 +108,26 @@ def parse_measure(text: str) -> tuple[Metric, str | None, float | None]:
 
 
 def own_slo(metric: str) -> Slo:
-    """That each request keeps the limit of a metric which it brought itself, if it did."""
+    """The SLO that each request meets its own limit of a metric, if it brought one."""
     text = f"{METRICS[metric].slo} <= the request's own"
     return Slo(text, scope="request", metric=metric, operator="<=", limit=math.inf)
 
 
-def for_one(slos: Sequence[Slo], own_s: Mapping[str, float]) -> list[Slo]:
-    """What one request was promised: of a metric that it brought a limit of (`own_s`, seconds, 0 is
-    none), that limit in place of everybody's."""
+def slos_of_request(slos: Sequence[Slo], own_s: Mapping[str, float]) -> list[Slo]:
+    """The SLOs of one request: its own limit of a metric (`own_s`, seconds, 0 is none) replaces the
+    limit for all requests."""
     own = {metric: limit_s for metric, limit_s in own_s.items() if limit_s > 0}
-    everybodys = [slo for slo in slos if slo.scope == "request" and slo.metric not in own]
-    return everybodys + [replace(own_slo(m), limit=limit_s) for m, limit_s in own.items()]
+    common = [slo for slo in slos if slo.scope == "request" and slo.metric not in own]
+    return common + [replace(own_slo(m), limit=limit_s) for m, limit_s in own.items()]
 
 
 def from_goodput(pairs: Iterable[str]) -> list[str]:
-    """vLLM's `--goodput ttft:500 tpot:50` (milliseconds) as promises asked of each request.
+    """vLLM's `--goodput ttft:500 tpot:50` (milliseconds) as per-request SLOs.
 
-    Raises ValueError for what is no such pair.
+    Raises ValueError for any other text.
     """
     words = {"ttft": "ttft_from_send", "tpot": "tpot", "e2el": "e2e_from_send"}
-    found = []
+    slos = []
     for pair in (word for text in pairs for word in text.split()):
         name, _, limit = pair.partition(":")
         if name not in words:
@@ -136,21 +137,21 @@ def from_goodput(pairs: Iterable[str]) -> list[str]:
         except ValueError:
             raise ValueError(f"{pair!r}: expected milliseconds, e.g. 'ttft:500'") from None
         if not 0 < limit_ms < float("inf"):
-            raise ValueError(f"{pair!r}: a limit is more than 0 ms")
-        found.append(f"{words[name]} <= {limit_ms:g}ms")
-    return found
+            raise ValueError(f"{pair!r}: expected a limit above 0 ms")
+        slos.append(f"{words[name]} <= {limit_ms:g}ms")
+    return slos
 
 
 def ungrounded(slos: Iterable[Slo], elsewhere: Iterable[Slo] = ()) -> str | None:
-    """What is wrong with promises that count requests which kept promises nobody made; None where
-    nothing is. Those made `elsewhere` (to classes) are something to keep, too."""
-    asked = list(slos)
-    if any(slo.scope == "request" for slo in (*asked, *elsewhere)):
+    """An error message for SLOs that count requests meeting per-request SLOs when there are none;
+    None where all is well. Per-request SLOs `elsewhere` (of classes) count, too."""
+    stated = list(slos)
+    if any(slo.scope == "request" for slo in (*stated, *elsewhere)):
         return None
-    for slo in asked:
+    for slo in stated:
         if slo.metric in _OF_MET_REQUESTS:
             return (
-                f"'{slo.text}' counts requests that keep every per-request promise, and there "
+                f"'{slo.text}' counts requests that meet every per-request SLO, and there "
                 "is none; add one, e.g. 'ttft <= 500ms'"
             )
     return None
@@ -160,8 +161,8 @@ def lateness_limit_s(slos: Iterable[Slo]) -> float:
     """The p99 dispatch lateness above which a run is invalid, in seconds: max(5 ms, 2 % of the
     tightest TTFT limit).
 
-    Every promise about TTFT counts, of each request or of the run, by either clock: lateness adds
-    to `ttft`, and it shifts the traffic that `ttft_from_send` is promised for.
+    Every TTFT limit counts, per request or of the run, by either clock: lateness adds to `ttft`,
+    and it changes the traffic for which `ttft_from_send` was stated.
     """
     limits_s = [slo.limit for slo in slos if slo.metric in ("ttft_s", "ttft_from_send_s")]
     return max(_LATENESS_S, _LATENESS_SHARE_OF_TTFT * min(limits_s, default=0.0))
@@ -194,7 +195,7 @@ def _metric(word: str, text: str) -> Metric:
         hint = (
             f"write '{metric.slo}'"
             if metric.slo
-            else "it describes the client, so it cannot be promised"
+            else "it describes the load generator, so it cannot have an SLO"
         )
         raise ValueError(f"{text!r}: '{word}' is a column; {hint}")
     raise ValueError(f"{text!r}: unknown metric '{word}'; {_nearest(word, BY_SLO_WORD)}")
@@ -224,7 +225,7 @@ def _nearest(word: str, known: Iterable[str]) -> str:
 
 
 def _with_brackets(word: str, known: Collection[str]) -> str | None:
-    """`p99 ttft` and `ttft_p99` as `p99(ttft)`."""
+    """`p99(ttft)` for `p99 ttft` and `ttft_p99`."""
     for shape in (_AGGREGATE_FIRST, _AGGREGATE_LAST):
         match = shape.fullmatch(word)
         if match is not None and match["word"] in known:
@@ -245,7 +246,8 @@ def _limit(metric: Metric, limit: str, text: str) -> float:
 
 
 def _bare_number(limit: str) -> object:
-    """A number where the text is only that, so that loadgen.units refuses it in its own words."""
+    """A number where the text is nothing else, so that loadgen.units rejects it with its own
+    message."""
     try:
         value = float(limit)
     except ValueError:

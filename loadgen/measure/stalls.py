@@ -1,4 +1,5 @@
-"""Which requests have an instant in a stall of the client's, and what they change."""
+"""Requests that were sent, or got a token, while the load generator stalled, and their effect on
+the percentiles."""
 
 from __future__ import annotations
 
@@ -10,22 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.measure.per_request import Mask, PerRequest
-from loadgen.measure.statistics.stats import nearest_rank
+from loadgen.measure.statistics.percentiles import nearest_rank
 from loadgen.records import Run
 
 MEASURED = ("sent_s", "first_token_s", "last_token_s")
-"""What TTFT, TPOT and E2E are made of; an instant between them harms none of the three."""
+"""The times that TTFT, TPOT and E2E are computed from; a stall between them affects none of the
+three."""
 COMPARED = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
 _QUANTILE = 0.99
-_WORTH_SAYING = 0.01  # of a percentile
+_LEAST_CHANGE = 0.01  # of a percentile
 
 
 @dataclass(frozen=True, slots=True)
 class Stalls:
     """The stalls of all workers. `total_s` counts each from the last sign of life to the next;
-    `longest_s` is the latest that a probe was. `rows` are the due requests with an instant in one.
-    `p99_s` by metric: (of all that ended well, of those without such an instant), NaN = none.
-    """
+    `longest_s` is the largest delay of a probe. `rows` are the due requests with a time in a stall.
+    `p99_s` by metric: (of all successful requests, of those without such a time), NaN = none."""
 
     n: int
     total_s: float
@@ -35,22 +36,22 @@ class Stalls:
 
 
 def stalls(run: Run, columns: PerRequest, due: Mask) -> Stalls | None:
-    """None where the client did not look for stalls."""
+    """None where the load generator did not record stalls."""
     recorded = [shard.stalls for shard in run.instrument.shards if shard.stalls is not None]
     if not recorded:
         return None
     spans = [span for one in recorded for span in one.spans_s]
-    harmed = stalled_rows(run)
+    stalled = stalled_rows(run)
     answered = due & columns.is_ok
     return Stalls(
         n=len(spans),
         total_s=float(sum(until_s - from_s for from_s, until_s, _ in spans)),
         longest_s=max((float(lag_s) for _, _, lag_s in spans), default=0.0),
-        rows=int(np.count_nonzero(due & harmed)),
+        rows=int(np.count_nonzero(due & stalled)),
         p99_s={
             metric: (
                 _p99_s(columns.column(metric)[answered]),
-                _p99_s(columns.column(metric)[answered & ~harmed]),
+                _p99_s(columns.column(metric)[answered & ~stalled]),
             )
             for metric in COMPARED
         },
@@ -60,7 +61,7 @@ def stalls(run: Run, columns: PerRequest, due: Mask) -> Stalls | None:
 def stalled_rows(run: Run) -> Mask:
     """Rows that were sent, or whose first or last token was stamped, while their worker stalled."""
     rows = run.request_rows
-    harmed = np.zeros(len(rows), bool)
+    stalled = np.zeros(len(rows), bool)
     for shard in run.instrument.shards:
         spans = () if shard.stalls is None else shard.stalls.spans_s
         if not spans:
@@ -70,16 +71,17 @@ def stalled_rows(run: Run) -> Mask:
         for name in MEASURED:
             at_s = rows[name][mine]
             span = np.searchsorted(from_s, at_s, side="right") - 1  # NaN: after all of them
-            harmed[mine] |= (span >= 0) & (at_s <= until_s[span])
-    return harmed
+            stalled[mine] |= (span >= 0) & (at_s <= until_s[span])
+    return stalled
 
 
-def changed(found: Stalls) -> list[tuple[str, float, float]]:
-    """(metric, p99 of all, p99 without) where leaving the harmed requests out changes it."""
+def changed(stalls: Stalls) -> list[tuple[str, float, float]]:
+    """(metric, p99 of all, p99 without stalled requests) where leaving those requests out changes
+    it."""
     return [
         (COMPARED[metric], all_s, without_s)
-        for metric, (all_s, without_s) in found.p99_s.items()
-        if math.isfinite(without_s) and abs(all_s - without_s) > _WORTH_SAYING * all_s
+        for metric, (all_s, without_s) in stalls.p99_s.items()
+        if math.isfinite(without_s) and abs(all_s - without_s) > _LEAST_CHANGE * all_s
     ]
 
 

@@ -1,7 +1,7 @@
-"""What was really sent, beside what was scheduled: the arrivals and the lengths.
+"""The traffic actually sent, compared with the schedule: arrival times and lengths.
 
-That the arrival processes are what they say is proved where they are drawn; here one run is held
-against its own schedule. It describes, and does not judge: the gates are in `validity`.
+The arrival processes themselves are verified in `loadgen.workload`; this module compares first run
+with its own schedule. It only describes; the checks that can invalidate a run are in `validity`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from loadgen.measure.attainment import MeasuredWindow, came_due
 from loadgen.measure.per_request import Mask, PerRequest
-from loadgen.measure.statistics.arrival_stats import describe_arrivals
-from loadgen.measure.statistics.stats import nearest_rank
+from loadgen.measure.statistics.percentiles import nearest_rank
+from loadgen.measure.statistics.time_series import describe_arrivals
 from loadgen.measure.wording import format_number
 from loadgen.records import Run, Times
 
@@ -24,8 +24,8 @@ _CHANCE = math.sqrt(-math.log(0.05 / 2) / 2)  # of the two-sample KS distance, a
 
 @dataclass(frozen=True, slots=True)
 class ArrivalStats:
-    """Instants of one kind in the measured window: how many, per second, and their second-order
-    statistics (`describe_arrivals`; None where there are too few)."""
+    """Arrival times in the measured window: their number, their rate, and their second-order
+    statistics (`describe_arrivals`; None with too few)."""
 
     n: int
     rate_per_s: float
@@ -36,8 +36,8 @@ class ArrivalStats:
 
 @dataclass(frozen=True, slots=True)
 class LengthStats:
-    """Tokens asked and got, of the answers where the server counted them: means, how many differ,
-    and by how much at most."""
+    """Tokens requested (`asked`) and counted by the server (`got`): means, the number of requests
+    that differ, and the largest difference."""
 
     n: int
     asked_mean: float
@@ -48,11 +48,11 @@ class LengthStats:
 
 @dataclass(frozen=True, slots=True)
 class Stimulus:
-    """Requests with an instant of their own (none that wait for another's answer).
+    """The requests with a scheduled send time (not those that wait for another answer).
 
-    `ks` is the Kolmogorov-Smirnov distance between the gaps scheduled and the gaps sent; above
-    `ks_chance` two independent samples of one process differ in one case of twenty. `late_s` are
-    the p50, the p99 and the maximum of sent − scheduled.
+    `ks` is the Kolmogorov-Smirnov distance between the scheduled and the actual gaps; two
+    independent samples of first process exceed `ks_chance` in first case of twenty. `late_s` is the
+    p50, the p99 and the maximum of sent − scheduled.
     """
 
     scheduled: ArrivalStats
@@ -65,55 +65,56 @@ class Stimulus:
 
 
 def stimulus(run: Run, columns: PerRequest, window: MeasuredWindow) -> Stimulus:
-    """The stimulus of the measured window, requests that were cancelled on purpose included."""
+    """The stimulus of the measured window, including requests that were cancelled on purpose."""
     rows, schedule = run.request_rows, run.schedule_rows
-    asked = came_due(run)
-    roots = asked & (schedule["n_parents"] == 0)
+    due = came_due(run)
+    roots = due & (schedule["n_parents"] == 0)
     sent = roots & np.isfinite(rows["sent_s"])
     planned_s, sent_s = np.sort(schedule["scheduled_s"][roots]), np.sort(rows["sent_s"][sent])
     late_s = np.sort((rows["sent_s"] - schedule["scheduled_s"])[sent])
     ks, chance = ks_distance(np.diff(planned_s), np.diff(sent_s))
-    counted = asked & (rows["input_tokens"] > 0)
-    answered = asked & columns.is_ok & columns.has_token
+    counted = due & (rows["input_tokens"] > 0)
+    answered = due & columns.is_ok & columns.has_token
     return Stimulus(
         scheduled=_arrivals(planned_s, window),
         sent=_arrivals(sent_s, window),
         ks=ks,
         ks_chance=chance,
-        late_s=_ends(late_s) if len(late_s) else None,
+        late_s=_p50_p99_max(late_s) if len(late_s) else None,
         input_tokens=_lengths(schedule["input_tokens"], rows["input_tokens"], counted),
         output_tokens=_lengths(schedule["output_tokens"], columns.output_tokens, answered),
     )
 
 
-def altered_arrivals(found: Stimulus) -> str:
-    """A sentence where what was sent does not look like what was scheduled, else none."""
-    if found.ks is None or found.ks_chance is None or found.ks <= found.ks_chance:
+def altered_arrivals(stimulus: Stimulus) -> str:
+    """A finding where the arrivals sent differ from those scheduled, else ""."""
+    ks, by_chance = stimulus.ks, stimulus.ks_chance
+    if ks is None or by_chance is None or ks <= by_chance:
         return ""
     cvs = " and ".join(
         "–" if cv is None else format_number(cv)
-        for cv in (found.scheduled.gap_cv, found.sent.gap_cv)
+        for cv in (stimulus.scheduled.gap_cv, stimulus.sent.gap_cv)
     )
     return (
-        "The gaps between requests as sent differ from those scheduled (KS distance"
-        f" {found.ks:.2f}, {found.ks_chance:.2f} by chance; gap cv {cvs}): the server saw other"
-        " arrivals than the scenario asks for."
+        "The server received other arrivals than the scenario describes: the gaps between requests "
+        f"sent differ from the scheduled gaps (KS distance {ks:.2f}, by chance up to "
+        f"{by_chance:.2f}; gap cv {cvs})."
     )
 
 
 def ks_distance(
-    one: NDArray[np.float64], other: NDArray[np.float64]
+    first: NDArray[np.float64], second: NDArray[np.float64]
 ) -> tuple[float | None, float | None]:
-    """The largest distance between two empirical distribution functions, and the one that chance
-    exceeds in 5 % of cases, √(−ln(0.025)/2 · (n + m)/(n·m)); None for fewer than two values.
+    """The largest distance between two empirical distribution functions, and the distance that
+    chance exceeds in 5 % of cases, √(−ln(0.025)/2 · (n + m)/(n·m)); None for fewer than two values.
 
     Source: N. Smirnov, Table for estimating the goodness of fit of empirical distributions (1948).
     """
-    n, m = len(one), len(other)
+    n, m = len(first), len(second)
     if min(n, m) < 2:
         return None, None
-    ordered = np.sort(one), np.sort(other)
-    at = np.sort(np.concatenate(ordered))  # in order, each search is near the one before
+    ordered = np.sort(first), np.sort(second)
+    at = np.sort(np.concatenate(ordered))  # in order, each search is near the first before
     below = [np.searchsorted(v, at, side="right") / len(v) for v in ordered]
     return float(np.abs(below[0] - below[1]).max()), _CHANCE * math.sqrt((n + m) / (n * m))
 
@@ -122,13 +123,13 @@ def _arrivals(times: Times, window: MeasuredWindow) -> ArrivalStats:
     rate_per_s = len(times) / window.length_s if window.length_s > 0 else math.nan
     if not len(times) or window.length_s <= 0:
         return ArrivalStats(len(times), rate_per_s, None, None, None)
-    found = describe_arrivals(times - window.start_s, window.length_s)
+    stats = describe_arrivals(times - window.start_s, window.length_s)
     return ArrivalStats(
-        len(times), rate_per_s, found["gap_cv"], found["gap_lag1"], found["dispersion"]
+        len(times), rate_per_s, stats["gap_cv"], stats["gap_lag1"], stats["dispersion"]
     )
 
 
-def _ends(ordered_s: Times) -> tuple[float, float, float]:
+def _p50_p99_max(ordered_s: Times) -> tuple[float, float, float]:
     p50, p99 = (float(ordered_s[nearest_rank(len(ordered_s), q) - 1]) for q in (0.5, 0.99))
     return p50, p99, float(ordered_s[-1])
 
@@ -136,11 +137,11 @@ def _ends(ordered_s: Times) -> tuple[float, float, float]:
 def _lengths(asked: NDArray[np.integer], got: NDArray[np.integer], of: Mask) -> LengthStats | None:
     if not of.any():
         return None
-    wanted, counted = asked[of].astype(np.int64), got[of].astype(np.int64)
-    off = np.abs(counted - wanted)
+    requested, counted = asked[of].astype(np.int64), got[of].astype(np.int64)
+    off = np.abs(counted - requested)
     return LengthStats(
-        n=len(wanted),
-        asked_mean=float(wanted.mean()),
+        n=len(requested),
+        asked_mean=float(requested.mean()),
         got_mean=float(counted.mean()),
         differ=int(np.count_nonzero(off)),
         most_off=int(off.max()),

@@ -1,4 +1,5 @@
-"""The shape of a run's numbers: what the CLI prints, summary.json holds and the report shows."""
+"""The summary of a run: the numbers that the CLI prints, summary.json holds and the report
+shows."""
 
 from __future__ import annotations
 
@@ -9,15 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadgen.measure.attainment import MeasuredWindow
-from loadgen.measure.backends import Backend
 from loadgen.measure.drivers import Drivers
 from loadgen.measure.fairness import Fairness
-from loadgen.measure.server_load import ServerSummary
+from loadgen.measure.load import Throughput
+from loadgen.measure.server_load import Backend, ServerSummary
 from loadgen.measure.stalls import Stalls
-from loadgen.measure.statistics.stats import Interval, Percentile
+from loadgen.measure.statistics.intervals import Interval
+from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.stimulus import Stimulus
-from loadgen.measure.throughput import Throughput
-from loadgen.measure.validity.check import ValidityCheck
 from loadgen.measure.verdict import SloResult, Verdict
 
 SCHEMA = 1
@@ -32,10 +32,10 @@ PERCENTILES: Mapping[str, float] = {
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """One metric over the due requests: of those that ended well, and with failures as +inf.
+    """One metric over the due requests: of the successful ones, and with failures as +inf.
 
-    For gap metrics n counts gaps, and a failure adds one gap that never ended. Metrics of the
-    client's own delays take every request they exist for and have no `with_failures`.
+    For gap metrics n counts gaps, and a failure adds one gap that never ended. Metrics of the load
+    generator's own delays include every request that has a value, and have no `with_failures`.
     """
 
     n: int
@@ -48,7 +48,7 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Attainment:
-    """Requests that kept every per-request promise among those due, with Wilson's interval."""
+    """The share of due requests that met every per-request SLO, with Wilson's interval."""
 
     value: float
     low: float | None
@@ -59,16 +59,32 @@ class Attainment:
 
 @dataclass(frozen=True, slots=True)
 class Goodput:
-    """What kept its promises, per second of the measured window."""
+    """Requests that met their SLOs, and their tokens, per second of the measured window."""
 
     requests_per_s: Interval
     output_tokens_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
+class ValidityCheck:
+    """One check of the validity table. `ok` None: not recorded. A failed `is_gate` makes the run
+    invalid."""
+
+    name: str
+    ok: bool | None
+    detail: str
+    is_gate: bool = False
+
+
+def gate(name: str, ok: bool | None, detail: str) -> ValidityCheck:
+    """A check that makes the run invalid if it fails."""
+    return ValidityCheck(name, ok, detail, is_gate=True)
+
+
+@dataclass(frozen=True, slots=True)
 class Validity:
-    """Whether the numbers may be believed, and every check that says so. `stalls` None: the client
-    did not look for its own."""
+    """Whether the numbers are valid, and every check behind that. `stalls` None: the load generator
+    did not look for its own stalls."""
 
     trusted: bool
     checks: tuple[ValidityCheck, ...]
@@ -77,8 +93,8 @@ class Validity:
 
 @dataclass(frozen=True, slots=True)
 class ClassSummary:
-    """One class of traffic, in the same words as the whole: its rows alone, judged by the promises
-    made to it. `attainment` and `goodput` ask for those made to all traffic as well."""
+    """The summary of one class of traffic: its rows alone, judged by its own SLOs. `attainment` and
+    `goodput` also count the SLOs of all traffic."""
 
     tenant: str
     priority: int
@@ -95,15 +111,15 @@ class ClassSummary:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Everything the CLI prints, summary.json holds and the report shows. Seconds throughout.
+    """Everything that the CLI prints, summary.json holds and the report shows. Seconds throughout.
 
     `counts`: scheduled = warmup + due + withdrawn + not_due; each status counts due rows.
-    `confidence` is that of every interval and proof; the verdict is by the point estimate unless it
-    was asked for. `classes` is empty where all traffic is of one class; the verdict is met only if
-    the promises made to each of them are. `fairness` is None where all traffic is of one tenant.
-    `server` is None where its metrics were not read.
-    `backends` are the addresses that requests went to, busiest first; `stimulus` is what was really
-    sent, beside what was scheduled; `drivers` what latency went with.
+    `confidence` is the level of every interval and proof; the verdict follows the point estimate
+    unless a confidence was requested. `classes` is empty where all traffic is of one class; the
+    verdict is met only if the SLOs of every class are. `fairness` is None where all traffic belongs
+    to one tenant, `server` where the server's metrics were not read. `backends` are the addresses
+    that requests went to, busiest first; `stimulus` compares the traffic sent with the schedule;
+    `drivers` are the factors that latency correlates with.
     """
 
     run: str
@@ -130,18 +146,18 @@ class Summary:
     stimulus: Stimulus | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """The content of summary.json; NaN, +inf and open ends are null."""
-        content: dict[str, Any] = _plain(dataclasses.asdict(self))
+        """The content of summary.json; NaN, +inf and open bounds are null."""
+        content: dict[str, Any] = plain_json(dataclasses.asdict(self))
         content["window"]["length_s"] = self.window.length_s
         return {"schema": SCHEMA, **content}
 
 
-def _plain(value: Any) -> Any:
-    """JSON from nested dataclass dicts: tuples as lists, what JSON cannot say as null."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+def plain_json(value: Any) -> Any:
+    """Nested dataclass dicts as JSON: tuples as lists, NaN and infinities as null."""
+    if isinstance(value, Mapping):
+        return {key: plain_json(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain_json(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

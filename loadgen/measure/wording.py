@@ -1,4 +1,4 @@
-"""Numbers as people read them: three significant digits and their unit."""
+"""Numbers formatted for people: three significant digits and their unit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _THIN = "\u202f"  # narrow and no-break
 
 
 def format_value(value: float | None, unit: Unit) -> str:
-    """A value with its unit: `431 ms`, `99.2 %`, `12.3/s`; `–` for none, `∞` beyond all."""
+    """A value with its unit: `431 ms`, `99.2 %`, `12.3/s`; `–` for none, `∞` for infinity."""
     if value is None or math.isnan(value):
         return "–"
     if unit == "s":
@@ -22,7 +22,8 @@ def format_value(value: float | None, unit: Unit) -> str:
 
 
 def format_share(share: float) -> str:
-    """Per cent: three significant digits, near 100 % two of the distance: `3.33 %`, `99.95 %`."""
+    """Per cent with three significant digits; near 100 % two digits of the distance: `3.33 %`,
+    `99.95 %`."""
     percent = 100 * share
     if percent < 50:
         return f"{float(f'{percent:.3g}'):.10g} %"

@@ -1,1 +1,1 @@
-"""Every night the same measurement: what is measured, what is kept, and what a change is called."""
+"""Nightly benchmarks: cells, baseline, comparison and files of a night."""

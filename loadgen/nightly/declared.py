@@ -1,35 +1,35 @@
-"""What is declared or chosen of a target before it answers: the baseline's keys are made of it."""
+"""Settings of a target that are known before it answers: the keys of the baseline."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 from loadgen.errors import UsageError
-from loadgen.json_section import JsonSection
-from loadgen.manifest import HostSection, LabelsSection, LaunchSection
+from loadgen.manifest.json_section import JsonSection
+from loadgen.manifest.sections import HostSection, LabelsSection, LaunchSection
 from loadgen.nightly.nightly_file import OURS
 from targets.endpoint import Endpoint, load_target
 
 FAULTS = ("step_delay",)
-"""Engine settings that are a fault on purpose: under test, never part of what must agree."""
+"""Engine settings that inject a fault: they are under test, never part of a key."""
 
 
 class DeclaredMachine(JsonSection, frozen=True):
-    """The machine that a server of ours runs on."""
+    """The host of a server that slobench starts."""
 
     cpu_model: str
     cpus: int | None
 
 
 class DeclaredLaunch(LaunchSection, frozen=True, kw_only=True):
-    """The command that starts a server, and the Python that a target file names for it."""
+    """The command that starts a server, with the Python of its target file."""
 
     python: str
 
 
 class DeclaredTarget(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
-    """What two nights must agree in. A server of ours has `settings`, any other what its target
-    file declares; `host` is there where the server runs on this machine."""
+    """The settings that two nights must share: `settings` of a server that slobench starts, the
+    declarations of the target file for any other; `host` if the server runs on this machine."""
 
     kind: str
     api: str | None = None
@@ -52,8 +52,8 @@ def declared(
     machine: HostSection,
     where: str,
 ) -> DeclaredTarget:
-    """What of a target two nights must agree in, as a manifest says it, and the machine that a
-    server of ours runs on. Raises UsageError, beginning with `where`."""
+    """The settings of a target that two nights must share, in the form of a manifest, with the host
+    of a server that slobench starts. Raises UsageError that begins with `where`."""
     if spec in OURS:
         return _of_ours(spec, without_faults(settings), machine)
     endpoint = _endpoint(spec, environ, where)
@@ -75,8 +75,8 @@ def pinned(
     machine: HostSection,
     where: str,
 ) -> DeclaredTarget:
-    """What of a control two nights must agree in: everything that is declared, for a control is not
-    what a night tests. Raises UsageError, beginning with `where`."""
+    """The settings of a control that two nights must share: all of them, because a control is not
+    under test. Raises UsageError that begins with `where`."""
     if spec in OURS:
         return _of_ours(spec, settings, machine)
     endpoint = _endpoint(spec, environ, where)

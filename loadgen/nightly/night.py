@@ -1,9 +1,10 @@
-"""One night: every cell measured in turns, judged against its baseline, and kept."""
+"""A night: every cell measured in turns, compared with its baseline, and added to it."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,31 +14,34 @@ from typing import Any
 
 from rich.console import Console
 
+from loadgen.cells.cell import differing
 from loadgen.cells.order import run_cells
 from loadgen.cells.runner import Between
 from loadgen.errors import UsageError
 from loadgen.live.watching import Watch
-from loadgen.measure.comparison.judgement import Options, exit_code, plain
+from loadgen.measure.comparison.judgement import Options, exit_code
 from loadgen.measure.nights.night_record import CellNight
-from loadgen.measure.nights.night_trend import trend
+from loadgen.measure.nights.night_values import trend
 from loadgen.measure.nights.night_verdict import CellVerdict, History, judge_night, night_word
+from loadgen.measure.summary import plain_json
 from loadgen.nightly.baseline import Baseline
-from loadgen.nightly.matrix import NightCell, differing, night_cells
-from loadgen.nightly.measuring import CellProgress
+from loadgen.nightly.matrix import NightCell, night_cells
+from loadgen.nightly.measuring import CellProgress, machine_speed_s
 from loadgen.nightly.nightly_file import load_nightly
-from loadgen.nightly.pace import pace_s
 from loadgen.run.run_options import RunOptions
+from reports.nightly.page import render
+from reports.nightly.view import junit, markdown
 
 _BEGINNING = "night.json"
 _MUST_AGREE = ("target.model", "target.api", "control.target.model", "control.target.api")
-"""Known only when the server has answered; where these differ, a night is not compared."""
+"""Values known only from the server's answers; a night in which they differ is not compared."""
 
 
 @dataclass(frozen=True)
 class NightOptions:
-    """What may be chosen apart from the file. `engine` is under test tonight: settings of our own
-    server on top of the file's, which leave the baseline the same. `baseline`, `repeats` and
-    `fail_on` are instead of the file's; `link` leads to the CI job; `run` is for every run."""
+    """Options of a night besides its file. `engine`: settings of the bundled engine under test, on
+    top of the file's; they do not change the baseline's key. `baseline`, `repeats` and `fail_on`
+    replace the file's; `link`: URL of the CI job; `run`: options of every run."""
 
     baseline: Path | None = None
     engine: str = ""
@@ -62,7 +66,7 @@ class FinishedNight:
 
 
 class Nightly:
-    """A nightly file with everything it names, checked before anything runs."""
+    """A nightly file with its scenarios and targets, checked before the first run."""
 
     def __init__(self, path: Path, options: NightOptions) -> None:
         changed = {"repeats": options.repeats, "fail_on": options.fail_on}
@@ -74,17 +78,19 @@ class Nightly:
         self.cells = night_cells(self.file, path, options.run, options.engine)
 
     def accept(self, now: datetime) -> dict[str, list[str]]:
-        """Make the last better or worse nights of each cell its new level; cell → nights."""
+        """Accept the last better or worse nights of each cell as its new level; cell → nights."""
         now_utc = now.isoformat(timespec="seconds")
         return {cell.name: self.store.accept(cell, now_utc) for cell in self.cells}
 
     def run(
         self, console: Console, now: datetime, directory: Path, watch: Watch | None = None
     ) -> FinishedNight:
-        """Measure, judge and keep a night; goes on with one that was interrupted in `directory`.
+        """Measure a night, judge it and add it to the baseline; continues an interrupted night in
+        `directory`.
 
-        Raises UsageError before anything runs for a damaged baseline or a `directory` whose night
-        is over; KeyboardInterrupt where it was interrupted: nothing is kept, and all runs stay.
+        Raises UsageError before the first run, for a damaged baseline or a `directory` with a
+        finished night; KeyboardInterrupt when interrupted: the baseline is unchanged, finished runs
+        stay.
         """
         began = _beginning(directory, now)
         histories = {
@@ -93,7 +99,7 @@ class Nightly:
         }
         self.store.check_writable()
         for cell in self.cells:
-            self._tell_new(cell, histories[cell.name], console)
+            self._print_new_baseline(cell, histories[cell.name], console)
         _write_beginning(directory, began)
         nights = self._measure(directory, began, histories, console, watch)
         judged = judge_night(nights, histories, self.file.options())
@@ -113,8 +119,8 @@ class Nightly:
         watch: Watch | None,
     ) -> list[CellNight]:
         measured: dict[str, CellProgress] = defaultdict(CellProgress)
-        paced = {cell.name for cell in self.cells if cell.needs_pace}
-        for found in run_cells(
+        with_gauge = {cell.name for cell in self.cells if cell.needs_machine_speed}
+        for result in run_cells(
             [cell.cell.watched(watch) for cell in self.cells],
             directory,
             repeats=self.file.repeats,
@@ -123,9 +129,9 @@ class Nightly:
             controls={
                 cell.name: cell.control.watched(watch) for cell in self.cells if cell.control
             },
-            gauge=lambda cell: pace_s() if cell.name in paced else None,
+            gauge=lambda cell: machine_speed_s() if cell.name in with_gauge else None,
         ):
-            measured[found.cell.name].add(found, directory, self.file.metrics)
+            measured[result.cell.name].add(result, directory, self.file.metrics)
         nights = []
         for cell in self.cells:
             own = measured[cell.name]
@@ -135,22 +141,22 @@ class Nightly:
                 night=began["night"],
                 started_utc=began["started_utc"],
                 factor={**own.factor(), **(of_control.factor_of_control() if of_control else {})},
-                promises=tuple(json.dumps(plain(part)) for part in own.slos()),
+                slos=tuple(json.dumps(plain_json(part)) for part in own.slos()),
                 is_closed_loop=own.manifest is not None and own.manifest.has_closed_loop,
-                runs=own.runs if of_control is None else own.beside(of_control),
+                runs=own.runs if of_control is None else own.paired_with(of_control),
                 failures=own.failures,
                 link=self.options.link,
             )
-            nights.append(_refused_if_other(night, histories[cell.name]))
+            nights.append(_marked_if_other(night, histories[cell.name]))
         return nights
 
-    def _tell_new(self, cell: NightCell, history: History, console: Console) -> None:
+    def _print_new_baseline(self, cell: NightCell, history: History, console: Console) -> None:
         if history.baseline:
             return
         for folder, agrees in self.store.relatives(cell).items():
             lines = "; ".join(differing(cell.agrees, agrees))
             console.print(
-                f"{cell.name}: begins a new baseline, for {folder} is not comparable: {lines}",
+                f"{cell.name}: starts a new baseline; {folder} is not comparable: {lines}",
                 style="yellow", markup=False, soft_wrap=True,
             )  # fmt: skip
 
@@ -188,7 +194,7 @@ class Nightly:
 
 
 def _beginning(directory: Path, now: datetime) -> dict[str, str]:
-    """The name of the night: that of the one that was interrupted in `directory`, or a new one."""
+    """Name and start of the night: those of the interrupted night in `directory`, or new ones."""
     path = directory / _BEGINNING
     if (directory / "nightly.json").exists():
         raise UsageError(f"--out {directory}: holds a finished night; choose another directory")
@@ -196,8 +202,8 @@ def _beginning(directory: Path, now: datetime) -> dict[str, str]:
         utc = now.astimezone(UTC)
         return {"night": f"{utc:%Y%m%dT%H%M%S.%f}Z", "started_utc": utc.isoformat()}
     try:
-        said = json.loads(path.read_text(encoding="utf-8"))
-        return {key: str(said[key]) for key in ("night", "started_utc")}
+        began = json.loads(path.read_text(encoding="utf-8"))
+        return {key: str(began[key]) for key in ("night", "started_utc")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path}: is damaged ({error!r}); choose another --out") from None
 
@@ -207,11 +213,11 @@ def _write_beginning(directory: Path, began: Mapping[str, str]) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / _BEGINNING).write_text(json.dumps(began) + "\n", encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"--out {directory}: cannot be made: {error.strerror}") from None
+        raise UsageError(f"--out {directory}: cannot be created: {error.strerror}") from None
 
 
-def _refused_if_other(night: CellNight, history: History) -> CellNight:
-    """A night of another model or API than the baseline's is not compared with it."""
+def _marked_if_other(night: CellNight, history: History) -> CellNight:
+    """The night, marked as not comparable if its model or API is not that of the baseline."""
     if not history.baseline or not night.runs:
         return night
     before = history.baseline[-1].factor
@@ -234,9 +240,9 @@ def _cell_facts(
         "cell": cell.name,
         "factors": dict(cell.cell.factors),
         "key": cell.key,
-        "agrees": plain(dict(cell.agrees)),
-        **plain(dataclasses.asdict(found)),
-        "control": plain(cell.agrees.get("control")),
+        "agrees": plain_json(dict(cell.agrees)),
+        **plain_json(dataclasses.asdict(found)),
+        "control": plain_json(cell.agrees.get("control")),
         "runs": [
             {
                 "name": run.name,
@@ -246,7 +252,7 @@ def _cell_facts(
             }
             for run in night.runs
         ],
-        "trends": {text: plain(trend(store.nights(cell), text)) for text in shown},
+        "trends": {text: plain_json(trend(store.nights(cell), text)) for text in shown},
     }
 
 
@@ -254,3 +260,47 @@ def _first_measures(options: Options) -> list[str]:
     from loadgen.measure.comparison.compare import GATED
 
     return list(options.metrics or GATED)
+
+
+def write_night(night: FinishedNight, cache_dir: Path | None = None) -> None:
+    """Write index.html, junit.xml, summary.md and, as the mark of a finished night, nightly.json.
+    `cache_dir` caches the plotting bundle."""
+    result = (night.verdict, night.cells, night.facts)
+    texts = {
+        "index.html": render(*result, cache_dir),
+        "junit.xml": junit(night.cells),
+        "summary.md": markdown(*result),
+        "nightly.json": json.dumps(night.facts, indent=1, allow_nan=False) + "\n",
+    }
+    for name, text in texts.items():
+        (night.directory / name).write_text(text, encoding="utf-8")
+
+
+def nightly(
+    file: Path | str,
+    out_dir: Path | str,
+    *,
+    baseline: Path | str | None = None,
+    engine: str = "",
+    repeats: int | None = None,
+    cache_dir: Path | str | None = None,
+) -> FinishedNight:
+    """Measure a nightly file into `out_dir`, compare it with its baseline and add it to that.
+
+    `baseline` and `repeats` replace the file's; `engine`: settings of the bundled engine under
+    test (`step_delay=10%`), which a control does not have; `cache_dir` caches the plotting bundle.
+    The result has the `verdict`, the `cells` with their measures, and `facts`, the content of
+    nightly.json. Raises UsageError before the first run and KeyboardInterrupt when interrupted;
+    the same call then continues from there.
+    """
+    cache = None if cache_dir is None else Path(cache_dir)
+    options = NightOptions(
+        baseline=None if baseline is None else Path(baseline),
+        engine=engine,
+        repeats=repeats,
+        run=RunOptions(environ=dict(os.environ), cache_dir=cache),
+    )
+    planned = Nightly(Path(file), options)
+    night = planned.run(Console(quiet=True), datetime.now().astimezone(), Path(out_dir))
+    write_night(night, cache)
+    return night

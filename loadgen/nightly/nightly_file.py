@@ -1,4 +1,4 @@
-"""nightly.yaml: what is measured every night, what decides, and where the baseline is kept."""
+"""nightly.yaml: the cells of a night, the measures that decide, and the place of the baseline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from loadgen.workload.scenario import Scenario, load_scenario
 from loadgen.yaml_document import parse_document
 
 EVERY = "default"
-"""The margin of every measure that has none of its own."""
+"""Key of the margin for all measures without a margin of their own."""
 OURS = ("reference", "sim", "mock")
 """Targets that take engine settings."""
 
@@ -32,20 +32,20 @@ def _measure(text: str) -> str:
         raise ValueError(str(error).removeprefix("--metric ")) from None
 
 
-def _promise(text: str) -> str:
+def _slo(text: str) -> str:
     parse_slo(text)
     return text
 
 
 def _one_or_several(value: object) -> object:
-    """A list, from one word too; tuples are what the model holds."""
+    """A tuple, also from a single word."""
     if isinstance(value, str):
         return (value,)
     return tuple(value) if isinstance(value, list) else value
 
 
 def _named(value: object) -> object:
-    """`name: thing` pairs, from a list of things too, which are then named after themselves."""
+    """`name: value` pairs; a list's values are named after themselves."""
     if isinstance(value, str):
         value = [value]
     if not isinstance(value, list):
@@ -55,7 +55,7 @@ def _named(value: object) -> object:
         name = _name_of(str(item))
         if name in named:
             both = f"{{{name}: {named[name]}, {name}2: {item}}}"
-            raise ValueError(f"two of them are called {name}; give them names: {both}")
+            raise ValueError(f"two values have the name {name}; name them yourself: {both}")
         named[name] = item
     return named
 
@@ -70,11 +70,13 @@ Named = Annotated[dict[str, str], BeforeValidator(_named), Field(min_length=1)]
 
 
 class Control(Strict):
-    """What is measured right beside every run, so that the machine's own pace cancels out: a target
-    in the words of `targets`. The bundled engine has the settings of the cell it stands beside;
-    `engine` are more of them, its mode included. `servers` says whether both are up together, so
-    that one run follows the other at once, or in turns; without it, together where both are of
-    ours, compute on the CPU and listen at two places: idle they take nothing from each other.
+    """A target measured right before or after every run, so that changes in machine speed cancel
+    out.
+
+    As a control the bundled engine has the settings of the cell it is measured with; `engine` adds
+    settings, its mode included. `servers`: whether both servers are up together, so that the runs
+    follow each other at once, or in turns. The default is together where both are servers that
+    slobench starts, compute on the CPU and listen at different ports: an idle one uses no CPU.
     """
 
     target: str
@@ -90,11 +92,10 @@ class NightlyFile(Strict):
     """The cells of a night are targets × scenarios × modes; each is measured `repeats` times, in
     turns, and compared with the last `window` nights of its baseline.
 
-    `targets`, `scenarios` and `modes` are lists, or mappings from a name to a value where the name
-    is to stay when the value changes. A mode is a batching mode of the bundled engine, `engine` are
-    settings for all of them. With a `control` every run has one beside it, and what is compared is
-    the cell relative to it. `slo` replaces the scenarios' promises. Paths are relative to the file;
-    the baseline keeps `keep` nights of a cell.
+    `targets`, `scenarios` and `modes` are lists, or mappings from a name to a value; a name stays
+    the same when its value changes. A mode is a batching mode of the bundled engine; `engine` has
+    settings for all modes. With a `control`, cells are compared relative to it. `slo` replaces the
+    scenarios' SLOs. Paths are relative to the file; the baseline stores `keep` nights of a cell.
     """
 
     schema_version: Annotated[Literal[1], Field(alias="schema")] = 1
@@ -108,7 +109,7 @@ class NightlyFile(Strict):
         tuple[Annotated[str, AfterValidator(_measure)], ...], BeforeValidator(_one_or_several)
     ] = ()
     slo: Annotated[
-        tuple[Annotated[str, AfterValidator(_promise)], ...], BeforeValidator(_one_or_several)
+        tuple[Annotated[str, AfterValidator(_slo)], ...], BeforeValidator(_one_or_several)
     ] = ()
     margins: dict[str, Annotated[Share, Field(gt=0, lt=1)]] = Field(default_factory=dict)
     effect: Annotated[Share, Field(gt=0)] | None = None
@@ -130,18 +131,24 @@ class NightlyFile(Strict):
         control = self.control
         specs = [*self.targets.values(), *([control.target] if control else [])]
         ours = [spec for spec in specs if spec in OURS]
-        for key, given in (("modes", self.modes), ("engine", self.engine)):
-            if given and not ours:
-                yield (key,), f"is for a server of ours, and no target is one of {', '.join(OURS)}"
+        for key, value in (("modes", self.modes), ("engine", self.engine)):
+            if value and not ours:
+                yield (
+                    (key,),
+                    f"needs a target that is a server of slobench: {', '.join(OURS)}",
+                )
         if control and control.engine and control.target not in OURS:
-            yield ("control", "engine"), "is for a server of ours; a target file says its own flags"
+            yield (
+                ("control", "engine"),
+                "needs a server that slobench starts; a target file has its own flags",
+            )
         if control and len({spec == "sim" for spec in specs}) > 1:
             yield (
                 ("control",),
-                "sim runs in a time of its own, and shares no machine with a server in real time",
+                "sim runs in virtual time and is no control for a server in real time",
             )
         if control and control.servers == "together" and control.target == "sim":
-            yield ("control", "servers"), "sim has no server that could stay up"
+            yield ("control", "servers"), "sim has no server"
         for name in self.margins:
             try:
                 if name != EVERY:
@@ -152,7 +159,7 @@ class NightlyFile(Strict):
             yield ("keep",), f"{self.keep} nights are fewer than the window of {self.window}"
 
     def options(self) -> Options:
-        """How tonight is compared."""
+        """The options of the comparison."""
         margins = {"" if k == EVERY else measure(k).text: v for k, v in self.margins.items()}
         return Options(
             metrics=self.metrics, margins=margins, confidence=self.confidence, effect=self.effect
@@ -160,8 +167,8 @@ class NightlyFile(Strict):
 
 
 def load_nightly(path: Path) -> NightlyFile:
-    """The file, checked. Raises UsageError with one `file:line: key.path: problem` line for every
-    mistake; the scenarios and target files it names are not read yet."""
+    """The checked file. Raises UsageError with a line `file:line: key.path: problem` for every
+    mistake. The scenarios and target files that it names are not read."""
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -171,37 +178,37 @@ def load_nightly(path: Path) -> NightlyFile:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     document = parse_document(text, str(path), UsageError)
     try:
-        found = NightlyFile.model_validate(document.values)
+        file = NightlyFile.model_validate(document.values)
     except ValidationError as error:
         document.note_validation(error)
         document.raise_mistakes()
         raise
     document.raise_mistakes()
-    return found
+    return file
 
 
 def is_nightly(path: Path) -> bool:
-    """Whether a file is a nightly file, by its keys, rather than a scenario or none of ours."""
+    """Whether a file is a nightly file, judged by its keys."""
     try:
         values = parse_document(path.read_text(encoding="utf-8-sig"), str(path), UsageError).values
     except (OSError, UnicodeDecodeError, UsageError):
-        return False  # whoever reads it as a scenario says what is wrong
+        return False  # the scenario reader reports the problem
     return "targets" in values and "scenarios" in values
 
 
-def beside(folder: Path, text: str) -> str:
-    """A path as the file means it, if there is such a file beside it; else the text (a name)."""
-    there = folder / text
-    return str(there) if there.is_file() else text
+def resolved_path(folder: Path, text: str) -> str:
+    """The path of a file in `folder`, if it exists; else the text itself (a name)."""
+    path = folder / text
+    return str(path) if path.is_file() else text
 
 
 def read_scenarios(file: NightlyFile, folder: Path, label: str) -> dict[str, Scenario]:
-    """The scenarios by name, with the file's own promises. Raises UsageError naming the key."""
+    """The scenarios by name, with the file's SLOs. Raises UsageError with the key."""
     overrides = {"slo": list(file.slo)} if file.slo else {}
-    found: dict[str, Scenario] = {}
+    scenarios: dict[str, Scenario] = {}
     for name, text in file.scenarios.items():
         try:
-            found[name] = load_scenario(beside(folder, text), overrides)
+            scenarios[name] = load_scenario(resolved_path(folder, text), overrides)
         except ScenarioError as error:
             raise UsageError(f"{label}: scenarios.{name}: {error}") from None
-    return found
+    return scenarios

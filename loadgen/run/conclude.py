@@ -18,8 +18,7 @@ from loadgen.measure.summary import Summary
 from loadgen.records import Run
 from reports.page import write_page
 from reports.run.engine_section import EngineSection
-from reports.run.page import render
-from reports.run.searched import Searched
+from reports.run.page import Searched, render
 
 ReadEngineSection = Callable[[Path, Run, bool], EngineSection | None]
 """Reads the log that the bundled engine left in a run directory (`loadgen.lab.engine_report`); the

@@ -27,14 +27,14 @@ from loadgen.drive.shards import OnBeat, Outcome
 from loadgen.drive.stop_rules import StopRules, stop_rules
 from loadgen.live.watched import WatchedRun
 from loadgen.live.watching import run_labels, watching
-from loadgen.manifest import Ended, Manifest, Scrapes
+from loadgen.manifest.sections import Ended, Manifest, Scrapes
+from loadgen.manifest.self_report import ClientReport
 from loadgen.measure.attainment import derived
 from loadgen.records import CHUNKS, SERVER, Run, empty_requests
 from loadgen.run.manifest import completed, manifest
 from loadgen.run.run_options import RunSetup
 from loadgen.run.shard_tasks import Job
 from loadgen.run.target import Target
-from loadgen.self_report import ClientReport
 from targets.scrape import Scraped, Scraper
 
 _INTERRUPT_DRAIN_S = 10.0

@@ -1,1 +1,1 @@
-"""Many cells at once: what varies, the runs, and the table, figures and front that come of them."""
+"""Sweeps: axes, cells, runs, and their table, figures and Pareto front."""

@@ -1,4 +1,4 @@
-"""What a sweep varies: keys with their values, and the points they span."""
+"""Axes of a sweep: keys with their values, and the points that they span."""
 
 from __future__ import annotations
 
@@ -23,75 +23,75 @@ _MOST = 10_000
 
 @dataclass(frozen=True)
 class Axis:
-    """One key and the values it takes, as YAML has them."""
+    """A key and its values, as YAML reads them."""
 
     key: str
     values: tuple[Any, ...]
 
     def numbers(self) -> list[float] | None:
-        """The values as numbers, without their units; None where one of them is none."""
-        found = [number(value) for value in self.values]
-        known = [value for value in found if value is not None]
-        return known if len(known) == len(found) else None
+        """The values as numbers, without their units; None unless all of them are numbers."""
+        numbers = [n for value in self.values if (n := number(value)) is not None]
+        return numbers if len(numbers) == len(self.values) else None
 
 
 def read_axis(text: str) -> Axis:
-    """`arrivals.rate=2/s,4/s,8/s`, `rate=2:10:2/s` (from, to, step; both ends included) or
-    `engine.mode=[chunked, static]`: YAML on the right, commas between. Raises UsageError."""
+    """`arrivals.rate=2/s,4/s,8/s`, `rate=2:10:2/s` (from, to, step; both included) or
+    `engine.mode=[chunked, static]`; the right side is YAML, separated by commas. Raises
+    UsageError."""
     key, equals, values = text.partition("=")
     if not equals or not key.strip() or not values.strip():
         raise UsageError(f"--over {text}: expected key=value,value, e.g. arrivals.rate=2/s,4/s,8/s")
     document = parse_document(f"values: [{values}]", f"--over {text}", UsageError)
     document.raise_mistakes()
-    found = document.values["values"]
-    if len(found) == 1 and isinstance(found[0], list):
-        found = found[0]
-    return axis(key.strip(), found, f"--over {text}")
+    listed = document.values["values"]
+    if len(listed) == 1 and isinstance(listed[0], list):
+        listed = listed[0]
+    return axis(key.strip(), listed, f"--over {text}")
 
 
 def axis(key: str, values: object, where: str = "over") -> Axis:
-    """A key with values that may be ranges. Raises UsageError, naming `where` it stands."""
+    """The axis of a key, with ranges expanded. Raises UsageError that begins with `where`."""
     if not isinstance(values, list | tuple) or not values:
         raise UsageError(f"{where}: {key}: expected a list of values, got {values!r}")
-    spread = [one for value in values for one in _spread(value, where)]
+    spread = [element for value in values for element in _spread(value, where)]
     labels = [label(value) for value in spread]
     twice = [text for k, text in enumerate(labels) if text in labels[:k]]
     if twice:
-        raise UsageError(f"{where}: {key}: the value {twice[0]} is named twice")
+        raise UsageError(f"{where}: {key}: the value {twice[0]} appears twice")
     return Axis(_WORDS.get(key, key), tuple(spread))
 
 
 def points(axes: Sequence[Axis], how: How) -> list[Point]:
     """Every combination (`grid`), the last axis fastest, or the k-th values together (`zip`).
-    Raises UsageError for a key that stands twice, lists of different length and too many points."""
-    keys = [one.key for one in axes]
+    Raises UsageError for a repeated key, lists of different length and too many points."""
+    keys = [axis.key for axis in axes]
     if not axes:
-        raise UsageError("--over: what varies? E.g. --over arrivals.rate=2/s,4/s,8/s")
+        raise UsageError("--over: name a key to vary, e.g. --over arrivals.rate=2/s,4/s,8/s")
     for key in keys:
         if keys.count(key) > 1:
-            raise UsageError(f"--over {key}: this key stands twice; name all its values at once")
-    lists = [one.values for one in axes]
+            raise UsageError(f"--over {key}: this key appears twice; list all its values at once")
+    lists = [axis.values for axis in axes]
     if how == "zip":
-        lengths = {one.key: len(one.values) for one in axes}
+        lengths = {axis.key: len(axis.values) for axis in axes}
         if len(set(lengths.values())) > 1:
-            told = ", ".join(f"{key} has {n}" for key, n in lengths.items())
-            raise UsageError(f"--zip: every key needs as many values as the others; {told}")
+            counts = ", ".join(f"{key} has {n}" for key, n in lengths.items())
+            raise UsageError(f"--zip: all keys need the same number of values; {counts}")
         return [dict(zip(keys, values, strict=True)) for values in zip(*lists, strict=True)]
     n_points = 1
     for values in lists:
         n_points *= len(values)
     if n_points > _MOST:
-        raise UsageError(f"--over: {n_points} cells; {_MOST} are the most")
+        raise UsageError(f"--over: {n_points} cells; the limit is {_MOST}")
     return [dict(zip(keys, values, strict=True)) for values in itertools.product(*lists)]
 
 
 def label(value: object) -> str:
-    """A value as tables and figures show it: text as it is, the rest as YAML's JSON."""
+    """A value as text for tables and figures: text unchanged, other values as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def number(value: object) -> float | None:
-    """The number a value begins with: 4 of `4/s`, 512 of 512; None where it does not."""
+    """The number at the start of a value: 4 of `4/s`, 512 of 512; None without a number."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     match = _NUMBER.match(str(value))
@@ -99,7 +99,7 @@ def number(value: object) -> float | None:
 
 
 def _spread(value: object, where: str) -> list[object]:
-    """The values of a range; any other value is itself."""
+    """The values of a range; any other value alone."""
     match = _RANGE.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         return [value]
@@ -111,9 +111,9 @@ def _spread(value: object, where: str) -> list[object]:
     if n < 1:
         raise UsageError(f"{where}: the range {value}: from, to and step give no values")
     if n > _MOST:
-        raise UsageError(f"{where}: the range {value} has {n} values; {_MOST} are the most")
+        raise UsageError(f"{where}: the range {value} has {n} values; the limit is {_MOST}")
     numbers = [round(first + k * step, 9) for k in range(n)]
     unit = match["unit"]
     if unit:
-        return [f"{one:.12g}{unit}" for one in numbers]
-    return [int(one) if one.is_integer() else one for one in numbers]
+        return [f"{n:.12g}{unit}" for n in numbers]
+    return [int(n) if n.is_integer() else n for n in numbers]

@@ -1,5 +1,5 @@
-"""What a sweep keeps of each run, and what follows for its cells: means with intervals, and the
-Pareto front. Plain dicts, as sweep.json has them."""
+"""Numbers of a sweep: those of each run, and per cell means with confidence intervals and the
+Pareto front. Plain dicts in the form of sweep.json."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from typing import Any
 
 from loadgen.cells.cell import Cell
 from loadgen.cells.runner import CellFailure, CellRun
-from loadgen.manifest import TargetSection
+from loadgen.manifest.sections import TargetSection
 from loadgen.measure.comparison.measures import Measured, measure
-from loadgen.measure.comparison.over_runs import Estimate, estimate, over_runs
+from loadgen.measure.statistics.intervals import Estimate, Interval, estimate, over_runs
 from loadgen.measure.statistics.pareto import Quantity, TradeOff, pareto_front
-from loadgen.measure.statistics.stats import Interval
 from loadgen.sweep.axes import number
 from loadgen.sweep.sweep_spec import SweepSpec
 
@@ -24,24 +23,22 @@ SHOWN = (
     "output_tokens_per_s", "requests_per_s", "goodput", "attainment", "error_rate", "p50(ttft)",
     "p99(ttft)", "p50(tpot)", "p99(tpot)", "p99(itl)", "p99(e2e)",
 )  # fmt: skip
-"""The measures of every sweep; what it trades off is added."""
+"""The measures of every sweep, in addition to those of its trade-off."""
 
 Facts = dict[str, Any]
 RUN_KEYS = ("repeat", "directory", "verdict", "exit_code", "is_trusted", "reasons")
 
 
-def measures_of(asked: SweepSpec) -> list[str]:
-    return list(dict.fromkeys([asked.benefit.text, asked.cost.text, *SHOWN]))
+def measures_of(spec: SweepSpec) -> list[str]:
+    return list(dict.fromkeys([spec.benefit.text, spec.cost.text, *SHOWN]))
 
 
-def facts_of(found: CellRun, asked: SweepSpec, directory: Path) -> Facts:
-    """The numbers of a run, failures as infinitely slow; `directory` is the sweep's."""
+def facts_of(found: CellRun, spec: SweepSpec, directory: Path) -> Facts:
+    """The numbers of a run; failures count as infinitely slow. `directory` is that of the sweep."""
     run, summary = found.run, found.summary
     measured = Measured(run)
     gpus, is_declared = _gpus(run.manifest.target)
-    values = {
-        text: measured.estimate(measure(text), asked.confidence) for text in measures_of(asked)
-    }
+    values = {text: measured.estimate(measure(text), spec.confidence) for text in measures_of(spec)}
     return {
         "cell": found.cell.name,
         "repeat": found.repeat,
@@ -57,31 +54,31 @@ def facts_of(found: CellRun, asked: SweepSpec, directory: Path) -> Facts:
         "gpus": gpus,
         "gpus_are_declared": is_declared,
         "measures": {text: estimate(value) for text, value in values.items()},
-        "cost_is_infinite": math.isinf(values[asked.cost.text].value),
+        "cost_is_infinite": math.isinf(values[spec.cost.text].value),
     }
 
 
-def rows(asked: SweepSpec, runs: Sequence[Facts], failures: Sequence[CellFailure]) -> list[Facts]:
+def rows(spec: SweepSpec, runs: Sequence[Facts], failures: Sequence[CellFailure]) -> list[Facts]:
     """A row per cell, in the order of the sweep."""
-    by_cell: dict[str, list[Facts]] = {cell.name: [] for cell in asked.cells}
+    by_cell: dict[str, list[Facts]] = {cell.name: [] for cell in spec.cells}
     for run in sorted(runs, key=lambda run: int(run["repeat"])):
         by_cell[run["cell"]].append(run)
-    failed: dict[str, list[Facts]] = {cell.name: [] for cell in asked.cells}
+    failed: dict[str, list[Facts]] = {cell.name: [] for cell in spec.cells}
     for failure in failures:
         failed[failure.cell.name].append({"repeat": failure.repeat, "reason": failure.reason})
-    table = [_row(cell, by_cell[cell.name], failed[cell.name], asked) for cell in asked.cells]
-    points = [_point(row, by_cell[row["cell"]], asked) for row in table]
-    for row, standing in zip(table, pareto_front(points, asked.confidence), strict=True):
+    table = [_row(cell, by_cell[cell.name], failed[cell.name], spec) for cell in spec.cells]
+    points = [_point(row, by_cell[row["cell"]], spec) for row in table]
+    for row, standing in zip(table, pareto_front(points, spec.confidence), strict=True):
         by = standing.beaten_by
         row["is_front"] = standing.is_front
         row["beaten_by"] = None if by is None else table[by]["cell"]
     return table
 
 
-def _row(cell: Cell, runs: Sequence[Facts], failures: Sequence[Facts], asked: SweepSpec) -> Facts:
-    others = [label for key, label in cell.factors.items() if key != asked.along]
-    along = cell.factors.get(asked.along)
-    confidence = asked.confidence
+def _row(cell: Cell, runs: Sequence[Facts], failures: Sequence[Facts], spec: SweepSpec) -> Facts:
+    others = [label for key, label in cell.factors.items() if key != spec.along]
+    along = cell.factors.get(spec.along)
+    confidence = spec.confidence
     return {
         "cell": cell.name,
         "factors": dict(cell.factors),
@@ -96,25 +93,25 @@ def _row(cell: Cell, runs: Sequence[Facts], failures: Sequence[Facts], asked: Sw
         ),
         "verdicts": dict(Counter(run["verdict"] for run in runs)),
         "n_untrusted": sum(not run["is_trusted"] for run in runs),
-        "benefit": over_runs([_per_gpu(run, asked.benefit.text) for run in runs], confidence),
-        "cost": over_runs([run["measures"][asked.cost.text] for run in runs], confidence),
+        "benefit": over_runs([_per_gpu(run, spec.benefit.text) for run in runs], confidence),
+        "cost": over_runs([run["measures"][spec.cost.text] for run in runs], confidence),
         "cost_is_infinite": any(run["cost_is_infinite"] for run in runs),
         "measures": {
             text: over_runs([run["measures"][text] for run in runs], confidence)
-            for text in measures_of(asked)
+            for text in measures_of(spec)
         },
         "runs": [{key: run[key] for key in RUN_KEYS} for run in runs],
         "failures": list(failures),
     }
 
 
-def _point(row: Mapping[str, Any], runs: Sequence[Facts], asked: SweepSpec) -> TradeOff:
-    """A cell as a trade-off; one that no run is there of has no values."""
-    benefits = {run["repeat"]: _per_gpu(run, asked.benefit.text)["value"] for run in runs}
+def _point(row: Mapping[str, Any], runs: Sequence[Facts], spec: SweepSpec) -> TradeOff:
+    """The trade-off of a cell; without values for a cell without runs."""
+    benefits = {run["repeat"]: _per_gpu(run, spec.benefit.text)["value"] for run in runs}
     costs = {
         run["repeat"]: math.inf
         if run["cost_is_infinite"]
-        else run["measures"][asked.cost.text]["value"]
+        else run["measures"][spec.cost.text]["value"]
         for run in runs
     }
     cost = Interval(math.inf) if row["cost_is_infinite"] else _interval(row["cost"])
@@ -139,8 +136,8 @@ def _per_gpu(run: Mapping[str, Any], text: str) -> Estimate:
 
 
 def _gpus(target: TargetSection) -> tuple[int, bool]:
-    """How many GPUs the target's labels declare, and whether they do; 1 where they do not. The
-    hardware of a simulation says it itself: `4xh200`."""
+    """The number of GPUs in the target's labels, and whether they have one; 1 if not. That of a
+    simulation is part of the hardware name: `4xh200`."""
     labels = target.labels
     if labels.gpus:
         return labels.gpus, True

@@ -1,4 +1,4 @@
-"""From the points of a sweep to the cells that are run: each key goes to what it belongs to."""
+"""Cells of a sweep: each key of a point goes to the scenario, the target or the engine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MOST_CHARACTERS = 100
 
 @dataclass(frozen=True)
 class Base:
-    """What all cells have in common."""
+    """Scenario, target and options that all cells share."""
 
     scenario: Scenario
     target: str
@@ -34,7 +34,7 @@ class Base:
 
 
 def cells_of(base: Base, axes: Sequence[Axis], how: How) -> list[Cell]:
-    """A cell per point, checked as far as that needs no server. Raises UsageError."""
+    """A cell per point, checked as far as possible without a server. Raises UsageError."""
     for axis in axes:
         _check_key(axis.key)
         _check_shown(axis)
@@ -76,21 +76,21 @@ def _check_key(key: str) -> None:
     known = {*scenario, *Endpoint.model_fields, "engine", "target"} - {"schema", "name", "url"}
     if root not in known:
         raise UsageError(
-            f"--over {key}: no key of a scenario, of a target file, nor engine.… or target; "
+            f"--over {key}: is no key of a scenario or a target file, nor engine.… or target; "
             f"{nearest(root, known)}"
         )
 
 
 def _check_shown(axis: Axis) -> None:
-    """What varies stands in names of folders, in tables, files and on the page: no secret may.
-    Raises UsageError, which does not repeat it."""
+    """Reject secrets among the values: they would be in folder names, tables, files and pages.
+    Raises UsageError, which does not repeat the secret."""
     name = axis.key.rpartition(".")[2]
     is_header = axis.key.partition(".")[0] == "headers"
     if any(_holds_secret(name, value, is_header) for value in axis.values):
         raise UsageError(
-            f"--over {axis.key}: a secret would stand in names, tables and files; write a target"
-            " file for each value, with ${NAME} in place of the secret, and vary the file: --over"
-            " target=a.yaml,b.yaml"
+            f"--over {axis.key}: the secret would appear in names, tables and files; write a"
+            " target file for each value, with ${NAME} in place of the secret, and vary the file:"
+            " --over target=a.yaml,b.yaml"
         )
 
 
@@ -98,13 +98,13 @@ def _holds_secret(name: str, value: object, is_header: bool) -> bool:
     text = label(value)
     if is_header:
         return "${" not in text
-    listed = [str(one) for one in value] if isinstance(value, list) else text.split()
+    listed = [str(element) for element in value] if isinstance(value, list) else text.split()
     return bool(hide_secrets([f"{name}={text}"])[1] or hide_secrets(listed)[1])
 
 
 def _check_target(cell: Cell) -> None:
-    """Raises what is wrong with a cell's target or its settings, as far as no server has to be
-    asked."""
+    """Check a cell's target and its settings, as far as possible without a server. Raises
+    UsageError."""
     options = cell.options
     if cell.target == SIMULATED:
         from loadgen.lab.simulated_engine import read_settings, sim_options
@@ -120,21 +120,21 @@ def _check_target(cell: Cell) -> None:
         return
     if options.engine:
         raise UsageError(
-            "engine settings are those of reference, sim and mock; a server of yours is set up by "
-            "its target file: launch.args, launch.env"
+            "engine settings are for reference, sim and mock; set up your own server in its target "
+            "file: launch.args, launch.env"
         )
     load_target(cell.target, options.environ, options.target_settings)
 
 
 def _named(cell: Cell) -> Cell:
-    """The cell with a name that a folder may have."""
+    """The cell with a name that is short enough for a folder."""
     if len(cell.name) <= _MOST_CHARACTERS:
         return cell
     return replace(cell, name=f"{cell.name[: _MOST_CHARACTERS - 9]}-{_digest(cell.name)}")
 
 
 def _short_names(keys: Sequence[str]) -> dict[str, str]:
-    """The last part of each key, or all of it where two end alike."""
+    """The last part of each key, or all of it where two keys end alike."""
     last = [key.rpartition(".")[2] for key in keys]
     return {
         key: name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)
@@ -142,7 +142,7 @@ def _short_names(keys: Sequence[str]) -> dict[str, str]:
 
 
 def _slug(text: str) -> str:
-    """A value as part of a folder's name, the same whatever the other values are."""
+    """A value as part of a folder name; it depends on no other value."""
     safe = re.sub(r"[^A-Za-z0-9_.+-]+", "_", text)[:40]
     return safe if _SAFE.fullmatch(text) else f"{safe}-{_digest(text)}"
 

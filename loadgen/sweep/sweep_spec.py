@@ -1,4 +1,4 @@
-"""What a sweep was asked to do, and the file that says it: `over:` is what makes it one."""
+"""Settings of a sweep, and sweep.yaml: the key `over` distinguishes it from a scenario."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SCENARIO = "scenario.yaml"
 
 @dataclass(frozen=True)
 class SweepSpec:
-    """A sweep, ready to be run. `along` is the axis that lines follow, "" where there is none;
-    `cost` is the latency of the trade-off, `benefit` the throughput, per GPU."""
+    """Settings of a sweep. `along`: the axis of the lines in figures, "" for none; `cost`: the
+    latency of the trade-off, `benefit`: its throughput, per GPU."""
 
     cells: Sequence[Cell]
     axes: Sequence[Axis]
@@ -43,7 +43,7 @@ class SweepSpec:
 
 
 class SweepFile(Block):
-    """A sweep as a file: the words of the command line."""
+    """sweep.yaml; its keys are those of the command line."""
 
     schema_version: Annotated[Literal[1], Field(alias="schema")] = 1
     scenario: str | None = None
@@ -65,13 +65,13 @@ class SweepFile(Block):
     @field_validator("engine", mode="before")
     @classmethod
     def _as_settings(cls, value: Any) -> Any:
-        """A mapping is as good as `mode=chunked,shape=tiny`."""
+        """Text like `mode=chunked,shape=tiny`, also from a mapping."""
         if isinstance(value, Mapping):
-            return ",".join(f"{key}={label(one)}" for key, one in value.items())
+            return ",".join(f"{key}={label(setting)}" for key, setting in value.items())
         return value
 
     def settings(self) -> list[str]:
-        """The scenario keys that it sets, as after `--set`."""
+        """The scenario settings, as after `--set`."""
         return [f"{key}={json.dumps(value)}" for key, value in self.set.items()]
 
     def to_yaml(self) -> str:
@@ -80,24 +80,25 @@ class SweepFile(Block):
 
 
 def is_sweep_file(source: str | None) -> bool:
-    """Whether a file says what to vary; a scenario does not."""
+    """Whether a file has the key `over`; a scenario has not."""
     if source is None or not Path(source).is_file():
         return False
     try:
-        found = yaml.safe_load(Path(source).read_text(encoding="utf-8"))
+        read = yaml.safe_load(Path(source).read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
-        return False  # whoever reads it as a scenario tells what is wrong
-    return isinstance(found, dict) and "over" in found
+        return False  # the scenario reader reports the problem
+    return isinstance(read, dict) and "over" in read
 
 
-def sweep_from_flags(given: Mapping[str, Any]) -> SweepFile:
+def sweep_from_flags(values: Mapping[str, Any]) -> SweepFile:
     """The sweep that a command line without a sweep file describes. Raises UsageError."""
-    return _checked(Document("command line", UsageError, {"over": {}, **given}))
+    return _checked(Document("command line", UsageError, {"over": {}, **values}))
 
 
 def read_sweep_file(path: Path, on_top: Mapping[str, Any]) -> SweepFile:
-    """A sweep file with what the command line said on top of it: its axes beside the file's. Paths
-    that exist beside the file are meant. Raises UsageError with a line per mistake."""
+    """A sweep file with the values of the command line on top of it (`on_top`); axes are added to
+    the file's. Paths are relative to the file, if they exist there. Raises UsageError with a line
+    per mistake."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -105,9 +106,9 @@ def read_sweep_file(path: Path, on_top: Mapping[str, Any]) -> SweepFile:
         raise UsageError(f"{path}: cannot be read: {reason}") from None
     document = parse_document(text, str(path), UsageError)
     for key in ("scenario", "target"):
-        beside = path.parent / str(document.values.get(key, ""))
-        if beside.is_file():
-            document.values[key] = str(beside)
+        neighbour = path.parent / str(document.values.get(key, ""))
+        if neighbour.is_file():
+            document.values[key] = str(neighbour)
     over = document.values.get("over")
     document.values |= on_top
     if isinstance(over, dict) and "over" in on_top:
@@ -116,7 +117,8 @@ def read_sweep_file(path: Path, on_top: Mapping[str, Any]) -> SweepFile:
 
 
 def sweep_spec(file: SweepFile, base: Base) -> SweepSpec:
-    """A sweep file's cells, with everything checked that needs no server. Raises UsageError."""
+    """The settings of a sweep file, checked as far as possible without a server. Raises
+    UsageError."""
     axes = [axis(key, values) for key, values in file.over.items()]
     return SweepSpec(
         cells=cells_of(base, axes, file.how),
@@ -133,46 +135,46 @@ def sweep_spec(file: SweepFile, base: Base) -> SweepSpec:
 
 
 def read_cost(text: str) -> Measure:
-    """The latency of the trade-off. Raises UsageError for a measure of which more is better."""
-    found = measure(text)
-    if found.metric.direction != "lower":
+    """The latency of the trade-off. Raises UsageError for a measure that should be high."""
+    read = measure(text)
+    if read.metric.direction != "lower":
         raise UsageError(
-            f"--metric {text!r}: more of it is better, so it is no cost; name a latency, e.g. "
-            "'p99(ttft)'"
+            f"--metric {text!r}: higher is better, so it is no cost; name a latency, "
+            "e.g. 'p99(ttft)'"
         )
-    return found
+    return read
 
 
 def read_benefit(text: str) -> Measure:
-    """The throughput of the trade-off. Raises UsageError for what is no rate."""
-    found = measure(text)
-    if found.metric.unit != "per_s":
+    """The throughput of the trade-off. Raises UsageError for a measure that is no rate."""
+    read = measure(text)
+    if read.metric.unit != "per_s":
         raise UsageError(
-            f"--throughput {text!r}: is no rate; name output_tokens_per_s, requests_per_s, goodput "
-            "or goodput_output_tokens_per_s"
+            f"--throughput {text!r}: is not a rate; name output_tokens_per_s, requests_per_s, "
+            "goodput or goodput_output_tokens_per_s"
         )
-    return found
+    return read
 
 
-def choose_along(axes: Sequence[Axis], asked: str | None) -> str:
-    """The axis that the lines of the figures follow: the one asked for, else the first of load or
-    of numbers. Raises UsageError for one that is not swept or has no numbers."""
+def choose_along(axes: Sequence[Axis], key: str | None) -> str:
+    """The axis of the lines in figures: `key`, else the first axis of load, else the first axis of
+    numbers. Raises UsageError for a key that is not swept or has no numbers."""
     numeric = [axis.key for axis in axes if axis.numbers() is not None]
-    if asked:
-        if asked not in numeric:
+    if key:
+        if key not in numeric:
             swept = ", ".join(numeric) or "none"
-            raise UsageError(f"--along {asked}: no swept key with numbers (there are: {swept})")
-        return asked
+            raise UsageError(f"--along {key}: is not a swept key with numbers (those are: {swept})")
+        return key
     loads = [key for key in numeric if key.startswith(("arrivals.", "limits.max_concurrency"))]
     return next(iter([*loads, *numeric]), "")
 
 
 def _checked(document: Document) -> SweepFile:
     try:
-        found = SweepFile.model_validate(document.values)
+        read = SweepFile.model_validate(document.values)
     except ValidationError as error:
         document.note_validation(error)
         document.raise_mistakes()
         raise
     document.raise_mistakes()
-    return found
+    return read

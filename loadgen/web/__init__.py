@@ -1,6 +1,6 @@
-"""Locust's page and Locust's master and workers around the load generator of `slobench run`.
+"""Locust's page, master and workers around the load generator of `slobench run`.
 
-Locust's processes carry messages and draw the page; they never send a request. The run itself is
-conducted by a plain process beside the master (`conductor`), and the load comes from a plain
-process beside each worker (`generator`): neither imports locust or gevent, which patch the process.
+Locust's processes carry messages and draw the page; they never send a request. A plain process next
+to the master controls the run (`control_process`), and a plain process next to each worker sends
+the requests (`load_process`). Neither imports locust or gevent, which patch the process.
 """

@@ -1,8 +1,9 @@
-"""A shard's task as it goes to a worker, and what the worker makes of it.
+"""Assignments: the share of a run that a worker receives, and the task it builds from it.
 
-A ShardTask holds the API key and is pickled; neither may travel. What travels is data: the
-scenario, a target file's text, the codec's fields, and the rows. Each worker builds its task of
-them with its own environment, and both ends take the fingerprint of what came out.
+A ShardTask holds the API key and is pickled, so it does not travel. The message holds data only:
+the scenario, the text of a target file, the codec's fields, and the rows. The worker builds its
+task from them with the secrets of its own environment. Both sides compute the fingerprint of the
+result.
 """
 
 from __future__ import annotations
@@ -27,20 +28,22 @@ from loadgen.records import EDGES, SCHEDULE
 from loadgen.run.shard_tasks import Job, Share, shard_task
 from loadgen.run.target import Target
 from loadgen.web.control_messages import Assign, LoadPiece, PromptFitMessage, pieces
-from loadgen.web.credentials import is_loopback, is_same_origin
 from loadgen.workload.prompts import PromptFit, Prompts
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan, schedule_sha256
 from loadgen.workload.word_text import WordCounts
 from loadgen.yaml_document import parse_document, write_document
+from targets.address import parse_url
 from targets.endpoint import DEFAULT_KEY_ENV, Endpoint, read_target
 
-_N_SAMPLED = 8  # requests that are written out for the fingerprint
+_OURS = ("reference", "mock")
+_SUFFIXES = (".yaml", ".yml")
+_N_SAMPLED = 8  # requests rendered for the fingerprint
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """What one worker is told, and the fingerprint that it has to answer."""
+    """The messages for a worker, and the fingerprint that it must return."""
 
     assign: Assign
     rows: list[LoadPiece]
@@ -49,7 +52,8 @@ class Assignment:
 
 
 def assignments(job: Job, n_shards: int) -> list[Assignment]:
-    """One for each shard. Raises UsageError for a target whose secrets are in its file."""
+    """An assignment for each shard. Raises UsageError for a target whose secrets are in its
+    file."""
     prompts = job.prompts()
     return [_assignment(job, share, prompts) for share in job.shares(n_shards)]
 
@@ -59,7 +63,7 @@ def _assignment(job: Job, share: Share, prompts: Prompts) -> Assignment:
     tables = (to_parquet(share.plan.schedule, names), to_parquet(share.plan.edges, names))
     rows = pieces(job.run_name, share.number, msgspec.msgpack.encode(tables))
     words = () if fit.words is None else zip(fit.words.words, fit.words.tokens, strict=True)
-    promised = run_labels(job.scenario, job.target.to_manifest(), job.run_name).slos
+    slos_by_class = run_labels(job.scenario, job.target.to_manifest(), job.run_name).slos
     assign = Assign(
         run=job.run_name,
         shard=share.number,
@@ -78,7 +82,7 @@ def _assignment(job: Job, share: Share, prompts: Prompts) -> Assignment:
         ),
         salt=job.salt,
         transport=job.transport,
-        promises={name: [slo.text for slo in promised[name]] for name in names.classes},
+        slos={name: [slo.text for slo in slos_by_class[name]] for name in names.classes},
         n_pieces=len(rows),
         needs_ca_cert=job.target.endpoint.ca_cert is not None,
     )
@@ -87,14 +91,14 @@ def _assignment(job: Job, share: Share, prompts: Prompts) -> Assignment:
 
 
 def target_text(endpoint: Endpoint) -> str:
-    """A target file that says where to send and how, without a secret in it. Values of headers and
-    certificates do not travel: a worker that needs them has a target file of its own."""
-    told: dict[str, Any] = {"url": endpoint.url, "api": endpoint.api}
+    """The target as text without secrets. Values of headers and certificates do not travel: a
+    worker that needs them has a target file of its own."""
+    values: dict[str, Any] = {"url": endpoint.url, "api": endpoint.api}
     if endpoint.has_key:
-        told["api_key_env"] = endpoint.api_key_env
+        values["api_key_env"] = endpoint.api_key_env
     if endpoint.connections != "reuse":
-        told["connections"] = endpoint.connections
-    return write_document(told)
+        values["connections"] = endpoint.connections
+    return write_document(values)
 
 
 def task_of(
@@ -104,27 +108,29 @@ def task_of(
     own_target: Path | None,
     parts_dir: Path,
 ) -> ShardTask:
-    """The task that an assignment means here. `own_target` is the worker's own target file.
+    """The ShardTask of an assignment on this machine. `own_target` is the worker's own target file.
 
-    Raises UsageError where this worker cannot do it, such as for a key that its environment lacks;
-    RunInvalid for rows that are none.
+    Raises UsageError where this worker cannot run the share, for example for a key that its
+    environment lacks; RunInvalid for rows that cannot be read.
     """
     scenario = _scenario(assign.scenario)
     endpoint = _endpoint(assign, environ, own_target)
     if missing := sorted({*assign.headers} - {*endpoint.headers}):
         raise UsageError(
-            f"the target file sets the header {missing[0]}, whose value does not travel: start "
-            "this worker with --target FILE"
+            f"the target file sets the header {missing[0]}, whose value is not sent to workers: "
+            "start this worker with --target FILE"
         )
     if assign.needs_ca_cert and endpoint.ca_cert is None:
         raise UsageError(
-            "the target file names a ca_cert, which does not travel: start this worker with "
+            "the target file names a ca_cert, which is not sent to workers: start this worker with "
             "--target FILE"
         )
     try:
         adapter = endpoint.adapter(**assign.adapter)
     except ValidationError as error:
-        raise UsageError(f"the codec {endpoint.api} of this worker: {error}") from None
+        raise UsageError(
+            f"this worker's codec {endpoint.api} rejects its settings: {error}"
+        ) from None
     target = Target("url", endpoint, adapter, _prompt_fit(assign.fit), [])
     part, transport = _plan(data, scenario), _transport(assign.transport)
     job = Job(scenario, part, target, transport, assign.salt, assign.run, parts_dir, True)
@@ -133,8 +139,8 @@ def task_of(
 
 
 def fingerprint(task: ShardTask) -> str:
-    """SHA-256 (hex) of a share: its rows, and the bytes of its first requests as they will be sent,
-    but for the secrets in front of them. Equal code, data and settings give equal ones."""
+    """SHA-256 (hex) of a share: its rows and the bytes of its first requests, without the request
+    heads, which hold the secrets. Equal code, data and settings give equal fingerprints."""
     digest = hashlib.sha256(schedule_sha256(task.schedule, task.edges).encode())
     payloads = payloads_of(task, HttpHead("", "", ()))
     roots = np.nonzero(task.schedule["n_parents"] == 0)[0][:_N_SAMPLED]
@@ -154,53 +160,89 @@ def _scenario(text: str) -> Scenario:
 
 
 def _endpoint(assign: Assign, environ: Mapping[str, str], own: Path | None) -> Endpoint:
-    """What was told, with this worker's own secrets: the key in OPENAI_API_KEY if it is asked for,
-    and what its own target file has for that file's server. Whoever is the master names both a URL
-    and a variable, so nothing else is given away."""
-    told = parse_document(assign.target, "the assigned target", TargetFileError).values
-    url, variable = str(told.get("url", "")), told.get("api_key_env")
-    if variable is None:  # not even where it is exported here
+    """The assigned target with this worker's secrets: the key in OPENAI_API_KEY if the target names
+    it, and the values of its own target file if that file is for the same server. The master
+    chooses both the URL and the variable's name, so a worker hands out nothing else."""
+    assigned = parse_document(assign.target, "the assigned target", TargetFileError).values
+    url, variable = str(assigned.get("url", "")), assigned.get("api_key_env")
+    if variable is None:  # the key stays here even if it is exported
         environ = {name: value for name, value in environ.items() if name != DEFAULT_KEY_ENV}
-    file = {} if own is None else _own_file(own)
-    is_for_it = is_same_origin(str(file.get("url", "")), url)
-    is_for_it = is_for_it or ("launch" in file and is_loopback(url))
-    file.pop("launch", None)  # that is the conductor's to do
-    if variable not in (None, DEFAULT_KEY_ENV, file.get("api_key_env") if is_for_it else None):
+    own_values = {} if own is None else _own_file(own)
+    is_same_server = is_same_origin(str(own_values.get("url", "")), url)
+    is_same_server = is_same_server or ("launch" in own_values and is_loopback(url))
+    own_values.pop("launch", None)  # the control process launches the server
+    if variable not in (
+        None,
+        DEFAULT_KEY_ENV,
+        own_values.get("api_key_env") if is_same_server else None,
+    ):
         raise UsageError(
-            f"the key in {variable} is asked for, to be sent to {url}: a worker gives "
-            f"{DEFAULT_KEY_ENV} only, and what its own --target FILE names for the server in it"
+            f"the run needs the key in {variable} for {url}: a worker sends only {DEFAULT_KEY_ENV} "
+            "and the key that its own --target FILE names for the server in that file"
         )
-    if own is None or not is_for_it:
+    if own is None or not is_same_server:
         if own is not None and assign.headers:
-            raise UsageError(f"{own} is for another server: its headers are not sent to {url}")
+            raise UsageError(f"{own} is for another server; its headers are not sent to {url}")
         return read_target(assign.target, "the assigned target", environ)
-    return read_target(write_document({**file, **told}), str(own), environ, folder=own.parent)
+    return read_target(
+        write_document({**own_values, **assigned}), str(own), environ, folder=own.parent
+    )
 
 
 def _own_file(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise TargetFileError(f"target file {path}: cannot be read: {error}") from None
+        raise TargetFileError(f"target file {path} cannot be read: {error}") from None
     return dict(parse_document(text, str(path), TargetFileError).values)
 
 
 def _prompt_fit(fit: PromptFitMessage) -> PromptFit:
-    found = PromptFit(fit.overhead_tokens, fit.tokens_per_char, fit.turn_overhead_tokens)
+    without_words = PromptFit(fit.overhead_tokens, fit.tokens_per_char, fit.turn_overhead_tokens)
     if not fit.words:
-        return found
+        return without_words
     words, tokens = zip(*fit.words, strict=True)
-    return replace(found, words=WordCounts(fit.word_overhead_tokens, words, tokens))
+    return replace(without_words, words=WordCounts(fit.word_overhead_tokens, words, tokens))
 
 
 def _plan(data: bytes, scenario: Scenario) -> Plan:
     try:
         schedule, edges = msgspec.msgpack.decode(data, type=tuple[bytes, bytes])
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise RunInvalid(f"the rows of the share cannot be read: {error}") from None
+        raise RunInvalid(f"the rows of the share cannot be decoded: {error}") from None
     names = scenario.names()
     return Plan(from_parquet(schedule, SCHEDULE, names), from_parquet(edges, EDGES, names))
 
 
 def _transport(word: str) -> Literal["fast", "aiohttp"]:
     return "aiohttp" if word == "aiohttp" else "fast"
+
+
+def is_same_origin(first_url: str, second_url: str) -> bool:
+    """Whether two URLs name the same server; False for an invalid URL."""
+    try:
+        first, second = parse_url(first_url), parse_url(second_url)
+    except TargetFileError:
+        return False
+    return (first.scheme, first.host, first.port, first.unix_path) == (
+        second.scheme,
+        second.host,
+        second.port,
+        second.unix_path,
+    )
+
+
+def is_loopback(url: str) -> bool:
+    """Whether a URL names this machine, where launched servers listen."""
+    host = parse_url(url).host
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def environ_for(target: str, given: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment for a run on `target`. It lacks the API key if the command line named another
+    server, `given`: anyone with access to the page may enter any Host."""
+    names_file = Path(given).suffix in _SUFFIXES or Path(given).is_file()
+    may_have_key = target in (given, *_OURS) or (not names_file and is_same_origin(target, given))
+    return {
+        name: value for name, value in environ.items() if may_have_key or name != DEFAULT_KEY_ENV
+    }

@@ -1,15 +1,17 @@
-"""What the conductor and the workers say to each other: MessagePack with a schema.
+"""Messages between the control process and the workers: MessagePack with a schema.
 
-    down   ping · assign · piece · go · lease · stop · got · release      conductor → worker
-    up     pong · refused · ready · frame · piece · done · died           worker → conductor
+    down   ping · assign · piece · go · lease · stop · got · release      control process → worker
+    up     pong · refused · ready · frame · piece · done · died           worker → control process
 
-A frame is cumulative and numbered, so that one that is lost, doubled or late does no harm. Pieces
-are parts of what is large: the share of the schedule on its way down, its recorded rows on the way
-up. Times of clocks are integer nanoseconds.
+A frame is cumulative and numbered, so a lost, repeated or late frame does no harm. Large data goes
+in pieces: the share of the schedule on the way down, its recorded rows on the way up. Clock
+readings are integer nanoseconds.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import islice
 from typing import Annotated, Any
 
 import msgspec
@@ -17,10 +19,15 @@ import msgspec
 from loadgen.records import Status
 
 MAX_BYTES = 4 << 20
-"""A longer message is refused unread; what is larger goes in pieces."""
+"""A longer message is rejected before it is decoded; larger data goes in pieces."""
 PIECE_BYTES = 1 << 20
 MAX_LOAD_BYTES = 8 << 30
-"""Of all pieces of one load together."""
+"""Largest total size of the pieces of a load."""
+WINDOW = 2
+"""Most unconfirmed pieces on the way at once."""
+
+METRICS = ("ttft", "tpot", "itl", "e2e", "lateness")
+"""Metrics that workers count in histograms; latencies count from the scheduled send time."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 Text = Annotated[str, msgspec.Meta(max_length=2000)]
@@ -29,7 +36,7 @@ Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class Bad(ValueError):
-    """A message that is too long or not of the schema; says why."""
+    """Raised for a message that is too long or breaks the schema; the text is the reason."""
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -37,14 +44,14 @@ class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
 
 
 class Ping(_Message, frozen=True):
-    """Which clock do you have? `sent_ns` is the conductor's."""
+    """Requests a clock reading. `sent_ns` is the control process's clock."""
 
     run: str
     sent_ns: int
 
 
 class Pong(_Message, frozen=True):
-    """`monotonic_ns` is the worker's clock when the ping came."""
+    """`monotonic_ns` is the worker's clock at the arrival of the ping."""
 
     run: str
     sent_ns: int
@@ -52,7 +59,7 @@ class Pong(_Message, frozen=True):
 
 
 class PromptFitMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A PromptFit: how many tokens the server makes of a prompt; words as (word, tokens)."""
+    """A PromptFit: the server's token counts for prompts; `words` are (word, tokens) pairs."""
 
     overhead_tokens: float
     tokens_per_char: float
@@ -62,12 +69,13 @@ class PromptFitMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Assign(_Message, frozen=True):
-    """Your share of a run. Holds no secret: the worker finds the key in its own environment.
+    """A worker's share of a run. Holds no secret: the worker reads the key from its own
+    environment.
 
-    `target` is a target file's text, `headers` the names of those it must have values for,
-    `needs_ca_cert` whether it must have a certificate, `adapter` the codec's fields; the share
-    itself follows in `n_pieces` pieces, and its fingerprint must come out as the one that the
-    conductor has.
+    `target` is the text of a target file, `headers` names the headers for which the worker needs
+    values, `needs_ca_cert` is True if it needs a certificate, `adapter` holds the codec's fields.
+    The share itself follows in `n_pieces` pieces. The worker's fingerprint of the share must equal
+    that of the control process.
     """
 
     run: str
@@ -81,13 +89,13 @@ class Assign(_Message, frozen=True):
     fit: PromptFitMessage
     salt: bytes
     transport: str
-    promises: dict[str, list[str]]
+    slos: dict[str, list[str]] = msgspec.field(name="promises")
     n_pieces: Count
     needs_ca_cert: bool = False
 
 
 class LoadPiece(_Message, frozen=True):
-    """The `k`-th of `n` pieces of a load."""
+    """Piece `k` of `n` of a load."""
 
     run: str
     shard: Count
@@ -97,7 +105,7 @@ class LoadPiece(_Message, frozen=True):
 
 
 class ShareRefused(_Message, frozen=True):
-    """The share cannot be worked on; nothing was sent."""
+    """The worker rejects the share; nothing was sent."""
 
     run: str
     shard: Count
@@ -105,7 +113,7 @@ class ShareRefused(_Message, frozen=True):
 
 
 class ShareReady(_Message, frozen=True):
-    """The share is understood and its connections are open."""
+    """The share is decoded and its connections are open."""
 
     run: str
     shard: Count
@@ -115,20 +123,20 @@ class ShareReady(_Message, frozen=True):
 
 
 class Go(_Message, frozen=True):
-    """Start at `epoch_ns` of the worker's own monotonic clock."""
+    """Start at `epoch_ns` on the worker's own monotonic clock."""
 
     run: str
     epoch_ns: int
 
 
 class Lease(_Message, frozen=True):
-    """The conductor is still there."""
+    """Confirms that the control process is alive."""
 
     run: str
 
 
 class StopShard(_Message, frozen=True):
-    """Release nothing more; requests in flight have `drain_s` to finish."""
+    """Release no more requests; those in flight have `drain_s` to finish."""
 
     run: str
     drain_s: float
@@ -136,29 +144,30 @@ class StopShard(_Message, frozen=True):
 
 
 class Got(_Message, frozen=True):
-    """The `k`-th piece of the rows is here: another one may come."""
+    """Piece `k` of the rows has arrived; the worker may send another."""
 
     run: str
     k: Count
 
 
 class Release(_Message, frozen=True):
-    """The rows have arrived, or are not wanted: forget the run."""
+    """The rows have arrived or are not needed: the worker drops the run."""
 
     run: str
 
 
 class ClassCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of one traffic class so far: how many ended, kept every promise, and brought events."""
+    """Counts of a traffic class so far: ended requests by status, requests that met every SLO,
+    events with tokens."""
 
     by_status: ByStatus
-    kept: Count
+    slo_met: Count = msgspec.field(name="kept")
     events: Count
 
 
 class Frame(_Message, frozen=True):
-    """All that a shard has counted so far; `histograms` are HdrHistograms in microseconds, in their
-    own compressed encoding, by metric."""
+    """All counts of a shard so far. `histograms` holds an HdrHistogram for each metric, in
+    microseconds and in its own compressed encoding."""
 
     run: str
     shard: Count
@@ -175,7 +184,8 @@ class Frame(_Message, frozen=True):
 
 
 class Done(_Message, frozen=True):
-    """The shard's rows are written and follow in `n_pieces` pieces; what it measured of itself."""
+    """The shard's rows are written and follow in `n_pieces` pieces. `instrument` is the load
+    process's report on itself."""
 
     run: str
     shard: Count
@@ -185,7 +195,7 @@ class Done(_Message, frozen=True):
 
 
 class Died(_Message, frozen=True):
-    """The generating process ended before it was done."""
+    """The load process ended before its share was done."""
 
     run: str
     shard: Count
@@ -207,22 +217,22 @@ def encode(message: Down | Up) -> bytes:
 
 
 def read_down(data: object) -> Down:
-    """What a worker was told. Raises Bad."""
-    found: Down = _read(_DOWN, data)
-    return found
+    """Decodes a message to a worker. Raises Bad."""
+    message: Down = _read(_DOWN, data)
+    return message
 
 
 def read_up(data: object) -> Up:
-    """What a worker said. Raises Bad."""
-    found: Up = _read(_UP, data)
-    return found
+    """Decodes a message of a worker. Raises Bad."""
+    message: Up = _read(_UP, data)
+    return message
 
 
 def _read(decoder: msgspec.msgpack.Decoder[Any], data: object) -> Any:
     if not isinstance(data, bytes):
-        raise Bad(f"a message is bytes, not {type(data).__name__}")
+        raise Bad(f"a message must be bytes, not {type(data).__name__}")
     if len(data) > MAX_BYTES:
-        raise Bad(f"a message of {len(data)} bytes; at most {MAX_BYTES} are read")
+        raise Bad(f"a message of {len(data)} bytes exceeds the limit of {MAX_BYTES} bytes")
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
@@ -230,7 +240,7 @@ def _read(decoder: msgspec.msgpack.Decoder[Any], data: object) -> Any:
 
 
 def pieces(run: str, shard: int, data: bytes) -> list[LoadPiece]:
-    """What is large, cut; at least one piece."""
+    """Cuts data into pieces of at most PIECE_BYTES; at least one piece."""
     cuts = range(0, max(1, len(data)), PIECE_BYTES)
     return [
         LoadPiece(run, shard, k, len(cuts), data[start : start + PIECE_BYTES])
@@ -239,28 +249,52 @@ def pieces(run: str, shard: int, data: bytes) -> list[LoadPiece]:
 
 
 class PieceAssembler:
-    """Pieces put together again, in whatever order they come. Raises Bad for one that cannot be
-    part of it."""
+    """Joins pieces that arrive in any order. Raises Bad for a piece that does not belong."""
 
     def __init__(self, n: int) -> None:
         if n * PIECE_BYTES > MAX_LOAD_BYTES:
-            raise Bad(f"{n} pieces; at most {MAX_LOAD_BYTES // PIECE_BYTES} are taken")
-        self._n, self._found = n, dict[int, bytes]()
+            raise Bad(f"{n} pieces exceed the limit of {MAX_LOAD_BYTES // PIECE_BYTES}")
+        self._n, self._pieces = n, dict[int, bytes]()
 
     @property
     def n(self) -> int:
-        """How many pieces it has."""
+        """Number of pieces of the load."""
         return self._n
 
     def add(self, piece: LoadPiece) -> None:
         if piece.n != self._n or piece.k >= self._n:
-            raise Bad(f"piece {piece.k} of {piece.n}, where {self._n} are expected")
-        self._found[piece.k] = piece.data
+            raise Bad(f"piece {piece.k} of {piece.n}; expected {self._n} pieces")
+        self._pieces[piece.k] = piece.data
 
     @property
     def is_whole(self) -> bool:
-        return len(self._found) == self._n
+        return len(self._pieces) == self._n
 
     def data(self) -> bytes:
-        assert self.is_whole, f"{len(self._found)} of {self._n} pieces"
-        return b"".join(self._found[k] for k in range(self._n))
+        assert self.is_whole, f"{len(self._pieces)} of {self._n} pieces"
+        return b"".join(self._pieces[k] for k in range(self._n))
+
+
+class Upload:
+    """A worker's rows on the way up: at most WINDOW pieces at a time, each further piece after a
+    confirmation. Heartbeats use the same connection; behind gigabytes of rows they would be late
+    and the worker would count as lost."""
+
+    def __init__(self, parts: Sequence[LoadPiece]) -> None:
+        self._waiting = iter(parts)
+        self._unconfirmed = set[int]()
+
+    def begin(self) -> list[LoadPiece]:
+        """The first pieces to send."""
+        return self._fill()
+
+    def got(self, k: int) -> list[LoadPiece]:
+        """The pieces to send after the arrival of piece `k`. A repeated confirmation changes
+        nothing."""
+        self._unconfirmed.discard(k)
+        return self._fill()
+
+    def _fill(self) -> list[LoadPiece]:
+        parts = list(islice(self._waiting, WINDOW - len(self._unconfirmed)))
+        self._unconfirmed.update(part.k for part in parts)
+        return parts

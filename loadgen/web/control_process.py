@@ -1,8 +1,9 @@
-"""Conducts a run beside Locust's master: `python -m loadgen.web.control_process FD`.
+"""The process that controls a run next to Locust's master: `python -m loadgen.web.control_process
+FD`.
 
-It does what `slobench run` does, with Locust's workers in the place of its own processes, and knows
-nothing of Locust: everything to and from the workers goes over the socket FD, which Locust's
-process passes on. So neither the page nor the interpreter that draws it takes part in the run.
+It does the work of `slobench run`, with Locust's workers in place of its own processes, and does
+not use Locust: all messages to and from the workers go over the socket FD, and Locust's process
+relays them. Neither the page nor the interpreter that draws it can disturb the run.
 """
 
 from __future__ import annotations
@@ -22,10 +23,9 @@ from loadgen.cli.exit_codes import INTERRUPTED, guarded
 from loadgen.cli.parse import cache_dir
 from loadgen.cli.terminal import print_summary
 from loadgen.errors import RunInvalid, SlobenchError, UsageError
-from loadgen.run.execute import FinishedRun as Recorded
-from loadgen.run.execute import execute
+from loadgen.run.execute import FinishedRun, execute
 from loadgen.run.run_options import RunOptions, RunSetup
-from loadgen.web.credentials import environ_for
+from loadgen.web.assignment import environ_for
 from loadgen.web.form import RunForm, read_form
 from loadgen.web.relay_pipe import ENDING, Begin, Note, RelayPipe, RunEnded
 from loadgen.web.remote_fleet import RemoteFleet
@@ -36,43 +36,45 @@ _BEGIN_S = 60.0
 
 def main() -> None:
     line = RelayPipe(socket.socket(fileno=int(sys.argv[1])))
-    said: list[RunEnded] = []
-    code = guarded(lambda: said.append(_conducted(line)), os.environ)
-    line.send(said[0] if said else RunEnded(code, error=_problem(code)))
+    results: list[RunEnded] = []
+    code = guarded(lambda: results.append(_result(line)), os.environ)
+    problem = f"the control process ended with exit code {code}; the terminal has the reason"
+    line.send(results[0] if results else RunEnded(code, error=problem))
 
 
-def _conducted(line: RelayPipe) -> RunEnded:
-    """The run, from the first word about it. Whoever interrupted it before gets an answer, too:
-    signals were held back until here."""
+def _result(line: RelayPipe) -> RunEnded:
+    """The result of the run. An interrupt before this call is answered too: signals were blocked
+    until here."""
     try:
         with _interruptible():
-            begin = _begun(line)
-            recorded = conduct(line, read_form(begin.asked), begin.workers)
+            begin = _receive_begin(line)
+            finished = run_with_workers(line, read_form(begin.form), begin.workers)
     except SlobenchError as error:
         typer.echo(f"slobench: {error}", err=True)
         return RunEnded(error.exit_code, error=str(error))
     except KeyboardInterrupt:
         typer.echo("slobench: interrupted before the first request", err=True)
         return RunEnded(INTERRUPTED, error="stopped before the first request")
-    summary = recorded.summary.to_json()
+    summary = finished.summary.to_json()
     return RunEnded(
-        INTERRUPTED if recorded.was_interrupted else recorded.summary.exit_code,
-        directory=str(recorded.directory.resolve()),
+        INTERRUPTED if finished.was_interrupted else finished.summary.exit_code,
+        directory=str(finished.directory.resolve()),
         verdict=str(summary["verdict"]),
         reasons=[str(reason) for reason in summary["reasons"]],
     )
 
 
-def _begun(line: RelayPipe) -> Begin:
+def _receive_begin(line: RelayPipe) -> Begin:
     received = line.receive(_BEGIN_S)
     if not received or not isinstance(received[0], Begin):
-        raise RunInvalid("nobody says what to conduct")
+        raise RunInvalid("the master sent no run to start")
     return received[0]
 
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Ctrl-C and SIGTERM are heard, and at the end held back again: what is told then is short."""
+    """Unblocks Ctrl-C and SIGTERM, and blocks them again at the end: only the short answer
+    follows."""
     for number in ENDING:
         signal.signal(number, signal.default_int_handler)
     try:
@@ -82,43 +84,37 @@ def _interruptible() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
 
 
-def conduct(line: RelayPipe, asked: RunForm, workers: Sequence[str]) -> Recorded:
-    """The run, recorded and told on the terminal as `slobench run` would tell it."""
-    if not asked.target:
-        raise UsageError("which server? Give its URL as --target, or as Host in the form")
-    scenario, policy = asked.chosen_scenario(), asked.policy()
+def run_with_workers(line: RelayPipe, form: RunForm, workers: Sequence[str]) -> FinishedRun:
+    """Runs and records the form's scenario, and prints the summary as `slobench run` does."""
+    if not form.target:
+        raise UsageError("no server: give its URL as --target, or as Host in the form")
+    scenario, on_loss = form.chosen_scenario(), form.loss_policy()
 
     def fleet(setup: RunSetup) -> RemoteFleet:
         if not workers:
             raise UsageError("no worker is connected; start one with slobench worker")
         n = min(len(workers), len(setup.plan.schedule), scenario.limits.max_concurrency)
-        return RemoteFleet(line, workers[:n], asked.max_skew_s(), policy, setup.log_dir)
+        return RemoteFleet(line, workers[:n], form.max_skew_s(), on_loss, setup.log_dir)
 
-    environ = environ_for(asked.target, asked.given_target, os.environ)
+    environ = environ_for(form.target, form.given_target, os.environ)
     if len(environ) < len(os.environ):
-        said = (
-            f"{DEFAULT_KEY_ENV} is not sent to {asked.target}: start with it as --target for that"
-        )
-        line.send(Note(said))
+        reason = f"give {form.target} as --target at the start to send it"
+        line.send(Note(f"{DEFAULT_KEY_ENV} is not sent to this server; {reason}"))
     options = RunOptions(
-        out_dir=Path(asked.out) if asked.out else None,
-        force=asked.force,
-        engine=asked.engine,
-        model=asked.model,
+        out_dir=Path(form.out) if form.out else None,
+        force=form.force,
+        engine=form.engine,
+        model=form.model,
         command=["slobench", "web"],
         environ=environ,
         cache_dir=cache_dir(os.environ),
-        plugins=asked.plugin_files(),
+        plugins=form.plugin_files(),
     )
     console = Console(stderr=True, highlight=False)
-    recorded = execute(scenario, asked.target, options, console, open_fleet=fleet)
-    print_summary(recorded.summary, as_json=False)
-    typer.echo(f"report: {recorded.directory / 'report.html'}", err=True)
-    return recorded
-
-
-def _problem(code: int) -> str:
-    return f"the conductor ended with code {code}; the terminal says why"
+    finished = execute(scenario, form.target, options, console, open_fleet=fleet)
+    print_summary(finished.summary, as_json=False)
+    typer.echo(f"report: {finished.directory / 'report.html'}", err=True)
+    return finished
 
 
 if __name__ == "__main__":

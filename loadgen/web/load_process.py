@@ -1,8 +1,8 @@
-"""The process beside a worker that generates load: `python -m loadgen.web.load_process DIR`.
+"""The load process next to a worker: `python -m loadgen.web.load_process DIR`.
 
-It is a shard like those of `slobench run`, but for where its task comes from: on stdin, as the
-messages `assign` and `piece`, each behind its length. After that the same lines go in and come out.
-Neither locust nor gevent is in it. It ends when its worker does.
+It is a shard like those of `slobench run`, but receives its task on stdin, as the messages `assign`
+and `piece`, each after its length. After that the same lines go in and out. It imports neither
+locust nor gevent. It ends when its worker ends.
 """
 
 from __future__ import annotations
@@ -36,51 +36,53 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, _exit_at_once)
     _die_with_parent()
     prepare()
-    assert not {"gevent", "locust"} & set(sys.modules), "the generator's process is patched"
+    assert not {"gevent", "locust"} & set(sys.modules), "the load process is patched"
     out = Outbox(1)
     try:
         for plugin in filter(None, os.environ.get(PLUGINS, "").split(os.pathsep)):
             load_plugin(Path(plugin))
         assign, data = _assignment(0)
-        own = os.environ.get(TARGET)
-        task = task_of(assign, data, os.environ, Path(own) if own else None, Path(sys.argv[1]))
-        out.say("task", sha256=fingerprint(task))
+        target_file = os.environ.get(TARGET)
+        task = task_of(
+            assign, data, os.environ, Path(target_file) if target_file else None, Path(sys.argv[1])
+        )
+        out.write("task", sha256=fingerprint(task))
     except (SlobenchError, Bad) as error:
-        out.say("refused", reason=str(error))
+        out.write("refused", reason=str(error))
         return
-    serve(task, 0, out.say, at_end=lambda: clear_up(0, Path(sys.argv[1])))
+    serve(task, 0, out.write, at_end=lambda: remove_if_orphaned(0, Path(sys.argv[1])))
 
 
 class Outbox:
-    """JSON lines out, without ever waiting: the worker may be stopped for seconds, and a full pipe
-    would stop the clock of the run. What does not fit goes with the next line; the last line is
-    waited for."""
+    """Writes JSON lines without blocking: the worker may stop for seconds, and a write to a full
+    pipe would stop the clock of the run. Unwritten bytes go out with the next line; only the last
+    line blocks."""
 
     def __init__(self, fd: int) -> None:
-        self._fd, self._left = fd, bytearray()
+        self._fd, self._pending = fd, bytearray()
         os.set_blocking(fd, False)
 
-    def say(self, kind: str, **fields: object) -> None:
-        self._left += json.dumps({"kind": kind, **fields}).encode() + b"\n"
+    def write(self, kind: str, **fields: object) -> None:
+        self._pending += json.dumps({"kind": kind, **fields}).encode() + b"\n"
         if kind in ("done", "refused"):
             os.set_blocking(self._fd, True)
         with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            while self._left:
-                del self._left[: os.write(self._fd, self._left)]
+            while self._pending:
+                del self._pending[: os.write(self._fd, self._pending)]
 
 
 def _assignment(fd: int) -> tuple[Assign, bytes]:
     assign = _message(fd)
     if not isinstance(assign, Assign):
-        raise Bad(f"expected an assignment, not {type(assign).__name__}")
+        raise Bad(f"expected an assignment, received {type(assign).__name__}")
     load = PieceAssembler(assign.n_pieces)
     while not load.is_whole:
         piece = _message(fd)
         if not isinstance(piece, LoadPiece):
-            raise Bad(f"expected a piece, not {type(piece).__name__}")
+            raise Bad(f"expected a piece, received {type(piece).__name__}")
         load.add(piece)
     return assign, load.data()
 
@@ -88,43 +90,44 @@ def _assignment(fd: int) -> tuple[Assign, bytes]:
 def _message(fd: int) -> object:
     size = int.from_bytes(_exactly(fd, 4), "big")
     if size > MAX_BYTES:
-        raise Bad(f"a message of {size} bytes")
+        raise Bad(f"a message of {size} bytes exceeds the limit of {MAX_BYTES} bytes")
     return read_down(_exactly(fd, size))
 
 
 def _exactly(fd: int, size: int) -> bytes:
-    found = bytearray()
-    while len(found) < size:
-        data = os.read(fd, size - len(found))
+    received = bytearray()
+    while len(received) < size:
+        data = os.read(fd, size - len(received))
         if not data:
-            _leave()  # the worker is gone before it said all
-        found += data
-    return bytes(found)
+            _exit_at_once()  # the worker ended before its message was complete
+        received += data
+    return bytes(received)
 
 
-def clear_up(commands_fd: int, folder: Path) -> None:
-    """Remove `folder` if whoever commanded, and would have asked for its rows, is gone: a killed
-    worker's pipe ends a moment before its death is signalled. The descriptor must not block."""
-    with contextlib.suppress(BlockingIOError):  # it is there, and has nothing to say
+def remove_if_orphaned(commands_fd: int, folder: Path) -> None:
+    """Removes `folder` if the worker, the reader of its rows, has ended: a killed worker's pipe
+    closes a moment before the signal of its death arrives. The descriptor must not block."""
+    with contextlib.suppress(BlockingIOError):  # the pipe is open and empty: the worker runs
         while os.read(commands_fd, 65536):
             pass
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _leave(number: int = 0, frame: FrameType | None = None) -> NoReturn:
-    """At once, with what was recorded: nobody is left to ask for it."""
+def _exit_at_once(number: int = 0, frame: FrameType | None = None) -> NoReturn:
+    """Exits without cleanup handlers and removes the recorded rows: no process is left to read
+    them."""
     shutil.rmtree(sys.argv[1], ignore_errors=True)
     os._exit(128 + number if number else 0)
 
 
 def _die_with_parent() -> None:
-    """Linux only; elsewhere the end of stdin ends the run."""
+    """Ends this process with its parent. Linux only; elsewhere the end of stdin ends the run."""
     if sys.platform != "linux":
         return
     parent = os.getppid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:  # it ended before we asked
-        _leave()
+    if os.getppid() != parent:  # the parent ended before the prctl call
+        _exit_at_once()
 
 
 if __name__ == "__main__":

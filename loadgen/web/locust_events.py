@@ -1,5 +1,5 @@
-"""slobench on Locust's events: a shape that lasts as long as the run, a user that does nothing,
-messages in both directions, and the exit code."""
+"""slobench on Locust's events: a load shape that lasts as long as the run, an idle user, messages
+in both directions, and the exit code."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from locust.runners import (
 from loadgen.drive.live_histogram import LiveCounts
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.records import Status
-from loadgen.web.frame_builder import Ended
-from loadgen.web.locust_master import NOBODY, Master
+from loadgen.web.form import Settings, add_options, worker_environ
+from loadgen.web.live_frames import Ended
+from loadgen.web.locust_master import NO_WORKER, Master
 from loadgen.web.locust_page import dress
 from loadgen.web.locust_worker import ShardHost
-from loadgen.web.web_options import Settings, add_options, of_this_machine
 
 DOWN, UP = "slobench_down", "slobench_up"
 METHOD = "LLM"
@@ -40,7 +40,7 @@ _log = logging.getLogger("slobench")
 
 
 class IdleUser(User):
-    """A token, not load: Locust wants a user on each worker while a test is on."""
+    """Locust requires a user on each worker during a test; this user sends nothing."""
 
     @task
     def wait(self) -> None:
@@ -48,7 +48,7 @@ class IdleUser(User):
 
 
 class OpenLoop(LoadTestShape):
-    """On while the run is; the load follows the schedule, not the number of users."""
+    """Active during the run. The load follows the schedule, not the number of users."""
 
     use_common_options = False
     session: LocustSession | None = None
@@ -57,7 +57,7 @@ class OpenLoop(LoadTestShape):
         session = OpenLoop.session
         if session is None or session.is_over or session.refuses():
             return None
-        n = max(1, len(session.master.roster))  # the same while it runs, whoever comes or goes
+        n = max(1, len(session.master.roster))  # constant during a run, even if workers come or go
         return n, n
 
     def reset_time(self) -> None:
@@ -67,13 +67,13 @@ class OpenLoop(LoadTestShape):
 
 
 class LocustSession:
-    """What a master, or a single process, does from one start to the next."""
+    """A master's, or a single process's, state between two starts."""
 
     def __init__(self, environment: Environment, runner: Runner) -> None:
         self._environment, self._runner = environment, runner
         self._settings = Settings(environment.parsed_options)
         self.master = Master(self._send, self.present, _log.warning)
-        self._was_just_started = self._is_leaving = self._is_asked = self._is_stop_asked = False
+        self._was_just_started = self._is_leaving = self._has_started = self._is_stopping = False
         self._n_waiting = 0
         if isinstance(runner, MasterRunner):
             self._keep_on(runner)
@@ -82,48 +82,47 @@ class LocustSession:
         events.quitting.add_listener(lambda **_: self._quitting())
         runner.register_message(UP, lambda msg, **_: self.master.take(msg.node_id, msg.data))
         gevent.signal_handler(signal.SIGINT, self._interrupted)
-        if environment.web_ui is None:  # Locust hears SIGTERM after the run, or beside its page
+        if environment.web_ui is None:  # with a page, Locust handles SIGTERM
             gevent.signal_handler(signal.SIGTERM, self._interrupted)
         if isinstance(runner, MasterRunner) and environment.web_ui is None:
             self._wait_for_workers(runner, environment.parsed_options)
 
     @property
     def is_over(self) -> bool:
-        """Whether the shape may end; while a stop is waited for it may not."""
+        """Whether the shape may end; not while a stop waits for its result."""
         return self.master.finished is not None and not self._n_waiting
 
     def refuses(self) -> bool:
-        """End a run that nobody is there for: Locust's master would start nothing, and never try
-        again."""
+        """Ends a run that has no worker: Locust's master would start nothing and never retry."""
         if self.master.is_running or self.master.finished is not None or self.present():
             return False
-        self.master.refuse(UsageError.exit_code, NOBODY)
+        self.master.refuse(UsageError.exit_code, NO_WORKER)
         return True
 
     def present(self) -> list[str]:
-        """Workers that answer, in the order in which they came."""
+        """The workers that answer, in order of arrival."""
         if not isinstance(self._runner, MasterRunner):
             return [_LOCAL]
-        found = [c.id for c in self._runner.clients.all if c.state != STATE_MISSING]
-        return sorted(found, key=self._runner.get_worker_index)
+        workers = [c.id for c in self._runner.clients.all if c.state != STATE_MISSING]
+        return sorted(workers, key=self._runner.get_worker_index)
 
     def check(self, form: Mapping[str, str]) -> None:
-        """That a run can be asked for with what the form says. Raises UsageError or
-        ScenarioError."""
+        """Checks that a form describes a run. Raises UsageError or ScenarioError."""
         self._settings.check(self._environment.parsed_options, form)
 
     def press_stop(self) -> bool:
-        """The Stop button; whether Locust has to act on it. A second press waits with the first."""
-        if self._is_stop_asked and self.master.is_running:
+        """Handles the Stop button; True if Locust must act too. A second press waits for the result
+        like the first."""
+        if self._is_stopping and self.master.is_running:
             self._await_result()
             return False
-        self._is_stop_asked = self.master.is_running
+        self._is_stopping = self.master.is_running
         return True
 
     def renew(self) -> None:
-        """The next start is a run of its own."""
-        self._is_asked, self._is_stop_asked = True, False
-        if self._was_just_started:  # a master's runner calls the shape again after the start
+        """Prepares the next start, which is a run of its own."""
+        self._has_started, self._is_stopping = True, False
+        if self._was_just_started:  # a master's runner resets the shape again after the start
             self._was_just_started = False
         elif self.master.finished is not None:
             self.master.renew()
@@ -137,36 +136,36 @@ class LocustSession:
             _log.warning(self.master.why_not)
             return
         try:
-            self.master.begin(self._settings.asked(self._environment.parsed_options))
+            self.master.begin(self._settings.next_run(self._environment.parsed_options))
         except UsageError as error:
             self.master.refuse(error.exit_code, str(error))
 
     def _keep_on(self, runner: MasterRunner) -> None:
-        """Locust ends a test when its last worker is silent. A run is over when the conductor says
-        so: it waits a little, for a worker may come back."""
+        """Replaces the runner's own end of a test. Locust ends a test when its last worker is
+        silent; here the control process decides, and waits, because a worker may come back."""
         stop, check_stopped = runner.stop, runner.check_stopped
 
-        def goes_on() -> bool:
-            is_wanted = not (self._is_stop_asked or self._is_leaving)
-            return self.master.is_running and is_wanted and self._is_forsaken()
+        def must_continue() -> bool:
+            was_not_stopped = not (self._is_stopping or self._is_leaving)
+            return self.master.is_running and was_not_stopped and self._has_no_worker()
 
         def stop_unless(send_stop_to_client: bool = True) -> None:
-            if not goes_on():
+            if not must_continue():
                 stop(send_stop_to_client)
 
         def check_unless() -> None:
-            if not goes_on():
+            if not must_continue():
                 check_stopped()
 
         runner.stop, runner.check_stopped = stop_unless, check_unless
 
-    def _is_forsaken(self) -> bool:
-        """Whether Locust hears of no worker."""
+    def _has_no_worker(self) -> bool:
+        """Whether Locust receives messages from no worker."""
         return isinstance(self._runner, MasterRunner) and self._runner.worker_count <= 0
 
     def _stopping(self) -> None:
-        """The Stop button: the workers are kept until their rows are here and all is told, so that
-        the next start finds nothing on."""
+        """Handles the Stop button: the workers stay until their rows and the result have arrived,
+        so the next start finds no run active."""
         if not self.master.is_running:
             return
         self._n_waiting += 1
@@ -180,7 +179,8 @@ class LocustSession:
         self.master.wait_until(lambda: self.master.finished is not None, _CONCLUDED_S)
 
     def _interrupted(self) -> None:
-        """Ctrl-C ends the run and, once it is told, everything; without a page the shape does."""
+        """Handles Ctrl-C: ends the run, then the process once the result has arrived; without a
+        page the shape ends the process."""
         if self.master.is_running:
             self.master.stop(is_interrupt=True)
         if not self._is_leaving:
@@ -196,11 +196,12 @@ class LocustSession:
         self._runner.quit()
         if self._environment.web_ui is not None:
             self._environment.web_ui.stop()
-        elif not self._is_asked:
+        elif not self._has_started:
             raise SystemExit(_INTERRUPTED)  # from Locust's wait for workers, too
 
     def _wait_for_workers(self, runner: MasterRunner, options: Namespace) -> None:
-        """In the place of Locust, which would give up with the exit code of a missed promise."""
+        """Replaces Locust's wait for workers, which would end with the exit code of a missed
+        SLO."""
         n, patience_s = options.expect_workers, options.expect_workers_max_wait
         options.expect_workers_max_wait = 0
         if not options.processes:
@@ -209,7 +210,7 @@ class LocustSession:
             gevent.spawn(self._give_up_after, patience_s, runner, n)
 
     def _give_up_after(self, patience_s: float, runner: MasterRunner, n: int) -> None:
-        if self.master.wait_until(lambda: self._is_asked or self._is_leaving, patience_s):
+        if self.master.wait_until(lambda: self._has_started or self._is_leaving, patience_s):
             return
         _log.error(
             f"gave up after {patience_s:g} s: {len(runner.clients.ready)} of {n} workers connected "
@@ -220,7 +221,8 @@ class LocustSession:
 
     def _quitting(self) -> None:
         if self.master.is_running:
-            if not (self._is_leaving or self._is_forsaken()):  # twice would give up what is on
+            # A second stop would abort the requests in flight.
+            if not (self._is_leaving or self._has_no_worker()):
                 self.master.stop(is_interrupt=True)
             self._await_result()
         self.master.kill()
@@ -233,14 +235,14 @@ def _address(runner: MasterRunner) -> str:
 
 
 def listen() -> None:
-    """Hang everything on Locust's events. Nothing starts before a runner does."""
+    """Registers slobench's handlers on Locust's events. Nothing starts before a runner does."""
     locust.stats.bucket_response_time = _bucket
     events.init_command_line_parser.add_listener(lambda parser, **_: add_options(parser))
     events.init.add_listener(_init)
 
 
 def _init(environment: Environment, runner: Runner, web_ui: Any = None, **_: Any) -> None:
-    level = logging.getLogger("locust").level  # of its tables, too: they are not the result
+    level = logging.getLogger("locust").level  # for its tables, too: they are not the result
     logging.getLogger("locust.stats_logger").setLevel(max(logging.INFO, level))
     if isinstance(runner, (WorkerRunner, LocalRunner)):
         _be_worker(environment, runner)
@@ -259,7 +261,7 @@ def _dress(web_ui: Any, session: LocustSession, base_path: str) -> None:
 
 
 def _be_worker(environment: Environment, runner: Runner) -> None:
-    os.environ.update(of_this_machine(environment.parsed_options, os.environ))
+    os.environ.update(worker_environ(environment.parsed_options, os.environ))
 
     def on_ended(ended: Ended) -> None:
         if ended.status is Status.not_released:
@@ -277,11 +279,12 @@ def _be_worker(environment: Environment, runner: Runner) -> None:
     runner.register_message(DOWN, lambda msg, **_: host.take(msg.data))
     events.quitting.add_listener(lambda **_: host.drop())
     if isinstance(runner, WorkerRunner):
-        is_ours = bool(environment.parsed_options.processes)
+        is_local = bool(environment.parsed_options.processes)
 
         def interrupted() -> None:
-            """Ctrl-C reaches the workers of the same terminal, too; the master decides."""
-            if not (is_ours and host.is_busy):
+            """Ctrl-C reaches all processes of the terminal: a busy local worker leaves the
+            decision to the master."""
+            if not (is_local and host.is_busy):
                 host.drop()
                 runner.quit()
 
@@ -292,5 +295,6 @@ _BUCKETS = LiveCounts()
 
 
 def _bucket(ms: float) -> float:
-    """Locust's response times as exact as an HdrHistogram's, instead of two digits."""
+    """A response time (ms) with the precision of an HdrHistogram, in place of Locust's two
+    digits."""
     return round(_BUCKETS.rounded(ms * 1e-3) * 1e3, 3)

@@ -1,5 +1,5 @@
-"""The master's side of a run, in Locust's process: it starts the conductor, passes messages between
-it and the workers, tells it who is gone, and keeps what it tells for the page."""
+"""The master's side of a run, in Locust's process: starts the control process, relays messages
+between it and the workers, reports lost workers to it, and stores its updates for the page."""
 
 from __future__ import annotations
 
@@ -17,33 +17,20 @@ import gevent.queue
 import msgspec
 from gevent.subprocess import Popen
 
+from loadgen.web import relay_pipe
 from loadgen.web.form import RunForm
-from loadgen.web.relay_pipe import (
-    ENDING,
-    Back,
-    Begin,
-    FromWorker,
-    Gone,
-    LiveUpdate,
-    Note,
-    RunEnded,
-    ToConductor,
-    ToWorker,
-    Unpacker,
-    pack,
-)
 
 _LOOK_EVERY_S = 1.0
 _POINTS = 3600
 _NOTES = 20
 _INTERNAL = 4
 _NO_VERDICT, _INTERRUPTED = 3, 130
-NOBODY = "no worker is connected; start one with slobench worker"
+NO_WORKER = "no worker is connected; start one with slobench worker"
 
 
 class Master:
-    """`send` takes a worker's id and bytes for it; `present` says which workers answer now, in the
-    order in which shares are given; `log` takes lines for people."""
+    """`send` sends bytes to a worker by its id; `present` lists the workers that answer, in the
+    order of their shares; `log` prints lines for the user."""
 
     def __init__(
         self,
@@ -53,51 +40,51 @@ class Master:
     ) -> None:
         self._send, self._present, self._log = send, present, log
         self._process: Popen[bytes] | None = None
-        self._outgoing: gevent.queue.Queue[ToConductor] = gevent.queue.Queue()
+        self._outgoing: gevent.queue.Queue[relay_pipe.ToControl] = gevent.queue.Queue()
         self._greenlets: list[gevent.Greenlet] = []
         self._roster: list[str] = []
-        self.asked: RunForm | None = None
+        self.form: RunForm | None = None
         self.facts: dict[str, Any] = {}
         self.points: deque[dict[str, Any]] = deque(maxlen=_POINTS)
         self.n_points = 0
         self.notes: deque[str] = deque(maxlen=_NOTES)
-        self.finished: RunEnded | None = None
+        self.finished: relay_pipe.RunEnded | None = None
         self.n_runs = 0
         self._is_interrupted = self.is_stopping = False
 
     @property
     def why_not(self) -> str | None:
-        """Why no run can begin now; None where one can."""
+        """The reason why no run can begin now; None if a run can begin."""
         if self.is_running:
-            what = "the report of the last run is being written" if self.is_over else "a run is on"
-            return f"{what}: start again after it"
-        return None if self.present() else NOBODY
+            state = "the last run's report is being written" if self.is_over else "a run is on"
+            return f"{state}: start again when it has ended"
+        return None if self.present() else NO_WORKER
 
     @property
     def is_running(self) -> bool:
-        """A run was begun and its result is not here yet."""
+        """Whether a run has begun and its result has not arrived."""
         return self._process is not None and self.finished is None
 
     @property
     def is_over(self) -> bool:
-        """Nothing more is sent or awaited; the result may still be on its way."""
+        """Whether the run sends and awaits no more; its result may still be on the way."""
         return self.finished is not None or bool(self.facts.get("is_over"))
 
-    def begin(self, asked: RunForm) -> None:
-        """Conduct a run with the workers that are there."""
+    def begin(self, form: RunForm) -> None:
+        """Starts a run with the workers that are present."""
         assert not self.is_running, "one run at a time"
         self.renew()
         self.n_runs += 1
-        self.asked, self._roster = asked, list(self._present())
+        self.form, self._roster = form, list(self._present())
         ours, theirs = socket.socketpair()
-        with theirs, _held_back(ENDING):
+        with theirs, _blocked(relay_pipe.ENDING):
             self._process = Popen(
                 [sys.executable, "-P", "-m", "loadgen.web.control_process", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                process_group=0,  # Ctrl-C is ours to interpret
+                process_group=0,  # this process handles Ctrl-C
             )
         self._outgoing = gevent.queue.Queue()
-        self._outgoing.put(Begin(msgspec.to_builtins(asked), self._roster))
+        self._outgoing.put(relay_pipe.Begin(msgspec.to_builtins(form), self._roster))
         self._greenlets = [
             gevent.spawn(self._write, ours),
             gevent.spawn(self._read, ours),
@@ -105,13 +92,13 @@ class Master:
         ]
 
     def refuse(self, exit_code: int, error: str) -> None:
-        """A run that could not be asked for."""
+        """Records a run that could not start."""
         self._note(error)
-        self.finished = RunEnded(exit_code, error=error)
+        self.finished = relay_pipe.RunEnded(exit_code, error=error)
 
     @property
     def roster(self) -> list[str]:
-        """The workers that the run began with, or that the next one would."""
+        """The workers of the present run, or those of the next run."""
         return self._roster if self.is_running else self.present()
 
     def present(self) -> list[str]:
@@ -119,8 +106,8 @@ class Master:
         return list(self._present())
 
     def renew(self) -> None:
-        """Forget the last run at once, without letting others work in between: the shape may ask
-        at any time whether it is over. Its report stays where it is."""
+        """Forgets the last run, without a switch to another greenlet: the shape may check at any
+        time whether it is over. Its report stays on disk."""
         assert not self.is_running, "the run is not over"
         gevent.killall(self._greenlets, block=False)
         self._process, self._greenlets, self.is_stopping = None, [], False
@@ -129,13 +116,13 @@ class Master:
         self.notes.clear()
 
     def take(self, worker: str, data: object) -> None:
-        """What a worker said; it is read by the conductor."""
+        """Forwards a worker's message, undecoded, to the control process."""
         if self.is_running and isinstance(data, bytes):
-            self._outgoing.put(FromWorker(worker, data))
+            self._outgoing.put(relay_pipe.FromWorker(worker, data))
 
     def stop(self, *, is_interrupt: bool) -> None:
-        """The user wants the end, by Ctrl-C or by the page: what is in flight is waited for; twice
-        gives that up too."""
+        """Ends the run for the user, by Ctrl-C or from the page: requests in flight may finish; a
+        second call ends them too."""
         self._is_interrupted = is_interrupt
         if self._process is not None and not self.is_over:
             self.is_stopping = True
@@ -147,41 +134,41 @@ class Master:
             self._process.kill()
             self._process.wait()
 
-    def wait_until(self, is_so: Callable[[], bool], most_s: float) -> bool:
-        """Let others work until something is so; False where it is not after `most_s`."""
+    def wait_until(self, condition: Callable[[], bool], most_s: float) -> bool:
+        """Runs other greenlets until the condition holds; False after `most_s`."""
         with gevent.Timeout(most_s, False):
-            while not is_so():
+            while not condition():
                 gevent.sleep(0.05)
-        return is_so()
+        return condition()
 
     def _write(self, ours: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # its end is noticed by `_read`
+        with contextlib.suppress(OSError):  # `_read` notices its end
             for message in self._outgoing:
-                ours.sendall(pack(message))
+                ours.sendall(relay_pipe.pack(message))
 
     def _read(self, ours: socket.socket) -> None:
-        unpacker = Unpacker(for_master=True)
+        unpacker = relay_pipe.Unpacker(for_master=True)
         with ours:
             while data := _received(ours):
                 for message in unpacker.feed(data):
-                    self._heard(message)
+                    self._handle(message)
         assert self._process is not None, "it was started before it was read"
         code = self._process.wait()
         if self.finished is None:
-            said = f"the conductor ended with status {code}; the terminal says why"
-            self._note(said)
-            self.finished = RunEnded(_INTERNAL, error=said)
+            problem = f"the control process ended with status {code}; the terminal has the reason"
+            self._note(problem)
+            self.finished = relay_pipe.RunEnded(_INTERNAL, error=problem)
 
-    def _heard(self, message: ToWorker | LiveUpdate | Note | RunEnded) -> None:
-        if isinstance(message, ToWorker):
+    def _handle(self, message: relay_pipe.ToMaster) -> None:
+        if isinstance(message, relay_pipe.ToWorker):
             self._send(message.worker, message.data)
-        elif isinstance(message, LiveUpdate):
+        elif isinstance(message, relay_pipe.LiveUpdate):
             point = message.facts.pop("point", None)
             if point is not None:
                 self.points.append(point)
                 self.n_points += 1
             self.facts = message.facts
-        elif isinstance(message, Note):
+        elif isinstance(message, relay_pipe.Note):
             self._note(message.text)
         else:
             if message.exit_code == _INTERRUPTED and not self._is_interrupted:
@@ -200,16 +187,16 @@ class Master:
             gevent.sleep(_LOOK_EVERY_S)
             now_gone = set(self._roster) - set(self._present())
             for worker in now_gone - gone:
-                self._outgoing.put(Gone(worker))
+                self._outgoing.put(relay_pipe.Gone(worker))
             for worker in gone - now_gone:
-                self._outgoing.put(Back(worker))
+                self._outgoing.put(relay_pipe.Back(worker))
             gone = now_gone
 
 
 @contextlib.contextmanager
-def _held_back(signals: Collection[signal.Signals]) -> Iterator[None]:
-    """A process that is started meanwhile gets them once it asks for them: while the conductor
-    imports what it needs, nobody could say what an interrupt ended."""
+def _blocked(signals: Collection[signal.Signals]) -> Iterator[None]:
+    """Blocks signals for a process that starts meanwhile; it unblocks them when it is ready. During
+    its imports it could not report the end of a run."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield

@@ -1,4 +1,5 @@
-"""Our part of Locust's page: two tabs, a page of our own, and our report where Locust links its."""
+"""slobench's part of Locust's page: two tabs, a page of its own, and its report in place of
+Locust's."""
 
 from __future__ import annotations
 
@@ -12,27 +13,17 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from flask import (
-    Blueprint,
-    Flask,
-    Response,
-    abort,
-    jsonify,
-    redirect,
-    request,
-    send_file,
-    session,
-    url_for,
-)
+import flask
+from flask import Response, request
 
 from loadgen.cli.parse import cache_dir
 from loadgen.cli.scale import password
 from loadgen.errors import SlobenchError
 from loadgen.web.locust_master import Master
-from reports.bundle import vega_bundle
+from reports.page import vega_bundle
 
 SHARD_COLUMNS = {
-    "name": "Shard",
+    "name": "Share",
     "worker": "Worker",
     "state": "State",
     "scheduled": "Scheduled",
@@ -55,12 +46,15 @@ def dress(
     check: Callable[[Mapping[str, str]], None],
     press_stop: Callable[[], bool],
 ) -> None:
-    """Hang tabs, routes and the report on Locust's page before it is served. `check` raises for a
-    form that is no run; `press_stop` says whether Locust has to act on the button. Raises
-    UsageError for a login without a password."""
-    app: Flask = web_ui.app
+    """Adds tabs, routes and the report to Locust's page before it is served. `check` raises for a
+    form that describes no run; `press_stop` returns whether Locust must handle the Stop button.
+    Raises UsageError for a login without a password."""
+    app: flask.Flask = web_ui.app
     web_ui.template_args.update(
-        extended_tabs=[{"title": "LLM SLO", "key": "slo"}, {"title": "Shards", "key": "shards"}],
+        extended_tabs=[
+            {"title": "LLM SLO", "key": "slo"},
+            {"title": "LLM workers", "key": "shards"},
+        ],
         extended_tables=[
             {
                 "key": "shards",
@@ -68,8 +62,8 @@ def dress(
             }
         ],
         extended_csv_files=[
-            {"href": "./slo/report", "title": "Open the report of slobench"},
-            {"href": "./slo/live.json", "title": "The run so far as JSON"},
+            {"href": "./slo/report", "title": "Open slobench's report"},
+            {"href": "./slo/live.json", "title": "Present state of the run as JSON"},
         ],
     )
     app.register_blueprint(_routes(master, web_ui.auth_required_if_enabled, base_path))
@@ -81,17 +75,18 @@ def dress(
         lambda: _refused(master, check) or start()
     )
     app.view_functions["locust.stop"] = web_ui.auth_required_if_enabled(
-        lambda: stop() if press_stop() else jsonify({"success": True, "message": "Test stopped"})
+        lambda: stop() if press_stop() else {"success": True, "message": "Test stopped"}
     )
-    app.before_request(_refuse_strangers)
-    changed = app.after_request_funcs.setdefault(None, [])
-    changed.insert(0, lambda response: _changed(response, master))  # the first here is the last
+    app.before_request(_reject_other_sites)
+    after_request = app.after_request_funcs.setdefault(None, [])
+    # Flask runs the first of the list last.
+    after_request.insert(0, lambda response: _extended(response, master))
     if web_ui.web_login:
-        _ask_for_password(web_ui, base_path)
+        _add_password_login(web_ui, base_path)
 
 
-def _routes(master: Master, guard: Callable[..., Any], base_path: str) -> Blueprint:
-    routes = Blueprint("slobench", __name__, url_prefix=f"{base_path}/slo")
+def _routes(master: Master, guard: Callable[..., Any], base_path: str) -> flask.Blueprint:
+    routes = flask.Blueprint("slobench", __name__, url_prefix=f"{base_path}/slo")
     bundle: list[str] = []
 
     def vega() -> Response:
@@ -115,14 +110,14 @@ def _routes(master: Master, guard: Callable[..., Any], base_path: str) -> Bluepr
 
 
 def live_facts(master: Master, since: int) -> dict[str, Any]:
-    """The run as of now; of the points those after the first `since` of this run."""
-    asked, finished = master.asked, master.finished
+    """The present state of the run; `points` holds those after the first `since` of this run."""
+    form, finished = master.form, master.finished
     n_left_out = master.n_points - len(master.points)
     return {
         "state": "finished" if finished else "running" if master.is_running else "idle",
         "asked": None
-        if asked is None
-        else {"scenario": asked.scenario, "target": asked.target, "slo": asked.slo},
+        if form is None
+        else {"scenario": form.scenario, "target": form.target, "slo": form.slo},
         "is_stopping": master.is_stopping,
         "facts": master.facts,
         "points": list(master.points)[max(0, since - n_left_out) :],
@@ -142,7 +137,7 @@ def live_facts(master: Master, since: int) -> dict[str, Any]:
 
 
 def shard_rows(master: Master) -> list[dict[str, Any]]:
-    """Rows of the Shards tab; a worker without a share is idle."""
+    """Rows of the tab LLM workers; a worker without a share is idle."""
     rows = [
         {
             "name": f"{shard['shard']:03d}",
@@ -174,19 +169,20 @@ def _ms(seconds: float | None) -> str:
 def _report(master: Master) -> Response:
     finished = master.finished
     if finished is None or not finished.directory:
-        text = "There is no report yet: a run has to end first."
+        text = "No report yet: it is written when a run has ended."
         return Response(text, status=404, mimetype="text/plain")
-    response: Response = send_file(Path(finished.directory) / "report.html", max_age=0)
+    response: Response = flask.send_file(Path(finished.directory) / "report.html", max_age=0)
     return response
 
 
-def _changed(response: Response, master: Master) -> Response:
-    """Locust's own answers with ours in them. Its answers may be remembered and come by twice."""
+def _extended(response: Response, master: Master) -> Response:
+    """Locust's response with slobench's data in it. Locust caches responses, so a response may pass
+    here twice."""
     response.headers.pop("Access-Control-Allow-Origin", None)
     if request.endpoint == "locust.request_stats" and response.is_json:
-        told = response.get_json()
-        told["extended_stats"] = [{"key": "shards", "data": shard_rows(master)}]
-        response.set_data(json.dumps(told))
+        stats = response.get_json()
+        stats["extended_stats"] = [{"key": "shards", "data": shard_rows(master)}]
+        response.set_data(json.dumps(stats))
     elif request.endpoint == "locust.index" and response.mimetype == "text/html":
         page = response.get_data(as_text=True)
         if _SCRIPT not in page:
@@ -194,26 +190,30 @@ def _changed(response: Response, master: Master) -> Response:
     return response
 
 
-def _refuse_strangers() -> None:
-    """A page of another site may not start or stop runs through the user's browser."""
+def _reject_other_sites() -> None:
+    """Rejects requests from pages of other sites, which could start or stop runs through the user's
+    browser."""
     origin = request.headers.get("Origin")
     if request.method == "POST" and origin and urlsplit(origin).netloc != request.host:
-        abort(403, f"a page of {origin} may not do this")
+        flask.abort(403, f"requests from pages of {origin} are rejected")
 
 
 def _refused(master: Master, check: Callable[[Mapping[str, str]], None]) -> Response | None:
-    """A start for which Locust would take the form's values, close it, and show an empty page."""
-    why = master.why_not
+    """The response to a start that cannot run. Locust would accept the form, close it, and show an
+    empty page."""
+    reason = master.why_not
     try:
-        if why is None:
+        if reason is None:
             check(request.form)
             return None
     except SlobenchError as error:
-        why = str(error)
-    return jsonify({"success": False, "message": why, "host": request.form.get("host", "")})
+        reason = str(error)
+    return flask.jsonify(
+        {"success": False, "message": reason, "host": request.form.get("host", "")}
+    )
 
 
-def _ask_for_password(web_ui: Any, base_path: str) -> None:
+def _add_password_login(web_ui: Any, base_path: str) -> None:
     from flask_login import UserMixin, login_user  # type: ignore[import-untyped]  # has no types
 
     expected = password(os.environ)
@@ -233,14 +233,14 @@ def _ask_for_password(web_ui: Any, base_path: str) -> None:
         title="slobench",
     )
 
-    def enter() -> Any:
+    def log_in() -> Any:
         if hmac.compare_digest(request.form.get("password", "").encode(), expected.encode()):
             login_user(Person())
-            return redirect(url_for("locust.index"))
-        session["auth_error"] = "This is not the password."
-        return redirect(url_for("locust.login"))
+            return flask.redirect(flask.url_for("locust.index"))
+        flask.session["auth_error"] = "Wrong password."
+        return flask.redirect(flask.url_for("locust.login"))
 
-    web_ui.app.add_url_rule(path, "slobench_password", enter, methods=["POST"])
+    web_ui.app.add_url_rule(path, "slobench_password", log_in, methods=["POST"])
 
 
 def _file(name: str) -> str:

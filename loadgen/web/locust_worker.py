@@ -1,5 +1,5 @@
-"""A worker's side of a run, in Locust's process: it starts the generating process and passes
-messages on. It never sends a request, and never waits in a message handler."""
+"""A worker's side of a run, in Locust's process: starts the load process and relays messages. It
+never sends a request and never blocks in a message handler."""
 
 from __future__ import annotations
 
@@ -22,117 +22,100 @@ import gevent
 import gevent.queue
 from gevent.subprocess import PIPE, Popen
 
-from loadgen.web.control_messages import (
-    Assign,
-    Bad,
-    Died,
-    Done,
-    Go,
-    Got,
-    Lease,
-    LoadPiece,
-    Ping,
-    Pong,
-    Release,
-    ShareReady,
-    ShareRefused,
-    StopShard,
-    Up,
-    encode,
-    pieces,
-    read_down,
-)
-from loadgen.web.frame_builder import Ended, FrameBuilder
-from loadgen.web.upload import Upload
+from loadgen.web import control_messages as messages
+from loadgen.web.live_frames import Ended, FrameBuilder
 
 LEASE_TICKS = 5
-_UNLEASED = f"nothing was heard of the master for {LEASE_TICKS} s"
-"""Seconds of our own running time without a lease after which nothing more is released. Ticks, not
-a clock: a worker that was stopped itself has not been left alone."""
+"""Ticks (seconds of this process's running time) without a lease after which the worker releases no
+more requests. A clock would be wrong: a worker that was itself stopped has not lost its master."""
+_UNLEASED = f"no message from the master for {LEASE_TICKS} s"
 _FRAME_EVERY_S = 1.0
 _LOG_TAIL = 2000
 
 
 class ShardHost:
-    """One share at a time. `send` takes encoded messages to the conductor, `on_ended` each request
-    that ended."""
+    """Runs a single share at a time. `send` sends encoded messages to the control process;
+    `on_ended` receives each ended request."""
 
     def __init__(self, send: Callable[[bytes], None], on_ended: Callable[[Ended], None]) -> None:
         self._send, self._on_ended = send, on_ended
-        self._work: _Work | None = None
+        self._share: _Share | None = None
         self.n_bad = 0
 
     def take(self, data: object) -> None:
-        """A message of the conductor's."""
+        """Handles a message of the control process."""
         try:
-            message = read_down(data)
-        except Bad:
+            message = messages.read_down(data)
+        except messages.Bad:
             self.n_bad += 1
             return
-        work = self._work
-        if isinstance(message, Ping):
-            self._say(Pong(message.run, message.sent_ns, time.monotonic_ns()))
-        elif isinstance(message, Assign):
+        share = self._share
+        if isinstance(message, messages.Ping):
+            self._send_message(messages.Pong(message.run, message.sent_ns, time.monotonic_ns()))
+        elif isinstance(message, messages.Assign):
             self.drop()
-            self._work = _Work(message, self._say, self._on_ended)
-            self._work.feed(message)
-        elif work is None or message.run != work.run:
+            self._share = _Share(message, self._send_message, self._on_ended)
+            self._share.feed(message)
+        elif share is None or message.run != share.run:
             return
-        elif isinstance(message, LoadPiece):
-            work.feed(message)
-        elif isinstance(message, Go):
-            work.go(message.epoch_ns)
-        elif isinstance(message, Lease):
-            work.lease()
-        elif isinstance(message, Got):
-            work.got(message.k)
-        elif isinstance(message, StopShard):
-            work.stop(message.reason, message.drain_s)
-        elif isinstance(message, Release):
+        elif isinstance(message, messages.LoadPiece):
+            share.feed(message)
+        elif isinstance(message, messages.Go):
+            share.go(message.epoch_ns)
+        elif isinstance(message, messages.Lease):
+            share.lease()
+        elif isinstance(message, messages.Got):
+            share.got(message.k)
+        elif isinstance(message, messages.StopShard):
+            share.stop(message.reason, message.drain_s)
+        elif isinstance(message, messages.Release):
             self.drop()
 
     @property
     def is_busy(self) -> bool:
-        return self._work is not None
+        return self._share is not None
 
     def drop(self) -> None:
-        """End the generating process, if there is one, and forget its rows."""
-        if self._work is not None:
-            self._work.close()
-            self._work = None
+        """Ends the load process, if any, and drops its rows."""
+        if self._share is not None:
+            self._share.close()
+            self._share = None
 
-    def _say(self, message: Up) -> None:
-        self._send(encode(message))
+    def _send_message(self, message: messages.Up) -> None:
+        self._send(messages.encode(message))
 
 
-class _Work:
-    """One generating process and what it has told so far."""
+class _Share:
+    """A load process and the state of its share."""
 
     def __init__(
-        self, assign: Assign, say: Callable[[Up], None], on_ended: Callable[[Ended], None]
+        self,
+        assign: messages.Assign,
+        send: Callable[[messages.Up], None],
+        on_ended: Callable[[Ended], None],
     ) -> None:
-        self.run, self._shard, self._say, self._on_ended = assign.run, assign.shard, say, on_ended
-        self._tally = FrameBuilder(assign.run, assign.shard, assign.promises)
+        self.run, self._shard, self._send, self._on_ended = assign.run, assign.shard, send, on_ended
+        self._frames = FrameBuilder(assign.run, assign.shard, assign.slos)
         self._folder = Path(tempfile.mkdtemp(prefix="slobench-shard-"))
         self._log = self._folder / "log"
         self._sha256, self._is_going, self._is_done = "", False, False
         self._ticks_left, self._broken = LEASE_TICKS, ""
-        self._upload = Upload([])
+        self._upload = messages.Upload([])
         with self._log.open("wb") as log:
             self._process = Popen(
                 [sys.executable, "-P", "-m", "loadgen.web.load_process", str(self._folder)],
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=log,
-                process_group=0,  # Ctrl-C is the worker's to interpret
+                process_group=0,  # the worker handles Ctrl-C
             )
         self._outgoing: gevent.queue.Queue[bytes | None] = gevent.queue.Queue()
         self._greenlets = [
             gevent.spawn(self._write), gevent.spawn(self._read), gevent.spawn(self._tick)
         ]  # fmt: skip
 
-    def feed(self, message: Assign | LoadPiece) -> None:
-        data = encode(message)
+    def feed(self, message: messages.Assign | messages.LoadPiece) -> None:
+        data = messages.encode(message)
         self._outgoing.put(len(data).to_bytes(4, "big") + data)
 
     def go(self, epoch_ns: int) -> None:
@@ -147,19 +130,20 @@ class _Work:
 
     def got(self, k: int) -> None:
         for part in self._upload.got(k):
-            self._say(part)
+            self._send(part)
 
     def close(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process.pid, signal.SIGKILL)
         current = gevent.getcurrent()
-        gevent.killall([one for one in self._greenlets if one is not current], block=False)
+        others = [greenlet for greenlet in self._greenlets if greenlet is not current]
+        gevent.killall(others, block=False)
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _write(self) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # its death is noticed by `_read`
+        with contextlib.suppress(OSError):  # `_read` notices its death
             for data in self._outgoing:
                 self._process.stdin.write(data)
                 self._process.stdin.flush()
@@ -167,47 +151,49 @@ class _Work:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self._heard(json.loads(line))
+            self._handle(json.loads(line))
         if not self._is_done:
-            self._say(Died(self.run, self._shard, self._last_words()))
+            self._send(messages.Died(self.run, self._shard, self._last_words()))
 
-    def _heard(self, said: dict[str, Any]) -> None:
-        kind = said["kind"]
+    def _handle(self, line: dict[str, Any]) -> None:
+        kind = line["kind"]
         if kind == "task":
-            self._sha256 = said["sha256"]
+            self._sha256 = line["sha256"]
         elif kind == "refused":
             self._is_done = True
-            self._say(ShareRefused(self.run, self._shard, said["reason"][:_LOG_TAIL]))
+            self._send(messages.ShareRefused(self.run, self._shard, line["reason"][:_LOG_TAIL]))
         elif kind == "ready":
             host = socket.gethostname()
-            self._say(ShareReady(self.run, self._shard, self._sha256, host, version("slobench")))
+            self._send(
+                messages.ShareReady(self.run, self._shard, self._sha256, host, version("slobench"))
+            )
         elif kind == "beat":
-            for ended in self._tally.take(said):
+            for ended in self._frames.take(line):
                 self._on_ended(ended)
         elif kind == "done":
-            self._finish(said["instrument"])
+            self._finish(line["instrument"])
 
     def _finish(self, instrument: dict[str, Any]) -> None:
-        """The last frame, then the rows, as the generating process wrote them. A share that was cut
-        short here is no whole one, though all its rows say how they ended."""
+        """Sends the last frame, then the rows as the load process wrote them. A share that was cut
+        short here is reported as broken, although all its rows have a status."""
         self._is_done = True
         instrument = instrument | {"broken": instrument["broken"] or self._broken}
-        self._say(self._tally.frame())
+        self._send(self._frames.frame())
         data = (self._folder / f"shard-{self._shard}.npz").read_bytes()
-        parts = pieces(self.run, self._shard, data)
-        shutil.rmtree(self._folder, ignore_errors=True)  # a kill during the upload leaves none
+        parts = messages.pieces(self.run, self._shard, data)
+        shutil.rmtree(self._folder, ignore_errors=True)  # a kill during the upload leaves nothing
         digest = hashlib.sha256(data).hexdigest()
-        self._say(Done(self.run, self._shard, len(parts), digest, instrument))
-        self._upload = Upload(parts)
+        self._send(messages.Done(self.run, self._shard, len(parts), digest, instrument))
+        self._upload = messages.Upload(parts)
         for part in self._upload.begin():
-            self._say(part)
+            self._send(part)
 
     def _tick(self) -> None:
         while not self._is_done:
             gevent.sleep(_FRAME_EVERY_S)
             if self._is_done or not self._is_going:
                 continue
-            self._say(self._tally.frame())
+            self._send(self._frames.frame())
             self._ticks_left -= 1
             if self._ticks_left == 0:
                 self._broken = _UNLEASED
@@ -216,5 +202,5 @@ class _Work:
     def _last_words(self) -> str:
         code = self._process.wait()
         log = self._log.read_text(errors="replace").strip()
-        last = log.splitlines()[-1] if log else "nothing in its log"
-        return f"exit status {code}; {last}"[:_LOG_TAIL]
+        last_line = log.splitlines()[-1] if log else "its log is empty"
+        return f"exit status {code}; {last_line}"[:_LOG_TAIL]

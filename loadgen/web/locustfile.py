@@ -1,4 +1,4 @@
-"""The locustfile that slobench brings: `locust -f $(slobench locustfile)`, or `slobench web`."""
+"""The packaged locustfile: `locust -f $(slobench locustfile)`, or `slobench web`."""
 
 from loadgen.web.locust_events import IdleUser, OpenLoop, listen
 

@@ -1,6 +1,7 @@
-"""The line between Locust's process and the conductor beside it: length, then MessagePack.
+"""The pipe between Locust's process and the control process: a length, then MessagePack.
 
-Both ends are of this machine and this version; what workers said travels inside unread.
+Both ends are on this machine and of this version. The workers' messages travel inside without being
+decoded.
 """
 
 from __future__ import annotations
@@ -12,56 +13,56 @@ from typing import Any
 import msgspec
 
 ENDING = frozenset((signal.SIGINT, signal.SIGTERM))
-"""Signals that end a run; the conductor is started with them held back, and takes them itself."""
+"""Signals that end a run. The control process starts with them blocked and unblocks them itself."""
 
 
 class Begin(msgspec.Struct, frozen=True, tag=True):
-    """What the form, or the command line, asked for, and who is there to do it."""
+    """Starts a run: the values of the start form or the command line, and the workers."""
 
-    asked: dict[str, Any]
+    form: dict[str, Any]
     workers: list[str]
 
 
 class FromWorker(msgspec.Struct, frozen=True, tag=True):
-    """What a worker said."""
+    """A message of a worker."""
 
     worker: str
     data: bytes
 
 
 class Gone(msgspec.Struct, frozen=True, tag=True):
-    """Nothing is heard of a worker."""
+    """The master receives nothing from a worker."""
 
     worker: str
 
 
 class Back(msgspec.Struct, frozen=True, tag=True):
-    """Something is heard of it again."""
+    """A silent worker sends again."""
 
     worker: str
 
 
 class ToWorker(msgspec.Struct, frozen=True, tag=True):
-    """To be passed on."""
+    """A message to relay to a worker."""
 
     worker: str
     data: bytes
 
 
 class LiveUpdate(msgspec.Struct, frozen=True, tag=True):
-    """The run as of now (`live_status.LiveStatus.look`)."""
+    """The present state of the run (`frames.LiveStatus.snapshot`)."""
 
     facts: dict[str, Any]
 
 
 class Note(msgspec.Struct, frozen=True, tag=True):
-    """A line for people."""
+    """A line for the user."""
 
     text: str
 
 
 class RunEnded(msgspec.Struct, frozen=True, tag=True):
-    """The conductor's last words."""
+    """The result of the run; the last message of the control process."""
 
     exit_code: int
     directory: str = ""
@@ -70,43 +71,43 @@ class RunEnded(msgspec.Struct, frozen=True, tag=True):
     error: str = ""
 
 
-ToConductor = Begin | FromWorker | Gone | Back
+ToControl = Begin | FromWorker | Gone | Back
 ToMaster = ToWorker | LiveUpdate | Note | RunEnded
-_TO_CONDUCTOR = msgspec.msgpack.Decoder(ToConductor)
+_TO_CONTROL = msgspec.msgpack.Decoder(ToControl)
 _TO_MASTER = msgspec.msgpack.Decoder(ToMaster)
 _HEAD = 4
 
 
-def pack(message: ToConductor | ToMaster) -> bytes:
+def pack(message: ToControl | ToMaster) -> bytes:
     data = msgspec.msgpack.encode(message)
     return len(data).to_bytes(_HEAD, "big") + data
 
 
 class Unpacker:
-    """Bytes as they come, in; whole messages out."""
+    """Splits received bytes into whole messages."""
 
     def __init__(self, *, for_master: bool) -> None:
-        self._decoder: msgspec.msgpack.Decoder[Any] = _TO_MASTER if for_master else _TO_CONDUCTOR
+        self._decoder: msgspec.msgpack.Decoder[Any] = _TO_MASTER if for_master else _TO_CONTROL
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[Any]:
         self._buffer += data
-        found = []
+        messages = []
         while len(self._buffer) >= _HEAD:
             end = _HEAD + int.from_bytes(self._buffer[:_HEAD], "big")
             if len(self._buffer) < end:
                 break
-            found.append(self._decoder.decode(self._buffer[_HEAD:end]))
+            messages.append(self._decoder.decode(self._buffer[_HEAD:end]))
             del self._buffer[:end]
-        return found
+        return messages
 
 
 class RelayPipe:
-    """The conductor's end, with plain sockets."""
+    """The control process's end, on a plain socket."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket, self._unpacker = end, Unpacker(for_master=False)
-        self._waiting: list[ToConductor] = []
+        self._waiting: list[ToControl] = []
         self.is_open = True
 
     def send(self, message: ToMaster) -> None:
@@ -117,8 +118,8 @@ class RelayPipe:
             except OSError:
                 self.is_open = False
 
-    def receive(self, wait_s: float) -> list[ToConductor]:
-        """What has come, after waiting for something at most `wait_s`."""
+    def receive(self, wait_s: float) -> list[ToControl]:
+        """The received messages, after a wait of at most `wait_s` for the first."""
         if not self.is_open:
             return []
         self._socket.settimeout(max(wait_s, 1e-3))

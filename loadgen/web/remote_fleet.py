@@ -1,4 +1,4 @@
-"""A fleet of Locust's workers: the shell around the controller, in the conductor's process."""
+"""The fleet of Locust's workers: the shell around Controller, in the control process."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from typing import Any
 
 from loadgen.drive.live_histogram import LiveCounts
 from loadgen.drive.shards import CutShort, OnBeat, Outcome, RemoteWorkers
-from loadgen.manifest import LiveQuantiles
+from loadgen.manifest.sections import LiveQuantiles
+from loadgen.manifest.self_report import SelfReport
 from loadgen.run.shard_tasks import Job
-from loadgen.self_report import SelfReport
 from loadgen.web.assignment import assignments
 from loadgen.web.control_messages import Bad, Frame, encode, read_up
-from loadgen.web.live_status import LiveStatus, merged, quantiles
+from loadgen.web.live_frames import LiveStatus, merged, quantiles
 from loadgen.web.relay_pipe import Back, FromWorker, Gone, LiveUpdate, Note, RelayPipe, ToWorker
 from loadgen.web.run_protocol import Controller, Policy, Send
 from loadgen.web.validate import check_part, read_self_report
 
-_TELL_EVERY_S = 1.0
+_UPDATE_EVERY_S = 1.0
 _POLL_S = 0.1
 
 
 class RemoteFleet:
-    """`workers` take one share each; `line` leads to them; what they counted is kept in `logs`."""
+    """`workers` take one share each; `line` connects to them; their histograms are stored in
+    `logs`."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class RemoteFleet:
         self._max_skew_s, self._on_loss = max_skew_s, on_loss
         self._job: Job | None = None
         self._controller: Controller | None = None
-        self._heard: dict[int, tuple[int, dict[str, LiveCounts]]] = {}
+        self._last_frames: dict[int, tuple[int, dict[str, LiveCounts]]] = {}
         self._cut_short: CutShort | None = None
         self._silent = set[int]()
         self._reports: dict[int, SelfReport] = {}  # by shard
@@ -49,14 +50,14 @@ class RemoteFleet:
 
     def __exit__(self, *exc: object) -> None:
         if self._controller is not None:
-            self._pass_on(self._controller.release())
+            self._send(self._controller.release())
 
     @property
     def pids(self) -> None:
         return None
 
     def hand_over(self, job: Job) -> None:
-        """Kept for `run`: the workers are given their shares in one go with the start."""
+        """Stores the job for `run`: the workers receive their shares at the start."""
         self._job = job
 
     def run(
@@ -67,19 +68,19 @@ class RemoteFleet:
         limit_s: float,
         on_death: Callable[[int], None],
     ) -> Outcome:
-        """As `Shards.run`. Raises RunInvalid or UsageError where the workers cannot begin."""
-        assert self._job is not None, "there is nothing to run"
+        """See `Shards.run`. Raises RunInvalid or UsageError if the workers cannot begin."""
+        assert self._job is not None, "hand_over comes first"
         job = self._job
-        given = assignments(job, len(self._workers))
+        shares = assignments(job, len(self._workers))
         controller = self._controller = Controller(
-            job.run_name, self._workers, given, self._max_skew_s, self._on_loss
+            job.run_name, self._workers, shares, self._max_skew_s, self._on_loss
         )
         live = LiveStatus(job.plan.schedule, job.scenario.horizon_s)
-        self._pass_on(controller.start(time.monotonic_ns()))
-        started, told_s, told_dead = False, 0.0, set[int]()
+        self._send(controller.start(time.monotonic_ns()))
+        started, updated_s, reported_dead = False, 0.0, set[int]()
         limit_at_s = float("inf")
         while controller.phase != "over":
-            self._hear(controller)
+            self._receive(controller)
             if controller.phase == "running" and not started:
                 started = True
                 on_start(controller.epoch_ns)
@@ -87,77 +88,76 @@ class RemoteFleet:
             if started:
                 on_idle()
                 self._beat(controller, on_beat)
-                self._watch_losses(controller, told_dead, on_death)
+                self._report_losses(controller, reported_dead, on_death)
             if time.monotonic() > limit_at_s or not self._line.is_open:
-                break  # over a line that is closed nobody comes back
-            if started and time.monotonic() >= told_s + _TELL_EVERY_S:
-                told_s = time.monotonic()
-                self._line.send(LiveUpdate(live.look(controller.shards)))
+                break  # no worker can come back over a closed line
+            if started and time.monotonic() >= updated_s + _UPDATE_EVERY_S:
+                updated_s = time.monotonic()
+                self._line.send(LiveUpdate(live.snapshot(controller.shards)))
         self._beat(controller, on_beat)
-        self._look_at_rows(controller, job)
-        self._line.send(LiveUpdate(live.look(controller.shards, is_over=True)))
+        self._check_rows(controller, job)
+        self._line.send(LiveUpdate(live.snapshot(controller.shards, is_over=True)))
         frames = [shard.frame for shard in controller.shards if shard.frame is not None]
-        self._keep_histograms(frames)
+        self._write_histograms(frames)
         return self._outcome(controller, job, quantiles(frames))
 
     def stop(self, reason: str, drain_s: float) -> None:
-        assert self._controller is not None, "a run that was not begun is not stopped"
-        self._pass_on(self._controller.stop(reason, drain_s))
+        assert self._controller is not None, "only a started run can be stopped"
+        self._send(self._controller.stop(reason, drain_s))
 
-    def _hear(self, controller: Controller) -> None:
-        for one in self._line.receive(_POLL_S):
+    def _receive(self, controller: Controller) -> None:
+        for event in self._line.receive(_POLL_S):
             now_ns = time.monotonic_ns()
-            if isinstance(one, FromWorker):
+            if isinstance(event, FromWorker):
                 try:
-                    message = read_up(one.data)
+                    message = read_up(event.data)
                 except Bad as problem:
                     controller.n_bad += 1
-                    self._line.send(Note(f"worker {one.worker}: unreadable message: {problem}"))
+                    self._line.send(Note(f"worker {event.worker}: unreadable message: {problem}"))
                     continue
-                self._pass_on(controller.take(one.worker, message, now_ns))
-            elif isinstance(one, Gone):
-                controller.gone(one.worker, now_ns)
-            elif isinstance(one, Back):
-                controller.back(one.worker)
+                self._send(controller.take(event.worker, message, now_ns))
+            elif isinstance(event, Gone):
+                controller.gone(event.worker, now_ns)
+            elif isinstance(event, Back):
+                controller.back(event.worker)
         if not self._line.is_open:
             for worker in self._workers:
                 controller.gone(worker, time.monotonic_ns())
-        self._pass_on(controller.tick(time.monotonic_ns()))
+        self._send(controller.tick(time.monotonic_ns()))
 
-    def _watch_losses(
-        self, controller: Controller, told: set[int], on_death: Callable[[int], None]
+    def _report_losses(
+        self, controller: Controller, reported: set[int], on_death: Callable[[int], None]
     ) -> None:
         for shard in controller.shards:
-            who = f"worker {shard.worker} (shard {shard.number})"
-            if shard.state == "died" and shard.number not in told:
-                told.add(shard.number)
+            worker = f"worker {shard.worker} (share {shard.number})"
+            if shard.state == "died" and shard.number not in reported:
+                reported.add(shard.number)
                 on_death(shard.number)
             elif shard.state == "lost" and shard.number not in self._silent:
                 self._silent.add(shard.number)
-                said = f"{who} is silent: its requests are lost unless it comes back"
-                self._line.send(Note(said))
+                note = f"{worker} is silent: its requests are lost unless it comes back"
+                self._line.send(Note(note))
             elif shard.state == "running" and shard.number in self._silent:
                 self._silent.discard(shard.number)
-                self._line.send(Note(f"{who} is back"))
+                self._line.send(Note(f"{worker} is back"))
         if (lost := controller.must_abort) is not None and self._cut_short is None:
-            reason = f"shard {lost.number} was lost (--on-worker-loss abort)"
+            reason = f"worker {lost.worker} was lost (--on-worker-loss abort)"
             self._cut_short = CutShort(reason, time.monotonic_ns())
-            self._pass_on(controller.stop(reason, 0.0))
+            self._send(controller.stop(reason, 0.0))
 
     def _beat(self, controller: Controller, on_beat: OnBeat) -> None:
-        """Each new frame as the beat that a process of this machine would have sent."""
+        """Passes each new frame on as the beat that a local process would have sent."""
         for shard in controller.shards:
             frame = shard.frame
-            seq, before = self._heard.get(shard.number, (0, merged([])))
+            seq, before = self._last_frames.get(shard.number, (0, merged([])))
             if frame is None or frame.seq == seq:
                 continue
             counts = merged([frame])
-            self._heard[shard.number] = frame.seq, counts
+            self._last_frames[shard.number] = frame.seq, counts
             on_beat(shard.number, _beat_of(frame, counts, before))
 
-    def _look_at_rows(self, controller: Controller, job: Job) -> None:
-        """A shard whose rows, or what it measured of itself, cannot be used has died; the others'
-        are used."""
+    def _check_rows(self, controller: Controller, job: Job) -> None:
+        """Marks as died each shard whose rows or self-report cannot be used; the others count."""
         shares = job.shares(len(self._workers))
         for shard, share in zip(controller.shards, shares, strict=True):
             if shard.state != "done":
@@ -170,8 +170,9 @@ class RemoteFleet:
             except Bad as problem:
                 shard.state, shard.note = "died", str(problem)
 
-    def _keep_histograms(self, frames: Sequence[Frame]) -> None:
-        """Of the last frames, as any HdrHistogram library reads them, and all of them in one."""
+    def _write_histograms(self, frames: Sequence[Frame]) -> None:
+        """Writes the last frames' histograms, each and merged, in a form that any HdrHistogram
+        library reads."""
         told = {
             "unit": "µs",
             "merged": {metric: one.encode().decode() for metric, one in merged(frames).items()},
@@ -197,7 +198,7 @@ class RemoteFleet:
         remote = RemoteWorkers(controller.n_bad, controller.worker_sections(), live)
         return Outcome(controller.epoch_ns, reports, dead, remote, self._cut_short)
 
-    def _pass_on(self, sends: Sequence[Send]) -> None:
+    def _send(self, sends: Sequence[Send]) -> None:
         for send in sends:
             self._line.send(ToWorker(send.worker, encode(send.message)))
 

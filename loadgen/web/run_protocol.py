@@ -1,12 +1,12 @@
-"""The conduct of one distributed run: who does which share, when all start, who is lost.
+"""The protocol of a distributed run: shares, the common start, lost workers.
 
-    meeting    ping × 8, for the difference of the clocks
-    assigning  shares go out; each worker answers with the fingerprint of what it understood
-    running    one epoch for all, in each worker's own clock; frames come in; leases go out
-    over       every shard's rows are here, or it died, or it is given up
+    meeting    ping × 8, to measure the difference of the clocks
+    assigning  shares go out; each worker returns the fingerprint of its share
+    running    a common epoch, on each worker's own clock; frames come in; leases go out
+    over       every shard has sent its rows, died, or been given up
 
-A pure state machine: messages and instants go in, messages come out. Until `go` any trouble ends
-the run before its first request; after it, a shard that is lost is told and the others go on.
+A pure state machine: messages and times go in, messages come out. Before `go`, any failure ends the
+run before its first request; after it, the other shards go on and the run reports the lost shard.
 """
 
 from __future__ import annotations
@@ -17,27 +17,10 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from loadgen.errors import RunInvalid, UsageError
-from loadgen.manifest import FrameCounts, WorkerSection
+from loadgen.manifest.sections import FrameCounts, WorkerSection
+from loadgen.web import control_messages as messages
 from loadgen.web.assignment import Assignment
-from loadgen.web.control_messages import (
-    Bad,
-    Died,
-    Done,
-    Down,
-    Frame,
-    Go,
-    Got,
-    Lease,
-    LoadPiece,
-    PieceAssembler,
-    Ping,
-    Pong,
-    Release,
-    ShareReady,
-    ShareRefused,
-    StopShard,
-    Up,
-)
+from loadgen.web.control_messages import Bad, Frame, PieceAssembler
 from loadgen.web.validate import check_frame
 
 N_PINGS = 8
@@ -45,7 +28,7 @@ MEETING_S = 20.0
 READY_S = 60.0
 LEASE_EVERY_S = 1.0
 PATIENCE_S = 5.0
-"""How long a lost shard is waited for when all others are over."""
+"""Time to wait for a lost shard when all others are over."""
 _LEAD_S = 0.4  # and some round trips, from GO to the first request
 State = Literal["waiting", "ready", "running", "done", "died", "lost"]
 Policy = Literal["continue", "abort"]
@@ -56,12 +39,13 @@ class Send(NamedTuple):
     """A message for a worker."""
 
     worker: str
-    message: Down
+    message: messages.Down
 
 
 @dataclass(frozen=True)
 class Skew:
-    """A worker's monotonic clock minus the conductor's, known to within ± half of `rtt_ns`."""
+    """A worker's monotonic clock minus the control process's, with an uncertainty of ± `rtt_ns` /
+    2."""
 
     offset_ns: int
     rtt_ns: int
@@ -73,7 +57,7 @@ class Skew:
 
 @dataclass
 class RemoteShard:
-    """What is known of one share and the worker that has it."""
+    """The state of a share and its worker."""
 
     number: int
     worker: str
@@ -86,7 +70,7 @@ class RemoteShard:
     note: str = ""
     lost_at_ns: int | None = None
     heard_ns: int = 0
-    done: Done | None = None
+    done: messages.Done | None = None
     rows: PieceAssembler | None = None
 
     part: bytes = b""
@@ -98,12 +82,13 @@ class RemoteShard:
 
 @dataclass
 class Controller:
-    """`workers` in the order of their shares. `max_skew_s` is the most by which the starts may be
-    apart. Instants are nanoseconds of the conductor's monotonic clock."""
+    """Controls a run. `workers` are in the order of their shares; `max_skew_s` is the largest
+    allowed difference between the starts. Times are nanoseconds of the control process's monotonic
+    clock."""
 
     run: str
     workers: Sequence[str]
-    given: Sequence[Assignment]
+    assignments: Sequence[Assignment]
     max_skew_s: float = 0.05
     on_loss: Policy = "continue"
     phase: Literal["meeting", "assigning", "running", "over"] = "meeting"
@@ -116,95 +101,97 @@ class Controller:
     _lease_ns: int = 0
 
     def __post_init__(self) -> None:
-        for number, (worker, given) in enumerate(zip(self.workers, self.given, strict=True)):
-            shard = RemoteShard(number, worker, given.n_requests)
+        pairs = zip(self.workers, self.assignments, strict=True)
+        for number, (worker, assignment) in enumerate(pairs):
+            shard = RemoteShard(number, worker, assignment.n_requests)
             self.shards.append(shard)
             self._by_worker[worker] = shard
 
     def start(self, now_ns: int) -> list[Send]:
         self._deadline_ns = now_ns + round(MEETING_S * 1e9)
-        return [Send(worker, Ping(self.run, now_ns)) for worker in self.workers]
+        return [Send(worker, messages.Ping(self.run, now_ns)) for worker in self.workers]
 
-    def take(self, worker: str, message: Up, now_ns: int) -> list[Send]:
-        """A message of a worker's. One of another run, or of a worker without a share, means
-        nothing. Raises RunInvalid or UsageError where the run cannot start."""
+    def take(self, worker: str, message: messages.Up, now_ns: int) -> list[Send]:
+        """Handles a message of a worker. Messages of another run, or of a worker without a share,
+        are ignored. Raises RunInvalid or UsageError if the run cannot start."""
         shard = self._by_worker.get(worker)
         if shard is None or message.run != self.run:
             return []
-        if not isinstance(message, Pong) and message.shard != shard.number:
+        if not isinstance(message, messages.Pong) and message.shard != shard.number:
             self.n_bad += 1
             return []
         shard.heard_ns = now_ns
         if shard.state == "lost":
-            self._found_again(shard)
+            self._recover(shard)
         if shard.is_over:
             return []
-        if isinstance(message, Pong):
-            return self._met(shard, message, now_ns)
-        if isinstance(message, ShareRefused):
-            self._withdraw(shard, message.reason, UsageError)
-        elif isinstance(message, ShareReady):
-            return self._readied(shard, message, now_ns)
+        if isinstance(message, messages.Pong):
+            return self._on_pong(shard, message, now_ns)
+        if isinstance(message, messages.ShareRefused):
+            self._abort_start(shard, message.reason, UsageError)
+        elif isinstance(message, messages.ShareReady):
+            return self._on_ready(shard, message, now_ns)
         elif isinstance(message, Frame):
-            self._counted(shard, message)
-        elif isinstance(message, Done):
-            return self._done(shard, message, now_ns)
-        elif isinstance(message, LoadPiece):
-            return self._piece(shard, message, now_ns)
-        elif isinstance(message, Died):
-            self._withdraw(shard, message.words, RunInvalid)
+            self._on_frame(shard, message)
+        elif isinstance(message, messages.Done):
+            return self._on_done(shard, message, now_ns)
+        elif isinstance(message, messages.LoadPiece):
+            return self._on_piece(shard, message, now_ns)
+        elif isinstance(message, messages.Died):
+            self._abort_start(shard, message.words, RunInvalid)
             shard.state, shard.note = "died", message.words
-        self._look_whether_over(now_ns)
+        self._end_if_over(now_ns)
         return []
 
     def gone(self, worker: str, now_ns: int) -> None:
-        """Nothing is heard of a worker any more."""
+        """Records that a worker is silent."""
         self._gone.add(worker)
         shard = self._by_worker.get(worker)
         if shard is None or shard.is_over or shard.state == "lost":
             return
-        self._withdraw(shard, "its worker is gone", RunInvalid)
+        self._abort_start(shard, "its connection is lost", RunInvalid)
         self._lose(shard, now_ns)
 
     def back(self, worker: str) -> None:
         self._gone.discard(worker)
 
     def tick(self, now_ns: int) -> list[Send]:
-        """What time alone brings: leases, and patience that ends. Raises RunInvalid when the run
-        could not start in time."""
+        """Handles the passage of time: leases and timeouts. Raises RunInvalid if the run does not
+        start in time."""
         if self.phase in ("meeting", "assigning") and now_ns > self._deadline_ns:
             slow = next(shard for shard in self.shards if self._is_awaited(shard))
-            what = "did not answer" if self.phase == "meeting" else "was not ready"
-            raise RunInvalid(f"worker {slow.worker} {what} in time; nothing was sent")
-        self._lose_the_silent(now_ns)
-        self._look_whether_over(now_ns)
+            problem = "did not answer" if self.phase == "meeting" else "was not ready"
+            raise RunInvalid(f"worker {slow.worker} {problem} in time; nothing was sent")
+        self._lose_silent_shards(now_ns)
+        self._end_if_over(now_ns)
         if self.phase != "running" or now_ns < self._lease_ns:
             return []
         self._lease_ns = now_ns + round(LEASE_EVERY_S * 1e9)
-        return [Send(shard.worker, Lease(self.run)) for shard in self._running()]
+        return [Send(shard.worker, messages.Lease(self.run)) for shard in self._running()]
 
     def stop(self, reason: str, drain_s: float) -> list[Send]:
         if self.phase != "running":
             return []
         return [
-            Send(s.worker, StopShard(self.run, drain_s, reason[:2000])) for s in self._running()
+            Send(s.worker, messages.StopShard(self.run, drain_s, reason[:2000]))
+            for s in self._running()
         ]
 
     def release(self) -> list[Send]:
-        """What ends the run for everybody, however it went."""
-        return [Send(worker, Release(self.run)) for worker in self.workers]
+        """The messages that end the run on every worker."""
+        return [Send(worker, messages.Release(self.run)) for worker in self.workers]
 
     @property
     def must_abort(self) -> RemoteShard | None:
-        """The lost shard that ends the run, where losing one does."""
+        """The lost shard that ends the run under `--on-worker-loss abort`; else None."""
         if self.on_loss != ABORT:
             return None
         return next((s for s in self.shards if s.state in ("lost", "died")), None)
 
     @property
     def dead(self) -> dict[int, str]:
-        """The shards whose rows are not here, and why."""
-        return {s.number: s.note or "it never ended" for s in self.shards if s.state != "done"}
+        """The shards without rows, and the reason for each."""
+        return {s.number: s.note or "it did not end" for s in self.shards if s.state != "done"}
 
     def worker_sections(self) -> tuple[WorkerSection, ...]:
         """The workers, as the manifest records them."""
@@ -222,42 +209,42 @@ class Controller:
             for shard in self.shards
         )
 
-    def _met(self, shard: RemoteShard, pong: Pong, now_ns: int) -> list[Send]:
+    def _on_pong(self, shard: RemoteShard, pong: messages.Pong, now_ns: int) -> list[Send]:
         rtt_ns = now_ns - pong.sent_ns
         if shard.skew is None or rtt_ns < shard.skew.rtt_ns:
             middle_ns = pong.sent_ns + rtt_ns // 2
             shard.skew = Skew(pong.monotonic_ns - middle_ns, rtt_ns)
         shard.n_pongs += 1
         if shard.n_pongs < N_PINGS:
-            return [Send(shard.worker, Ping(self.run, now_ns))]
+            return [Send(shard.worker, messages.Ping(self.run, now_ns))]
         if self.phase != "meeting" or any(s.n_pongs < N_PINGS for s in self.shards):
             return []
-        for one in self.shards:
-            assert one.skew is not None, "a shard that answered has a skew"
-            if one.skew.bound_s > self.max_skew_s:
+        for each in self.shards:
+            assert each.skew is not None, "a shard that answered has a skew"
+            if each.skew.bound_s > self.max_skew_s:
                 raise RunInvalid(
-                    f"worker {one.worker}: its clock is known to ± {one.skew.bound_s * 1e3:.0f} ms "
-                    f"only, so the shards would not start together (limit "
-                    f"{self.max_skew_s * 1e3:.0f} ms: --max-skew); nothing was sent"
+                    f"worker {each.worker}: its clock is known to ± {1e3 * each.skew.bound_s:.0f} "
+                    f"ms only, limit {1e3 * self.max_skew_s:.0f} ms (--max-skew): the workers "
+                    "would not start together; nothing was sent"
                 )
         self.phase = "assigning"
         self._deadline_ns = now_ns + round(READY_S * 1e9)
         return list(self._shares())
 
     def _shares(self) -> Iterator[Send]:
-        for worker, given in zip(self.workers, self.given, strict=True):
-            yield Send(worker, given.assign)
-            yield from (Send(worker, piece) for piece in given.rows)
+        for worker, assignment in zip(self.workers, self.assignments, strict=True):
+            yield Send(worker, assignment.assign)
+            yield from (Send(worker, piece) for piece in assignment.rows)
 
-    def _readied(self, shard: RemoteShard, ready: ShareReady, now_ns: int) -> list[Send]:
+    def _on_ready(self, shard: RemoteShard, ready: messages.ShareReady, now_ns: int) -> list[Send]:
         if self.phase != "assigning" or shard.state != "waiting":
-            return []  # said twice
-        expected = self.given[shard.number].sha256
+            return []  # repeated
+        expected = self.assignments[shard.number].sha256
         if ready.sha256 != expected:
             raise RunInvalid(
-                f"worker {shard.worker} (slobench {ready.slobench}) understands its share "
-                f"otherwise: SHA-256 {ready.sha256[:12]}…, expected {expected[:12]}…; its code or "
-                "its files differ from ours; nothing was sent"
+                f"worker {shard.worker} (slobench {ready.slobench}) would send other requests: "
+                f"SHA-256 {ready.sha256[:12]}…, expected {expected[:12]}…; its code or its files "
+                "differ from the master's; nothing was sent"
             )
         shard.state, shard.host = "ready", ready.host
         if any(s.state != "ready" for s in self.shards):
@@ -265,37 +252,40 @@ class Controller:
         slowest_ns = max(s.skew.rtt_ns for s in self.shards if s.skew)
         self.epoch_ns = now_ns + round(_LEAD_S * 1e9) + 4 * slowest_ns
         self.phase, self._lease_ns = "running", now_ns
-        for one in self.shards:
-            one.state = "running"
+        for each in self.shards:
+            each.state = "running"
+        offsets_ns = [(s.worker, s.skew.offset_ns if s.skew else 0) for s in self.shards]
         return [
-            Send(s.worker, Go(self.run, self.epoch_ns + (s.skew.offset_ns if s.skew else 0)))
-            for s in self.shards
+            Send(worker, messages.Go(self.run, self.epoch_ns + offset_ns))
+            for worker, offset_ns in offsets_ns
         ]
 
-    def _counted(self, shard: RemoteShard, frame: Frame) -> None:
+    def _on_frame(self, shard: RemoteShard, frame: Frame) -> None:
         if shard.frame is not None and frame.seq <= shard.frame.seq:
             return
         try:
             check_frame(frame, shard.n_requests)
         except Bad as problem:
             self.n_bad += 1
-            shard.note = f"a frame of it is not used: {problem}"
+            shard.note = f"a frame was rejected: {problem}"
         else:
             shard.frame = frame
 
-    def _piece(self, shard: RemoteShard, piece: LoadPiece, now_ns: int) -> list[Send]:
-        """A part of the rows; it may come before the `done` that says how many there are."""
+    def _on_piece(self, shard: RemoteShard, piece: messages.LoadPiece, now_ns: int) -> list[Send]:
+        """Adds a piece of the rows; it may arrive before the `done` with the number of pieces."""
         try:
             if shard.rows is None:
                 shard.rows = PieceAssembler(piece.n)
             shard.rows.add(piece)
         except Bad:
             self.n_bad += 1
-        return self._collected(shard, now_ns) or [Send(shard.worker, Got(self.run, piece.k))]
+        return self._finish_if_complete(shard, now_ns) or [
+            Send(shard.worker, messages.Got(self.run, piece.k))
+        ]
 
-    def _done(self, shard: RemoteShard, done: Done, now_ns: int) -> list[Send]:
+    def _on_done(self, shard: RemoteShard, done: messages.Done, now_ns: int) -> list[Send]:
         if shard.done is not None:
-            return []  # said twice
+            return []  # repeated
         shard.done = done
         try:
             if shard.rows is None or shard.rows.n != done.n_pieces:
@@ -303,10 +293,10 @@ class Controller:
         except Bad as problem:
             self.n_bad += 1
             shard.state, shard.note = "died", str(problem)
-        return self._collected(shard, now_ns)
+        return self._finish_if_complete(shard, now_ns)
 
-    def _collected(self, shard: RemoteShard, now_ns: int) -> list[Send]:
-        """The end of a shard whose rows are all here, or never will be."""
+    def _finish_if_complete(self, shard: RemoteShard, now_ns: int) -> list[Send]:
+        """Ends a shard whose rows have all arrived or never will."""
         if shard.state != "died":
             if shard.done is None or shard.rows is None or not shard.rows.is_whole:
                 return []
@@ -314,32 +304,33 @@ class Controller:
             if hashlib.sha256(shard.part).hexdigest() == shard.done.sha256:
                 shard.state, shard.note = "done", ""
             else:
-                shard.state, shard.note = "died", "its rows arrived damaged"
+                shard.state, shard.note = "died", "its rows were damaged on the way"
         shard.rows = None
-        self._look_whether_over(now_ns)
-        return [Send(shard.worker, Release(self.run))]
+        self._end_if_over(now_ns)
+        return [Send(shard.worker, messages.Release(self.run))]
 
     def _lose(self, shard: RemoteShard, since_ns: int) -> None:
         shard.state, shard.lost_at_ns = "lost", since_ns
-        shard.note = "nothing is heard of its worker"
+        shard.note = "its worker is silent"
 
-    def _lose_the_silent(self, now_ns: int) -> None:
-        """A worker that is gone may still be heard, of what was on its way; not for long."""
+    def _lose_silent_shards(self, now_ns: int) -> None:
+        """Marks as lost the shards of workers that have been silent for PATIENCE_S; messages
+        already on the way may still arrive before that."""
         patience_ns = round(PATIENCE_S * 1e9)
         for shard in self.shards:
             is_gone = shard.state == "running" and shard.worker in self._gone
             if is_gone and now_ns > shard.heard_ns + patience_ns:
                 self._lose(shard, shard.heard_ns)
 
-    def _found_again(self, shard: RemoteShard) -> None:
+    def _recover(self, shard: RemoteShard) -> None:
         shard.state, shard.lost_at_ns, shard.note = "running", None, ""
 
-    def _withdraw(
-        self, shard: RemoteShard, why: str, kind: type[RunInvalid] | type[UsageError]
+    def _abort_start(
+        self, shard: RemoteShard, reason: str, error: type[RunInvalid] | type[UsageError]
     ) -> None:
-        """Before the start, whatever befalls a shard ends the run."""
+        """Before the start, the failure of any shard ends the run."""
         if self.phase in ("meeting", "assigning"):
-            raise kind(f"worker {shard.worker}: {why}; nothing was sent")
+            raise error(f"worker {shard.worker}: {reason}; nothing was sent")
 
     def _running(self) -> list[RemoteShard]:
         return [s for s in self.shards if not s.is_over]
@@ -347,7 +338,7 @@ class Controller:
     def _is_awaited(self, shard: RemoteShard) -> bool:
         return shard.n_pongs < N_PINGS if self.phase == "meeting" else shard.state != "ready"
 
-    def _look_whether_over(self, now_ns: int) -> None:
+    def _end_if_over(self, now_ns: int) -> None:
         if self.phase != "running":
             return
         waiting = [s for s in self.shards if not s.is_over]

@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from loadgen.errors import TraceFileError
-from loadgen.measure.statistics.arrival_stats import describe_arrivals
+from loadgen.measure.statistics.time_series import describe_arrivals
 from loadgen.units import write_duration, write_rate
 from loadgen.workload.fit_arrivals import ArrivalFit, dispersion, fit_arrivals, rounded
 from loadgen.workload.lengths import LENGTHS, Lengths, TokenCounts

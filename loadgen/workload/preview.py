@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.slo import Slo, own_slo
-from loadgen.measure.statistics.arrival_stats import describe_arrivals
-from loadgen.measure.statistics.stats import least_n
+from loadgen.measure.statistics.proportions import least_n
+from loadgen.measure.statistics.time_series import describe_arrivals
 from loadgen.records import OWN_SLO, Edges, Phase, Schedule
 from loadgen.workload.arrivals import total_rate_per_s
 from loadgen.workload.dialogue import Context

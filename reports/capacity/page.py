@@ -1,4 +1,4 @@
-"""A capacity search on one HTML page that needs nothing but a browser."""
+"""Page of a capacity search."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ def render(
     about: Mapping[str, str],
     cache_dir: Path | None = None,
 ) -> str:
-    """The page. `about` says what was searched; `cache_dir` keeps the plotting bundle."""
+    """The page. `about`: scenario, target, SLOs and command of the search; `cache_dir` caches the
+    plotting bundle."""
     drawn = figures(answer, posterior)
     return render_page(
         "capacity.html.j2",

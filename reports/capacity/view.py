@@ -1,4 +1,4 @@
-"""A capacity search in words: the answer, a row per probe, and the probes as CSV."""
+"""Result of a capacity search: sentences, a row per probe, and the probes as CSV."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING
 
 from loadgen.measure.capacity.capacity_probe import UNUSABLE, Probe
 from loadgen.measure.capacity.capacity_result import Capacity
-from loadgen.measure.statistics.stats import Interval, wilson
+from loadgen.measure.statistics.intervals import Interval
+from loadgen.measure.statistics.proportions import wilson
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-HEAD = ("probe", "load", "window", "due", "kept", "interval", "goodput", "how it ended")
+HEAD = ("probe", "load", "window", "due", "SLO met", "confidence interval", "goodput", "result")
 _STYLES = {"found": "bold green", "misses": "bold red"}
 
 
 def attainment_interval(probe: Probe, answer: Capacity) -> Interval:
-    """The share that kept its promises, with Wilson's interval of as many independent requests as
-    the probe's are worth."""
+    """SLO attainment with Wilson's interval, for the effective number of independent requests."""
     if not probe.n_due:
         return Interval(float("nan"))
-    worth = max(1, round(probe.n_due / (answer.design_effect or 1.0)))
-    found = wilson(round(probe.attainment * worth), worth, answer.confidence)
-    low, high = found.low or 0.0, 1.0 if found.high is None else found.high
+    n = max(1, round(probe.n_due / (answer.design_effect or 1.0)))
+    interval = wilson(round(probe.attainment * n), n, answer.confidence)
+    low, high = interval.low or 0.0, 1.0 if interval.high is None else interval.high
     return Interval(probe.attainment, min(low, probe.attainment), max(high, probe.attainment))
 
 
@@ -34,53 +34,57 @@ def heading(answer: Capacity) -> str:
 
 
 def lines(answer: Capacity) -> list[str]:
-    """What stands below it."""
+    """The lines below the heading."""
     share = f"{100 * answer.attainment:g} %"
-    return [f"the highest load at which at least {share} keep their promises", answer.sureness()]
+    return [
+        f"the highest load at which at least {share} of requests meet the SLO",
+        answer.sureness(),
+    ]
 
 
 def next_steps(answer: Capacity) -> list[str]:
-    """What follows from the answer, for whoever has only its page."""
+    """The steps that follow from the answer."""
     if answer.client_limit is not None:
         return [
-            "The client could not send more: give it a machine of its own or more processes"
-            " (--workers), and search again; slobench doctor says what this machine can send."
+            "The load generator could not send more: use a machine for it alone or more workers"
+            " (--workers), and search again; slobench doctor measures how much this machine can"
+            " send."
         ]
     if answer.outcome == "misses":
         return [
-            "Open the page of the lowest probe: it says which promise broke and what the slowest"
-            " requests waited for. Then ask for less: --between, or an easier promise."
+            "Open the page of the lowest probe: it shows which SLO was missed and why the slowest"
+            " requests waited. Then search at lower loads (--between), or relax the SLO."
         ]
     if answer.outcome == "found" and answer.low is not None:
-        told = (
-            f"Plan with the lower end, {answer.low:.4g} {answer.unit}: up to there the promises"
-            f" are kept with {100 * answer.confidence:g} % confidence."
+        step = (
+            f"Plan with the lower bound, {answer.low:.4g} {answer.unit}: up to this load the SLO is"
+            f" met, with {100 * answer.confidence:g} % confidence."
         )
-        broken = [p for p in answer.probes if p.is_usable and p.n_due
+        missed = [p for p in answer.probes if p.is_usable and p.n_due
                   and p.attainment < answer.attainment]  # fmt: skip
-        if broken:
-            first = min(broken, key=lambda probe: probe.level)
-            told += (
-                f" What breaks first beyond it is on the page of probe {first.name}, at"
-                f" {first.level:.4g} {answer.unit}."
+        if missed:
+            first = min(missed, key=lambda probe: probe.level)
+            step += (
+                f" The page of probe {first.name}, at {first.level:.4g} {answer.unit}, shows what"
+                " fails first above it."
             )
-        return [told]
-    return ["Search longer (a larger --budget), with --resume: what is known is kept."]
+        return [step]
+    return ["Search longer (a larger --budget) with --resume, which reuses all probes so far."]
 
 
 def row(probe: Probe, answer: Capacity) -> tuple[str, ...]:
     """The cells of one probe, in the order of `HEAD`."""
-    found = attainment_interval(probe, answer)
-    ends = "–"
-    if found.low is not None and found.high is not None:
-        ends = f"[{100 * found.low:.1f}, {100 * found.high:.1f}]"
+    share = attainment_interval(probe, answer)
+    interval = "–"
+    if share.low is not None and share.high is not None:
+        interval = f"[{100 * share.low:.1f}, {100 * share.high:.1f}]"
     return (
         probe.name or "–",
         f"{probe.level:.4g} {answer.unit}",
         f"{probe.measured_s:.0f} s",
         str(probe.n_due),
         f"{100 * probe.attainment:.1f} %" if probe.n_due else "–",
-        ends,
+        interval,
         f"{probe.goodput_per_s:.3g}/s",
         probe.grade,
     )
@@ -99,28 +103,25 @@ def table(answer: Capacity) -> Group:
         grid.add_row(*map(Text, row(probe, answer)))
     title = Text(heading(answer), style=_STYLES.get(answer.outcome, "bold yellow"))
     below = [Text(f"  {line}", overflow="fold") for line in lines(answer)]
-    doubts = [p for p in answer.probes if p.grade in UNUSABLE]
-    notes = [
-        Text(f"note: probe {p.name} says nothing of the server: {p.why}", overflow="fold")
-        for p in doubts
-    ]
+    unusable = [p for p in answer.probes if p.grade in UNUSABLE]
+    notes = [Text(f"note: probe {p.name} is not used: {p.why}", overflow="fold") for p in unusable]
     return Group(title, *below, *([grid] if answer.probes else []), *notes)
 
 
 def csv_text(answer: Capacity) -> str:
-    """A line per probe, in the order they were made; shares as numbers, times in seconds."""
-    written = io.StringIO()
-    writer = csv.writer(written, lineterminator="\n")
+    """A line per probe, in the order of measurement; shares as numbers, times in seconds."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
         ("probe", "level", "unit", "warmup_s", "measured_s", "spent_s", "due", "met", "attainment",
          "low", "high", "goodput_per_s", "grade")
     )  # fmt: skip
     for probe in answer.probes:
-        found = attainment_interval(probe, answer)
+        share = attainment_interval(probe, answer)
         writer.writerow(
             (probe.name, f"{probe.level:.9g}", answer.unit, f"{probe.warmup_s:.6g}",
              f"{probe.measured_s:.6g}", f"{probe.spent_s:.6g}", probe.n_due, probe.n_met,
-             f"{found.value:.6g}", f"{found.low or 0.0:.6g}", f"{found.high or 0.0:.6g}",
+             f"{share.value:.6g}", f"{share.low or 0.0:.6g}", f"{share.high or 0.0:.6g}",
              f"{probe.goodput_per_s:.6g}", probe.grade)
         )  # fmt: skip
-    return written.getvalue()
+    return text.getvalue()

@@ -1,90 +1,110 @@
-"""The figures of a comparison: the change along the percentiles, and both distributions."""
+"""Figures of a comparison: the change at every percentile, and both distributions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from loadgen.measure.catalog import METRICS
-from reports.charts import BLUE, GREY, ORANGE, TAIL_LABEL, TAIL_TICKS, Spec, standalone, time_unit
-from reports.run.frames import Record
+from loadgen.measure.comparison.judgement import Options, judge
+from loadgen.measure.comparison.measures import Measure, Measured
+from reports.charts import (
+    BLUE,
+    GREY,
+    ORANGE,
+    Record,
+    Spec,
+    axis,
+    bounds,
+    figure,
+    hues,
+    layer,
+    number,
+    tail_axis,
+    tail_position,
+    time_unit,
+)
+
+COMPARED_METRICS = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
+N_QUANTILES, N_POINTS = 25, 300
+
+
+def shifts(
+    name: str, a: Sequence[Measured], b: Sequence[Measured], options: Options
+) -> list[Record]:
+    """B / A − 1 at each percentile with its confidence interval over the runs, up to the last
+    percentile with ten samples beyond it in each run. Flat records: tail, quantile, change, low,
+    high (None without an interval)."""
+    metric = METRICS[name]
+    n = min((len(m.ordered(metric)) for m in (*a, *b)), default=0)
+    if n < 20:
+        return []
+    records = []
+    for tail in np.linspace(0.0, tail_position(1 - 10 / n), N_QUANTILES).tolist():
+        quantile = max(1 - 10**-tail, 0.01)
+        percentile = Measure(f"p{100 * quantile:g}({metric.slo})", metric, "p", quantile)
+        in_a, in_b = (np.array([m.value(percentile) for m in side]) for side in (a, b))
+        _, row = judge(percentile, (in_a, in_b), None, replace(options, noise={}))
+        numbers = {"change": row.change, "low": row.low, "high": row.high}
+        records.append({"tail": tail, "quantile": quantile, **numbers})
+    return records
+
+
+def ecdf(name: str, a: Sequence[Measured], b: Sequence[Measured]) -> list[Record]:
+    """Value and the share of samples at or below it, all runs of a side together."""
+    records: list[Record] = []
+    for side, runs in (("A", a), ("B", b)):
+        pooled = np.sort(np.concatenate([m.ordered(METRICS[name]) for m in runs]))
+        if not len(pooled):
+            return []
+        ranks = np.unique(np.linspace(1, len(pooled), N_POINTS).round().astype(int))
+        records += [
+            {"side": side, "value": float(pooled[k - 1]), "share": k / len(pooled)}
+            for k in ranks.tolist()
+        ]
+    return records
 
 
 def shift_chart(metric: str, records: Sequence[Record], margin: float) -> Spec:
-    """B against A in per cent at every percentile, with its band and the margin."""
-    last = max(max(r["tail"] for r in records), 1.0)
-    x = {
-        "field": "tail",
-        "type": "quantitative",
-        "title": "percentile",
-        "scale": {"domain": [0, last], "nice": False},
-        "axis": {"values": [t for t in TAIL_TICKS if t <= last + 1e-9], "labelExpr": TAIL_LABEL},
-    }
+    """Change from A to B in per cent at every percentile, with its band and the margin."""
+    last = max(1.0, *(r["tail"] for r in records))
+    x = tail_axis(last)
     y = {"type": "quantitative", "title": "B against A", "axis": {"format": "+.0%"}}
-    number = {"type": "quantitative", "format": "+.2%"}
+    low, high = {**y, "field": "low"}, {"field": "high"}
     tooltip = [
-        {"field": "quantile", "type": "quantitative", "format": ".4~%", "title": "at"},
-        {"field": "change", "title": "change", **number},
-        {"field": "low", "title": "from", **number},
-        {"field": "high", "title": "to", **number},
+        number("quantile", "percentile", ".4~%"),
+        number("change", "change", "+.2%"),
+        *bounds("+.2%"),
     ]
-    zero = [{"y": 0.0}]
-    band = [{"low": -margin, "high": margin, "from": 0, "to": last}]
+    margins = [{"low": -margin, "high": margin, "from": 0, "to": last}]
     layers = [
-        {
-            "data": {"values": band},
-            "mark": {"type": "rect", "color": GREY, "opacity": 0.18},
-            "encoding": {"y": {**y, "field": "low"}, "y2": {"field": "high"}},
-        },
-        {
-            "data": {"values": zero},
-            "mark": {"type": "rule", "color": GREY},
-            "encoding": {"y": {**y, "field": "y"}},
-        },
-        {
-            "transform": [{"filter": "isValid(datum.high)"}],
-            "mark": {"type": "area", "opacity": 0.2, "color": ORANGE},
-            "encoding": {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}},
-        },
-        {
-            "mark": {"type": "line", "color": ORANGE, "point": {"size": 18}},
-            "encoding": {"x": x, "y": {**y, "field": "change"}, "tooltip": tooltip},
-        },
-    ]
-    title = f"{METRICS[metric].title}: how far B is from A at every percentile"
-    spec = {"height": 210, "width": "container", "data": {"values": list(records)}, "layer": layers}
-    return standalone(spec, title)
+        layer({"type": "rect", "color": GREY, "opacity": 0.18}, {"y": low, "y2": high}, margins),
+        layer({"type": "rule", "color": GREY}, {"y": {**y, "field": "y"}}, [{"y": 0.0}]),
+        layer({"type": "area", "opacity": 0.2, "color": ORANGE}, {"x": x, "y": low, "y2": high},
+              where="isValid(datum.high)"),
+        layer({"type": "line", "color": ORANGE, "point": {"size": 18}},
+              {"x": x, "y": {**y, "field": "change"}, "tooltip": tooltip}),
+    ]  # fmt: skip
+    title = f"{METRICS[metric].title}: change from A to B at every percentile"
+    return figure(title, records, height=210, layer=layers)
 
 
 def ecdf_chart(metric: str, records: Sequence[Record]) -> Spec:
-    """Both sides' distributions on one axis."""
+    """The distributions of both sides on one axis."""
     unit, per_s = time_unit(max(r["value"] for r in records))
-    rows = [{**r, "value": r["value"] * per_s} for r in records]
-    color = {
-        "field": "side",
-        "type": "nominal",
-        "scale": {"domain": ["A", "B"], "range": [BLUE, ORANGE]},
-        "legend": {"title": None, "orient": "top"},
-    }
-    spec = {
-        "height": 210,
-        "width": "container",
-        "data": {"values": rows},
-        "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 2},
-        "encoding": {
-            "x": {
-                "field": "value",
-                "type": "quantitative",
-                "title": unit,
-                "scale": {"zero": False},
-            },
-            "y": {
-                "field": "share",
-                "type": "quantitative",
-                "title": "answers at or below",
-                "axis": {"format": ".0%"},
-            },
+    color = hues("side", ["A", "B"], [BLUE, ORANGE])
+    dash = {**color, "scale": {"domain": ["A", "B"], "range": [[1, 0], [6, 2]]}}
+    return figure(
+        f"{METRICS[metric].title}: both distributions, in {unit}",
+        [{**r, "value": r["value"] * per_s} for r in records],
+        height=210,
+        mark={"type": "line", "interpolate": "step-after", "strokeWidth": 2},
+        encoding={
+            "x": axis("value", unit, scale={"zero": False}),
+            "y": axis("share", "answers at or below", axis={"format": ".0%"}),
             "color": color,
-            "strokeDash": {**color, "scale": {"domain": ["A", "B"], "range": [[1, 0], [6, 2]]}},
+            "strokeDash": dash,
         },
-    }
-    return standalone(spec, f"{METRICS[metric].title}: both distributions, in {unit}")
+    )

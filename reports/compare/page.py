@@ -1,4 +1,4 @@
-"""A comparison on one HTML page that needs nothing but a browser."""
+"""Page of a comparison."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from loadgen.measure.comparison.judgement import Options
 from loadgen.measure.comparison.measures import Measured
 from reports.charts import Spec
 from reports.compare import view
-from reports.compare.charts import ecdf_chart, shift_chart
-from reports.compare.curves import COMPARED_METRICS, ecdf, shifts
+from reports.compare.charts import COMPARED_METRICS, ecdf, ecdf_chart, shift_chart, shifts
 from reports.page import render_page
 
 _TONES = {"better": "met", "same": "met", "worse": "missed", "invalid": "invalid"}
@@ -25,10 +24,10 @@ def figures(a: Sequence[Measured], b: Sequence[Measured], options: Options) -> d
     drawn: dict[str, Spec] = {}
     for name in COMPARED_METRICS:
         word = name.removesuffix("_s")
-        moved, spread = shifts(name, a, b, options), ecdf(name, a, b)
-        if moved:
+        change, spread = shifts(name, a, b, options), ecdf(name, a, b)
+        if change:
             margin = options.margins.get("", _DRAWN_MARGIN)
-            drawn[f"shift-{word}"] = shift_chart(name, moved, margin)
+            drawn[f"shift-{word}"] = shift_chart(name, change, margin)
         if spread:
             drawn[f"ecdf-{word}"] = ecdf_chart(name, spread)
     return drawn
@@ -41,7 +40,7 @@ def render(
     options: Options,
     cache_dir: Path | None = None,
 ) -> str:
-    """The page. `cache_dir` keeps the plotting bundle, which takes seconds to make."""
+    """The page. `cache_dir` caches the plotting bundle, which takes seconds to make."""
     drawn = figures(a, b, options)
     return render_page(
         "compare.html.j2",
@@ -54,7 +53,7 @@ def render(
         lines=view.lines(comparison),
         steps=view.next_steps(comparison),
         head=view.HEAD,
-        rows=[(view.row(one), one.how) for one in comparison.measures],
+        rows=[(view.row(measure), measure.how) for measure in comparison.measures],
         command=shlex.join(
             ["slobench", "compare", *(",".join(side) for side in (comparison.a, comparison.b))]
         ),

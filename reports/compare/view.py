@@ -1,4 +1,4 @@
-"""A comparison in words: the verdict, a row per measure, and what was changed between the sides."""
+"""Tables and sentences of a comparison: verdict, a row per measure, changed settings, noise."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
 
-MARKS = {"better": "▲ better", "same": "= same", "worse": "▼ worse", "inconclusive": "? open"}
+MARKS = {"better": "▲ better", "same": "= same", "worse": "▼ worse", "inconclusive": "? uncertain"}
 _STYLES = {"better": "bold green", "same": "bold green", "worse": "bold red"}
-HEAD = ("measure", "A", "B", "change", "interval", "verdict", "p (Holm)", "needs")
+HEAD = ("measure", "A", "B", "change", "interval", "verdict", "p (Holm)", "runs needed")
 _SENTENCES = {
     "worse": "B is worse than A.",
     "better": "B is better than A.",
-    "same": "B is the same as A, to within the margins.",
-    "inconclusive": "These runs cannot tell.",
-    "invalid": "A side has no run that can be trusted.",
+    "same": "B and A are the same within the margins.",
+    "inconclusive": "The runs are too few or too noisy for a verdict.",
+    "invalid": "One side has no valid run.",
 }
 
 
@@ -33,102 +33,103 @@ def sentence(comparison: Comparison) -> str:
 
 
 def lines(comparison: Comparison) -> list[str]:
-    """What the verdict rests on: the deciding measures that got worse or better, or are open."""
-    deciding = [one for one in comparison.measures if one.is_gated]
-    telling = [one for one in deciding if one.verdict == comparison.verdict]
-    if comparison.verdict == "same":
-        return [f"Inside the margins: {', '.join(one.measure for one in telling)}."] * bool(telling)
+    """The measures behind the verdict, with their changes."""
+    deciding = [m for m in comparison.measures if m.is_gated and m.verdict == comparison.verdict]
+    if comparison.verdict == "same" and deciding:
+        return [f"Inside the margins: {', '.join(m.measure for m in deciding)}."]
     return [
-        f"{one.measure}: {format_value(one.a, one.unit)} → {format_value(one.b, one.unit)},"
-        f" {change(one.change, one.unit)} {interval(one)}"
-        for one in telling
+        f"{m.measure}: {format_value(m.a, m.unit)} → {format_value(m.b, m.unit)},"
+        f" {change(m.change, m.unit)} {interval(m)}"
+        for m in deciding
     ]
 
 
 def next_steps(comparison: Comparison) -> list[str]:
-    """What to do about the verdict."""
+    """The steps that follow from the verdict."""
     if comparison.verdict == "invalid":
-        return ["The notes above say why no run can be trusted; mend that and measure again."]
+        return ["Fix the cause of the invalid runs (see the notes above) and measure again."]
     if comparison.verdict in ("worse", "better"):
         n = len(comparison.changes)
         return [
-            f"What was changed stands below ({n} {'key' if n == 1 else 'keys'})."
+            f"{n} {'setting differs' if n == 1 else 'settings differ'} between A and B; see below."
             if n
-            else "Nothing that a run records was changed between the sides: look at the machine,"
-            " or at what the labels of the target do not say."
+            else "No recorded setting differs between A and B: check the machine, and changes to"
+            " the server that its labels do not record."
         ]
-    open_ones = [o for o in comparison.measures if o.is_gated and o.verdict == "inconclusive"]
-    known = [one for one in open_ones if one.runs_needed is not None]
-    if not open_ones:
+    uncertain = [m for m in comparison.measures if m.is_gated and m.verdict == "inconclusive"]
+    if not uncertain:
         return []
-    if not known:
-        return ["Measure three or more runs of each side, in turns: one a side tells nothing."]
-    most = max(known, key=lambda one: one.runs_needed or 0)
-    return [f"Measure more runs of each side, in turns: {most.measure} needs {needs(most)}."]
+    if all(m.runs_needed is None for m in uncertain):
+        return [
+            "Measure three or more runs per side, in turns: one run per side does not show the"
+            " variation between runs."
+        ]
+    most = max(uncertain, key=lambda m: m.runs_needed or 0)
+    return [f"Measure more runs per side, in turns: {most.measure} needs {needs(most)}."]
 
 
 def sides_line(comparison: Comparison) -> str:
-    """How many runs stand on each side and how they belong together."""
+    """Number of runs per side, their pairing and the confidence level."""
     pairing = {
-        "one schedule": "all on one schedule",
-        "by schedule": "compared within equal schedules",
-        "none": "on schedules of their own (unpaired)",
+        "one schedule": "all with one schedule",
+        "by schedule": "paired by seed",
+        "none": "unpaired (different schedules)",
     }[comparison.pairing]
     n_a, n_b = len(comparison.a), len(comparison.b)
-    ends = f"each end of an interval at {comparison.confidence:.0%}"
-    return f"A: {_runs(n_a)}, B: {_runs(n_b)}, {pairing}; {ends}"
+    level = f"{comparison.confidence:.0%} confidence per bound"
+    return f"A: {_runs(n_a)}, B: {_runs(n_b)}, {pairing}; {level}"
 
 
 def _runs(n: int) -> str:
     return f"{n} run" if n == 1 else f"{n} runs"
 
 
-def row(one: ComparedMeasure) -> tuple[str, ...]:
-    """The cells of one measure, in the order of `HEAD`."""
+def row(measure: ComparedMeasure) -> tuple[str, ...]:
+    """The cells of measure measure, in the order of `HEAD`."""
     return (
-        one.measure if one.is_gated else f"({one.measure})",
-        format_value(one.a, one.unit),
-        format_value(one.b, one.unit),
-        change(one.change, one.unit),
-        interval(one),
-        MARKS[one.verdict],
-        chance(one.p_adjusted),
-        needs(one),
+        measure.measure if measure.is_gated else f"({measure.measure})",
+        format_value(measure.a, measure.unit),
+        format_value(measure.b, measure.unit),
+        change(measure.change, measure.unit),
+        interval(measure),
+        MARKS[measure.verdict],
+        chance(measure.p_adjusted),
+        needs(measure),
     )
 
 
 def change(value: float | None, unit: str) -> str:
-    """`+5.2 %`, or `+0.3 points` of a share."""
+    """`+5.2 %`, or `+0.3 points` for a share."""
     if value is None or math.isnan(value):
         return "–"
     return f"{_signed(value)} {'points' if unit == 'share' else '%'}"
 
 
 def chance(p: float) -> str:
-    """A p-value, `<0.001` where three digits would say never; `–` where there is none."""
+    """A p-value; `<0.001` where three digits would show 0; `–` for NaN."""
     if math.isnan(p):
         return "–"
     return "<0.001" if p < 0.0005 else f"{p:.3f}"
 
 
-def interval(one: ComparedMeasure) -> str:
-    if one.low is None or one.high is None:
+def interval(measure: ComparedMeasure) -> str:
+    if measure.low is None or measure.high is None:
         return "[…]"
-    return f"[{_signed(one.low)}, {_signed(one.high)}]"
+    return f"[{_signed(measure.low)}, {_signed(measure.high)}]"
 
 
 def _signed(share: float) -> str:
-    """In hundredths, with its sign: `+5.2`."""
+    """In per cent, with its sign: `+5.2`."""
     digits = format_number(float(f"{abs(100 * share):.2g}"))
     return f"{'-' if share < 0 else '+'}{digits}"
 
 
-def needs(one: ComparedMeasure) -> str:
-    """The runs a side that find a change as large as the margin (or as asked for)."""
-    if one.runs_needed is None:
+def needs(measure: ComparedMeasure) -> str:
+    """Runs per side that detect a change as large as the margin (or as `--effect`)."""
+    if measure.runs_needed is None:
         return "–"
-    unit = "points" if one.unit == "share" else "%"
-    return f"{format_count(one.runs_needed)} for {100 * one.effect:.2g} {unit}"
+    unit = "points" if measure.unit == "share" else "%"
+    return f"{format_count(measure.runs_needed)} for {100 * measure.effect:.2g} {unit}"
 
 
 def table(comparison: Comparison) -> Group:
@@ -141,10 +142,10 @@ def table(comparison: Comparison) -> Group:
     parts: list[Text | Table] = [title, Text(f"  {sides_line(comparison)}")]
     if comparison.measures:
         rows = grid(*HEAD)
-        for one in comparison.measures:
-            rows.add_row(*map(Text, row(one)))
+        for measure in comparison.measures:
+            rows.add_row(*map(Text, row(measure)))
         parts.append(rows)
-        parts.append(Text("  (in brackets: shown, but not part of the verdict)"))
+        parts.append(Text("  (measures in parentheses do not count towards the verdict)"))
     parts += [Text(line, overflow="fold") for line in changed_lines(comparison)]
     parts += [Text(f"note: {note}", overflow="fold") for note in comparison.notes]
     return Group(*parts)
@@ -153,7 +154,7 @@ def table(comparison: Comparison) -> Group:
 def changed_lines(comparison: Comparison) -> list[str]:
     """`changed target.labels.version: 0.9 → 0.10`, one line per key."""
     if not comparison.changes:
-        return ["changed: no configuration key that a run records"]
+        return ["changed: no recorded setting"]
     return [
         f"changed {c.key}: {'nothing' if c.a is None else c.a} → "
         f"{'nothing' if c.b is None else c.b}"
@@ -164,40 +165,40 @@ def changed_lines(comparison: Comparison) -> list[str]:
 def noise_rows(
     noise: Mapping[str, Noise], units: Mapping[str, str], effect: float, alpha: float
 ) -> list[dict[str, Any]]:
-    """Per measure: what equal runs differ by, the smallest change that 3, 5 and 10 runs a side find
-    with 90 % power, and the runs needed for `effect`."""
+    """Per measure: the variation between equal runs, the smallest change that 3, 5 and 10 runs per
+    side detect with 90 % power, and the runs needed for `effect`."""
     rows = []
-    for text, found in noise.items():
+    for text, spread in noise.items():
         is_share = units[text] == "share"
-        asked = effect if is_share else math.log1p(effect)
-        finds = {n: smallest_effect(found, n, alpha, POWER) for n in (3, 5, 10)}
+        effect_size = effect if is_share else math.log1p(effect)
+        finds = {n: smallest_effect(spread, n, alpha, POWER) for n in (3, 5, 10)}
         rows.append(
             {
                 "measure": text,
                 "unit": units[text],
-                "sd": found.sd,
-                "n_runs": round(found.df + 1),
+                "sd": spread.sd,
+                "n_runs": round(spread.df + 1),
                 "finds": {n: e if is_share else math.expm1(min(e, 50)) for n, e in finds.items()},
-                "runs_needed": runs_needed(found, asked, alpha, POWER),
+                "runs_needed": runs_needed(spread, effect_size, alpha, POWER),
             }
         )
     return rows
 
 
 def noise_table(rows: Sequence[Mapping[str, Any]], effect: float) -> Table:
-    """The noise floor for people."""
-    heads = ("measure", "equal runs differ", "3 runs find", "5 find", "10 find")
+    """The noise floor, from `noise_rows`."""
+    heads = ("measure", "sd between runs", "3 runs detect", "5 detect", "10 detect")
     table = grid(*heads, f"runs for {100 * effect:.3g}")
-    for one in rows:
-        word = "points" if one["unit"] == "share" else "%"
-        finds = [f"{format_number(100 * one['finds'][n])} {word}" for n in (3, 5, 10)]
-        needed = "–" if one["runs_needed"] is None else format_count(one["runs_needed"])
-        table.add_row(one["measure"], f"{100 * one['sd']:.2g} {word}", *finds, needed)
+    for noise_row in rows:
+        word = "points" if noise_row["unit"] == "share" else "%"
+        finds = [f"{format_number(100 * noise_row['finds'][n])} {word}" for n in (3, 5, 10)]
+        needed = "–" if noise_row["runs_needed"] is None else format_count(noise_row["runs_needed"])
+        table.add_row(noise_row["measure"], f"{100 * noise_row['sd']:.2g} {word}", *finds, needed)
     return table
 
 
 def grid(first: str, *columns: str) -> Table:
-    """An empty table without lines; the first column is text, the others are figures."""
+    """An empty table without lines: a column for text, the others for numbers."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))

@@ -1,4 +1,4 @@
-"""Batching modes side by side on one HTML page that needs nothing but a browser."""
+"""Page of a comparison of batching modes."""
 
 from __future__ import annotations
 
@@ -24,30 +24,29 @@ from reports.redaction import redact
 _CAPTIONS = {
     "goodput": (
         "Goodput over the offered rate",
-        "Requests per second that kept all their promises. Dotted: all that were offered. Bands: "
-        "the interval over the seeds.",
+        "Requests per second that met all their SLOs. Dotted: the offered rate. Bands: confidence "
+        "interval over the seeds.",
     ),
     "difference": (
-        "What a mode gains",
-        "Goodput beyond the first mode, seed by seed on the same requests; bands: the interval of "
-        "these paired differences. Where a band leaves out zero, the modes differ.",
+        "Gain in goodput over the first mode",
+        "Goodput minus that of the first mode, for the same seed and requests. Bands: confidence "
+        "interval of these paired differences. Where a band excludes zero, the modes differ.",
     ),
     "latencies": (
         "Latencies by mode",
-        "Each dot is a percentile over all requests of a class, failures counted as infinite, with "
-        "its interval. ∞: so many requests failed, or were never answered, that there is none.",
+        "Each dot is a percentile over all requests of a class with its confidence interval; "
+        "failures count as infinite. ∞: so many requests failed that the percentile is infinite.",
     ),
     "kept": (
-        "Who is kept, mode by mode",
-        "The share of due requests that kept every promise made to them, by class, and by the "
-        "offered rate where rates were varied.",
+        "SLO attainment by mode",
+        "The share of due requests that met all their SLOs, by class, and by offered rate where "
+        "rates were varied.",
     ),
 }
 
 
 def render(facts: Mapping[str, Any], cache_dir: Path | None = None) -> str:
-    """The page of a comparison's facts (modes.json). `cache_dir` keeps the plotting bundle, which
-    takes seconds to make."""
+    """The page of modes.json. `cache_dir` caches the plotting bundle."""
     drawn = figures(facts)
     has_classes = any(row["class"] for row in facts["rows"])
     return render_page(
@@ -100,11 +99,8 @@ def _how(facts: Mapping[str, Any]) -> str:
     level = f"{100 * facts['confidence']:g} %"
     if len(facts["seeds"]) > 1:
         return (
-            f"Means over {len(facts['seeds'])} seeds, ± half of the {level} interval (Student's "
-            "t); a percentile is computed in each run and then averaged. Failures count as "
-            "infinite, and – is a value that does not exist or is infinite."
+            f"Means over {len(facts['seeds'])} seeds, ± half of the {level} confidence interval "
+            "(Student's t); a percentile is computed in each run and then averaged. Failures count "
+            "as infinite. –: no value, or infinite."
         )
-    return (
-        "Of a single run per mode. Failures count as infinite, and – is a value that does not "
-        "exist or is infinite."
-    )
+    return "One run per mode. Failures count as infinite. –: no value, or infinite."

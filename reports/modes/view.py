@@ -1,4 +1,4 @@
-"""Batching modes side by side, as words and cells: the page and the terminal show the same ones."""
+"""Tables and sentences of a comparison of batching modes, shared by the page and the terminal."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COLUMNS: tuple[tuple[str, str, Unit], ...] = (
     ("ITL p50", "itl_p50", "s"),
     ("ITL p99", "itl_p99", "s"),
     ("goodput", "goodput", "per_s"),
-    ("met", "attainment", "share"),
+    ("SLO met", "attainment", "share"),
     ("tokens/s", "output_tokens_per_s", "per_s"),
 )
 ALL = "all"
@@ -30,10 +30,11 @@ _MOST_REASONS = 3
 _MOST_RATES = 5  # in one table
 
 Row = Mapping[str, Any]
+SIMULATED = "simulated (cost model): good for ranking, not for absolute numbers"
 
 
 def tables(facts: Mapping[str, Any]) -> Group:
-    """The comparison for a terminal of 100 columns."""
+    """The comparison in a terminal of 100 columns."""
     parts: list[RenderableType] = [Text(heading(facts), style="bold")]
     if facts["rates_per_s"] is None:
         parts.append(_numbers(facts))
@@ -51,7 +52,7 @@ def tables(facts: Mapping[str, Any]) -> Group:
 
 
 def heading(facts: Mapping[str, Any]) -> str:
-    """What was compared, in one line."""
+    """Scenario, target, settings and seeds, in one line."""
     seeds = facts["seeds"]
     over = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]}-{seeds[-1]}"
     where = "simulated" if facts["target"] == "sim" else "on the bundled engine"
@@ -60,58 +61,60 @@ def heading(facts: Mapping[str, Any]) -> str:
 
 
 def notes(facts: Mapping[str, Any]) -> list[str]:
-    """What the reader must know before believing a number."""
-    said = []
+    """Warnings on how far the numbers can be trusted."""
+    texts = []
     if facts["n_done"] < facts["n_cells"]:
-        said.append(f"only {facts['n_done']} of {facts['n_cells']} cells are done")
+        texts.append(f"only {facts['n_done']} of {facts['n_cells']} cells are finished")
     if facts["n_untrusted"]:
-        said.append(
-            f"{facts['n_untrusted']} runs cannot be trusted; their reports say why (reasons in "
-            "modes.json)"
+        texts.append(
+            f"{facts['n_untrusted']} runs cannot be trusted; see their reports, or the reasons in "
+            "modes.json"
         )
     if facts["target"] == "sim":
-        said.append("simulated: steps cost what the cost model says; compare, do not quote")
-    return said
+        texts.append(SIMULATED)
+    return texts
 
 
 def lead(facts: Mapping[str, Any]) -> list[str]:
-    """The answer in sentences: which mode kept the most promises, at each rate."""
-    found = []
+    """The mode with the best goodput, a sentence for each rate."""
+    sentences = []
     for rate in facts["rates_per_s"] or (None,):
-        known = [
+        measured = [
             row
             for row in facts["rows"]
             if not row["class"]
             and row["rate_per_s"] == rate
             and row["goodput"]["value"] is not None
         ]
-        if not known:
+        if not measured:
             continue
-        most = max(known, key=lambda row: row["goodput"]["value"])
-        alike = [row["mode"] for row in known
-                 if row["goodput"]["value"] == most["goodput"]["value"]]  # fmt: skip
+        best = max(measured, key=lambda row: row["goodput"]["value"])
+        alike = [row["mode"] for row in measured
+                 if row["goodput"]["value"] == best["goodput"]["value"]]  # fmt: skip
         at = "" if rate is None else f"At {rate:g}/s: "
-        told = f"{at}{' and '.join(alike)}, goodput {value_text(most['goodput'], 'per_s')}/s"
-        told += f" ({value_text(most['attainment'], 'share', is_short=True)} kept their promises)"
-        told += _beyond(most, facts)
-        found.append(told)
-    return found
+        goodput = value_text(best["goodput"], "per_s")
+        share = value_text(best["attainment"], "share", is_short=True)
+        sentences.append(
+            f"{at}{' and '.join(alike)}, goodput {goodput}/s ({share} of requests met the SLO)"
+            f"{_gain(best, facts)}"
+        )
+    return sentences
 
 
-def _beyond(row: Row, facts: Mapping[str, Any]) -> str:
-    """How much more than the first mode, and whether that may be chance."""
+def _gain(row: Row, facts: Mapping[str, Any]) -> str:
+    """Goodput gained over the first mode, and whether the gain may be chance."""
     gap = row["difference"]["goodput"]
     if row["mode"] == facts["baseline"] or gap["value"] is None:
         return ""
-    told = f"; {gap['value']:+.3g}/s beyond {facts['baseline']}"
+    gain = f"; {gap['value']:+.3g}/s over {facts['baseline']}"
     if gap["low"] is None or gap["high"] is None or gap["n"] < 2:
-        return f"{told}, of one seed"
-    sure = "" if gap["low"] > 0 else ", which may be chance"
-    return f"{told} [{gap['low']:+.3g}, {gap['high']:+.3g}]{sure}"
+        return f"{gain} (one seed)"
+    doubt = "" if gap["low"] > 0 else ", may be chance"
+    return f"{gain} [{gap['low']:+.3g}, {gap['high']:+.3g}]{doubt}"
 
 
 def value_text(estimate: Mapping[str, Any], unit: Unit, is_short: bool = False) -> str:
-    """`431 ms ±12`: the value and half of its interval, in the value's unit where there is one."""
+    """`431 ms ±12`: the value and half the width of its confidence interval, in the same unit."""
     value, low, high = estimate["value"], estimate["low"], estimate["high"]
     if value is None:
         return "–"
@@ -119,7 +122,7 @@ def value_text(estimate: Mapping[str, Any], unit: Unit, is_short: bool = False) 
     if is_short or estimate["n"] < 2 or low is None or high is None:
         return text
     half = (high - low) / 2
-    if half <= 1e-9 * abs(value):  # what rounding left over
+    if half <= 1e-9 * abs(value):  # a rounding error
         half = 0.0
     words = format_number(half) if unit == "per_s" else format_value(half, unit)
     number, _, suffix = words.rpartition(" ")
@@ -137,8 +140,8 @@ def waits_text(row: Row) -> str:
 
 
 def _numbers(facts: Mapping[str, Any]) -> Table:
-    """All traffic beside the mode's name, its classes below it."""
-    titles = ("TTFT p50, p99", "TPOT p50, p99", "ITL p99", "goodput", "met", "tokens/s")
+    """A row per mode for all traffic, and below it a row per class."""
+    titles = ("TTFT p50, p99", "TPOT p50, p99", "ITL p99", "goodput", "SLO met", "tokens/s")
     table = _table("mode", *titles)
     for row in facts["rows"]:
         pairs = [
@@ -158,8 +161,7 @@ def _numbers(facts: Mapping[str, Any]) -> Table:
 
 
 def _ratios(facts: Mapping[str, Any]) -> Table:
-    """Every other mode as multiples of the first, of the same requests; with rates, rate by
-    rate."""
+    """Ratios of every other mode to the first, for the same requests; with rates, at each rate."""
     titles = {key: title for title, key, _ in COLUMNS if key in facts["rows"][0]["ratio"]}
     table = _table(f"times {facts['baseline']}", *titles.values())
     rows = facts["rows"]
@@ -172,7 +174,7 @@ def _ratios(facts: Mapping[str, Any]) -> Table:
 
 
 def times_text(estimate: Mapping[str, Any]) -> str:
-    """`0.036 (0.031 to 0.042)`: the ratio and its interval."""
+    """`0.036 (0.031 to 0.042)`: the ratio and its confidence interval."""
     value, low, high = estimate["value"], estimate["low"], estimate["high"]
     if value is None:
         return "–"
@@ -182,7 +184,7 @@ def times_text(estimate: Mapping[str, Any]) -> str:
 
 
 def _times(ratio: float) -> str:
-    """Two digits, never as a power of ten."""
+    """Two digits, never in scientific notation."""
     if ratio < 0.001:
         return "<0.001"
     if ratio > 1000:
@@ -193,7 +195,7 @@ def _times(ratio: float) -> str:
 def _waits(facts: Mapping[str, Any]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
     table.add_column("mode", overflow="fold")
-    table.add_column("waited per request, by reason", overflow="fold")
+    table.add_column("waiting time per request, by reason", overflow="fold")
     for row in facts["rows"]:
         table.add_row(_first_cell(row), waits_text(row))
     return table
@@ -207,37 +209,41 @@ def _first_cell(row: Row) -> str:
 
 
 def _side_by_side(rates: Sequence[float]) -> list[Sequence[float]]:
-    """The rates in as few parts as a line of 100 columns takes; of about equal length."""
+    """The rates in as few slices of about equal length as fit into 100 columns."""
     n_parts = -(-len(rates) // _MOST_RATES)
     size = -(-len(rates) // n_parts)
     return [rates[at : at + size] for at in range(0, len(rates), size)]
 
 
 def _by_rate(facts: Mapping[str, Any], rates: Sequence[float], quantity: str, unit: Unit) -> Table:
-    title = {"goodput": "goodput at offered rate", "attainment": "share that met its promises"}
+    title = {"goodput": "goodput at offered rate", "attainment": "SLO attainment"}
     table = _table(title[quantity], *(f"{rate:g}/s" for rate in rates))
     for mode in facts["modes"]:
-        found = {row["rate_per_s"]: row for row in whole(facts) if row["mode"] == mode}
+        by_rate = {row["rate_per_s"]: row for row in whole(facts) if row["mode"] == mode}
         table.add_row(
             mode,
-            *(value_text(found[rate][quantity], unit) if rate in found else "" for rate in rates),
+            *(
+                value_text(by_rate[rate][quantity], unit) if rate in by_rate else ""
+                for rate in rates
+            ),
         )
     return table
 
 
 def _differences(facts: Mapping[str, Any], rates: Sequence[float]) -> Table:
-    table = _table(f"goodput beyond {facts['baseline']}", *(f"{rate:g}/s" for rate in rates))
+    table = _table(f"goodput over {facts['baseline']}", *(f"{rate:g}/s" for rate in rates))
     for mode in facts["modes"][1:]:
-        found = {row["rate_per_s"]: row for row in whole(facts) if row["mode"] == mode}
+        by_rate = {row["rate_per_s"]: row for row in whole(facts) if row["mode"] == mode}
         cells = [
-            _signed(found[rate]["difference"]["goodput"]) if rate in found else "" for rate in rates
+            _signed(by_rate[rate]["difference"]["goodput"]) if rate in by_rate else ""
+            for rate in rates
         ]
         table.add_row(mode, *cells)
     return table
 
 
 def _signed(estimate: Mapping[str, Any]) -> str:
-    """`+1.2 ±0.3`, bold where the paired interval leaves out zero."""
+    """`+1.2 ±0.3`, bold where the paired confidence interval excludes zero."""
     value, low, high = estimate["value"], estimate["low"], estimate["high"]
     if value is None:
         return "–"

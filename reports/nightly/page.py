@@ -1,4 +1,4 @@
-"""A night on one HTML page with trends over the nights; it needs nothing but a browser."""
+"""Page of a night, with the trends over the nights."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def render(
     facts: Mapping[str, Any],
     cache_dir: Path | None = None,
 ) -> str:
-    """The page. `cache_dir` keeps the plotting bundle, which takes seconds to make."""
+    """The page. `cache_dir` caches the plotting bundle, which takes seconds to make."""
     drawn: dict[str, Spec] = {}
     shown = [
-        _cell(k, one, said, drawn)
-        for k, (one, said) in enumerate(zip(cells, facts["cells"], strict=True), start=1)
+        _cell(k, cell, cell_facts, drawn)
+        for k, (cell, cell_facts) in enumerate(zip(cells, facts["cells"], strict=True), start=1)
     ]
-    waits = view.WAITS.format(file=facts["file"])
+    not_added = view.NOT_ADDED.format(file=facts["file"])
     return render_page(
         "nightly.html.j2",
         drawn,
@@ -40,37 +40,37 @@ def render(
         verdict=verdict,
         tone=_TONES.get(verdict, "unknown"),
         sentence=view.SENTENCES[verdict],
-        waits=waits if verdict in ("worse", "better") else "",
+        waits=not_added if verdict in ("worse", "better") else "",
         lines=view.lines(cells, verdict),
         began=str(facts["started_utc"])[:16].replace("T", " "),
         command=shlex.join(redact(str(word)) for word in facts["command"]),
         head=view.HEAD,
-        has_control=any(one.controls for one in cells),
+        has_control=any(cell.controls for cell in cells),
         cells=shown,
     )
 
 
 def _cell(
-    k: int, one: CellVerdict, said: Mapping[str, Any], drawn: dict[str, Spec]
+    k: int, cell: CellVerdict, facts: Mapping[str, Any], drawn: dict[str, Spec]
 ) -> dict[str, Any]:
     charts = []
-    for n, (text, points) in enumerate(said["trends"].items()):
+    for n, (text, points) in enumerate(facts["trends"].items()):
         if points:
             name = f"trend-{k}-{n}"
             drawn[name] = trend_chart(text, measure(text).metric, points)
             charts.append((name, text))
     return {
-        "name": one.cell,
-        "line": view.cell_line(one),
-        "verdict": one.verdict,
-        "n_nights": one.n_nights,
-        "notes": one.notes,
-        "rows": [(view.row(row), row.how) for row in one.measures],
+        "name": cell.cell,
+        "line": view.cell_line(cell),
+        "verdict": cell.verdict,
+        "n_nights": cell.n_nights,
+        "notes": cell.notes,
+        "rows": [(view.row(row), row.how) for row in cell.measures],
         "charts": charts,
-        "noise": [_noise(text, noise) for text, noise in one.noise.items()],
-        "control": view.control_lines(one),
-        "changes": view.changed_lines(one),
-        "runs": [_linked(run) for run in said["runs"]],
+        "noise": [_noise(text, noise) for text, noise in cell.noise.items()],
+        "control": view.control_lines(cell),
+        "changes": view.changed_lines(cell),
+        "runs": [_linked(run) for run in facts["runs"]],
     }
 
 

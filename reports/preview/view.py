@@ -1,20 +1,31 @@
-"""What a scenario would send, as a table for the terminal."""
+"""Tables for the terminal: a scenario's planned traffic, and the fit of a scenario to a trace."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Group
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from loadgen.units import format_duration
 
+NO_SLO = "No SLO is stated: the run will have no verdict."
+SLO_HEAD = ("SLO", "requests needed for certainty", "in this window", "minutes needed")
+LENGTH_HEAD = ("tokens", "mean requested", "mean", "p50", "p90", "p99", "max", "per s")
+_FIT_ROWS = {
+    "rate_per_s": "requests per s",
+    "gap_cv": "gap cv",
+    "gap_lag1": "lag-1 correlation of gaps",
+    "dispersion": "dispersion, windows of 5 requests",
+    "dispersion_100": "dispersion, windows of 100 requests",
+    "peak_in_1s": "most in any second",
+}
+
 
 def tables(facts: Mapping[str, Any]) -> Group:
-    """The figures of `loadgen.workload.preview.preview` for people."""
-    arrivals = facts["arrivals"]
+    """The facts of `loadgen.workload.preview.preview`."""
     title = Text.assemble(
         (facts["scenario"], "bold"),
         f"  seed {facts['seed']}, schedule {facts['schedule_sha256'][:12]}: ",
@@ -22,59 +33,102 @@ def tables(facts: Mapping[str, Any]) -> Group:
         f"{facts['n_measured']} of them in the measured window",
         f" ({facts['n_withdrawn']} to be cancelled on purpose)" if facts["n_withdrawn"] else "",
     )
-    return Group(title, "", _arrivals(arrivals), "", _lengths(facts), "", _promises(facts))
-
-
-def _arrivals(arrivals: Mapping[str, Any]) -> Table:
-    asked = arrivals["asked_rate_per_s"]
-    table = _table(f"arrivals ({arrivals['kind']})", "asked", "generated")
-    rate = f"{asked:.4g}/s" if asked else "–"
-    table.add_row("rate", rate, f"{arrivals['generated_rate_per_s']:.4g}/s")
-    table.add_row("gap cv", "", _number(arrivals["gap_cv"]))
-    table.add_row("lag-1 correlation of gaps", "", _number(arrivals["gap_lag1"]))
-    window = arrivals["dispersion_window_s"]
-    name = f"dispersion in windows of {format_duration(window)}" if window else "dispersion"
-    table.add_row(name, "", _number(arrivals["dispersion"]))
-    table.add_row("most in any second", "", str(arrivals["peak_in_1s"]))
-    return table
-
-
-def _lengths(facts: Mapping[str, Any]) -> Table:
-    table = _table("tokens", "mean asked", "mean", "p50", "p90", "p99", "max", "per s")
-    for name, word in (("input_tokens", "input"), ("output_tokens", "output")):
-        counts = facts[name]
-        table.add_row(
-            word,
-            *(f"{counts[q]:.4g}" for q in ("asked_mean", "mean", "p50", "p90", "p99", "max")),
-            f"{facts[f'{name}_per_s']:.4g}",
-        )
+    arrivals = _table(f"arrivals ({facts['arrivals']['kind']})", "requested", "generated")
+    for cells in arrival_rows(facts["arrivals"]):
+        arrivals.add_row(*cells)
+    lengths = _table(*LENGTH_HEAD)
+    for row in length_rows(facts):
+        lengths.add_row(*row)
     if facts["prefix_share"]:
-        table.add_row("shared prefix", "", f"{facts['prefix_share']:.1%}")
-    return table
+        lengths.add_row("shared prefix", "", f"{facts['prefix_share']:.1%}")
+    return Group(title, "", arrivals, "", lengths, "", _slos(facts))
 
 
-def _promises(facts: Mapping[str, Any]) -> Group | Table | Text:
-    promises, own = facts["slo"], facts["own_slo"]
-    if own:
-        table = _table("promise of the trace", "requests", "min", "p50", "max")
-        for one in own:
-            ends = (format_duration(one[end]) for end in ("min_s", "p50_s", "max_s"))
-            table.add_row(one["text"], str(one["n"]), *ends)
-        return Group(table, "", _stated(promises)) if promises else table
-    if not promises:
-        return Text("no promise (slo) is made: the run will have no verdict", style="yellow")
-    return _stated(promises)
+def arrival_rows(arrivals: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(name, requested, generated)"""
+    requested, window_s = arrivals["asked_rate_per_s"], arrivals["dispersion_window_s"]
+    name = f"dispersion in windows of {format_duration(window_s)}" if window_s else "dispersion"
+    return [
+        (
+            "rate per s",
+            number_text(requested or None),
+            number_text(arrivals["generated_rate_per_s"]),
+        ),
+        ("gap cv", "", number_text(arrivals["gap_cv"])),
+        ("lag-1 correlation of gaps", "", number_text(arrivals["gap_lag1"])),
+        (name, "", number_text(arrivals["dispersion"])),
+        ("most in any second", "", str(arrivals["peak_in_1s"])),
+    ]
 
 
-def _stated(promises: list[Mapping[str, Any]]) -> Table:
-    table = _table("promise", "requests needed to prove it", "in this window", "minutes needed")
-    for promise in promises:
-        needed, minutes = promise["n_needed"], promise["minutes_needed"]
-        if needed is None:
-            table.add_row(promise["text"], "–", "", "")
+def length_rows(facts: Mapping[str, Any]) -> list[list[str]]:
+    """A row for prompts and a row for answers, in the order of `LENGTH_HEAD`."""
+    quantities = ("asked_mean", "mean", "p50", "p90", "p99", "max")
+    return [
+        [
+            word,
+            *(number_text(facts[f"{word}_tokens"][quantity]) for quantity in quantities),
+            number_text(facts[f"{word}_tokens_per_s"]),
+        ]
+        for word in ("input", "output")
+    ]
+
+
+def slo_rows(slos: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, str]]:
+    """A row per SLO, in the order of `SLO_HEAD`."""
+    rows = []
+    for slo in slos:
+        if slo["n_needed"] is None:
+            rows.append((slo["text"], "–", "", ""))
             continue
-        enough = "yes" if promise["is_provable"] else "too few"
-        table.add_row(promise["text"], str(needed), f"{promise['n']} ({enough})", f"{minutes:.2g}")
+        enough = "enough" if slo["is_provable"] else "too few"
+        window = f"{slo['n']} ({enough})"
+        rows.append((slo["text"], str(slo["n_needed"]), window, number_text(slo["minutes_needed"])))
+    return rows
+
+
+def _slos(facts: Mapping[str, Any]) -> Group | Table | Text:
+    slos, own = facts["slo"], facts["own_slo"]
+    if not slos and not own:
+        return Text(NO_SLO, style="yellow")
+    stated = _table(*SLO_HEAD)
+    for cells in slo_rows(slos):
+        stated.add_row(*cells)
+    if not own:
+        return stated
+    table = _table("SLO in the trace", "requests", "min", "p50", "max")
+    for slo in own:
+        limits = (format_duration(slo[key]) for key in ("min_s", "p50_s", "max_s"))
+        table.add_row(slo["text"], str(slo["n"]), *limits)
+    return Group(table, "", stated) if slos else table
+
+
+def fit_tables(facts: Mapping[str, Any]) -> Group:
+    """The facts of `loadgen.workload.fit.ScenarioFit.to_facts`: a trace against its fit."""
+    parts: list[RenderableType] = [
+        Text(f"{facts['source']}: {facts['n']} requests in {format_duration(facts['duration_s'])}")
+    ]
+    if facts["arrivals"]:
+        arrivals = _table("arrivals", "trace", f"fit ({facts['chosen']})")
+        sides = [facts["arrivals"].get(side, {}) for side in ("trace", "fit")]
+        for key, name in _FIT_ROWS.items():
+            arrivals.add_row(name, *(number_text(side.get(key), 3) for side in sides))
+        distances = _table("candidate", "distance of dispersion curves")
+        for name, distance in facts["dispersion_distance"].items():
+            distances.add_row(name, f"{distance:.1%}")
+        parts += ["", arrivals, "", distances]
+    parts += ["", _ks_distances(facts["ks_distance"])]
+    parts += [Text(f"note: {note}", style="yellow") for note in facts["notes"]]
+    return Group(*parts)
+
+
+def _ks_distances(distances: Mapping[str, Mapping[str, float]]) -> Table:
+    """Kolmogorov–Smirnov distances of the fitted lengths, a column per candidate."""
+    names = list(dict.fromkeys(name for by_name in distances.values() for name in by_name))
+    table = _table("KS distance", *names)
+    for quantity, by_name in distances.items():
+        cells = [f"{by_name[name]:.1%}" if name in by_name else "–" for name in names]
+        table.add_row(quantity.replace("_", " "), *cells)
     return table
 
 
@@ -86,5 +140,6 @@ def _table(first: str, *columns: str) -> Table:
     return table
 
 
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
+def number_text(value: float | None, digits: int = 4) -> str:
+    """The value with so many significant digits; – for None."""
+    return "–" if value is None else f"{value:.{digits}g}"

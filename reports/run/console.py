@@ -1,15 +1,17 @@
-"""The result as text: verdict first, then promises, latencies and notes; 100 columns at most."""
+"""A run's results in the terminal: verdict, SLOs, latencies, notes; at most 100 columns."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from loadgen.measure.catalog import METRICS
+from loadgen.measure.definitions import Rescored
 from loadgen.measure.server_load import describe_server
-from loadgen.measure.statistics.stats import Percentile
+from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.summary import Summary
 from loadgen.measure.wording import format_count, format_value
-from reports.run import tables, verdict_rows
+from reports.run import tables, verdict_section
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -20,24 +22,24 @@ _PERCENTILES = ("p50", "p90", "p99")
 
 
 def table(summary: Summary) -> Group:
-    """One rich renderable: print it to a Console. Understandable without colour."""
+    """One rich renderable, understandable without colour."""
     from rich.console import Group
     from rich.text import Text
 
-    banner = verdict_rows.banner(summary)
+    banner = verdict_section.banner(summary)
     sure = f" ({banner.sure})" if banner.sure else ""
     verdict = Text(f"{banner.word}{sure}", style=_STYLES[banner.tone])
     parts: list[Text | Table] = [verdict]
     parts += [Text(f"  {reason}", overflow="fold") for reason in banner.reasons]
     if summary.slo:
-        parts.append(_promises(summary))
+        parts.append(_slos(summary))
     parts.append(_latencies(summary))
     if summary.classes:
-        parts.append(_classes(summary))
+        parts.append(_filled(tables.CLASS_HEAD, tables.class_rows(summary)))
     if summary.fairness:
-        parts.append(_tenants(summary))
+        parts.append(_filled(tables.TENANT_HEAD, tables.tenant_rows(summary)))
     if len(summary.backends) > 1:
-        parts.append(_backends(summary))
+        parts.append(_filled(tables.BACKEND_HEAD, tables.backend_rows(summary)))
     parts += [Text(f"  {line}") for line in _rates(summary)]
     parts += [Text(f"note: {finding}", overflow="fold") for finding in summary.findings]
     return Group(*parts)
@@ -58,22 +60,40 @@ def _latencies(summary: Summary) -> Table:
     return grid
 
 
+def definitions_table(rows: Sequence[Rescored]) -> Group:
+    """The same run by the metric definitions of several tools: a row per metric and tool, and below
+    the rows each formula."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for k, head in enumerate(("metric", "by", "n", "mean", *rows[0].percentiles)):
+        grid.add_column(head, justify="left" if k < 2 else "right")
+    for row in rows:
+        numbers = [format_value(value, "s") for value in (row.mean, *row.percentiles.values())]
+        grid.add_row(row.metric.upper(), row.definition, format_count(row.n), *numbers)
+    formulas = [Text(f"  {r.metric.upper()} by {r.definition}: {r.formula}") for r in rows]
+    return Group(grid, *formulas)
+
+
 def _with_interval(percentile: Percentile, name: str) -> str:
-    """`97.8 ms [95.9, 100]`: ends in the value's unit where they share it."""
+    """`97.8 ms [95.9, 100]`: the bounds have no unit where it is that of the value."""
     unit = METRICS[name].unit
     text = tables.percentile_text(percentile, unit)
     if text in ("–", "∞"):
         return text
     suffix = text.rstrip("*").rpartition(" ")[2]
-    ends = tables.between(percentile, unit).replace(f" {suffix}", "")
-    return f"{text} {ends}"
+    bounds = tables.between(percentile, unit).replace(f" {suffix}", "")
+    return f"{text} {bounds}"
 
 
-def _promises(summary: Summary) -> Table:
+def _slos(summary: Summary) -> Table:
     from rich.text import Text
 
-    grid = _grid("promise", "measured", f"at {summary.confidence:.0%}", "n", "verdict", "proven")
-    for cells in verdict_rows.slo_rows(summary):
+    grid = _grid("SLO", "measured", f"with {summary.confidence:.0%} confidence", "n", "verdict",
+                 "proven")  # fmt: skip
+    for cells in verdict_section.slo_rows(summary):
         words = [cell.text for cell in cells]
         if cells[-1].small:
             words[-1] += f", {cells[-1].small}"
@@ -81,29 +101,11 @@ def _promises(summary: Summary) -> Table:
     return grid
 
 
-def _classes(summary: Summary) -> Table:
+def _filled(head: Sequence[str], rows: Sequence[Sequence[tables.TableCell]]) -> Table:
     from rich.text import Text
 
-    grid = _grid(*tables.CLASS_HEAD)
-    for cells in tables.class_rows(summary):
-        grid.add_row(*(Text(cell.text) for cell in cells))
-    return grid
-
-
-def _tenants(summary: Summary) -> Table:
-    from rich.text import Text
-
-    grid = _grid(*tables.TENANT_HEAD)
-    for cells in tables.tenant_rows(summary):
-        grid.add_row(*(Text(cell.text) for cell in cells))
-    return grid
-
-
-def _backends(summary: Summary) -> Table:
-    from rich.text import Text
-
-    grid = _grid(*tables.BACKEND_HEAD)
-    for cells in tables.backend_rows(summary):
+    grid = _grid(*head)
+    for cells in rows:
         grid.add_row(*(Text(cell.text) for cell in cells))
     return grid
 
@@ -122,7 +124,7 @@ def _grid(first: str, *others: str) -> Table:
 def _rates(summary: Summary) -> list[str]:
     share, goodput = summary.attainment, summary.goodput.requests_per_s
     rates = summary.throughput
-    failed = ", ".join(
+    outcomes = ", ".join(
         f"{word} {cell.text}"
         for word, cell in tables.count_rows(summary)
         if word not in ("scheduled", "warm-up", "due", "never due")
@@ -133,8 +135,8 @@ def _rates(summary: Summary) -> list[str]:
         f" {format_count(share.due)} due)",
         f"rate offered {format_value(summary.offered_rate_per_s, 'per_s')}, achieved"
         f" {format_value(summary.achieved_rate_per_s, 'per_s')}; output tokens"
-        f" {format_value(rates.output_tokens_per_s, 'per_s')}; {failed or 'nothing due'}",
+        f" {format_value(rates.output_tokens_per_s, 'per_s')}; {outcomes or 'no requests due'}",
         *([tables.fairness_text(summary)] if summary.fairness else []),
         *([] if summary.server is None else [f"server: {describe_server(summary.server)}"]),
-        "* fewer than ten samples lie beyond this percentile; … an end these samples cannot give",
+        "* fewer than ten samples lie beyond this percentile; …: too few samples for this bound",
     ]

@@ -1,9 +1,9 @@
-"""The due requests as compressed columns inside a page, so that it can judge them again by other
-promises without the run's files.
+"""Due requests as compressed columns inside a page, which checks them against other SLOs without
+the run's files.
 
 A column is deflated byte plane by byte plane (the first bytes of all values, then the second, …)
-and written in base64. Instants and durations that promises are held against keep all their bits,
-so a limit decides the same here and there.
+and written in base64. Durations that SLOs limit keep all their bits, so that the page and
+`slobench rescore` count the same requests.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from loadgen.records import Run, Status
 from reports.redaction import redact
 
 ALWAYS = ("ttft_s", "tpot_s", "e2e_s")
-MOST_BYTES = 4_600_000  # of base64; what 100 000 requests need stays below
+MOST_BYTES = 4_600_000  # of base64; 100 000 requests need less
 _TYPES = {"<f8": "f8", "<f4": "f4", "<u4": "u4", "<u2": "u2", "|u1": "u1"}
 
 
 def embedded_rows(
     run: Run, summary: Summary, columns: PerRequest, waited: Mapping[int, str] | None = None
 ) -> dict[str, Any] | None:
-    """`columns` by name, the `limits` one may ask for (in ms; None: not asked now), what rates and
-    intervals need, and, as far as there is room, `why`: a line per row, of `waited` by request id.
-    None where no request was due, or where they would make the page too large.
+    """`columns` by name, the range of each limit (`limits`, in ms), the constants behind rates and
+    confidence intervals, and, if there is room, `why`: a line per row from `waited` (by request
+    id). None where no request was due, or where the columns would make the page too large.
     """
     due = due_rows(run)
     if not due.any():
         return None
-    asked = _asked(summary)
-    metrics = sorted({*ALWAYS, *asked}, key=list(METRICS).index)
+    stated_s = _stated_limits(summary)
+    metrics = sorted({*ALWAYS, *stated_s}, key=list(METRICS).index)
     packed = {
         "request_id": _packed(run.request_rows["request_id"][due].astype("<u4")),
         "class_id": _packed(run.schedule_rows["class_id"][due].astype("<u2")),
@@ -54,8 +54,8 @@ def embedded_rows(
     if n_bytes > MOST_BYTES:
         return None
     ids = run.request_rows["request_id"][due].tolist()
-    why = _lines([(waited or {}).get(one, "") for one in ids])
-    well = due & columns.is_ok & columns.has_token
+    why = _lines([(waited or {}).get(request_id, "") for request_id in ids])
+    ok = due & columns.is_ok & columns.has_token
     return {
         "run": redact(summary.run),
         "n": int(np.count_nonzero(due)),
@@ -63,7 +63,7 @@ def embedded_rows(
         "z": NormalDist().inv_cdf((1 + summary.confidence) / 2),
         "classes": [redact(name) for name in run.names.classes],
         "statuses": [status.name for status in Status],
-        "limits": [_limit(name, asked.get(name), columns.column(name)[well]) for name in metrics],
+        "limits": [_limit(name, stated_s.get(name), columns.column(name)[ok]) for name in metrics],
         "columns": packed,
         **({"why": why} if waited and n_bytes + len(why) <= MOST_BYTES else {}),
     }
@@ -81,28 +81,29 @@ def _packed(values: NDArray[Any]) -> dict[str, str]:
     return {"type": _TYPES[values.dtype.str], "data": data.decode()}
 
 
-def _asked(summary: Summary) -> Mapping[str, float]:
-    """The tightest limit that all requests were promised, by metric (s)."""
-    asked: dict[str, float] = {}
+def _stated_limits(summary: Summary) -> Mapping[str, float]:
+    """The tightest limit on every request, by metric (s)."""
+    stated_s: dict[str, float] = {}
     for result in summary.slo:
         is_stated = result.scope == "request" and np.isfinite(result.limit)
         if is_stated and METRICS[result.metric].direction == "lower":
-            asked[result.metric] = min(result.limit, asked.get(result.metric, np.inf))
-    return asked
+            stated_s[result.metric] = min(result.limit, stated_s.get(result.metric, np.inf))
+    return stated_s
 
 
-def _limit(name: str, asked_s: float | None, values_s: NDArray[np.float64]) -> dict[str, Any]:
-    """The range of a slider: twice beyond everything measured, and beyond what is asked."""
-    known = values_s[values_s > 0]
-    ends = [float(known.min()), float(known.max())] if len(known) else []
-    ends += [] if asked_s is None else [asked_s]
-    least, most = (min(ends), max(ends)) if ends else (0.01, 1.0)
+def _limit(name: str, stated_s: float | None, values_s: NDArray[np.float64]) -> dict[str, Any]:
+    """The range of a slider: from half the smallest to twice the largest value, measured or
+    stated."""
+    positive = values_s[values_s > 0]
+    values = [float(positive.min()), float(positive.max())] if len(positive) else []
+    values += [] if stated_s is None else [stated_s]
+    least, most = (min(values), max(values)) if values else (0.01, 1.0)
     metric = METRICS[name]
     return {
         "metric": name,
         "word": metric.slo,
         "title": metric.title,
-        "asked_ms": None if asked_s is None else asked_s * 1e3,
+        "asked_ms": None if stated_s is None else stated_s * 1e3,
         "least_ms": least * 0.5e3,
         "most_ms": most * 2e3,
         "passes_undefined": name in PASSES_UNDEFINED,

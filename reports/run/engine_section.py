@@ -1,5 +1,5 @@
-"""What the bundled engine says of itself, as a page tells it: steps over time, why requests waited,
-who held them up, and whose fault missed promises are. Filled by whoever can read the engine's log.
+"""Section on the bundled engine: its steps over time, why requests waited, which requests delayed
+them, and why requests missed the SLO. Filled from the engine's log.
 """
 
 from __future__ import annotations
@@ -7,27 +7,37 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from loadgen.manifest import SimulatedEngineSection
+from loadgen.manifest.sections import SimulatedEngineSection
 from loadgen.measure.wording import format_count, format_value
-from reports.charts import BLUE, GREEN, ORANGE, Spec, standalone, time_unit
-from reports.run.frames import Record
-from reports.run.timeline import TIME, name_strip, shown_scale, zoom_params
-from reports.series import colors
+from reports.charts import (
+    BLUE,
+    GREEN,
+    LEGEND,
+    ORANGE,
+    Record,
+    Spec,
+    axis,
+    colors,
+    figure,
+    hues,
+    number,
+    standalone,
+    time_unit,
+)
+from reports.run.timeline import PANEL_HEIGHT, TIME, name_strip, shown_scale, strip, zoom_params
 
-_HEIGHT = 110
-_BLAMES = {
-    "request": "The promise could not be kept: alone on an idle engine they would have missed it",
-    "capacity": "More tokens were offered around then than the engine can do",
-    "policy": "Another batching mode would have kept it",
-    "interference": "Other requests held them up",
-    "unsettled": "It would take more simulation than a page waits for to tell whether another mode"
-    " keeps it",
+_CAUSES = {
+    "request": "Unachievable: they would miss even alone on an idle engine",
+    "capacity": "Overload: more tokens were offered at that time than the engine can compute",
+    "policy": "Batching mode: another mode would have met the SLO",
+    "interference": "Interference: other requests delayed them",
+    "unsettled": "Undecided: only a longer simulation shows whether another mode meets the SLO",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class MissReason:
-    """Promises that the engine missed for one reason: how many, and the modes or requests most
+    """Requests that missed the SLO for one cause: their number, and the modes or requests most
     often named, with their counts."""
 
     blame: str
@@ -35,19 +45,19 @@ class MissReason:
     culprits: Sequence[tuple[str, int]] = ()
 
     def sentence(self) -> str:
-        told = f"{_BLAMES[self.blame]}: {format_count(self.n)} missed promises"
+        cause = f"{_CAUSES[self.blame]} ({format_count(self.n)} missed SLOs)"
         named = ", ".join(f"{name} ({format_count(n)})" for name, n in self.culprits if name)
-        return f"{told}; most often named: {named}." if named else f"{told}."
+        return f"{cause}; most often: {named}." if named else f"{cause}."
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSection:
-    """`bins`: from_s, to_s, prefill and decode (tokens per s), kv (share of blocks, the most).
+    """`bins`: from_s, to_s, prefill and decode (tokens per s), kv (largest share of blocks in use).
     `waiting`: from_s, to_s, reason, requests (mean). `waits_s`: seconds of all requests by reason.
 
-    The rest needs a log of level "full": `blockers` are requests in words with the seconds that
-    others were charged for waiting for them, `why` a sentence for each request id, `misses` by
-    blame. `note` says what is missing and how to get it.
+    The other fields need a log of level "full". `blockers`: descriptions of requests with the
+    seconds that other requests waited for them; `why`: a sentence per request id; `misses`: by
+    cause. `note`: what is missing, and how to get it.
     """
 
     bins: Sequence[Record]
@@ -74,13 +84,13 @@ def simulated_section(engine: SimulatedEngineSection | None) -> EngineSection | 
         bins=[],
         waiting=[],
         waits_s={reason: waits_s[reason] for reason in ordered if waits_s[reason] > 0},
-        note="Simulated: its steps are not kept; --target reference keeps them.",
+        note="Simulated run: engine steps are not recorded; --target reference records them.",
     )
 
 
 def engine_figures(story: EngineSection, end_s: float) -> dict[str, Spec]:
-    """Figures by name; waits have none where nobody waited, and time none without steps. The time
-    axis ends where the run's does, at `end_s`, and is brushed together with it."""
+    """Figures by name; none for waits without a waiting request, none over time without steps. The
+    time axis ends with the run, at `end_s`, and is brushed together with the run's timeline."""
     drawn = {"engine": _timeline(story, end_s)} if story.bins else {}
     if story.waits_s:
         drawn["engine-waits"] = _waits(story.waits_s)
@@ -92,7 +102,7 @@ def blocker_rows(story: EngineSection) -> list[tuple[str, str]]:
 
 
 def _timeline(story: EngineSection, end_s: float) -> Spec:
-    """Tokens of the steps, who waited for what, and KV in use, over one time axis."""
+    """Tokens of the steps, waiting requests by reason, and KV in use over one time axis."""
     tokens = [
         {"from_s": b["from_s"], "to_s": b["to_s"], "of": of, "value": b[of]}
         for b in story.bins
@@ -126,76 +136,44 @@ def _stacked(
     unit: str,
     records: Sequence[Record],
     kinds: Mapping[str, str],
-    number: str = "",
+    digits: str = "",
 ) -> Spec:
-    """Steps stacked upon each other, one colour per kind; the last bin of each is closed."""
+    """Stacked steps, a colour per kind; the last bin of each kind is drawn up to its end."""
     last = {record["of"]: record for record in records}
     rows = [*records, *({**record, "from_s": record["to_s"]} for record in last.values())]
+    legend = {**LEGEND, "labelLimit": 260, "columns": 4} if len(kinds) > 1 else None
+    ticks = {"minExtent": 46, **({"format": digits} if digits else {})}
     return {
-        "height": _HEIGHT,
-        "width": "fit",
-        "title": {"text": title, "anchor": "start", "fontSize": 12, "offset": 4},
+        **strip(title, PANEL_HEIGHT),
         "data": {"values": rows},
         "mark": {"type": "area", "interpolate": "step-after", "opacity": 0.75, "clip": True},
         "encoding": {
-            "x": {
-                "field": "from_s",
-                "type": "quantitative",
-                "title": None,
-                "axis": {"grid": False, "tickCount": 10},
-            },
-            "y": {
-                "field": "value",
-                "type": "quantitative",
-                "stack": "zero",
-                "title": unit,
-                "axis": {"minExtent": 46, **({"format": number} if number else {})},
-            },
-            "color": {
-                "field": "of",
-                "type": "nominal",
-                "scale": {"domain": list(kinds), "range": list(kinds.values())},
-                "legend": {"title": None, "orient": "top", "labelLimit": 260, "columns": 4}
-                if len(kinds) > 1
-                else None,
-            },
+            "x": axis("from_s", None, axis={"grid": False, "tickCount": 10}),
+            "y": axis("value", unit, stack="zero", axis=ticks),
+            "color": hues("of", list(kinds), list(kinds.values()), legend),
             "tooltip": [
-                {"field": "from_s", "title": "from s", "type": "quantitative", "format": ".4~g"},
-                {"field": "of", "title": "what"},
-                {"field": "value", "title": unit, "type": "quantitative", "format": ".4~g"},
+                number("from_s", "from s"),
+                {"field": "of", "title": "kind"},
+                number("value", unit),
             ],
         },
     }
 
 
 def _waits(waits_s: Mapping[str, float]) -> Spec:
-    """Seconds of waiting of all requests together, by reason, the longest first."""
+    """Seconds of waiting, all requests together, by reason, the longest first."""
     unit, per_s = time_unit(max(waits_s.values()))
-    rows = [{"reason": reason, "value": s * per_s} for reason, s in waits_s.items()]
-    spec = {
-        "height": 26 * len(waits_s),
-        "width": "container",
-        "data": {"values": rows},
-        "mark": {"type": "bar", "height": 16},
-        "encoding": {
-            "y": {
-                "field": "reason",
-                "type": "nominal",
-                "sort": None,
-                "title": None,
-                "axis": {"labelLimit": 220},
-            },
-            "x": {"field": "value", "type": "quantitative", "title": f"{unit}, all requests"},
-            "color": {
-                "field": "reason",
-                "type": "nominal",
-                "scale": {"domain": list(waits_s), "range": colors(len(waits_s))},
-                "legend": None,
-            },
-            "tooltip": [
-                {"field": "reason"},
-                {"field": "value", "title": unit, "type": "quantitative", "format": ".4~g"},
-            ],
+    reasons = {"field": "reason", "type": "nominal", "sort": None, "title": None,
+               "axis": {"labelLimit": 220}}  # fmt: skip
+    return figure(
+        "Seconds that requests waited inside the engine, by reason",
+        [{"reason": reason, "value": s * per_s} for reason, s in waits_s.items()],
+        height=26 * len(waits_s),
+        mark={"type": "bar", "height": 16},
+        encoding={
+            "y": reasons,
+            "x": axis("value", f"{unit}, all requests"),
+            "color": hues("reason", list(waits_s), colors(len(waits_s)), None),
+            "tooltip": [{"field": "reason"}, number("value", unit)],
         },
-    }
-    return standalone(spec, "Seconds that requests waited inside the engine, by reason")
+    )

@@ -1,17 +1,19 @@
-"""How requests failed: kinds of failure, a few requests of each, and the like of them as curl."""
+"""Failed requests: kinds of failure, a few requests of each kind, and curl commands like them."""
 
 from __future__ import annotations
 
+import json
 import math
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from loadgen.manifest.sections import TargetSection
 from loadgen.measure.per_request import Mask
 from loadgen.records import Requests, Run, Schedule, Status
 from reports.redaction import redact
-from reports.run.repeat import curl
 
 MAX_FAILURE_KINDS = 20
 N_SAMPLES = 3  # of each kind of failure
@@ -19,9 +21,8 @@ N_SAMPLES = 3  # of each kind of failure
 
 @dataclass(frozen=True, slots=True)
 class FailedRequest:
-    """One request that failed: its class, when it was released and after how long it was over (s,
-    NaN where it never was), how many prompt tokens were planned for it, and the like of it as a
-    curl command ("" where there is none)."""
+    """A failed request: its class, its release and the time from there to its end (s, NaN if not
+    released), its planned prompt tokens, and a curl command like it ("" for none)."""
 
     request_id: int
     of_class: str
@@ -33,8 +34,8 @@ class FailedRequest:
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Due requests that ended alike: how (secrets taken out), how many, when first, how many of
-    which class, and a few of them."""
+    """Due requests that failed in the same way: status and error (without secrets), number, time of
+    the first (s), number by class, and a few of them."""
 
     status: str
     http_status: int
@@ -87,3 +88,42 @@ def _samples(run: Run, rows: Requests, plans: Schedule) -> tuple[FailedRequest, 
         )
         for row, plan in zip(rows, plans, strict=True)
     )
+
+
+_PATHS = {"chat": "/chat/completions", "completions": "/completions"}
+_PROMPT = "PROMPT-OF-THE-SAME-LENGTH"
+
+
+def curl(target: TargetSection, input_tokens: int, output_tokens: int) -> str:
+    """A curl command for a request like the failed one: to a manifest's `target`, with a prompt of
+    about as many tokens (the page has no prompts); keys come from the environment or are redacted.
+    "" for a target without a known HTTP API."""
+    url, path = target.url, _PATHS.get(target.api or "")
+    if path is None or not url.startswith(("http://", "https://")):
+        return ""
+    base = url.rstrip("/")
+    base = base if base.endswith("/v1") else f"{base}/v1"
+    prompt: dict[str, object] = {"prompt": _PROMPT}
+    if target.api == "chat":
+        prompt = {"messages": [{"role": "user", "content": _PROMPT}]}
+    body = json.dumps(
+        {
+            "model": target.model,
+            "max_tokens": output_tokens,
+            "stream": True,
+            **(target.extra_body or {}),
+            **prompt,
+        }
+    )
+    before, _, after = redact(body).rpartition(_PROMPT)
+    words = f"yes hello | head -n {max(1, input_tokens)} | tr '\\n' ' '"
+    printed = f"printf %s {shlex.quote(before)}; {words}; printf %s {shlex.quote(after)}"
+    key = target.api_key_env or ""
+    headers = [
+        "-H 'content-type: application/json'",
+        *([f'-H "authorization: Bearer ${key}"'] if key.isidentifier() else []),
+        *(f"-H {shlex.quote(f'{name}: [redacted]')}" for name in target.headers or ()),
+    ]
+    to = f"{shlex.quote(redact(base + path))} {' '.join(headers)}"
+    # Through a pipe: an argument is at most 128 KiB long, a prompt can be longer.
+    return f"{{ {printed}; }} | curl -sSN {to} --data-binary @-"

@@ -1,11 +1,10 @@
-"""A run as the few small tables its figures need; percentiles exact, points thinned out."""
+"""The small tables behind a run's figures: percentiles are exact, points are thinned out."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,21 +12,19 @@ from numpy.typing import NDArray
 from loadgen.measure.attainment import due_rows, meets_own
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.load import mean_in_flight
-from loadgen.measure.per_request import Mask, PerRequest
+from loadgen.measure.per_request import Mask, PerRequest, Samples
 from loadgen.measure.server_load import points
 from loadgen.measure.slo import Slo, parse_slo
+from loadgen.measure.statistics.percentiles import percentile
 from loadgen.measure.statistics.population import Population
-from loadgen.measure.statistics.samples import Samples
-from loadgen.measure.statistics.stats import percentile
 from loadgen.measure.summary import PERCENTILES, Summary
 from loadgen.measure.verdict import SloResult
 from loadgen.records import Run, Status
+from reports.charts import Record, tail_position
 from reports.run.failures import Failures, failures
 
-Record = dict[str, Any]
-
 SERVER_SERIES = ("running", "waiting", "kv_usage", "gpu_memory_bytes")
-AVERAGED_SERIES = ("gpu_utilization", "gpu_power_w")  # what swings within a time bin
+AVERAGED_SERIES = ("gpu_utilization", "gpu_power_w")  # they swing within a time bin
 SPECTRUM_METRICS = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
 FROM_SEND = {"ttft_s": "ttft_from_send_s", "e2e_s": "e2e_from_send_s"}
 MAX_BINS = 600
@@ -35,23 +32,23 @@ MAX_POINTS = 3000
 MAX_ITL_POINTS = 2500
 MAX_FAILED_POINTS = 1000
 N_QUANTILES = 100
-ANSWERED, WITH_FAILURES = "answers that ended well", "all due, failures never arrive"
+ANSWERED, WITH_FAILURES = "successful requests", "all due requests, failures as ∞"
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """What the figures draw. Records are flat and JSON-ready; seconds and per second throughout.
+    """The data of the figures. Records are flat and JSON-ready; times in seconds, rates per second.
 
     `spectra[metric]`: tail (= log10 1/(1−q)), quantile, value, low, high, series, clock (released
-    or sent). `seconds`: per time bin from_s, to_s, asked, sent, kept (due requests that kept their
-    promises, by their planned instants), in_flight (mean), output_tokens; rates per second.
-    `server`: the server's own account in the same bins, from_s, to_s, running, waiting, kv_usage,
-    gpu_memory_bytes (the largest of each bin), gpu_utilization, gpu_power_w (the mean; None where
-    nothing was read); empty where it tells nothing.
-    `points`: released_s, ttft_s, status; failures stand at the time they were given up. `itl`:
-    at_s (the chunk's arrival), itl_s (its gap per token), status, request_id; answers that broke
-    off stand where they ended, with the silence before. `n_itl` of them are there.
-    `limits[metric]`: the SLOs a spectrum shows, quantile None where asked of each request.
+    or sent). `seconds`: per time bin from_s, to_s, asked (scheduled), sent, kept (due requests that
+    met their SLOs; in the bin of their scheduled send time), in_flight (mean), output_tokens.
+    `server`: the server's own metrics in the same bins: from_s, to_s, running, waiting, kv_usage,
+    gpu_memory_bytes (the largest of each bin), gpu_utilization, gpu_power_w (the mean; None
+    without a reading); empty where it reports none.
+    `points`: released_s, ttft_s (for failed requests the time from release to failure), status.
+    `itl`: at_s (arrival of the chunk), itl_s (its gap per token), status, request_id; for broken
+    streams the time of the failure and the silence before it. `n_itl`: all gaps, shown or not.
+    `limits[metric]`: the SLOs that a spectrum shows, tail None for limits on each request.
     """
 
     spectra: Mapping[str, Sequence[Record]]
@@ -66,11 +63,11 @@ class Frames:
     server: Sequence[Record] = ()
     itl: Sequence[Record] = ()
     n_itl: int = 0
-    has_promises: bool = False
+    has_slos: bool = False
 
 
 def frames(run: Run, summary: Summary, columns: PerRequest) -> Frames:
-    """The tables of one run's figures; `columns` are its `per_request`."""
+    """All tables of a run; `columns` are its `per_request`."""
     due = due_rows(run)
     samples = Samples(columns, due)
     end_s = _end_s(run, summary)
@@ -79,7 +76,7 @@ def frames(run: Run, summary: Summary, columns: PerRequest) -> Frames:
     return Frames(
         spectra={name: _spectrum(samples, name, summary.confidence) for name in SPECTRUM_METRICS},
         limits=_limits(summary),
-        seconds=_seconds(run, columns, kept_rows(run, summary, columns, due), end_s),
+        seconds=_seconds(run, columns, rows_met(run, summary, columns, due), end_s),
         points=points,
         n_points=n_points,
         n_failed_points=n_failed,
@@ -89,53 +86,48 @@ def frames(run: Run, summary: Summary, columns: PerRequest) -> Frames:
         server=_server(run, end_s),
         itl=itl,
         n_itl=n_itl,
-        has_promises=any(r.scope == "request" for r in _promises(summary)),
+        has_slos=any(r.scope == "request" for r in _all_slos(summary)),
     )
 
 
-def tail_position(quantile: float) -> float:
-    """Where a quantile stands on the tail axis: log10(1 / (1 − q)); 90, 99, 99.9 % are 1, 2, 3."""
-    return -math.log10(1 - quantile)
-
-
 def _end_s(run: Run, summary: Summary) -> float:
-    """Until when there is something to see: the end of the window, or of the last answer."""
+    """End of the time axis: that of the window, of the schedule or of the last answer."""
     ends = [run.request_rows["done_s"], run.schedule_rows["scheduled_s"]]
     latest = [float(np.nanmax(e)) for e in ends if np.isfinite(e).any()]
     return max([summary.window.end_s, *latest])
 
 
 def _spectrum(samples: Samples, name: str, confidence: float) -> list[Record]:
-    """From the planned instant and, where it counts from there, from the instant of sending."""
+    """Counted from the scheduled send time and, for TTFT and E2E, also from the actual one."""
     records = []
     clocks = {"released": name, **({"sent": FROM_SEND[name]} if name in FROM_SEND else {})}
     for clock, metric in ((clock, METRICS[n]) for clock, n in clocks.items()):
         plain, whole = samples.of(metric), samples.of(metric, with_failures=True)
-        found = _curve(plain, ANSWERED, confidence)
+        curve = _curve(plain, ANSWERED, confidence)
         if whole.n_infinite:
-            found += _curve(whole, WITH_FAILURES, confidence)
-        records += [{**record, "clock": clock} for record in found]
+            curve += _curve(whole, WITH_FAILURES, confidence)
+        records += [{**record, "clock": clock} for record in curve]
     return records
 
 
-def _promises(summary: Summary) -> list[SloResult]:
-    return [*summary.slo, *(r for one in summary.classes.values() for r in one.slo)]
+def _all_slos(summary: Summary) -> list[SloResult]:
+    return [*summary.slo, *(r for of_class in summary.classes.values() for r in of_class.slo)]
 
 
-def kept_rows(run: Run, summary: Summary, columns: PerRequest, due: Mask) -> Mask:
-    """Due requests that kept every promise made to them."""
-    own = {name: _stated(one.slo) for name, one in summary.classes.items()}
+def rows_met(run: Run, summary: Summary, columns: PerRequest, due: Mask) -> Mask:
+    """Mask of the due requests that met all their SLOs."""
+    own = {name: _stated(of_class.slo) for name, of_class in summary.classes.items()}
     return due & meets_own(run, columns, _stated(summary.slo), own)
 
 
 def _stated(results: Sequence[SloResult]) -> list[Slo]:
-    """The promises with a limit; those that requests brought themselves stand in their columns."""
+    """The SLOs with a limit; limits per request, from a trace, are in the columns."""
     return [parse_slo(result.text) for result in results if math.isfinite(result.limit)]
 
 
 def _itl(run: Run, columns: PerRequest) -> tuple[list[Record], int]:
-    """A point per gap between chunks, thinned out, the longest always among them, and one per
-    answer that broke off; how many gaps there are."""
+    """A point per gap between chunks, thinned out but with the longest gaps, and a point per broken
+    stream; the number of gaps."""
     gaps, starts = columns.gaps, columns.chunk_starts
     chosen = _thinned_gaps(gaps.itl_s)
     group = np.searchsorted(gaps.starts, chosen, side="right") - 1
@@ -146,14 +138,14 @@ def _itl(run: Run, columns: PerRequest) -> tuple[list[Record], int]:
     at_s, itl_s = run.chunk_rows["received_s"][chunk], gaps.icl_s[chosen] / gaps.tokens[chosen]
     ids = run.request_rows["request_id"]
     records = [
-        {"at_s": at, "itl_s": value, "status": "ok", "request_id": int(ids[of])}
-        for at, value, of in zip(at_s.tolist(), itl_s.tolist(), row.tolist(), strict=True)
+        {"at_s": at, "itl_s": value, "status": "ok", "request_id": int(ids[number])}
+        for at, value, number in zip(at_s.tolist(), itl_s.tolist(), row.tolist(), strict=True)
     ]
     return [*records, *_broken_off(run, columns)], len(gaps.icl_s)
 
 
 def _thinned_gaps(itl_s: NDArray[np.float64]) -> NDArray[np.intp]:
-    """As `_thinned`, of millions, which are not sorted for it."""
+    """`_thinned` for millions of gaps, without sorting them."""
     n = len(itl_s)
     if n <= MAX_ITL_POINTS:
         return np.arange(n)
@@ -164,7 +156,7 @@ def _thinned_gaps(itl_s: NDArray[np.float64]) -> NDArray[np.intp]:
 
 
 def _broken_off(run: Run, columns: PerRequest) -> list[Record]:
-    """Answers that failed after their first token: when, and after how long a silence."""
+    """Requests that failed after their first token: the time, and the silence before it."""
     rows = run.request_rows
     silent_s = rows["done_s"] - rows["last_token_s"]
     broken = np.flatnonzero(~columns.is_ok & columns.has_token & np.isfinite(silent_s))
@@ -180,7 +172,7 @@ def _broken_off(run: Run, columns: PerRequest) -> list[Record]:
 
 
 def _curve(population: Population, series: str, confidence: float) -> list[Record]:
-    """Nearest-rank percentiles with their band, on a grid even on the tail axis."""
+    """Nearest-rank percentiles with their confidence band, on a grid even on the tail axis."""
     n = population.n
     if not len(population.ordered):
         return []
@@ -193,19 +185,19 @@ def _curve(population: Population, series: str, confidence: float) -> list[Recor
         quantile = min(max(1 - 10**-tail, 0.5 / n), 1 - 0.5 / n)
         quantile = next((q for q in PERCENTILES.values() if abs(tail_position(q) - tail) < 1e-12),
                         quantile)  # fmt: skip
-        found = percentile(
+        at = percentile(
             population.ordered, quantile, confidence, population.n_infinite, samples_worth
         )
-        if math.isinf(found.value):
+        if math.isinf(at.value):
             break
-        is_closed = found.low is not None and found.high is not None and found.high < math.inf
+        is_closed = at.low is not None and at.high is not None and at.high < math.inf
         records.append(
             {
                 "tail": tail,
                 "quantile": quantile,
-                "value": found.value,
-                "low": found.low if is_closed else None,
-                "high": found.high if is_closed else None,
+                "value": at.value,
+                "low": at.low if is_closed else None,
+                "high": at.high if is_closed else None,
                 "series": series,
             }
         )
@@ -213,7 +205,7 @@ def _curve(population: Population, series: str, confidence: float) -> list[Recor
 
 
 def _worth_along(population: Population, tails: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Effective sample sizes, computed where percentiles are reported and interpolated between."""
+    """Effective sample sizes: computed at the reported percentiles, interpolated between them."""
     if population.clusters is None:
         return np.full(len(tails), float(population.n))
     anchors = [tail_position(q) for q in PERCENTILES.values()]
@@ -237,15 +229,15 @@ def _limits(summary: Summary) -> dict[str, list[Record]]:
     return limits
 
 
-def _seconds(run: Run, columns: PerRequest, kept: Mask, end_s: float) -> list[Record]:
-    """Rates per time bin of at least a second; the last bin may reach beyond the end."""
+def _seconds(run: Run, columns: PerRequest, met: Mask, end_s: float) -> list[Record]:
+    """Rates per time bin of at least a second; the last bin may extend beyond the end."""
     width_s, n_bins = _bins(end_s)
     rows = run.request_rows
     planned_s = np.where(
         run.schedule_rows["n_parents"] == 0, run.schedule_rows["scheduled_s"], rows["released_s"]
     )
-    asked, sent, good = (
-        _histogram(t, n_bins, width_s) for t in (planned_s, rows["sent_s"], planned_s[kept])
+    scheduled, sent, good = (
+        _histogram(t, n_bins, width_s) for t in (planned_s, rows["sent_s"], planned_s[met])
     )
     tokens = _tokens_per_bin(run, columns, n_bins, width_s)
     edges = np.arange(n_bins + 1, dtype=np.float64) * np.float64(width_s)
@@ -254,7 +246,7 @@ def _seconds(run: Run, columns: PerRequest, kept: Mask, end_s: float) -> list[Re
         {
             "from_s": float(edges[k]),
             "to_s": float(edges[k + 1]),
-            "asked": float(asked[k]) / width_s,
+            "asked": float(scheduled[k]) / width_s,
             "sent": float(sent[k]) / width_s,
             "kept": float(good[k]) / width_s,
             "in_flight": float(flight[k]),
@@ -265,27 +257,27 @@ def _seconds(run: Run, columns: PerRequest, kept: Mask, end_s: float) -> list[Re
 
 
 def _bins(end_s: float) -> tuple[float, int]:
-    """Width and number of the time bins."""
+    """Width (s) and number of the time bins."""
     width_s = max(1.0, math.ceil(end_s / MAX_BINS))
     return width_s, max(1, math.ceil(end_s / width_s))
 
 
 def _server(run: Run, end_s: float) -> list[Record]:
-    """The server's queue and memory, and its GPUs, per time bin."""
-    told = {name: points(run, name) for name in (*SERVER_SERIES, *AVERAGED_SERIES)}
-    known = {name: found for name, found in told.items() if len(found[0])}
-    if not known:
+    """The server's queue, its memory and its GPUs per time bin."""
+    series = {name: points(run, name) for name in (*SERVER_SERIES, *AVERAGED_SERIES)}
+    reported = {name: readings for name, readings in series.items() if len(readings[0])}
+    if not reported:
         return []
     width_s, n_bins = _bins(end_s)
     columns = {
-        name: _per_bin(*found, width_s, n_bins, is_mean=name in AVERAGED_SERIES)
-        for name, found in known.items()
+        name: _per_bin(*readings, width_s, n_bins, is_mean=name in AVERAGED_SERIES)
+        for name, readings in reported.items()
     }
     return [
         {
             "from_s": k * width_s,
             "to_s": (k + 1) * width_s,
-            **dict.fromkeys(told),
+            **dict.fromkeys(series),
             **{n: float(v[k]) if np.isfinite(v[k]) else None for n, v in columns.items()},
         }
         for k in range(n_bins)
@@ -299,7 +291,7 @@ def _per_bin(
     n_bins: int,
     is_mean: bool,
 ) -> NDArray[np.float64]:
-    """The mean or the largest reading of each bin; not finite where there is none."""
+    """The mean or the largest reading of each bin; not finite for a bin without a reading."""
     bins = np.clip((times_s / width_s).astype(np.int64), 0, n_bins - 1)
     if is_mean:
         n = np.bincount(bins, minlength=n_bins)
@@ -316,16 +308,17 @@ def _histogram(
     width_s: float,
     weights: NDArray[np.float64] | None = None,
 ) -> NDArray[np.float64]:
-    happened = np.isfinite(instants_s)
-    bins = np.clip((instants_s[happened] / width_s).astype(np.int64), 0, n_bins - 1)
-    kept = None if weights is None else weights[happened]
-    return np.bincount(bins, weights=kept, minlength=n_bins).astype(np.float64)
+    is_finite = np.isfinite(instants_s)
+    bins = np.clip((instants_s[is_finite] / width_s).astype(np.int64), 0, n_bins - 1)
+    chosen = None if weights is None else weights[is_finite]
+    return np.bincount(bins, weights=chosen, minlength=n_bins).astype(np.float64)
 
 
 def _tokens_per_bin(
     run: Run, columns: PerRequest, n_bins: int, width_s: float
 ) -> NDArray[np.float64]:
-    """Each request's n spread evenly over its chunks, at the instants these were received."""
+    """Output tokens per bin: those of a request are spread evenly over its chunks, at the times of
+    their arrival."""
     chunks = run.chunk_rows
     if not len(chunks):
         return np.zeros(n_bins)
@@ -336,15 +329,16 @@ def _tokens_per_bin(
 
 
 def _points(run: Run, columns: PerRequest) -> tuple[list[Record], int, int]:
-    """TTFT of each request at its release, the slowest always kept; failures where they gave up."""
+    """TTFT of each request at its release, failed requests at their time from release to failure;
+    thinned out, but with the slowest."""
     rows = run.request_rows
     answered = np.flatnonzero(columns.is_ok & columns.has_token)
     failed = np.flatnonzero(np.isfinite(rows["released_s"]) & ~columns.is_ok)
     shown = _thinned(answered, columns.ttft_s[answered], MAX_POINTS)
-    gave_up_s = np.nan_to_num(rows["done_s"] - rows["released_s"], nan=0.0)
-    kept = _thinned(failed, gave_up_s[failed], MAX_FAILED_POINTS)
+    failed_after_s = np.nan_to_num(rows["done_s"] - rows["released_s"], nan=0.0)
+    shown_failed = _thinned(failed, failed_after_s[failed], MAX_FAILED_POINTS)
     records = [_point(run, row, float(columns.ttft_s[row])) for row in shown.tolist()]
-    records += [_point(run, row, float(gave_up_s[row])) for row in kept.tolist()]
+    records += [_point(run, row, float(failed_after_s[row])) for row in shown_failed.tolist()]
     return records, len(answered), len(failed)
 
 
@@ -358,7 +352,7 @@ def _point(run: Run, row: int, at_s: float) -> Record:
 
 
 def _thinned(rows: NDArray[np.intp], values: NDArray[np.float64], at_most: int) -> NDArray[np.intp]:
-    """At most so many rows: a tenth of the places for the largest values, the rest even."""
+    """At most `at_most` rows: a tenth of them with the largest values, the others evenly taken."""
     if len(rows) <= at_most:
         return rows
     largest = np.argsort(values, kind="stable")[-at_most // 10 :]

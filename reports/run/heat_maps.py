@@ -1,6 +1,5 @@
-"""Where promises are kept and where not: by prompt and answer length and class, and which class
-slows which.
-"""
+"""Heat maps: SLO attainment by prompt length, answer length and class, and the interference
+between classes."""
 
 from __future__ import annotations
 
@@ -12,54 +11,53 @@ from numpy.typing import NDArray
 from loadgen.measure.per_request import Mask
 from loadgen.measure.wording import format_count
 from loadgen.records import Run
-from reports.charts import Spec, standalone
-from reports.run.frames import Record
+from reports.charts import Record, Spec, layer, number, standalone
 
 MOST_BUCKETS = 5
 _CELL = 44
 _LIGHT, _DARK = "#ffffff", "#101418"
 
 
-def attainment_cells(run: Run, due: Mask, kept: Mask) -> list[Record]:
-    """class, input and output (buckets in words, with their `input_order` and `output_order`), n
-    due and the share that kept its promises. Buckets hold about as many requests each, of lengths
-    as planned."""
+def attainment_cells(run: Run, due: Mask, met: Mask) -> list[Record]:
+    """Records: class, input and output (buckets of planned lengths in words, with `input_order` and
+    `output_order`), n (due) and the share that met its SLOs. Buckets hold roughly equal numbers of
+    requests. `met`: the due requests that met their SLOs."""
     if not due.any():
         return []
     schedule = run.schedule_rows[due]
-    met, class_id = kept[due], schedule["class_id"]
-    axes = {word: _buckets(schedule[f"{word}_tokens"]) for word in ("input", "output")}
-    (input_of, input_words), (output_of, output_words) = axes.values()
-    key = (class_id.astype(np.int64) * MOST_BUCKETS + input_of) * MOST_BUCKETS + output_of
+    class_id = schedule["class_id"].astype(np.int64)
+    input_of, input_words = _buckets(schedule["input_tokens"])
+    output_of, output_words = _buckets(schedule["output_tokens"])
+    key = (class_id * MOST_BUCKETS + input_of) * MOST_BUCKETS + output_of
     cells, which, counts = np.unique(key, return_inverse=True, return_counts=True)
-    kept_of = np.bincount(which, weights=met, minlength=len(cells))
-    found = []
-    for cell, n, n_met in zip(cells.tolist(), counts.tolist(), kept_of.tolist(), strict=True):
+    n_met = np.bincount(which, weights=met[due], minlength=len(cells))
+    records = []
+    for cell, n, n_ok in zip(cells.tolist(), counts.tolist(), n_met.tolist(), strict=True):
         rest, output = divmod(cell, MOST_BUCKETS)
-        number, asked = divmod(rest, MOST_BUCKETS)
-        found.append(
+        number_of_class, input_ = divmod(rest, MOST_BUCKETS)
+        records.append(
             {
-                "class": run.names.classes[number],
-                "input": input_words[asked],
-                "input_order": asked,
+                "class": run.names.classes[number_of_class],
+                "input": input_words[input_],
+                "input_order": input_,
                 "output": output_words[output],
                 "output_order": output,
                 "n": n,
-                "share": n_met / n,
+                "share": n_ok / n,
             }
         )
-    return found
+    return records
 
 
 def _buckets(tokens: NDArray[np.uint32]) -> tuple[NDArray[np.int64], list[str]]:
-    """The bucket of each value, and the buckets' ranges in words."""
+    """The bucket of each value, and the range of each bucket in words."""
     cuts = np.unique(np.quantile(tokens, np.linspace(0, 1, MOST_BUCKETS + 1), method="lower")[1:-1])
     raw = np.searchsorted(cuts, tokens, side="left")
     used, bucket = np.unique(raw, return_inverse=True)
     words = []
-    for number in range(len(used)):
-        of = tokens[bucket == number]
-        low, high = int(of.min()), int(of.max())
+    for position in range(len(used)):
+        inside = tokens[bucket == position]
+        low, high = int(inside.min()), int(inside.max())
         words.append(
             format_count(low) if low == high else f"{format_count(low)}–{format_count(high)}"
         )
@@ -85,61 +83,55 @@ def _attainment(cells: Sequence[Record]) -> Spec:
         {"field": "input", "title": "prompt tokens"},
         {"field": "output", "title": "output tokens"},
     ]
+    falling = {"field": "input_order", "order": "descending"}
     encoding = {
         "x": _bucket_axis("output", "output tokens"),
-        "y": {
-            **_bucket_axis("input", "prompt tokens"),
-            "sort": {"field": "input_order", "order": "descending"},
-        },
+        "y": {**_bucket_axis("input", "prompt tokens"), "sort": falling},
     }
-    spec: Spec = {
-        "data": {"values": list(cells)},
-        "facet": {"field": "class", "type": "nominal", "title": None, "sort": classes},
-        "columns": 2,
-        "spec": {
-            "width": {"step": _CELL},
-            "height": {"step": _CELL * 0.6},
-            "layer": _kept_tiles(encoding, tooltip),
-        },
+    map_ = {
+        "width": {"step": _CELL},
+        "height": {"step": _CELL * 0.6},
+        "layer": _share_tiles(encoding, tooltip),
     }
-    if len(classes) == 1:
-        spec = {"data": spec["data"], **spec["spec"]}
-    return standalone(spec, "Share of requests that kept their promises, by lengths and class")
+    spec = _faceted(cells, "class", classes, map_) if len(classes) > 1 else _single(cells, map_)
+    return standalone(spec, "SLO attainment by prompt length, output length and class")
 
 
-def kept_by_mode(
+def attainment_by_mode(
     records: Sequence[Record], modes: Sequence[str], rates: Sequence[str], classes: Sequence[str]
 ) -> Spec:
-    """The share that kept its promises: a small map of rate × class per mode, or one of mode ×
-    class without rates. Records: mode, rate, class, share, n."""
+    """SLO attainment: a map of rate × class for each mode, or a single map of mode × class without
+    rates. Records: mode, rate, class, share, n."""
     tooltip = [
         {"field": "mode"},
         *([{"field": "rate", "title": "offered"}] if rates else []),
         {"field": "class"},
     ]
-    axis = {"labelAngle": 0, "labelLimit": 160}
+    labels = {"labelAngle": 0, "labelLimit": 160}
     across = ("rate", "offered", rates) if rates else ("class", None, classes)
     down = ("class", None, classes) if rates else ("mode", None, modes)
     encoding = {
         channel: {"field": field, "type": "nominal", "title": title, "sort": list(sort),
-                  "axis": axis}
+                  "axis": labels}
         for channel, (field, title, sort) in (("x", across), ("y", down))
     }  # fmt: skip
-    layer = _kept_tiles(encoding, tooltip)
-    one = {
+    map_ = {
         "width": {"step": _CELL * (1.2 if rates else 2.2)},
         "height": {"step": _CELL * 0.6},
-        "layer": layer,
+        "layer": _share_tiles(encoding, tooltip),
     }
-    spec: Spec = {"data": {"values": list(records)}, **one}
-    if rates:
-        spec = {
-            "data": {"values": list(records)},
-            "facet": {"field": "mode", "type": "nominal", "title": None, "sort": list(modes)},
-            "columns": 2,
-            "spec": one,
-        }
-    return standalone(spec, "Share of requests that kept their promises, mode by mode")
+    spec = _faceted(records, "mode", modes, map_) if rates else _single(records, map_)
+    return standalone(spec, "SLO attainment by mode")
+
+
+def _single(records: Sequence[Record], map_: Spec) -> Spec:
+    return {"data": {"values": list(records)}, **map_}
+
+
+def _faceted(records: Sequence[Record], field: str, order: Sequence[str], map_: Spec) -> Spec:
+    """A map for each value of `field`, two in a row."""
+    facet = {"field": field, "type": "nominal", "title": None, "sort": list(order)}
+    return {"data": {"values": list(records)}, "facet": facet, "columns": 2, "spec": map_}
 
 
 def _interference(pairs: Mapping[tuple[str, str], float | None]) -> Spec:
@@ -157,23 +149,22 @@ def _interference(pairs: Mapping[tuple[str, str], float | None]) -> Spec:
     }
     tooltip = [
         {"field": "class", "title": "TTFT of"},
-        {"field": "other", "title": "with in flight of"},
-        {"field": "value", "title": "rank correlation", "type": "quantitative", "format": ".2f"},
+        {"field": "other", "title": "against requests in flight of"},
+        number("value", "rank correlation", ".2f"),
     ]
     axis = {"type": "nominal", "sort": names, "axis": {"labelLimit": 80, "labelAngle": 0}}
     encoding = {
         "x": {**axis, "field": "other", "title": "requests in flight of"},
         "y": {**axis, "field": "class", "title": "TTFT of"},
     }
-    spec: Spec = {
-        "data": {"values": rows},
+    text = "format(datum.value, '.2f')"
+    map_ = {
         "width": {"step": 2 * _CELL},
         "height": {"step": _CELL * 0.8},
-        "layer": _tiles(
-            encoding, color, tooltip, "format(datum.value, '.2f')", "abs(datum.value) < 0.6"
-        ),
+        "layer": _tiles(encoding, color, tooltip, text, "abs(datum.value) < 0.6"),
     }
-    return standalone(spec, "TTFT of each class against the requests in flight of each")
+    title = "Rank correlation of each class's TTFT with each class's requests in flight"
+    return standalone(_single(rows, map_), title)
 
 
 def _bucket_axis(word: str, title: str) -> Spec:
@@ -186,36 +177,27 @@ def _bucket_axis(word: str, title: str) -> Spec:
     }
 
 
-def _kept_tiles(encoding: Spec, tooltip: Sequence[Spec]) -> list[Spec]:
-    """Tiles by the share that kept its promises."""
+def _share_tiles(encoding: Spec, tooltip: Sequence[Spec]) -> list[Spec]:
+    """Tiles coloured by SLO attainment."""
     color = {
         "field": "share",
         "type": "quantitative",
         "scale": {"domain": [0, 1], "scheme": "viridis"},
-        "legend": {"title": "kept", "format": ".0%", "orient": "top", "gradientLength": 160},
+        "legend": {"title": "SLO met", "format": ".0%", "orient": "top", "gradientLength": 160},
     }
-    kept = [
-        {"field": "share", "title": "kept", "type": "quantitative", "format": ".3~%"},
-        {"field": "n", "title": "requests due"},
-    ]
-    return _tiles(
-        encoding, color, [*tooltip, *kept], "format(datum.share, '.0%')", "datum.share > 0.6"
-    )
+    shares = [number("share", "SLO met", ".3~%"), {"field": "n", "title": "requests due"}]
+    text = "format(datum.share, '.0%')"
+    return _tiles(encoding, color, [*tooltip, *shares], text, "datum.share > 0.6")
 
 
 def _tiles(
     encoding: Spec, color: Spec, tooltip: Sequence[Spec], text: str, is_light: str
 ) -> list[Spec]:
-    """Coloured tiles with their numbers upon them, dark on light ones and light on dark ones."""
+    """Coloured tiles with their numbers on them, dark on light tiles and light on dark ones."""
+    shade = {"condition": {"test": is_light, "value": _DARK}, "value": _LIGHT}
+    words = {**encoding, "text": {"field": "text", "type": "nominal"}, "color": shade}
+    mark = {"type": "text", "fontSize": 10, "fontWeight": 600, "style": "tile"}
     return [
-        {"mark": {"type": "rect"}, "encoding": {**encoding, "color": color, "tooltip": tooltip}},
-        {
-            "transform": [{"calculate": text, "as": "text"}],
-            "mark": {"type": "text", "fontSize": 10, "fontWeight": 600, "style": "tile"},
-            "encoding": {
-                **encoding,
-                "text": {"field": "text", "type": "nominal"},
-                "color": {"condition": {"test": is_light, "value": _DARK}, "value": _LIGHT},
-            },
-        },
+        layer({"type": "rect"}, {**encoding, "color": color, "tooltip": tooltip}),
+        {"transform": [{"calculate": text, "as": "text"}], **layer(mark, words)},
     ]

@@ -1,29 +1,28 @@
-"""A run told on one HTML page that needs nothing but a browser: no network, no other file."""
+"""A run on one HTML page that needs nothing but a browser: no network, no other file."""
 
 from __future__ import annotations
 
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from msgspec import structs
 
 from loadgen.measure.attainment import due_rows
+from loadgen.measure.capacity.capacity_result import Capacity
 from loadgen.measure.catalog import METRICS
-from loadgen.measure.interference import interference
+from loadgen.measure.drivers import interference
 from loadgen.measure.per_request import per_request
 from loadgen.measure.server_load import describe_server
 from loadgen.measure.summary import Summary
 from loadgen.measure.wording import format_count, format_value
 from loadgen.records import Run
-from reports.charts import spectra
 from reports.page import render_page
 from reports.redaction import redact
-from reports.run import tables, verdict_rows
-from reports.run.advice import next_steps
-from reports.run.causes_view import whys
+from reports.run import tables, verdict_section
+from reports.run.causes import cause_figures
 from reports.run.embedded_rows import embedded_rows
 from reports.run.engine_section import (
     EngineSection,
@@ -31,13 +30,14 @@ from reports.run.engine_section import (
     engine_figures,
     simulated_section,
 )
-from reports.run.frames import Frames, frames, kept_rows
+from reports.run.frames import Frames, frames, rows_met
 from reports.run.heat_maps import attainment_cells, heat_figures
-from reports.run.place import run_word
-from reports.run.searched import Searched
 from reports.run.slowest import HEAD as SLOWEST_HEAD
 from reports.run.slowest import gantt, slowest
+from reports.run.spectra import spectra
+from reports.run.tables import TableCell
 from reports.run.timeline import timeline
+from reports.run.verdict_section import next_steps
 
 _CAPTIONS = {
     "spectrum-ttft": "Time to first token at every percentile",
@@ -51,34 +51,31 @@ def render(
     run: Run,
     summary: Summary,
     cache_dir: Path | None = None,
-    story: EngineSection | None = None,
+    engine: EngineSection | None = None,
     directory: Path | None = None,
     search: Searched | None = None,
 ) -> str:
-    """The whole page. `cache_dir` keeps the plotting bundle, which takes seconds to make; `story`
-    is what the bundled engine told of the run, where it served it; `directory` is where the run
-    lies, for the commands on the page that read it; `search` is the one it was a probe of."""
+    """The whole page. `cache_dir` caches the plotting bundle, which takes seconds to make; `engine`
+    is the section on the bundled engine, if that served the run; `directory` holds the run, for the
+    commands on the page that read it; `search` is the capacity search that the run is a probe of.
+    """
     summary = _redacted(summary)
-    story = story or simulated_section(run.manifest.engine)
+    engine = engine or simulated_section(run.manifest.engine)
     place = run_word(directory)
-    columns = per_request(run)
-    seen = frames(run, summary, columns)
-    reasons = whys(run, summary, columns)
-    waited = {} if story is None else story.why
+    columns, due = per_request(run), due_rows(run)
+    tables_of_run = frames(run, summary, columns)
+    causes = cause_figures(run, summary, columns)
+    waited = {} if engine is None else engine.why
     worst, rows = slowest(run, columns, waited), embedded_rows(run, summary, columns, waited)
-    due = due_rows(run)
-    heat = heat_figures(
-        attainment_cells(run, due, kept_rows(run, summary, columns, due)),
-        interference(run, columns),
-    )
+    cells = attainment_cells(run, due, rows_met(run, summary, columns, due))
     drawn = {
-        **spectra(seen),
-        "timeline": timeline(seen),
-        **{why.name: why.spec for why in reasons},
-        **heat,
+        **spectra(tables_of_run),
+        "timeline": timeline(tables_of_run),
+        **{cause.name: cause.spec for cause in causes},
+        **heat_figures(cells, interference(run, columns)),
     }
-    if story is not None:
-        drawn |= engine_figures(story, seen.end_s)
+    if engine is not None:
+        drawn |= engine_figures(engine, tables_of_run.end_s)
     if worst.order:
         drawn["slowest"] = gantt(worst)
     return render_page(
@@ -88,26 +85,26 @@ def render(
         data={"summary": summary.to_json(), **({"rows": rows} if rows else {})},
         scripts=("static/rows.js", "static/rescore.js", "static/lookup.js"),
         rescoring=rows,
-        next_steps=next_steps(summary, *_again(run, search), place),
+        next_steps=next_steps(summary, *_command_words(run, search), place),
         search=search,
         title=f"{summary.run or 'run'} · slobench",
         run=summary.run,
         place=place,
         summary=summary,
-        banner=verdict_rows.banner(summary),
-        promises=verdict_rows,
+        banner=verdict_section.banner(summary),
+        verdict_section=verdict_section,
         tables=tables,
         subject=_subject(run),
         window=_window(summary),
         captions={name: text for name, text in _CAPTIONS.items() if name in drawn},
-        whys=reasons,
-        story=story,
-        blockers=[] if story is None else blocker_rows(story),
+        causes=causes,
+        engine=engine,
+        blockers=[] if engine is None else blocker_rows(engine),
         slowest=worst,
-        slowest_head=(*SLOWEST_HEAD, *(["why it waited in the engine"] if waited else [])),
-        points_note=_points_note(seen),
-        end_s=seen.end_s,
-        failures=seen.failures,
+        slowest_head=(*SLOWEST_HEAD, *(["reason for waiting in the engine"] if waited else [])),
+        points_note=_points_note(tables_of_run),
+        end_s=tables_of_run.end_s,
+        failures=tables_of_run.failures,
         level=f"{100 * summary.confidence:g} %",
         format_value=format_value,
         format_count=format_count,
@@ -122,7 +119,7 @@ def render(
 
 
 def _redacted(summary: Summary) -> Summary:
-    """The summary with its sentences free of secrets: some quote how a run or a worker ended."""
+    """The summary without secrets: some of its sentences quote error messages."""
     checks = tuple(replace(c, detail=redact(c.detail)) for c in summary.validity.checks)
     return replace(
         summary,
@@ -133,15 +130,15 @@ def _redacted(summary: Summary) -> Summary:
 
 
 def _subject(run: Run) -> str:
-    """What was measured, for the line under the title."""
+    """The line under the title: scenario, model, URL and start of the run."""
     manifest, target = run.manifest, run.manifest.target
     parts = (manifest.scenario.name, target.model, target.url, manifest.started_utc)
     return " · ".join(redact(part) for part in parts if part)
 
 
-def _again(run: Run, search: Searched | None) -> tuple[str, str]:
-    """Words that ask for the same scenario and the same target on a command line; a scenario made
-    of flags has none, and one that is being searched need not be searched again."""
+def _command_words(run: Run, search: Searched | None) -> tuple[str, str]:
+    """The scenario and the target as words of a command line. Empty for a scenario made of flags,
+    and for a probe of a search, which needs no further search."""
     if search is not None:
         return "", ""
     command = run.manifest.command
@@ -150,23 +147,23 @@ def _again(run: Run, search: Searched | None) -> tuple[str, str]:
     words = [command[2]]
     for setting in _flags(command, "--set"):
         words += ["--set", setting]
-    where = [word for flag in ("--target", "--engine") for value in _flags(command, flag)[-1:]
-             for word in (flag, value)]  # fmt: skip
-    scenario, target = (
-        " ".join(shlex.quote(redact(word)) for word in some) for some in (words, where)
+    target = [word for flag in ("--target", "--engine") for value in _flags(command, flag)[-1:]
+              for word in (flag, value)]  # fmt: skip
+    return (
+        " ".join(shlex.quote(redact(word)) for word in words),
+        " ".join(shlex.quote(redact(word)) for word in target),
     )
-    return scenario, target
 
 
 def _flags(command: Sequence[str], flag: str) -> list[str]:
     """The values of a flag on a command line."""
-    found: list[str] = []
+    values: list[str] = []
     for number, word in enumerate(command, start=1):
         if word == flag:
-            found += command[number : number + 1]
+            values += command[number : number + 1]
         elif word.startswith(f"{flag}="):
-            found.append(word.partition("=")[2])
-    return found
+            values.append(word.partition("=")[2])
+    return values
 
 
 def _window(summary: Summary) -> str:
@@ -177,22 +174,23 @@ def _window(summary: Summary) -> str:
     )
 
 
-def _points_note(seen: Frames) -> str:
-    n_failed = sum(p["status"] != "ok" for p in seen.points)
-    n_ok = len(seen.points) - n_failed
-    n_gaps = sum(p["status"] == "ok" for p in seen.itl)
-    if n_ok == seen.n_points and n_failed == seen.n_failed_points and n_gaps == seen.n_itl:
+def _points_note(shown: Frames) -> str:
+    """A sentence on how many of the points the timeline shows."""
+    n_failed = sum(p["status"] != "ok" for p in shown.points)
+    n_ok = len(shown.points) - n_failed
+    n_gaps = sum(p["status"] == "ok" for p in shown.itl)
+    counts = ((n_ok, shown.n_points), (n_failed, shown.n_failed_points), (n_gaps, shown.n_itl))
+    if all(n == total for n, total in counts):
         return "Every request is a point, and so is every gap between its tokens."
+    ok, failed, gaps = (f"{format_count(n)} of {format_count(total)}" for n, total in counts)
     return (
-        f"Points: {format_count(n_ok)} of {format_count(seen.n_points)} answers, "
-        f"{format_count(n_failed)} of"
-        f" {format_count(seen.n_failed_points)} failures, {format_count(n_gaps)} of"
-        f" {format_count(seen.n_itl)} gaps between tokens; the longest always."
+        f"Points: {ok} successful requests, {failed} failed requests, {gaps} gaps between tokens,"
+        " the longest always among them."
     )
 
 
 def _provenance(run: Run) -> list[tuple[str, str]]:
-    """How this run came about and how to repeat it; values are text, never a secret."""
+    """Origin of the run and how to repeat it: (name, text without secrets)."""
     manifest, scenario = run.manifest, run.manifest.scenario
     target = manifest.target.to_json()
     labels = target.pop("labels")
@@ -217,3 +215,50 @@ def _provenance(run: Run) -> list[tuple[str, str]]:
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+UNKNOWN = "RUN"  # the word of --help
+
+
+def run_word(directory: Path | None) -> str:
+    """A run's directory as one word of a shell, relative if it was given so or lies below the
+    current directory. A link is followed: `runs/latest` will soon point elsewhere. `UNKNOWN` for
+    no directory."""
+    if directory is None:
+        return UNKNOWN
+    if directory.is_symlink():
+        directory = directory.parent / directory.readlink()
+    here = Path.cwd()
+    if directory.is_absolute() and directory.is_relative_to(here):
+        directory = directory.relative_to(here)
+    return shlex.quote(redact(str(directory)))
+
+
+@dataclass(frozen=True, slots=True)
+class Searched:
+    """The capacity search that a run is a probe of. `answer`: its result when the page was written;
+    `page`: link to its own page."""
+
+    probe: str
+    page: str
+    answer: Capacity
+
+    def sentence(self) -> str:
+        """The number of the probe, and the result of the search so far."""
+        n = len(self.answer.probes)
+        if not n:
+            return f"Probe {self.probe} of a capacity search, its first."
+        probes = f"{n} {'probe' if n == 1 else 'probes'}"
+        result, _, _ = self.answer.sentence().partition(";")  # the end of the search is not known
+        return (
+            f"Probe {self.probe} of a capacity search. Result when this page was written, after"
+            f" {probes}: {result}."
+        )
+
+    def tile(self) -> tuple[str, TableCell]:
+        """The capacity as a headline number."""
+        share = f"{100 * self.answer.attainment:g} % of requests meet the SLO"
+        if self.answer.value is None:
+            return "Capacity", TableCell("–", small=f"not yet known; {share}")
+        value, _, interval = self.answer.sentence().partition(" [")
+        return "Capacity", TableCell(value, small=f"[{interval}; {share}")

@@ -1,4 +1,4 @@
-"""The slowest answers of a run, one line each: where their seconds went, and when tokens came."""
+"""The slowest answers of a run: where their seconds went, and when their chunks arrived."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from loadgen.measure.attainment import due_rows
 from loadgen.measure.per_request import PerRequest
 from loadgen.measure.wording import format_count, format_value
 from loadgen.records import Run
-from reports.charts import Spec, standalone, time_unit
-from reports.run.causes_charts import PARTS
-from reports.run.frames import Record
+from reports.charts import Record, Spec, axis, figure, layer, number, time_unit
+from reports.run.causes import PARTS, part_colors
 from reports.run.tables import TableCell
 
 N_SLOWEST = 50
@@ -27,8 +26,8 @@ _ENDS: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 
 @dataclass(frozen=True, slots=True)
 class Slowest:
-    """`bars`: request, part, from_s, to_s; `ticks`: request, at_s; since the planned instant of
-    each. `order` are the request ids, slowest first; `rows` the same as cells under HEAD."""
+    """`bars`: request, part, from_s, to_s; `ticks`: request, at_s; seconds since the scheduled send
+    time of each request. `order`: request ids, slowest first; `rows`: table cells under HEAD."""
 
     order: Sequence[str]
     bars: Sequence[Record]
@@ -37,10 +36,10 @@ class Slowest:
 
 
 def slowest(run: Run, columns: PerRequest, waited: Mapping[int, str] | None = None) -> Slowest:
-    """Of the due answers that ended well, by E2E; ties in the order of their ids. `waited` says for
-    request ids why they waited in the server: where there is any, rows have one more cell."""
-    well = np.flatnonzero(due_rows(run) & columns.is_ok & columns.has_token)
-    worst = well[np.argsort(-columns.e2e_s[well], kind="stable")][:N_SLOWEST].tolist()
+    """The successful due requests with the longest E2E; ties in the order of their ids. `waited`
+    has the reason for waiting in the server by request id; if not empty, rows have a cell more."""
+    ok = np.flatnonzero(due_rows(run) & columns.is_ok & columns.has_token)
+    worst = ok[np.argsort(-columns.e2e_s[ok], kind="stable")][:N_SLOWEST].tolist()
     ids = run.request_rows["request_id"]
     chunk_ids = np.ascontiguousarray(run.chunk_rows["request_id"])
     return Slowest(
@@ -57,9 +56,9 @@ def slowest(run: Run, columns: PerRequest, waited: Mapping[int, str] | None = No
     )
 
 
-def gantt(seen: Slowest) -> Spec:
-    """One bar per answer, a tick for each chunk of it."""
-    unit, per_s = time_unit(max(bar["to_s"] for bar in seen.bars))
+def gantt(slowest: Slowest) -> Spec:
+    """A bar per answer, with a tick for each of its chunks."""
+    unit, per_s = time_unit(max(bar["to_s"] for bar in slowest.bars))
     bars = [
         {
             "request": bar["request"],
@@ -67,50 +66,36 @@ def gantt(seen: Slowest) -> Spec:
             "from": round(bar["from_s"] * per_s, 3),
             "to": round(bar["to_s"] * per_s, 3),
         }
-        for bar in seen.bars
+        for bar in slowest.bars
     ]
-    ticks = [{"request": t["request"], "at": round(t["at_s"] * per_s, 3)} for t in seen.ticks]
-    used = [part for part in PARTS.values() if any(bar["part"] == part[0] for bar in bars)]
+    ticks = [{"request": t["request"], "at": round(t["at_s"] * per_s, 3)} for t in slowest.ticks]
     y = {
         "field": "request",
         "type": "nominal",
-        "sort": list(seen.order),
+        "sort": list(slowest.order),
         "title": "request",
         "axis": {"labelFontSize": 9, "minExtent": 40},
     }
-    x = {"type": "quantitative", "title": f"{unit} since the planned instant"}
-    number = {"type": "quantitative", "format": ".4~g"}
-    layers: list[Spec] = [
-        {
-            "data": {"values": bars},
-            "mark": {"type": "bar", "height": _ROW_PX - 4},
-            "encoding": {
-                "y": y,
-                "x": {**x, "field": "from"},
-                "x2": {"field": "to"},
-                "color": {
-                    "field": "part",
-                    "type": "nominal",
-                    "scale": {"domain": [t for t, _ in used], "range": [c for _, c in used]},
-                    "legend": {"title": None, "orient": "top", "labelLimit": 200},
-                },
-                "tooltip": [
-                    {"field": "request"},
-                    {"field": "part"},
-                    {"field": "from", "title": f"from {unit}", **number},
-                    {"field": "to", "title": f"to {unit}", **number},
-                ],
-            },
-        },
-        {
-            "data": {"values": ticks},
-            "mark": {"type": "tick", "color": "black", "opacity": 0.45, "size": _ROW_PX - 4},
-            "encoding": {"y": y, "x": {**x, "field": "at"}},
-        },
+    x = axis("from", f"{unit} since the scheduled send time")
+    spans = {
+        "y": y,
+        "x": x,
+        "x2": {"field": "to"},
+        "color": part_colors({bar["part"] for bar in bars}),
+        "tooltip": [
+            {"field": "request"},
+            {"field": "part"},
+            number("from", f"from {unit}"),
+            number("to", f"to {unit}"),
+        ],
+    }
+    tick = {"type": "tick", "color": "black", "opacity": 0.45, "size": _ROW_PX - 4}
+    layers = [
+        layer({"type": "bar", "height": _ROW_PX - 4}, spans, bars),
+        layer(tick, {"y": y, "x": {**x, "field": "at"}}, ticks),
     ]
-    height = _ROW_PX * len(seen.order)
-    spec = {"height": height, "width": "container", "layer": layers}
-    return standalone(spec, "The slowest answers from their planned instant, token by token")
+    title = "The slowest answers from their scheduled send time, chunk by chunk"
+    return figure(title, height=_ROW_PX * len(slowest.order), layer=layers)
 
 
 def _bars(run: Run, columns: PerRequest, row: int) -> list[Record]:

@@ -1,6 +1,6 @@
-"""A summary as the words and cells people read; the page and the terminal show the same ones.
+"""Tables of a run's summary, shared by the page and the terminal.
 
-Every cell that shows a number knows where in summary.json that number stands (`path`).
+A cell with a number has its place in summary.json (`path`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Literal
 
 from loadgen.measure.catalog import METRICS, Unit
 from loadgen.measure.fairness import TenantShare
-from loadgen.measure.statistics.stats import Interval, Percentile
+from loadgen.measure.statistics.intervals import Interval
+from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.summary import PERCENTILES, ClassSummary, Distribution, Summary
 from loadgen.measure.wording import format_count, format_number, format_value
 from loadgen.records import Status
@@ -27,7 +28,7 @@ FAILURES = "failures as ∞"
 
 @dataclass(frozen=True, slots=True)
 class TableCell:
-    """A text, where its number comes from, and a small second line (an interval, a reason)."""
+    """A text, the place of its number in summary.json, and a small second line."""
 
     text: str
     path: str = ""
@@ -37,7 +38,7 @@ class TableCell:
 
 
 def between(interval: Interval | Percentile, unit: Unit) -> str:
-    """`[95.9 ms, 100 ms]`; an open end is an ellipsis."""
+    """`[95.9 ms, 100 ms]`; an ellipsis for a bound that the samples cannot give."""
     if interval.low is None and interval.high is None:
         return "[…]"
     low = "…" if interval.low is None else format_value(interval.low, unit)
@@ -53,7 +54,7 @@ _CLASS_PERCENTILES = (("ttft_s", "p50"), ("ttft_s", "p99"), ("tpot_s", "p99"))
 
 
 def class_rows(summary: Summary) -> list[list[TableCell]]:
-    """Each class beside the others; no row where all traffic is of one."""
+    """A row per class; none where all traffic is of one class."""
     return [_class_row(name, found) for name, found in summary.classes.items()]
 
 
@@ -89,12 +90,12 @@ def _class_row(name: str, found: ClassSummary) -> list[TableCell]:
 
 TENANT_HEAD = (
     *("tenant", "due", "attainment", "TTFT p50", "TTFT p99"),
-    *("tokens asked", "tokens served", "served of asked"),
+    *("tokens requested", "tokens served", "served share"),
 )
 
 
 def tenant_rows(summary: Summary) -> list[list[TableCell]]:
-    """Each tenant beside the others; no row where all traffic is of one."""
+    """A row per tenant; none where all traffic is of one tenant."""
     tenants = {} if summary.fairness is None else summary.fairness.tenants
     return [_tenant_row(name, found) for name, found in tenants.items()]
 
@@ -114,26 +115,26 @@ def _tenant_row(name: str, found: TenantShare) -> list[TableCell]:
     ]
     percentiles = {"ttft_p50": found.ttft_p50, "ttft_p99": found.ttft_p99}
     cells += [
-        TableCell(percentile_text(one, "s"), f"{path}.{key}.value", "s")
-        for key, one in percentiles.items()
+        TableCell(percentile_text(percentile, "s"), f"{path}.{key}.value", "s")
+        for key, percentile in percentiles.items()
     ]
-    asked, served = found.asked_tokens_per_s, found.served_tokens_per_s
+    requested, served = found.asked_tokens_per_s, found.served_tokens_per_s
     cells += [
-        TableCell(format_value(asked, "per_s"), f"{path}.asked_tokens_per_s", "per_s"),
+        TableCell(format_value(requested, "per_s"), f"{path}.asked_tokens_per_s", "per_s"),
         TableCell(format_value(served, "per_s"), f"{path}.served_tokens_per_s", "per_s"),
     ]
-    return [*cells, TableCell(format_value(served / asked, "share"))]
+    return [*cells, TableCell(format_value(served / requested, "share"))]
 
 
 def fairness_text(summary: Summary) -> str:
-    """Jain's index in words, "" where all traffic is of one tenant."""
+    """A sentence with Jain's index; "" where all traffic is of one tenant."""
     found = summary.fairness
     if found is None:
         return ""
     return (
-        f"Jain's fairness index over {len(found.tenants)} tenants (1: all fare alike):"
-        f" {found.jain_of_served:.3f} of tokens served, {found.jain_of_share:.3f} of the share of"
-        " its asked tokens that each was served"
+        f"Jain's fairness index over {len(found.tenants)} tenants (1: all are treated equally):"
+        f" {found.jain_of_served:.3f} by tokens served, {found.jain_of_share:.3f} by the served"
+        " share of the requested tokens"
     )
 
 
@@ -141,7 +142,7 @@ METRIC_HEAD = ("metric", "n", "mean", *PERCENTILES, "max")
 
 
 def metric_rows(summary: Summary, names: Sequence[str]) -> list[list[TableCell]]:
-    """Name, n, mean, percentiles with interval and `*`, maximum."""
+    """Cells: name, n, mean, percentiles with confidence interval and `*`, maximum."""
     rows = []
     for name in names:
         found, unit = summary.metrics[name], METRICS[name].unit
@@ -159,7 +160,7 @@ def metric_rows(summary: Summary, names: Sequence[str]) -> list[list[TableCell]]
 
 
 def failure_rows(summary: Summary, names: Sequence[str]) -> list[list[TableCell]]:
-    """The percentiles with every failure as +inf; only metrics for which that differs."""
+    """Percentiles with every failure as +inf, of the metrics for which they differ."""
     rows = []
     for name in names:
         found = summary.metrics[name]
@@ -188,13 +189,13 @@ def _percentile_cells(found: Distribution, name: str, view: str) -> list[TableCe
 
 
 def percentile_text(percentile: Percentile, unit: Unit) -> str:
-    """`431 ms`, or `431 ms*` when fewer than ten samples lie beyond it."""
+    """`431 ms`, or `431 ms*` where fewer than ten samples lie beyond the percentile."""
     text = format_value(percentile.value, unit)
     return f"{text}*" if percentile.few and text not in ("–", "∞") else text
 
 
 def tiles(summary: Summary) -> list[tuple[str, TableCell]]:
-    """The headline numbers, each with what it must be read beside."""
+    """The headline numbers: (name, cell with the number and its context)."""
     goodput, share = summary.goodput.requests_per_s, summary.attainment
     failed = summary.counts["due"] - summary.counts["ok"]
     return [
@@ -226,7 +227,7 @@ def tiles(summary: Summary) -> list[tuple[str, TableCell]]:
                 "achieved_rate_per_s",
                 "per_s",
                 f"of {format_value(summary.offered_rate_per_s, 'per_s')} offered",
-                "Requests sent inside the measured window, beside those that were due in it.",
+                "Requests sent inside the measured window, compared with those due in it.",
             ),
         ),
         (
@@ -256,7 +257,7 @@ BACKEND_HEAD = ("address", "requests", "share", "ok", "output tokens", "median T
 
 
 def backend_rows(summary: Summary) -> list[list[TableCell]]:
-    """The addresses that requests went to; nothing where there is only one."""
+    """A row per server address; none where there is only one."""
     found = summary.backends if len(summary.backends) > 1 else ()
     total = sum(backend.requests for backend in found)
     return [
@@ -275,11 +276,11 @@ def backend_rows(summary: Summary) -> list[list[TableCell]]:
 
 
 STIMULUS_HEAD = ("arrivals", "scheduled", "sent")
-LENGTH_HEAD = ("tokens", "n", "mean asked", "mean got", "differ", "most off")
+LENGTH_HEAD = ("tokens", "n", "mean requested", "mean received", "differ", "largest difference")
 
 
 def stimulus_rows(summary: Summary) -> list[list[TableCell]]:
-    """What was scheduled and what was sent, by their rates and the pattern of their gaps."""
+    """Scheduled and sent requests: their numbers, their rates and the patterns of their gaps."""
     found = summary.stimulus
     if found is None:
         return []
@@ -294,18 +295,15 @@ def stimulus_rows(summary: Summary) -> list[list[TableCell]]:
         ("lag-1 correlation of gaps", "gap_lag1"),
         ("dispersion of counts", "dispersion"),
     )
-    return [
-        [TableCell("requests"), *counts],
-        [TableCell("rate"), *rates],
-        *(
-            [TableCell(word), *(TableCell(_figure(getattr(side, name))) for _, side in sides)]
-            for word, name in patterns
-        ),
-    ]
+    rows = [[TableCell("requests"), *counts], [TableCell("rate"), *rates]]
+    for word, name in patterns:
+        figures = (TableCell(_figure(getattr(side, name))) for _, side in sides)
+        rows.append([TableCell(word), *figures])
+    return rows
 
 
 def length_rows(summary: Summary) -> list[list[TableCell]]:
-    """Prompt and answer lengths, asked and got."""
+    """Prompt and answer lengths, requested and received."""
     found = summary.stimulus
     if found is None:
         return []
@@ -328,21 +326,17 @@ def length_rows(summary: Summary) -> list[list[TableCell]]:
 
 
 def _figure(value: float | None) -> str:
-    """A plain number of three digits; what rounding left over is nothing."""
+    """A number of three digits; 0 for rounding errors."""
     if value is None or not math.isfinite(value):
         return "–"
     return "0" if abs(value) < 1e-6 else format_number(value)
 
 
 def count_rows(summary: Summary) -> list[tuple[str, TableCell]]:
-    """Scheduled, warm-up, due, not due, and the due ones by how they ended (zeros left out)."""
-    names = {
-        "scheduled": "scheduled",
-        "warmup": "warm-up",
-        "due": "due",
-        "withdrawn": "cancelled on purpose",
-        "not_due": "never due",
-    }
+    """Numbers of requests: scheduled, warm-up, due, not due, and the due requests by status
+    (without zeros)."""
+    names = {"scheduled": "scheduled", "warmup": "warm-up", "due": "due"}
+    names |= {"withdrawn": "cancelled on purpose", "not_due": "never due"}
     rows = [(names[key], key) for key in names if summary.counts[key] or key != "withdrawn"]
     rows += [(s.name.replace("_", " "), s.name) for s in Status if summary.counts[s.name]]
     return [

@@ -1,4 +1,4 @@
-"""The figures of a sweep: latency against throughput with the Pareto front, and goodput along the
+"""Figures of a sweep: latency against throughput with the Pareto front, and goodput along the
 load."""
 
 from __future__ import annotations
@@ -8,15 +8,25 @@ from typing import Any
 
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.slo import parse_measure
-from reports.charts import GREY, WIDE_RANGE, Spec, standalone, time_unit
-from reports.run.frames import Record
-from reports.series import color, dash, lines
-
-_NUMBER: Spec = {"type": "quantitative", "format": ".4~g"}
+from reports.charts import (
+    GREY,
+    WIDE_RANGE,
+    Record,
+    Spec,
+    axis,
+    bounds,
+    figure,
+    layer,
+    lines,
+    number,
+    series_color,
+    series_dash,
+    time_unit,
+)
 
 
 def figures(facts: Mapping[str, Any]) -> dict[str, Spec]:
-    """All figures by name; one without values is left out."""
+    """All figures by name; a figure without values is left out."""
     drawn: dict[str, Spec] = {}
     if any(_is_drawn(row) for row in facts["rows"]):
         drawn["tradeoff"] = tradeoff(facts)
@@ -26,106 +36,83 @@ def figures(facts: Mapping[str, Any]) -> dict[str, Spec]:
 
 
 def tradeoff(facts: Mapping[str, Any]) -> Spec:
-    """A dot per cell with its intervals, lines along the load; filled and joined by the dotted line
-    is what no other cell surely beats."""
+    """A dot per cell with its confidence intervals, lines along the load. The cells of the Pareto
+    front are filled and joined by the dotted line."""
     rows = [row for row in facts["rows"] if _is_drawn(row)]
     unit, per_s = _unit(facts, rows)
     records = [_record(row, facts, per_s) for row in rows]
-    names = series_of(facts)
-    x: Spec = {
-        "type": "quantitative",
-        "title": f"{METRICS[parse_measure(facts['benefit'])[0].name].title} per GPU, per s",
-        "scale": {"zero": False},
-    }
+    names = series_names(facts)
+    title = f"{METRICS[parse_measure(facts['benefit'])[0].name].title} per GPU, per s"
+    x: Spec = {"type": "quantitative", "title": title, "scale": {"zero": False}}
     y = _cost_axis(facts, records, unit)
-    tinted = color(names, "series")
+    at = {"x": {**x, "field": "benefit"}, "y": {**y, "field": "cost"}}
+    tinted = series_color(names, "series")
     tooltip: list[Spec] = [
         {"field": "cell"},
-        {"field": "benefit", "title": "per GPU and s", **_NUMBER},
-        {"field": "benefit_words", "title": "interval"},
-        {"field": "cost", "title": f"{facts['cost']}, {unit}".rstrip(", "), **_NUMBER},
-        {"field": "cost_words", "title": "interval"},
+        number("benefit", "per GPU and s"),
+        {"field": "benefit_words", "title": "confidence interval"},
+        number("cost", f"{facts['cost']}, {unit}".rstrip(", ")),
+        {"field": "cost_words", "title": "confidence interval"},
         {"field": "n", "title": "runs"},
-        {"field": "standing"},
+        {"field": "standing", "title": "Pareto front"},
     ]
-    along: Spec = {
-        "transform": [{"filter": "isValid(datum.along)"}],
-        "mark": {"type": "line", "strokeWidth": 1.5, "opacity": 0.7},
-        "encoding": {
-            "x": {**x, "field": "benefit"},
-            "y": {**y, "field": "cost"},
-            "order": {"field": "along", "type": "quantitative"},
-            "color": tinted,
-            "strokeDash": dash(names, "series"),
-        },
+    along = {
+        **at,
+        "order": {"field": "along", "type": "quantitative"},
+        "color": tinted,
+        "strokeDash": series_dash(names, "series"),
     }
-    layers: list[Spec] = [
-        *([_front_line(records, x, y)] if sum(r["is_front"] for r in records) > 1 else []),
-        *([along] if any(r["along"] is not None for r in records) else []),
-    ]
-    if any(_has_ends(record, "benefit") for record in records):
+    layers: list[Spec] = []
+    if sum(r["is_front"] for r in records) > 1:
+        layers.append(_front_line(records, at))
+    if any(r["along"] is not None for r in records):
+        line = {"type": "line", "strokeWidth": 1.5, "opacity": 0.7}
+        layers.append(layer(line, along, where="isValid(datum.along)"))
+    if any(_has_bounds(record, "benefit") for record in records):
         layers.append(_interval(x, y, tinted, "benefit", "cost"))
-    if any(_has_ends(record, "cost") for record in records):
+    if any(_has_bounds(record, "cost") for record in records):
         layers.append(_interval(y, x, tinted, "cost", "benefit", is_upright=True))
-    standings = [s for s in (False, True) if any(r["is_front"] is s for r in records)]
-    # An empty layer would be a group that nobody can name.
-    layers += [_dots(is_front, x, y, tinted, tooltip) for is_front in standings]
-    spec = {
-        "width": "container",
-        "height": 320,
-        "data": {"values": records},
-        "layer": layers,
-    }
-    return standalone(spec, f"{facts['cost']} over throughput per GPU, by cell")
+    for is_front in (False, True):
+        # An empty layer would be a group without an accessible name.
+        if any(r["is_front"] is is_front for r in records):
+            dots = {"type": "point", "filled": is_front, "size": 90, "opacity": 1}
+            encoding = {**at, "color": tinted, "tooltip": tooltip}
+            where = f"datum.is_front == {str(is_front).lower()}"
+            layers.append(layer(dots, encoding, where=where))
+    title = f"{facts['cost']} over throughput per GPU, by cell"
+    return figure(title, records, height=320, layer=layers)
 
 
 def goodput(facts: Mapping[str, Any]) -> Spec:
-    """Requests per second that kept their promises, along the load; the thin diagonal is what was
-    offered, where the load is a rate."""
+    """Goodput along the load; the thin diagonal is the offered rate, where the load is a rate."""
     records = [
-        {
-            "series": row["series"],
-            "cell": row["cell"],
-            "along": row["along"],
-            **row["measures"]["goodput"],
-        }
+        {key: row[key] for key in ("series", "cell", "along")} | row["measures"]["goodput"]
         for row in facts["rows"]
         if row["n"]
     ]
     key = facts["along"]
     is_rate = key == "arrivals.rate"
-    title = "offered, requests per s" if is_rate else key
-    x = {"field": "along", "type": "quantitative", "title": title, "scale": {"zero": is_rate}}
-    y = {
-        "type": "quantitative",
-        "title": "goodput, requests per s",
-        "scale": {"domainMin": 0, "clamp": True},  # an interval near zero would go below it
-    }
+    x = axis("along", "offered, requests per s" if is_rate else key, scale={"zero": is_rate})
+    scale = {"domainMin": 0, "clamp": True}  # an interval near zero would go below it
+    y = {"type": "quantitative", "title": "goodput, requests per s", "scale": scale}
     tooltip: list[Spec] = [
         {"field": "cell"},
-        {"field": "along", "title": key, **_NUMBER},
-        {"field": "value", "title": "goodput", **_NUMBER},
-        {"field": "low", "title": "from", **_NUMBER},
-        {"field": "high", "title": "to", **_NUMBER},
+        number("along", key),
+        number("value", "goodput"),
+        *bounds(),
         {"field": "n", "title": "runs"},
     ]
-    layers = lines(series_of(facts), "series", x, y, tooltip)
+    layers = lines(series_names(facts), "series", x, y, tooltip)
     if is_rate and records:
         top = max(record["along"] for record in records)
-        layers.insert(
-            0,
-            {
-                "data": {"values": [{"along": 0, "value": 0}, {"along": top, "value": top}]},
-                "mark": {"type": "line", "strokeWidth": 1, "color": GREY, "strokeDash": [1, 3]},
-                "encoding": {"x": x, "y": {**y, "field": "value"}},
-            },
-        )
-    spec = {"width": "container", "height": 260, "data": {"values": records}, "layer": layers}
-    return standalone(spec, f"Goodput along {key}")
+        dotted = {"type": "line", "strokeWidth": 1, "color": GREY, "strokeDash": [1, 3]}
+        diagonal = [{"along": 0, "value": 0}, {"along": top, "value": top}]
+        layers.insert(0, layer(dotted, {"x": x, "y": {**y, "field": "value"}}, diagonal))
+    return figure(f"Goodput along {key}", records, height=260, layer=layers)
 
 
-def series_of(facts: Mapping[str, Any]) -> list[str]:
-    """What lines are drawn for, in the order of the sweep."""
+def series_names(facts: Mapping[str, Any]) -> list[str]:
+    """The line series, in the order of the sweep."""
     return list(dict.fromkeys(row["series"] for row in facts["rows"]))
 
 
@@ -134,7 +121,7 @@ def _is_drawn(row: Mapping[str, Any]) -> bool:
 
 
 def _unit(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> tuple[str, float]:
-    """The unit of the cost as shown, and its factor."""
+    """The unit in which the cost is shown, and its factor."""
     if facts["cost_unit"] == "s":
         return time_unit(max(row["cost"]["value"] for row in rows))
     return ("%", 100.0) if facts["cost_unit"] == "share" else ("per s", 1.0)
@@ -158,7 +145,7 @@ def _record(row: Mapping[str, Any], facts: Mapping[str, Any], per_s: float) -> R
         "along": row["along"],
         "n": row["n"],
         "is_front": row["is_front"],
-        "standing": "on the front" if row["is_front"] else f"beaten by {row['beaten_by']}",
+        "standing": "on it" if row["is_front"] else f"beaten by {row['beaten_by']}",
     }
     for name, factor in (("benefit", 1.0), ("cost", per_s)):
         value, low, high = (row[name][end] for end in ("value", "low", "high"))
@@ -172,52 +159,31 @@ def _record(row: Mapping[str, Any], facts: Mapping[str, Any], per_s: float) -> R
     return record
 
 
-def _has_ends(record: Record, name: str) -> bool:
+def _has_bounds(record: Record, name: str) -> bool:
     return record[f"{name}_low"] is not None and record[f"{name}_high"] is not None
 
 
 def _interval(
     along: Spec, across: Spec, tinted: Spec, name: str, other: str, is_upright: bool = False
 ) -> Spec:
-    one, two = ("y", "x") if is_upright else ("x", "y")
+    """The confidence interval of `name` as a bar, where both bounds exist and can be drawn."""
+    first, second = ("y", "x") if is_upright else ("x", "y")
     low = f"datum.{name}_low"
-    is_log = along["scale"].get("type") == "log"
-    return {
-        "transform": [
-            {"filter": f"isValid({low}) && isValid(datum.{name}_high)"},
-            *([{"filter": f"{low} > 0"}] if is_log else []),
-        ],
-        "mark": {"type": "rule", "strokeWidth": 1.5, "opacity": 0.7},
-        "encoding": {
-            one: {**along, "field": f"{name}_low"},
-            f"{one}2": {"field": f"{name}_high"},
-            two: {**across, "field": other},
-            "color": tinted,
-        },
+    encoding = {
+        first: {**along, "field": f"{name}_low"},
+        f"{first}2": {"field": f"{name}_high"},
+        second: {**across, "field": other},
+        "color": tinted,
     }
+    bar = {"type": "rule", "strokeWidth": 1.5, "opacity": 0.7}
+    drawn = layer(bar, encoding, where=f"isValid({low}) && isValid(datum.{name}_high)")
+    if along["scale"].get("type") == "log":
+        drawn["transform"].append({"filter": f"{low} > 0"})
+    return drawn
 
 
-def _dots(is_front: bool, x: Spec, y: Spec, tinted: Spec, tooltip: Sequence[Spec]) -> Spec:
-    return {
-        "transform": [{"filter": f"datum.is_front == {str(is_front).lower()}"}],
-        "mark": {"type": "point", "filled": is_front, "size": 90, "opacity": 1},
-        "encoding": {
-            "x": {**x, "field": "benefit"},
-            "y": {**y, "field": "cost"},
-            "color": tinted,
-            "tooltip": list(tooltip),
-        },
-    }
-
-
-def _front_line(records: Sequence[Record], x: Spec, y: Spec) -> Spec:
+def _front_line(records: Sequence[Record], at: Mapping[str, Any]) -> Spec:
     on_front = sorted((r for r in records if r["is_front"]), key=lambda r: float(r["benefit"]))
-    return {
-        "data": {"values": on_front},
-        "mark": {"type": "line", "color": GREY, "strokeDash": [2, 3], "strokeWidth": 3},
-        "encoding": {
-            "x": {**x, "field": "benefit"},
-            "y": {**y, "field": "cost"},
-            "order": {"field": "benefit", "type": "quantitative"},
-        },
-    }
+    dotted = {"type": "line", "color": GREY, "strokeDash": [2, 3], "strokeWidth": 3}
+    order = {"field": "benefit", "type": "quantitative"}
+    return layer(dotted, {**at, "order": order}, on_front)

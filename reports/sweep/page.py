@@ -1,4 +1,4 @@
-"""A sweep on one HTML page that needs nothing but a browser."""
+"""Page of a sweep."""
 
 from __future__ import annotations
 
@@ -15,23 +15,22 @@ from reports.sweep.charts import figures
 _CAPTIONS = {
     "tradeoff": (
         "Latency against throughput",
-        "Each dot is a cell; the bars are its intervals over the runs. Filled dots, joined by the "
-        "dotted line, are the Pareto front: no other cell is surely better in one of the two and "
-        "not surely worse in the other. That is decided run by run: the k-th runs of two cells "
-        "had the same seed, so their difference is known better than the bars suggest. Failures "
+        "Each dot is a cell, its bars are confidence intervals over the runs. Filled dots, joined "
+        "by the dotted line, are the Pareto front: no other configuration is significantly better "
+        "in one of the two without being significantly worse in the other. Runs are compared in "
+        "pairs of the same seed, so differences are known better than the bars suggest. Failures "
         "count as infinitely slow.",
     ),
     "goodput": (
         "Goodput along the load",
-        "Requests per second that kept all their promises, with the interval over the runs. "
-        "Dotted: all that were offered.",
+        "Requests per second that met all their SLOs, with the confidence interval over the runs. "
+        "Dotted: the offered rate.",
     ),
 }
 
 
 def render(facts: Mapping[str, Any], cache_dir: Path | None = None) -> str:
-    """The page of a sweep's facts (sweep.json). `cache_dir` keeps the plotting bundle, which takes
-    seconds to make."""
+    """The page of sweep.json. `cache_dir` caches the plotting bundle."""
     drawn = figures(facts)
     columns = view.shown_columns(facts)
     return render_page(
@@ -73,11 +72,8 @@ def _how(facts: Mapping[str, Any]) -> str:
     level = f"{100 * facts['confidence']:g} %"
     if facts["repeats"] > 1:
         return (
-            f"Means over the runs of a cell (n), ± half of the {level} interval (Student's t over "
-            "the runs); a percentile is computed in each run and then averaged. Failures count as "
-            "infinitely slow; – is a value that does not exist, or is infinite in some run."
+            f"Means over the runs of a cell (n), ± half of the {level} confidence interval "
+            "(Student's t over the runs); a percentile is computed in each run and then averaged. "
+            "Failures count as infinitely slow. –: no value, or infinite in some run."
         )
-    return (
-        "Of a single run per cell. Failures count as infinitely slow; – is a value that does not "
-        "exist or is infinite."
-    )
+    return "One run per cell. Failures count as infinitely slow. –: no value, or infinite."

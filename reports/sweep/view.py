@@ -1,4 +1,4 @@
-"""A sweep as words and cells: the page and the terminal show the same ones."""
+"""Tables and sentences of a sweep, shared by the page and the terminal."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rich.text import Text
 from loadgen.measure.catalog import METRICS, Unit
 from loadgen.measure.slo import parse_measure
 from loadgen.units import format_duration
-from reports.modes.view import value_text
+from reports.modes.view import SIMULATED, value_text
 
 Row = Mapping[str, Any]
 COLUMNS = ("p50(ttft)", "p99(ttft)", "p99(tpot)", "p99(itl)", "goodput", "attainment")
-"""What the page shows of every cell beside the trade-off."""
+"""Measures in the page's table, after those of the trade-off."""
 
 
 def tables(facts: Mapping[str, Any]) -> Group:
-    """The sweep for a terminal of 100 columns."""
+    """The sweep in a terminal of 100 columns."""
     names = factor_names(facts)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
     for name in names:
@@ -46,7 +46,7 @@ def tables(facts: Mapping[str, Any]) -> Group:
 
 
 def heading(facts: Mapping[str, Any]) -> str:
-    """What was swept, in one line."""
+    """Scenario, targets, varied keys and number of runs, in one line."""
     keys = " and ".join(axis["key"] for axis in facts["axes"])
     where = ", ".join(facts["targets"])
     runs = f"{facts['repeats']} runs" if facts["repeats"] > 1 else "one run"
@@ -54,32 +54,35 @@ def heading(facts: Mapping[str, Any]) -> str:
 
 
 def factor_names(facts: Mapping[str, Any]) -> list[str]:
-    """The swept keys in few words: `rate` of `arrivals.rate`, unless two end alike."""
+    """The last part of each swept key (`rate` of `arrivals.rate`), or all of it where two keys end
+    alike."""
     keys = [axis["key"] for axis in facts["axes"]]
     last = [key.rpartition(".")[2] for key in keys]
     return [name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)]
 
 
 def notes(facts: Mapping[str, Any]) -> list[str]:
-    """What the reader must know before believing a number."""
-    said, rows = [], facts["rows"]
+    """Warnings on how far the numbers can be trusted."""
+    texts, rows = [], facts["rows"]
     n_left = facts["n_runs"] - facts["n_done"] - facts["n_failed"]
     if n_left:
-        said.append(f"only {facts['n_done']} of {facts['n_runs']} runs are done")
+        texts.append(f"only {facts['n_done']} of {facts['n_runs']} runs are finished")
     for row in rows:
-        said += [f"{row['cell']}: no run: {failure['reason']}" for failure in row["failures"]]
+        texts += [f"{row['cell']}: no run: {failure['reason']}" for failure in row["failures"]]
     if facts["n_untrusted"]:
-        said.append(f"{facts['n_untrusted']} runs cannot be trusted; their reports say why")
+        texts.append(f"{facts['n_untrusted']} runs cannot be trusted; see their reports")
     if any(row["n"] and not row["gpus_are_declared"] for row in rows):
-        said.append(
-            "per GPU: no label says how many the target has, so it counts as 1; add "
-            "labels: {gpus: …} to a target file"
+        texts.append(
+            "per GPU: the target's labels have no number of GPUs, so it counts as 1; add "
+            "labels: {gpus: …} to the target file"
         )
     if facts["repeats"] == 1:
-        said.append("one run a cell: its throughput has no interval, so chance decides near ties")
+        texts.append(
+            "one run per cell: throughput has no confidence interval, chance decides near ties"
+        )
     if facts["targets"] == ["sim"]:
-        said.append("simulated: steps cost what the cost model says; compare, do not quote")
-    return said
+        texts.append(SIMULATED)
+    return texts
 
 
 def benefit_title(facts: Mapping[str, Any]) -> str:
@@ -102,7 +105,7 @@ def measure_text(row: Row, text: str) -> str:
 
 
 def verdict_text(row: Row) -> str:
-    """`met`, or how often each: `2 met, 1 missed`."""
+    """`met`, or the number of runs by verdict: `2 met, 1 missed`."""
     verdicts: Mapping[str, int] = row["verdicts"]
     words = {name.replace("_", " "): n for name, n in verdicts.items()}
     if row["failures"] and not words:
@@ -118,22 +121,22 @@ def standing_text(row: Row) -> str:
 
 
 def shown_columns(facts: Mapping[str, Any]) -> Sequence[str]:
-    """The measures of the page's table, the cost of the trade-off left out: it stands before."""
+    """The measures of the page's table without the cost, which has a column before them."""
     return [text for text in COLUMNS if text != facts["cost"]]
 
 
 def forecast_table(facts: Mapping[str, Any]) -> Group:
-    """What a sweep would do, run by run, and how long that takes."""
+    """The planned runs of a sweep, and the time they take."""
     turns: Sequence[Row] = facts["turns"]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
     for name in ("turn", "cell", "repeat", ""):
         table.add_column(name, overflow="fold", justify="right" if name == "turn" else "left")
     for k, turn in enumerate(turns, start=1):
-        there = "there already" if turn["is_done"] else ""
-        table.add_row(str(k), turn["cell"], f"r{turn['repeat']}", there)
+        done = "measured already" if turn["is_done"] else ""
+        table.add_row(str(k), turn["cell"], f"r{turn['repeat']}", done)
     n_todo = sum(not turn["is_done"] for turn in turns)
     n_cells = len({turn["cell"] for turn in turns})
-    sentence = f"{n_cells} cells, {len(turns)} runs, {n_todo} to be made"
+    sentence = f"{n_cells} cells, {len(turns)} runs, {n_todo} still to measure"
     if facts["arrivals_s"]:
         arrivals, drain = (format_duration(facts[key]) for key in ("arrivals_s", "drain_s"))
         starts = facts["n_starts"]

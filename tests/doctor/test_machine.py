@@ -1,13 +1,17 @@
-"""What is read of a machine, and what it is taken to mean."""
+"""Facts about a machine, and the check of each."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from loadgen.doctor.checkup import why_not_stored
 from loadgen.doctor.machine_facts import MachineFacts, cpu_pressure, port_count, read_machine
+from loadgen.doctor.trial import TrialSetup
 from loadgen.doctor.verdicts import machine_checks
 from loadgen.run.cores import quota_cores, quota_of
+from targets.preflight_result import PreflightCheck
 
 GOOD = MachineFacts(
     cores=8, governor="performance", turbo=False, open_files=65536, open_files_hard=65536,
@@ -62,14 +66,14 @@ def test_a_good_machine_passes_every_check_without_advice():
         ({"cores": 1}, "cores", False, "competes with the client"),
         ({"quota_cores": 1.5}, "CPU quota", False, "throttled for tens of milliseconds"),
         ({"quota_cores": 16.0}, "CPU quota", True, ""),
-        ({"pressure": 0.5}, "other load", False, "stop them or wait"),
+        ({"pressure": 0.5}, "other load", False, "stop the programs or wait"),
         ({"pressure": None}, "other load", None, ""),
         ({"governor": "powersave"}, "governor", None, "-g performance"),
         ({"governor": None}, "governor", None, ""),
         ({"turbo": True}, "turbo", None, "temperature"),
         ({"open_files": 1024}, "open files", False, "`ulimit -n 65536`"),
         ({"ephemeral_ports": 2000}, "ports", False, "ip_local_port_range"),
-        ({"alarm_late_s": np.full(200, 2e-3)}, "timer", False, "sent as late"),
+        ({"alarm_late_s": np.full(200, 2e-3)}, "timer", False, "sent late"),
         ({"clock_source": "hpet", "clock_read_ns": 1200.0}, "clock", False, "clocksource=tsc"),
         ({"uvloop": None}, "uvloop", False, "pip install uvloop"),
         ({"httptools": None}, "httptools", False, "pip install httptools"),
@@ -90,3 +94,15 @@ def test_this_machine_can_be_read():
     assert found.alarm_late_s[0] >= 0  # no alarm rings early
     assert 0 < found.clock_read_ns < 1e6
     assert len(machine_checks(found)) == len(machine_checks(GOOD))
+
+
+@pytest.mark.parametrize(
+    ("judge", "is_calm", "reason"),
+    [("mock", True, "no C compiler"), ("truth", False, "other programs"), ("truth", None, ""),
+     ("truth", True, "")],
+)  # fmt: skip
+def test_a_ceiling_is_stored_only_from_the_truth_server_on_a_calm_machine(judge, is_calm, reason):
+    setup = TrialSetup(Path(), judge=judge)
+    why_not = why_not_stored(setup, [PreflightCheck("other load", is_calm, "")])
+    assert why_not[: len(reason)] == reason
+    assert bool(why_not) == bool(reason)

@@ -1,9 +1,9 @@
-"""A proof tries every rate it has time for, and claims no more than held from the lowest up."""
+"""Proofs: each rate for which there is time, and the highest rate below the first failure."""
 
 import pytest
 
-from loadgen.doctor.proof import prove, proven_rate
-from tests.doctor.test_ceiling import trial
+from loadgen.doctor.rates import prove, proven_rate
+from tests.doctor.test_rates import trial
 
 RATES = (20.0, 100.0, 400.0)
 
@@ -53,5 +53,5 @@ def test_without_time_it_stops_but_for_the_lowest_rate(n, asked):
         ([], None),
     ],
 )
-def test_what_is_proven_ends_below_the_first_rate_that_fails(tried, proven):
+def test_the_proven_rate_is_below_the_first_rate_that_fails(tried, proven):
     assert proven_rate(tried) == proven

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from loadgen.drive import store
 from loadgen.errors import RunInvalid, UsageError
+from loadgen.manifest.self_report import ClientReport
 from loadgen.records import (
     CHUNKS,
     EDGES,
@@ -20,7 +21,6 @@ from loadgen.records import (
     Status,
     empty_requests,
 )
-from loadgen.self_report import ClientReport
 from tests.runs import MANIFEST, SHARD
 
 

@@ -39,7 +39,7 @@ def test_a_live_server_that_misses_at_every_rate_exits_1(cli, tmp_path):
         cwd=tmp_path,
     )  # fmt: skip
     assert result.returncode == 1, result.stderr
-    assert result.stdout.startswith("CAPACITY below 10 req/s: even that misses the promise")
+    assert result.stdout.startswith("CAPACITY below 10 req/s: the SLO is missed even there")
     kept = json.loads((tmp_path / "found" / "capacity.json").read_text())["probes"]
     assert {probe["grade"] for probe in kept} == {"saturated"}
     assert all(probe["measured_s"] < 8.0 for probe in kept)  # ended early
@@ -62,7 +62,7 @@ def test_ctrl_c_keeps_the_probes_and_resume_goes_on(cli, tmp_path):
                 break
         _, err = searching.communicate(timeout=80)
     assert searching.returncode == 130, err
-    assert "--resume goes on" in err
+    assert "--resume continues it" in err
     kept = json.loads((tmp_path / "found" / "capacity.json").read_text())
     assert kept["answer"]["is_interrupted"]
     assert len(kept["probes"]) == 1

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from loadgen.cli import measure
-from loadgen.doctor.checkup import visit_target
+from loadgen.doctor.checkup import check_server
 from loadgen.doctor.trial import TrialSetup, measure_trial
 from loadgen.errors import UsageError
 from loadgen.run.target import Choice
@@ -49,7 +49,7 @@ def test_the_proof_holds_a_run_against_the_servers_own_log(cli, tmp_path, truth_
     facts, _ = doctor(cli, tmp_path, "--prove")
     trial = facts["trials"][0]
     assert trial["rate_per_s"] == 20
-    assert facts["notes"][0] == "not tried: 100, 400 req/s"
+    assert facts["notes"][0] == "no time left to try 100, 400 req/s"
     for name in ("ttft_error_s", "tpot_error_s", "lateness_s", "server_lateness_s"):
         assert trial[name]["n"] > 5
     # A reading can be late, by as much as the machine is busy, but never early.
@@ -72,7 +72,7 @@ def test_without_a_compiler_the_mock_judges(tmp_path):
 
 def test_a_server_of_ours_can_be_measured():
     target = Choice("reference", engine="mode=chunked,shape=nano,device=toy")
-    facts = visit_target(target, Console(quiet=True))
+    facts = check_server(target, Console(quiet=True))
     assert facts.exit_code == 0
     checks = {check.check: check for check in facts.checks}
     assert "present: 1984 of 2000 prompt tokens cached" in checks["prefix_cache"].detail
@@ -86,7 +86,7 @@ def test_no_server_is_a_reason(monkeypatch, capsys):
         measure.doctor(target="http://127.0.0.1:9")
     out = capsys.readouterr().out
     assert end.value.exit_code == 3
-    assert out.startswith("NOT TO BE MEASURED WITH\n  http://127.0.0.1:9: connection refused")
+    assert out.startswith("NOT FIT FOR MEASURING\n  http://127.0.0.1:9: connection refused")
     assert out.count("not checked") == 13
 
 
@@ -100,6 +100,6 @@ def test_no_server_is_a_reason(monkeypatch, capsys):
         ("refrence", False, "60s", "", "did you mean 'reference'"),
     ],
 )
-def test_a_mistake_is_told(target, prove, budget, model, says):
+def test_a_mistake_is_reported(target, prove, budget, model, says):
     with pytest.raises(UsageError, match=says):
         measure.doctor(target, prove, budget, model, json=True)

@@ -12,7 +12,7 @@ import aiohttp
 import pyarrow.parquet as pq
 import pytest
 
-from loadgen.lab.log_replay_api import replay
+from loadgen.lab.engine_log import replay
 from reference_engine.step_log.step_files import EVENTS, STEPS
 
 pytestmark = pytest.mark.e2e

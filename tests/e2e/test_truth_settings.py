@@ -156,7 +156,7 @@ def test_a_busy_loop_on_the_clients_core_is_invalid_and_named(cli, tmp_path, tru
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["verdict"], summary["validity"]["trusted"]) == ("no_verdict", False)
     reason = next(r for r in summary["reasons"] if "of the time of the client's core" in r)
-    assert "Client-bound: other programs took " in reason
+    assert "The load generator was held up: other programs took " in reason
     assert re.search(r" [\d.]+ % was idle", reason)
     assert "another program never left the client's core alone" in reason
     assert "INVALID" in result.stdout

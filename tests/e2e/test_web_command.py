@@ -13,7 +13,7 @@ from tests.e2e.test_distributed import MOCK, free_port, started
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 
-def test_a_master_that_waits_for_workers_ends_when_it_is_told_to(cli, tmp_path):
+def test_a_master_that_waits_for_workers_ends_at_sigterm(cli, tmp_path):
     with started(
         cli, "web", "--headless", "--expect-workers=1", f"--master-port={free_port()}", *MOCK,
         "--scenario=quickstart", cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
@@ -26,7 +26,7 @@ def test_a_master_that_waits_for_workers_ends_when_it_is_told_to(cli, tmp_path):
 
 
 def test_sigterm_keeps_the_run(cli, tmp_path):
-    """As a container's end does; the process alone gets it, and takes the others with it."""
+    """Like the end of a container: only the main process receives it, and ends the others."""
     with started(
         cli, "web", "--headless", "--workers=1", *MOCK, "--scenario=quickstart", "--rate=10/s",
         "--duration=100s", "--warmup=0s", *cli.lenient, "--out=run",

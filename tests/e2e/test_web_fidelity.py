@@ -44,7 +44,7 @@ def test_a_tail_that_only_locust_has_is_missed():
     assert of([QUIET, QUIET], QUIET) == (0, "")
 
 
-def test_nobody_can_tell_where_rounds_without_locust_are_as_far_apart():
+def test_rounds_without_locust_that_are_as_far_apart_give_no_verdict():
     """As seen: 29.6, 39.1 and 88.9 ms without Locust, 21.8 ms with it."""
     alike = [QUIET | {TAIL: 29.6, TPOT: 5.3}, QUIET | {TAIL: 39.1}, QUIET | {TAIL: 88.9, TPOT: 6.6}]
     told = "rounds without Locust are as bad (TTFT p99 ms apart)"

@@ -6,7 +6,6 @@ import json
 import signal
 import socket
 import subprocess
-import threading
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -17,6 +16,7 @@ import pytest
 from loadgen.cli.scale import locustfile_path
 from tests.browser import Watched, chromium, needs_chromium
 from tests.e2e.test_distributed import MOCK, free_port, started
+from tests.waits import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), needs_chromium]
 PATIENCE_MS = 90_000
@@ -24,6 +24,12 @@ DURATION_S = 900  # longer than every wait together: a run ends because it is st
 KEY = "sk-not-for-anybody"
 CHARTS_ARE_DRAWN = "document.querySelectorAll('#slo-charts svg').length === 8"
 PANEL = ["TTFT", "TPOT", "ITL", "E2E", "Send lateness"]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as running:
+        yield running
 
 
 @contextmanager
@@ -43,15 +49,15 @@ def page(cli, cwd):
 
 
 def listening(process, port):
-    """The page's address, once it takes connections; it says that it starts a little before."""
+    """The page's address, once it accepts connections, which is a little after its message."""
     assert any("Starting web interface" in line for line in process.stderr)
-    for _ in range(600):
-        try:
-            socket.create_connection(("127.0.0.1", port), 60).close()
-            return f"http://127.0.0.1:{port}"
-        except ConnectionRefusedError:
-            threading.Event().wait(0.1)
-    raise AssertionError(f"nobody listens at port {port}")
+    wait_until(lambda: is_listening(port), 60, f"port {port} took no connection")
+    return f"http://127.0.0.1:{port}"
+
+
+def is_listening(port):
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def get(url, **headers):
@@ -60,9 +66,9 @@ def get(url, **headers):
         return answer.read().decode()
 
 
-def test_a_run_is_started_watched_stopped_and_told(cli, tmp_path):
-    """One test, since each step needs what the one before it left behind."""
-    with page(cli, tmp_path) as url, chromium() as browser:
+def test_a_run_is_started_watched_stopped_and_reported(cli, tmp_path, browser):
+    """A single test, because each step needs the state that the step before it left."""
+    with page(cli, tmp_path) as url:
         another_site_cannot_start_a_run(url)
         watch_a_run(browser, url)
         told = json.loads(get(f"{url}/slo/live.json"))
@@ -100,7 +106,7 @@ def watch_a_run(browser, url):
     assert "scheduled =" in page.locator("#slo-ledger").inner_text()
     rows = page.locator("#slo-table tbody th").all_inner_texts()
     assert [row.removesuffix(" (≤)") for row in rows] == PANEL
-    page.get_by_role("tab", name="Shards").click()
+    page.get_by_role("tab", name="LLM workers").click()
     page.get_by_role("cell", name="running").wait_for(timeout=PATIENCE_MS)
     assert not page.locator("#slo").is_visible()
     page.get_by_role("button", name="Stop").click()
@@ -125,12 +131,13 @@ def everything_is_accounted_for(told):
 
 def statistics_of_locust_are_as_exact_as_ours(url, told):
     e2e = told["facts"]["metrics"]["e2e"]
-    for _ in range(100):  # Locust gives the same answer for two seconds to all who ask
+
+    def complete_row():  # Locust caches its response for two seconds
         rows = json.loads(get(f"{url}/stats/requests"))["stats"]
         (row,) = [row for row in rows if row["method"] == "LLM"]
-        if row["num_requests"] == e2e["n"]:
-            break
-        threading.Event().wait(0.1)
+        return row if row["num_requests"] == e2e["n"] else None
+
+    row = wait_until(complete_row, 10, "Locust's statistics did not catch up")
     assert row["name"] == "default"
     assert row["num_requests"] == e2e["n"]
     assert row["max_response_time"] == pytest.approx(1e3 * e2e["max"], rel=5e-3)
@@ -169,8 +176,8 @@ FIELDS = """() => [...document.querySelectorAll("form input, form textarea, form
                 field.closest(".MuiFormControl-root")?.querySelector("label")?.textContent])"""
 
 
-def test_plain_locust_shows_the_same_form(cli, tmp_path):
-    """`locust -f $(slobench locustfile)`, and beside it `slobench web`; here under a path, too."""
+def test_plain_locust_shows_the_same_form(cli, tmp_path, browser):
+    """`locust -f $(slobench locustfile)`, here with a base path, against `slobench web`."""
     ports = [free_port(), free_port()]
     plain = [
         "-f", str(locustfile_path()), "--host=mock",
@@ -182,7 +189,6 @@ def test_plain_locust_shows_the_same_form(cli, tmp_path):
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as ours,
         started(cli, *plain, module="locust", cwd=tmp_path,
                 stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as theirs,
-        chromium() as browser,
     ):  # fmt: skip
         for process, port, path in ((ours, ports[0], "/"), (theirs, ports[1], "/load/")):
             watched = Watched(browser)
@@ -190,7 +196,7 @@ def test_plain_locust_shows_the_same_form(cli, tmp_path):
             page.get_by_role("combobox", name="Scenario").wait_for(timeout=PATIENCE_MS)
             forms.append(page.evaluate(FIELDS))
             asked = f"http://127.0.0.1:{port}{path}slo/live.json"
-            page.wait_for_timeout(1200)
+            page.wait_for_event("requestfinished", is_below(asked))
             assert any(one.startswith(asked) for one in watched.requests)
             assert watched.complaints == []
             watched.close()
@@ -199,6 +205,10 @@ def test_plain_locust_shows_the_same_form(cli, tmp_path):
     assert forms[0] == forms[1]
     names = {name for name, *_ in forms[0]}
     assert {"scenario", "rate", "duration", "warmup", "seed", "slo", "model", "host"} <= names
+
+
+def is_below(url):
+    return lambda request: request.url.startswith(url)
 
 
 def nothing_secret_is_served(url):
@@ -217,7 +227,7 @@ def test_the_password_guards_our_routes(cli, tmp_path):
         jar = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
         assert "login" in jar.open(f"{url}/slo/live.json", timeout=60).geturl()
         wrong = jar.open(f"{url}/slo/password", data=b"password=sesame", timeout=60)
-        assert "not the password" in wrong.read().decode()
+        assert "Wrong password" in wrong.read().decode()
         jar.open(f"{url}/slo/password", data=b"password=open+sesame", timeout=60).close()
         assert json.loads(jar.open(f"{url}/slo/live.json", timeout=60).read())["state"] == "idle"
         process.send_signal(signal.SIGINT)

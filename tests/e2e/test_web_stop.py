@@ -16,9 +16,10 @@ from loadgen.drive.store import read_run
 from loadgen.records import Status
 from tests.e2e.test_distributed import MOCK, free_port, started
 from tests.e2e.test_web_page import get, listening
+from tests.waits import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
-FORM = {"scenario": "quickstart", "rate": "20/s", "duration": "30s", "warmup": "0s"}
+FORM = {"scenario": "quickstart", "rate": "20/s", "duration": "120s", "warmup": "0s"}
 
 
 def post(url, **form):
@@ -28,13 +29,13 @@ def post(url, **form):
 
 
 def until(url, holds):
-    """The live facts as soon as something holds of them."""
-    for _ in range(900):
-        told = json.loads(get(f"{url}/slo/live.json"))
-        if holds(told):
-            return told
-        threading.Event().wait(0.1)
-    raise AssertionError(f"it never came to that: {told}")
+    """The live facts as soon as a condition holds for them."""
+
+    def facts_if_so():
+        facts = json.loads(get(f"{url}/slo/live.json"))
+        return facts if holds(facts) else None
+
+    return wait_until(facts_if_so, 90, "the expected live facts did not come")
 
 
 def shards(url):
@@ -50,7 +51,7 @@ def is_finished(told):
     return told["state"] == "finished"
 
 
-def test_a_stop_keeps_what_ended_and_the_next_run_has_the_late_joiner(cli, tmp_path):
+def test_a_stop_keeps_ended_requests_and_the_next_run_has_the_late_joiner(cli, tmp_path):
     page_port, port = free_port(), free_port()
 
     def worker():
@@ -85,7 +86,7 @@ def test_a_stop_keeps_what_ended_and_the_next_run_has_the_late_joiner(cli, tmp_p
 def a_form_that_is_none_is_refused(url):
     for wrong, why in (
         ({"rate": "8"}, "is not a rate"),
-        ({"host": "example"}, "write a URL"),
+        ({"host": "example"}, "enter a URL"),
         ({"scenario": "quikstart"}, "quickstart"),
     ):
         answer = post(f"{url}/swarm", **(FORM | wrong))
@@ -94,8 +95,8 @@ def a_form_that_is_none_is_refused(url):
 
 
 def stop_twice(url):
-    """Both presses are answered when the run is told; while it is on, a start is refused."""
-    assert "start again after it" in post(f"{url}/swarm", **FORM)["message"]
+    """Both presses return with the result of the run; during the run a start is refused."""
+    assert "start again when it has ended" in post(f"{url}/swarm", **FORM)["message"]
     presses = [threading.Thread(target=post, args=[f"{url}/stop"]) for _ in range(2)]
     for press in presses:
         press.start()
@@ -110,7 +111,7 @@ def stop_twice(url):
 
 
 def the_end_came_soon(directory):
-    """By the instants of the record: how long a busy machine writes a report is not the point."""
+    """By the recorded times: the time to write a report does not matter."""
     run = read_run(directory)
     assert np.nanmax(run.request_rows["done_s"]) < run.manifest["window"]["ended_s"] + 4
     statuses = set(run.request_rows["status"].tolist())

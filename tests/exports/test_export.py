@@ -1,4 +1,4 @@
-"""Runs in files for spreadsheets and notebooks: nothing lost, nothing rounded."""
+"""Exports for spreadsheets and notebooks: no value lost, no digit rounded."""
 
 import csv
 import io
@@ -13,7 +13,7 @@ import slobench
 from loadgen.drive.store import write_run, write_schedule
 from loadgen.errors import UsageError
 from loadgen.exports.formats import FORMATS, export
-from loadgen.manifest import LabelsSection
+from loadgen.manifest.sections import LabelsSection
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
 from loadgen.records import Names
@@ -22,7 +22,7 @@ from tests.test_verbs import slobench as command_line
 
 
 def cell(text):
-    """What a reader that keeps every digit makes of a cell."""
+    """A cell as a reader with full precision decodes it."""
     if text in ("", "True", "False"):
         return {"": None, "True": True, "False": False}[text]
     try:
@@ -78,7 +78,7 @@ def test_a_row_per_request_holds_instants_and_metrics_to_the_last_digit(format):
 
 
 @pytest.mark.parametrize("format", ["csv", "json", "jsonl", "parquet"])
-def test_a_request_keeps_what_it_was_promised_itself(format):
+def test_a_request_keeps_its_own_slo(format):
     own_s = np.zeros(220)
     own_s[[30, 40]] = 0.25, 1 / 3
     run = replace_schedule(measured_run(), ttft_slo_s=own_s)
@@ -130,10 +130,10 @@ def test_text_of_a_server_does_not_break_a_table():
     [
         ("exel", None, "unknown export format 'exel'"),
         ("csv", "request", "did you mean 'requests'"),
-        ("vllm-bench", "runs", "own layout"),
+        ("vllm-bench", "runs", "fixed layout"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(format, rows, message):
+def test_invalid_formats_and_rows_are_rejected(format, rows, message):
     with pytest.raises(UsageError, match=message):
         export(measured_run(), format, rows=rows)
     with pytest.raises(UsageError, match="nothing to export"):

@@ -1,4 +1,4 @@
-"""vLLM's result file, held against literals and against loops written from that tool's rules."""
+"""vLLM's result file, against literals and against loops written from that tool's rules."""
 
 import json
 import math
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from loadgen.exports.vllm_bench import vllm_bench
-from loadgen.manifest import WindowSection
+from loadgen.manifest.sections import WindowSection
 from loadgen.measure.attainment import due_rows
 from loadgen.records import CHUNKS, Names, Run, Status, TokenSource, empty_requests
 from tests.runs import MANIFEST, changed, measured_run, schedule_rows, with_manifest
@@ -172,7 +172,7 @@ def test_every_number_is_that_of_loops_written_from_the_rules():
     assert found["max_concurrent_requests"] == max(under_way.values())
 
 
-def test_warm_up_is_not_in_it_and_what_was_never_sent_failed():
+def test_warm_up_is_left_out_and_unsent_requests_count_as_failed():
     run = measured_run(n_failed=1)
     run.request_rows["status"][-1] = Status.dropped
     run.request_rows["sent_s"][-1] = run.request_rows["done_s"][-1] = np.nan
@@ -191,11 +191,11 @@ def test_warm_up_is_not_in_it_and_what_was_never_sent_failed():
         (["e2e <= 9s"], True),
     ],
 )
-def test_goodput_is_told_where_that_tool_could_have_been_asked_for_it(slo, is_said):
+def test_goodput_is_given_if_that_tool_could_compute_it(slo, is_said):
     assert (vllm_bench(measured_run(slo=slo))["request_goodput"] is not None) is is_said
 
 
-def test_traffic_is_said_in_its_words():
+def test_traffic_is_described_with_its_keys():
     gamma = {"arrivals": {"kind": "gamma", "rate": "8/s", "cv": 0.5}, "limits": {}}
     users = {"arrivals": {"kind": "users", "users": 12}, "limits": {"max_concurrency": 2000}}
     run = measured_run()

@@ -1,4 +1,4 @@
-"""What a notebook finds under `import slobench as sb`."""
+"""The names under `import slobench as sb` in a notebook."""
 
 import slobench as sb
 

@@ -1,4 +1,4 @@
-"""Modes side by side: what is varied, what is kept, and the statistics between them."""
+"""Comparisons of modes: their variables, their files, and the statistics between modes."""
 
 import csv
 import io
@@ -10,9 +10,8 @@ from rich.console import Console
 
 from loadgen.errors import UsageError
 from loadgen.lab.mode_spec import Mode, read_modes, read_rates, variant
-from loadgen.lab.mode_table import QUANTITIES, rows, to_csv
+from loadgen.lab.mode_table import QUANTITIES, rows, to_csv, write_all
 from loadgen.lab.modes import ModesSpec, compare
-from loadgen.lab.modes_files import write_all
 from loadgen.workload.scenario import load_scenario, scenario_from_flags
 from reports.modes.charts import figures, paper
 from reports.modes.page import render
@@ -63,10 +62,10 @@ def test_modes_are_read_with_their_parameters():
         ("", "--modes: name at least one"),
         ("chunkd", "unknown batching mode 'chunkd'; did you mean 'chunked'"),
         ("chunked:512", "expected key=value after ':', got '512'"),
-        ("chunked,chunked", "'chunked' is named twice"),
+        ("chunked,chunked", "'chunked' appears twice"),
     ],
 )
-def test_modes_that_cannot_be_meant_are_refused(text, message):
+def test_invalid_modes_are_rejected(text, message):
     with pytest.raises(UsageError, match=message):
         read_modes(text)
 
@@ -80,7 +79,7 @@ def test_rates_are_a_range_or_a_list(text, rates):
 
 
 @pytest.mark.parametrize("text", ["", "2:8", "8:2:1", "2:8:0", "0,4", "-1", "4,4", "1:9999:1", "x"])
-def test_rates_that_cannot_be_meant_are_refused(text):
+def test_invalid_rates_are_rejected(text):
     with pytest.raises(UsageError, match="expected requests per second as from:to:step"):
         read_rates(text)
 
@@ -107,20 +106,20 @@ def test_every_mode_gets_the_same_requests(compared):
     assert len({next(iter(hashes)) for hashes in schedules.values()}) == 6
 
 
-def test_a_comparison_goes_on_where_it_was_left(compared, tmp_path):
+def test_an_interrupted_comparison_resumes(compared, tmp_path):
     found, directory = compared
     console = quiet()
-    again = compare(asked(rates=[2.0, 6.0], n_seeds=3, cache_dir=cache), directory, console)
+    again = compare(asked(rates=[2.0, 6.0], n_seeds=3), directory, console)
     assert again.facts["cells"] == found.facts["cells"]
     told = console.file.getvalue()
-    assert "12 of 12 cells are there already" in told
+    assert "12 of 12 cells exist already" in told
     assert "[12/12]" not in told
     wider = compare(asked(rates=[2.0], n_seeds=4), directory, quiet())
     assert wider.facts["n_done"] == 8
 
 
 class Interrupting(Console):
-    """A user who presses Ctrl-C when the second cell is told."""
+    """A console that raises Ctrl-C when the second cell is printed."""
 
     def print(self, *objects, **how):
         if objects and str(objects[0]).startswith("[2/"):
@@ -128,7 +127,7 @@ class Interrupting(Console):
         super().print(*objects, **how)
 
 
-def test_ctrl_c_keeps_what_is_done(tmp_path):
+def test_ctrl_c_keeps_the_finished_cells(tmp_path):
     found = compare(asked(n_seeds=3), tmp_path, Interrupting(file=io.StringIO()))
     assert found.was_interrupted
     assert (found.facts["n_done"], found.facts["n_cells"]) == (2, 6)
@@ -138,7 +137,7 @@ def test_ctrl_c_keeps_what_is_done(tmp_path):
     assert finished.facts["n_done"] == 6
 
 
-def test_a_wrong_parameter_is_told_before_anything_runs(tmp_path):
+def test_a_wrong_parameter_is_reported_before_the_first_run(tmp_path):
     wrong = ModesSpec(small(), [*MODES, Mode("chunked", {"batch_size": "3"})], n_workers=1)
     with pytest.raises(UsageError, match="unknown setting 'batch_size' of mode 'chunked'"):
         compare(wrong, tmp_path, quiet())
@@ -156,7 +155,7 @@ def test_single_runs_leave_ordinary_run_directories(tmp_path, cache):
 
 
 def cell(mode, seed, goodput, waits_s=None):
-    """A cell in which only the goodput says anything."""
+    """A cell whose only number of interest is the goodput."""
     nothing = {"value": None, "low": None, "high": None}
     quantities = [q for q in QUANTITIES if q != "goodput"]
     numbers = dict.fromkeys(quantities, nothing)
@@ -196,8 +195,8 @@ def test_one_run_keeps_its_own_interval_and_an_infinite_value_has_none():
     assert two["ttft_p99"]["value"] is None
 
 
-def test_waits_are_told_per_request_the_longest_first():
-    waits_s = {"x": {"behind": 5.0, "no_seq_slot": 10.0}, "y": {"behind": 30.0}}
+def test_waits_are_given_per_request_the_longest_first():
+    waits_s = {"x": {"no_seq_slot": 10.0, "behind": 5.0}, "y": {"behind": 30.0}}
     found = rows([cell("a", 1, 1.0, waits_s), cell("a", 2, 1.0, waits_s)], 0.95)[0]
     assert list(found["waits_s"].items()) == [("behind", 3.5), ("no_seq_slot", 1.0)]
 
@@ -235,8 +234,8 @@ def test_the_page_and_the_terminal_say_the_same(compared):
     console = quiet()
     console.print(tables(facts))
     told = console.file.getvalue()
-    assert "goodput beyond static batch_size=4" in told
-    assert "simulated: steps cost what the cost model says" in told
+    assert "goodput over static batch_size=4" in told
+    assert "simulated (cost model): good for ranking, not for absolute numbers" in told
     assert set(figures(facts)) == {"goodput", "difference", "kept"}
     assert len(paper(facts)["vconcat"]) == 2
     ratios = told.partition("times static batch_size=4")[2]
@@ -248,7 +247,7 @@ def test_the_page_and_the_terminal_say_the_same(compared):
 
 
 def test_no_figure_of_ten_rates_is_cut_in_100_columns(compared):
-    """Rates that do not fit beside one another stand in a second table."""
+    """Rates that do not fit side by side go to a second table."""
     facts = compared[0].facts
     rates = [float(rate) for rate in range(2, 22, 2)]
     one_rate = [row for row in facts["rows"] if row["rate_per_s"] == facts["rates_per_s"][0]]
@@ -261,7 +260,7 @@ def test_no_figure_of_ten_rates_is_cut_in_100_columns(compared):
     page = io.StringIO()
     Console(file=page, width=100).print(tables({**facts, "rates_per_s": rates, "rows": found}))
     told = page.getvalue()
-    beyond = told.partition("goodput beyond")[2].partition("times static")[0]
+    beyond = told.partition("goodput over")[2].partition("times static")[0]
     assert beyond.count("+17.8") == 10
     assert beyond.count("±0.406") == 10
     for rate in rates:
@@ -296,14 +295,14 @@ def test_classes_and_waits_are_shown_where_there_is_one_rate(tmp_path, cache):
     assert set(figures(facts)) == {"latencies", "kept"}
     page = render(facts, cache)
     assert "static group running" in page
-    ratios = page.partition('id="ratios">How many times static batch_size=4')[2]
+    ratios = page.partition('id="ratios">Ratios to static batch_size=4')[2]
     head, *lines = re.findall(r"<tr>(.*?)</tr>", ratios.partition("</table>")[0])
     titles = re.findall(r'<th scope="col">(.*?)</th>', head)[2:]
     assert len(lines) == 4  # chunked: all, and the three classes
     for line, row in zip(lines, facts["rows"][4:], strict=True):
         shown = dict(zip(titles, re.findall(r"<td>(.*?)</td>", line)[1:], strict=True))
         assert shown["ITL p99"] == f"{row['ratio']['itl_p99']['value']:.2g}"
-    assert "One seed has no interval" in ratios
+    assert "A single seed has no interval" in ratios
 
 
 def test_ratios_are_paired_by_seed_and_averaged_as_factors():

@@ -37,7 +37,7 @@ def test_chunking_ends_the_stalls_and_ordering_the_queue(seed):
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_same_at_the_scale_of_a_tiny_model_on_one_core(seed):
-    """What `benchmarks/orderings.py` measures on the real engine, with its cost model."""
+    """The measurement of `benchmarks/orderings.py`, here with the engine's cost model."""
 
     def seen(name, measure="8s", **settings):
         overrides = [f"seed={seed}", "phases.warmup=2s", f"phases.measure={measure}"]

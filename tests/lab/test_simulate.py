@@ -1,4 +1,4 @@
-"""Scenarios in virtual time: the tables a run leaves, against the schedule and the cost model."""
+"""Scenarios in virtual time: the recorded tables against the schedule and the cost model."""
 
 import json
 import signal
@@ -11,8 +11,10 @@ from rich.console import Console
 import slobench as sb
 from loadgen.drive.store import read_run
 from loadgen.errors import UsageError
+from loadgen.lab.mode_cell import cell_of
 from loadgen.lab.simulate import record, simulate
 from loadgen.lab.simulated_engine import read_settings, sim_options
+from loadgen.lab.virtual_client import VirtualClient
 from loadgen.measure.aggregate import summarize
 from loadgen.records import FinishReason, Status
 from loadgen.workload.scenario import load_scenario, scenario_from_flags, shipped_scenarios
@@ -130,7 +132,7 @@ def test_a_promise_of_time_is_kept_by_giving_up():
     assert "limits.timeout" in run.names.errors[int(rows["error_id"][0])]
 
 
-def test_what_is_over_the_cap_is_dropped_or_waits_as_the_scenario_says():
+def test_requests_over_the_cap_are_dropped_or_wait_as_the_scenario_sets():
     flags = {"rate": "40/s", "n_out": 200, "max_concurrency": 4}
     dropped = simulate(steady(**flags))
     assert (dropped.request_rows["status"] == Status.dropped).any()
@@ -152,20 +154,24 @@ def test_answers_shorter_than_declared_stop_by_themselves():
     assert (run.request_rows["output_tokens"] == 5).all()
 
 
-def test_an_interrupt_ends_the_run_with_what_there_is(monkeypatch):
-    scenario, looks = steady(rate="5/s", duration="300s"), []
+class InterruptOnce:
+    """An early stop that never stops the run, and sends one SIGINT after 20 ended requests."""
 
-    def interrupt_once(self):
-        looks.append(self._n_interrupts)
-        if len(looks) == 300:
+    n_ended = 0
+
+    def note(self, now_s, ended):
+        before, self.n_ended = self.n_ended, self.n_ended + len(ended)
+        if before < 20 <= self.n_ended:
             signal.raise_signal(signal.SIGINT)
-        return original(self)
 
-    from loadgen.lab.simulate import _Simulation
+    def reason(self, now_s, in_flight):
+        return None
 
-    original = _Simulation._look
-    monkeypatch.setattr(_Simulation, "_look", interrupt_once)
-    run = record(scenario, make_plan(scenario), sim_options({}), QUIET)
+
+def test_an_interrupt_ends_the_run_with_the_results_so_far():
+    scenario = steady(rate="5/s", duration="300s")
+    options = sim_options({})
+    run = record(scenario, make_plan(scenario), options, QUIET, early=InterruptOnce())
     assert run.manifest.ended == "interrupted"
     statuses = run.request_rows["status"]
     assert (statuses == Status.ok).any()
@@ -174,7 +180,7 @@ def test_an_interrupt_ends_the_run_with_what_there_is(monkeypatch):
     assert summarize(run).verdict == "no_verdict"
 
 
-def test_waits_are_told_by_class_and_reason():
+def test_waits_are_given_by_class_and_reason():
     run = simulate(load_scenario("mixed_classes", [*SHORT, "arrivals.rate=20/s"]), max_num_seqs=8)
     waits = run.manifest["engine"]["waits_s"]
     assert set(waits) <= {"chat", "completion", "summaries"}
@@ -213,7 +219,7 @@ def test_a_run_directory_is_the_ordinary_one(tmp_path):
         ("mode=chunked,mode=static", "setting 'mode' is given twice"),
     ],
 )
-def test_a_setting_that_cannot_be_meant_says_what_can(settings, message):
+def test_an_invalid_setting_lists_the_valid_ones(settings, message):
     scenario = on_a_grid()
     with pytest.raises(UsageError, match=message.replace("(", r"\(")):
         record(scenario, make_plan(scenario), sim_options(read_settings(settings)), QUIET)
@@ -240,7 +246,7 @@ def test_planning_ahead_wastes_a_row_for_each_answer_that_stops_by_itself():
 
 
 def test_a_request_is_scheduled_by_the_promise_it_brought(tmp_path):
-    """Ten long prompts at once before a short one that was promised more: it goes first."""
+    """Ten long prompts before a short prompt with a tighter SLO, which goes first."""
     lines = [f"0.{k:03},4000,2,{20000 if k < 10 else 500}" for k in range(11)]
     trace = tmp_path / "t.csv"
     trace.write_text("\n".join(["when,in,out,first", *lines, "20,10,1,"]) + "\n")
@@ -255,3 +261,31 @@ def test_a_request_is_scheduled_by_the_promise_it_brought(tmp_path):
         return (rows["first_token_s"] - rows["released_s"])[10]
 
     assert ttft_s(ttft_slo="first") < 0.5 * ttft_s()
+
+
+class RecordingEngine:
+    """An engine that stores the requests that it receives, and never answers."""
+
+    def __init__(self, now_s):
+        self.now_s, self.requests = now_s, []
+
+    def submit(self, request):
+        self.requests.append(request)
+
+
+def test_a_deadline_is_the_e2e_limit_after_the_arrival():
+    scenario = steady(
+        slo=["e2e <= 2s"], overrides={"arrivals": {"kind": "constant", "rate": "1/s"}}
+    )
+    engine: Any = RecordingEngine(now_s=5.5)
+    VirtualClient(scenario, make_plan(scenario)).act(engine)
+    assert len(engine.requests) >= 5
+    for request in engine.requests:
+        assert request.deadline_s == pytest.approx(request.arrived_s + 2)
+
+
+def test_a_failed_request_makes_a_percentile_of_a_cell_infinite():
+    run = simulate(steady(rate="40/s", n_out=200, max_concurrency=4))
+    cell = cell_of(run, summarize(run), "chunked", 1.0, {})
+    assert 0 < cell["n_ok"] < cell["n_due"]
+    assert cell["ttft_p99"] == {"value": None, "low": None, "high": None}

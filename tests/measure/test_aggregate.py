@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.errors import UsageError
-from loadgen.manifest import WorkerSection
+from loadgen.manifest.sections import WorkerSection
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
 from loadgen.records import EDGES, Phase, Run, Status
@@ -32,9 +32,9 @@ def test_a_run_that_keeps_every_promise_is_met_and_exits_0() -> None:
 def test_a_broken_promise_is_missed_and_exits_1() -> None:
     summary = summarize(measured_run(slo=["p50(ttft) <= 50ms"]))
     assert (summary.verdict, summary.exit_code) == ("missed", 1)
-    assert summary.reasons == ("p50(ttft) <= 50ms: missed at 97.7 ms, n = 200, proven at 95 %.",), (
-        summary.reasons
-    )
+    assert summary.reasons == (
+        "p50(ttft) <= 50ms: missed at 97.7 ms, n = 200, with 95 % confidence.",
+    ), summary.reasons
 
 
 def test_failures_are_infinite_in_percentile_promises_and_left_out_of_the_plain_ones() -> None:
@@ -87,7 +87,9 @@ def test_an_interrupted_run_has_no_verdict_and_its_window_ends_where_releasing_s
     assert (summary.verdict, summary.exit_code) == ("no_verdict", 3)
     assert summary.reasons == ("The run was interrupted: Ctrl-C.",)
     assert (summary.window.length_s, summary.attainment.due) == (10.0, 100)
-    assert any("10 s of the planned 20 s" in finding for finding in summary.findings)
+    assert any(
+        "window is 10 s long, not 20 s as planned" in finding for finding in summary.findings
+    )
 
 
 def test_lost_rows_allow_no_verdict() -> None:
@@ -95,7 +97,7 @@ def test_lost_rows_allow_no_verdict() -> None:
     run.request_rows["status"][50] = Status.lost
     summary = summarize(run)
     assert (summary.verdict, summary.exit_code) == ("no_verdict", 3)
-    assert "lost by the client" in summary.reasons[0]
+    assert "The load generator lost 1 of 220 requests" in summary.reasons[0]
 
 
 def test_rows_lost_with_a_dead_worker_are_told_with_its_end_and_its_log() -> None:
@@ -105,17 +107,17 @@ def test_rows_lost_with_a_dead_worker_are_told_with_its_end_and_its_log() -> Non
     why = "load-generating process 3 died (exit status -9; nothing in its log)"
     summary = summarize(with_manifest(run, ended="completed", end_reason=why))
     assert summary.reasons == (
-        "10 of 220 rows were lost by the client: load-generating process 3 died (exit status -9;"
-        " nothing in its log); its log is logs/shard-3.log.",
+        "The load generator lost 10 of 220 requests: load-generating process 3 died (exit status "
+        "-9; nothing in its log); see logs/shard-3.log.",
     )
-    assert summary.validity.checks[0].detail.endswith("its log is logs/shard-3.log")
+    assert summary.validity.checks[0].detail.endswith("see logs/shard-3.log")
 
 
 def test_rows_lost_without_a_told_cause_point_to_the_logs() -> None:
     run = measured_run()
     run.request_rows["status"][50] = Status.lost
     assert summarize(run).reasons[0] == (
-        "1 of 220 rows were lost by the client; what its workers wrote is in logs/shard-N.log."
+        "The load generator lost 1 of 220 requests; see the logs of its workers, logs/shard-N.log."
     )
 
 
@@ -125,7 +127,7 @@ def test_rows_lost_with_a_worker_elsewhere_point_to_what_is_known_of_it() -> Non
     why = "load-generating process 0 died (nothing is heard of its worker)"
     (reason, *_) = summarize(with_manifest(run, workers=[LOST_WORKER], end_reason=why)).reasons
     assert "logs/" not in reason
-    assert reason.endswith("manifest.json says under `workers` what is known of each.")
+    assert reason.endswith("see `workers` in manifest.json.")
 
 
 def test_a_share_that_was_cut_short_allows_no_verdict_though_no_row_is_lost() -> None:
@@ -152,7 +154,7 @@ def test_without_promises_there_is_no_verdict_and_nothing_failed() -> None:
 def test_a_run_in_which_nothing_ended_well_fails_even_if_nothing_was_promised() -> None:
     summary = summarize(measured_run(n_failed=220))
     assert (summary.verdict, summary.exit_code) == ("no_verdict", 3)
-    assert summary.reasons == ("No request ended well.",)
+    assert summary.reasons == ("No request was successful.",)
     assert summarize(measured_run(n_failed=219)).exit_code == 3, "only warm-up ended well"
     assert summarize(measured_run(n_failed=199)).exit_code == 0
     promised = summarize(measured_run(n_failed=220, slo=["ttft <= 1s"]))
@@ -178,7 +180,7 @@ def test_a_close_call_is_met_but_not_proven_and_says_what_would_prove_it() -> No
     assert 473 <= result.n_needed <= 5000
     strict = summarize(run, confidence=0.95)
     assert (strict.verdict, strict.exit_code) == ("no_verdict", 3)
-    assert "not proven at 95 %" in strict.reasons[0]
+    assert "; 95 % confidence needs about 1" in strict.reasons[0]
 
 
 def test_zero_misses_prove_a_p99_from_299_requests_on() -> None:
@@ -231,13 +233,13 @@ def test_other_slos_than_the_runs_own_can_be_asked() -> None:
 @pytest.mark.parametrize(
     ("slo", "said"),
     [
-        (["ttft<500"], "--slo 'ttft<500': '<' is not a promise; write '<=' or '>='"),
+        (["ttft<500"], "--slo 'ttft<500': '<' is not allowed in an SLO; write '<=' or '>='"),
         (
             ["p99(ttft) <= 1s", "attainment>=99%"],
-            "--slo 'attainment>=99%' counts requests that keep every per-request promise, and there"
+            "--slo 'attainment>=99%' counts requests that meet every per-request SLO, and there"
             " is none; add one, e.g. 'ttft <= 500ms'",
         ),
-        (["goodput >= 1/s"], "--slo 'goodput >= 1/s' counts requests that keep"),
+        (["goodput >= 1/s"], "--slo 'goodput >= 1/s' counts requests that meet"),
     ],
 )
 def test_other_slos_that_cannot_be_meant_are_the_users_to_fix(slo: list[str], said: str) -> None:
@@ -248,7 +250,7 @@ def test_other_slos_that_cannot_be_meant_are_the_users_to_fix(slo: list[str], sa
 
 @pytest.mark.parametrize("confidence", [0.5, 1.0, 95.0])
 def test_a_confidence_that_means_nothing_is_refused(confidence: float) -> None:
-    with pytest.raises(ValueError, match="between 50 % and 100 %"):
+    with pytest.raises(ValueError, match="above 50 % and below 100 %"):
         summarize(measured_run(30), confidence=confidence)
 
 
@@ -334,7 +336,7 @@ def test_a_queue_that_grows_through_the_window_is_missed_for_its_reason() -> Non
         run.request_rows[name] += delay_s
     summary = summarize(run)
     assert (summary.verdict, summary.exit_code) == ("missed", 1)
-    assert summary.reasons[-1].startswith("Offered rate above capacity: ")
+    assert summary.reasons[-1].startswith("The offered rate is above the server's capacity: ")
     assert summary.validity.trusted
 
 

@@ -36,18 +36,25 @@ def test_requests_are_counted_by_address_busiest_first() -> None:
 
 
 def told(run: Run) -> list[str]:
-    return [finding for finding in summarize(run).findings if "pin the load" in finding]
+    return [
+        finding
+        for finding in summarize(run).findings
+        if "because connections are reused" in finding
+    ]
 
 
 def test_kept_connections_that_use_one_address_more_are_told() -> None:
     (said,) = told(spread_run(160, 40))
-    assert said.startswith("Of the target's 2 addresses 10.0.0.1:8000 got 80 % of the requests:")
+    assert said.startswith(
+        "80 % of the requests went to 10.0.0.1:8000, one of 2 addresses of the target, "
+    )
 
 
 def test_an_address_that_got_nothing_is_told() -> None:
     (said,) = told(spread_run(100, 100, known=ADDRESSES[1:]))
-    assert "3 addresses" in said
-    assert "50 % of the requests and 1 got none" in said
+    assert said.startswith("50 % of the requests went to ")
+    assert "one of 3 addresses" in said
+    assert ", 1 received none, because" in said
 
 
 @pytest.mark.parametrize("shares", [(100, 100), (140, 60), (200,)])

@@ -13,9 +13,8 @@ from rig.queues import Queue
 
 from loadgen.measure.capacity.capacity_probe import N_BLOCKS, Probe, in_blocks, overloaded
 from loadgen.measure.capacity.capacity_result import Capacity
-from loadgen.measure.capacity.clear import clear
 from loadgen.measure.capacity.curve import Posterior, posterior
-from loadgen.measure.capacity.dispersion import Dispersion, dispersion
+from loadgen.measure.capacity.dispersion import Dispersion, clear, dispersion
 from loadgen.measure.capacity.next_probe import NextProbe, Question, judge, next_probe
 
 

@@ -143,7 +143,7 @@ def test_a_closed_loop_that_ran_dry_is_not_trusted():
     check = stimulus(closed_loop(220))
     assert check.ok is False
     assert check.is_gate
-    assert check.detail.startswith("1 users of the closed loop had sent all that was planned")
+    assert check.detail.startswith("1 users of the closed loop ran out of planned requests")
 
 
 def test_a_release_after_a_parent_that_was_never_sent_is_not_held_against_it():

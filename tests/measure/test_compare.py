@@ -81,7 +81,7 @@ def test_the_noise_is_the_spread_of_equal_runs():
     found = measure_noise(runs, ["mean(tpot)"])["mean(tpot)"]
     assert found.sd == pytest.approx(np.std(np.log(of_runs), ddof=1))
     assert found.df == 5
-    with pytest.raises(UsageError, match="three or more"):
+    with pytest.raises(UsageError, match="at least three valid runs"):
         measure_noise(runs[:2])
 
 
@@ -111,11 +111,11 @@ def test_what_differs_beyond_the_factor_is_refused_by_its_keys():
     sent = {"name": "quickstart", "arrivals": {"rate": "8/s"}}
     faster = with_manifest(run, scenario={"resolved": {**sent, "arrivals": {"rate": "9/s"}}})
     run = with_manifest(run, scenario={"resolved": sent})
-    with pytest.raises(UsageError, match=r"scenario\.arrivals\.rate: 8/s against 9/s"):
+    with pytest.raises(UsageError, match=r"scenario\.arrivals\.rate: A has 8/s, B has 9/s"):
         compare(run, faster)
     assert compare(run, faster, vary=["scenario.arrivals.rate"])
     other_gpu = with_manifest(run, target={"labels": {"gpu": "h200"}})
-    with pytest.raises(UsageError, match=r"target\.labels\.gpu: none against h200"):
+    with pytest.raises(UsageError, match=r"target\.labels\.gpu: A has none, B has h200"):
         compare(run, other_gpu)
     assert compare(run, other_gpu, vary=["gpu"])
     with pytest.raises(UsageError, match="no such key"):
@@ -137,14 +137,14 @@ def test_seeds_slos_and_names_do_not_make_runs_incomparable():
     found = compare(run, other)
     assert found.pairing == "none"
     assert "attainment" not in by_measure(found)
-    assert "promised different things" in found.notes[0]
+    assert "have different SLOs" in found.notes[0]
 
 
 def test_runs_that_cannot_be_trusted_are_left_out_and_told():
     bad = with_shard(measured_run(seed=3), cpu_share=0.99)
     found = compare([*side(0, 3), bad], side(9, 3))
     assert by_measure(found)["mean(tpot)"].n_runs == (3, 3)
-    assert "cannot be trusted" in found.notes[0]
+    assert "left out because the run is invalid" in found.notes[0]
     assert compare([bad], side(9, 3)).verdict == "invalid"
 
 

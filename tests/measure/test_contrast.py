@@ -1,6 +1,7 @@
 """Differences between runs: held against scipy's tests, and against what they promise to find."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,8 @@ from loadgen.measure.comparison.contrast import (
     runs_needed,
     smallest_effect,
 )
+from loadgen.measure.comparison.judgement import Options, decide, judge
+from loadgen.measure.comparison.measures import measure
 
 sides = st.lists(st.floats(-10, 10).map(lambda x: round(x, 3)), min_size=2, max_size=9).filter(
     lambda v: len(set(v)) > 1
@@ -87,7 +90,7 @@ def test_power_with_known_noise_is_the_noncentral_t():
     ours = power(Noise(1.0, 1e9), 1.0, 17, 0.05)
     theirs = oracle.nct.sf(oracle.t.ppf(0.975, 32), 32, 1 / math.sqrt(2 / 17))
     assert ours == pytest.approx(theirs, abs=1e-3)
-    needed = runs_needed(Noise(1.0, 1e9), 1.0, 0.05, asked=0.8)
+    needed = runs_needed(Noise(1.0, 1e9), 1.0, 0.05, target_power=0.8)
     assert needed in (16, 17)  # Cohen's table: d = 1
 
 
@@ -104,3 +107,20 @@ def test_the_recommended_runs_are_the_fewest_that_suffice(sd, df, effect):
 def test_the_smallest_effect_is_the_one_that_needs_as_many_runs():
     effect = smallest_effect(Noise(0.03, 9), 8, 0.05)
     assert runs_needed(Noise(0.03, 9), effect, 0.05) == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "p", "verdict"),
+    [
+        (0.3, 0.04, "worse"),
+        (0.3, 0.06, "inconclusive"),
+        (-0.3, 0.04, "inconclusive"),
+        (-0.3, 0.009, "better"),
+        (-0.3, 0.011, "inconclusive"),
+    ],
+)
+def test_better_needs_a_fifth_of_the_p_value_that_worse_needs(change, p, verdict):
+    values = np.array([1.0, 1.1, 0.9]), np.array([1.0, 1.1, 0.9])
+    _, row = judge(measure("mean(ttft)"), values, None, Options())
+    row = replace(row, is_gated=True, change=change, p=p, p_same=1.0)
+    assert decide([row], 0.95)[0].verdict == verdict

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 
 from loadgen.errors import UsageError
-from loadgen.manifest import WindowSection
+from loadgen.manifest.sections import WindowSection
 from loadgen.measure.aggregate import summarize
-from loadgen.measure.attainment import due_rows
+from loadgen.measure.attainment import due_rows, with_window
 from loadgen.measure.definitions import DEFINITIONS, rescore
 from loadgen.measure.slo import from_goodput
-from loadgen.measure.window import with_window
 from loadgen.records import CHUNKS, Run, Status, TokenSource, empty_requests
 from tests.runs import MANIFEST, changed, measured_run, schedule_rows
 
@@ -182,7 +181,7 @@ def test_ours_agrees_with_the_summary():
 def test_every_definition_is_in_the_docs_with_its_formulas_and_source():
     page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
     for one in DEFINITIONS.values():
-        cells = [one.said[m] for m in ("ttft", "tpot", "itl", "e2e")]
+        cells = [one.formulas[m] for m in ("ttft", "tpot", "itl", "e2e")]
         assert f"| `{one.name}` | {' | '.join(cells)} | {one.interpolates} | {one.source} |" in page
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from loadgen.measure.interference import interference
+from loadgen.measure.drivers import interference
 from loadgen.measure.per_request import per_request
 from tests.runs import measured_run, two_classes
 

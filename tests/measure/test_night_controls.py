@@ -9,8 +9,7 @@ from rig import nights
 from loadgen.measure.comparison.judgement import Options
 from loadgen.measure.comparison.measures import measure
 from loadgen.measure.nights.night_record import CellNight, from_json, to_json
-from loadgen.measure.nights.night_trend import trend
-from loadgen.measure.nights.night_values import on_scale_of_nights
+from loadgen.measure.nights.night_values import on_scale_of_nights, trend
 from loadgen.measure.nights.night_verdict import JOINING, History, judge_night
 
 
@@ -122,8 +121,9 @@ def test_a_pair_of_which_one_cannot_be_trusted_is_left_out_and_told():
     alone = replace(tonight.runs[1], control=None, reasons=("its control could not be measured",))
     found = judged(replace(tonight, runs=(bad, alone, *tonight.runs[2:])), before)
     assert by_measure(found)["mean(tpot)"].n_runs == (40, 3)
-    assert f"{first.name} is left out, it cannot be trusted: Its control: the client was late" in (
-        found.notes[0])  # fmt: skip
+    assert found.notes[0].startswith(
+        f"{first.name} is left out because the run is invalid: Its control: the client was late"
+    )
     assert "its control could not be measured" in found.notes[1]
 
 
@@ -132,7 +132,7 @@ def test_a_control_without_a_number_leaves_the_measure_open_and_is_told():
     tonight = one_night([5.0, 5.0], [1.0, np.nan])
     found = judged(tonight, before, metrics=["p50(ttft)"])
     assert found.verdict == "inconclusive"
-    assert found.notes[0] == "p50(ttft): the control of r2 has no number to compare with."
+    assert found.notes[0] == "p50(ttft): the control run of r2 has no value to compare with."
 
 
 def test_failures_of_the_control_count_for_the_chance_of_a_share():

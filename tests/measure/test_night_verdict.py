@@ -8,7 +8,7 @@ from rig import nights
 
 from loadgen.measure.comparison.judgement import Options
 from loadgen.measure.nights.night_record import CellNight, from_json, to_json
-from loadgen.measure.nights.night_trend import trend
+from loadgen.measure.nights.night_values import trend
 from loadgen.measure.nights.night_verdict import JOINING, History, judge_night, night_word
 
 
@@ -75,10 +75,10 @@ def test_runs_that_cannot_be_trusted_are_left_out_and_told():
     assert judged(replace(tonight, runs=())).verdict == "invalid"
 
 
-def test_attainment_is_not_compared_across_other_promises():
+def test_attainment_is_not_compared_across_other_slos():
     rng = np.random.default_rng(4)
     before = [
-        replace(n, promises=("ttft <= 1s",), runs=tuple(
+        replace(n, slos=("ttft <= 1s",), runs=tuple(
             replace(r, values={**r.values, "attainment": 0.9}) for r in n.runs))
         for n in level(rng)
     ]  # fmt: skip
@@ -86,16 +86,16 @@ def test_attainment_is_not_compared_across_other_promises():
     tonight = replace(tonight, runs=tuple(
         replace(r, values={**r.values, "attainment": 0.1}) for r in tonight.runs))  # fmt: skip
     found = judged(tonight, before, metrics=["attainment"])
-    assert "attainment: no earlier night has it" in found.notes[0]
+    assert "attainment: no earlier night has this measure" in found.notes[0]
     assert found.verdict == "invalid"
-    same = replace(tonight, promises=("ttft <= 1s",))
+    same = replace(tonight, slos=("ttft <= 1s",))
     assert judged(same, before, metrics=["attainment"]).verdict == "worse"
 
 
 def test_a_closed_loop_is_judged_by_its_throughput_too():
     tonight = replace(nights.cell_night(np.random.default_rng(5), 9, 5), is_closed_loop=True)
     found = judged(tonight, level(np.random.default_rng(6)))
-    assert "output_tokens_per_s: no earlier night has it" in found.notes[0]
+    assert "output_tokens_per_s: no earlier night has this measure" in found.notes[0]
 
 
 def test_no_failure_so_far_does_not_prove_that_there_are_none():
@@ -164,10 +164,10 @@ def test_where_no_number_of_repeats_will_do_the_night_says_why():
     assert row.runs_needed is None
     (note,) = found.notes
     assert note.startswith(
-        "No number of repeats finds in 9 of 10 nights: mean(tpot) at 5 % (nights"
+        "No number of repeats would find these changes in 9 of 10 nights: mean(tpot), 5 % (nights"
     )
-    assert f"tonight find {100 * row.smallest_found:.3g} %" in note
-    assert "With 7 degrees of freedom" in note
+    assert f"tonight's repeats find a change of {100 * row.smallest_found:.3g} %" in note
+    assert "with only 7 degrees of freedom" in note
     steady = judged(
         nights.cell_night(rng, 20, 5), level(rng, 14), metrics=["mean(tpot)"], effect=0.2
     )
@@ -192,9 +192,12 @@ def test_a_plan_that_takes_nights_for_alike_says_what_becomes_of_it_if_they_are_
     assert noise.may_be_chance
     assert row.runs_needed is not None
     (note,) = found.notes
-    assert "take nights for alike, although they seem to differ." in note
-    assert f" mean(tpot): {row.runs_needed} (1.2 %, as nights that are alike do in 7 of " in note
-    assert note.endswith(" of 10).")
+    assert "assumes equal nights, although these nights look different." in note
+    expected = (
+        f" mean(tpot): {row.runs_needed} repeats (nights vary by 1.2 %; equal nights would in 7 "
+    )
+    assert expected in note
+    assert note.endswith(" of 10 nights).")
 
 
 def test_a_schedule_that_one_earlier_night_had_alone_links_nothing():

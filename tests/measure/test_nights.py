@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from loadgen.measure.nights.night_statistics import (
-    BESIDE_CONTROLS,
+    WITH_CONTROLS,
     NightNoise,
     NightSample,
     contrast_of_nights,
@@ -83,7 +83,7 @@ def test_each_night_gives_one_lent_degree_of_freedom_back():
 
 def test_beside_controls_a_night_is_lent_what_its_mean_is_unsure_by():
     a, b = night(1.0, 3.0, 1.0, 3.0), night(7.0, 9.0, 7.0, 9.0)
-    found, noise = contrast_of_nights([[a]], b, BESIDE_CONTROLS)
+    found, noise = contrast_of_nights([[a]], b, WITH_CONTROLS)
     # s² = 4/3 on six degrees of freedom, s²/4 of it in each mean; as much again between nights.
     assert noise is not None
     assert noise.run_sd == pytest.approx(math.sqrt(4 / 3))
@@ -100,7 +100,7 @@ def test_beside_controls_it_is_no_matter_into_how_many_runs_an_hour_is_cut():
             contrast_of_nights(
                 [[night(*rng.normal(0, math.sqrt(n_runs / 8), n_runs)) for _ in range(2)]],
                 night(*rng.normal(0, math.sqrt(n_runs / 8), n_runs)),
-                BESIDE_CONTROLS,
+                WITH_CONTROLS,
             )[0]
             for _ in range(400)
         ]

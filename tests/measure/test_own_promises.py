@@ -13,11 +13,11 @@ from loadgen.live.watched import meets_slos
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived, due_rows, meets
 from loadgen.measure.per_request import per_request
-from loadgen.measure.slo import for_one, parse_slo
+from loadgen.measure.slo import parse_slo, slos_of_request
 from loadgen.records import OWN_SLO, Status
 from loadgen.workload.scenario import load_scenario
 from reports.run.frames import frames
-from reports.run.verdict_rows import slo_rows
+from reports.run.verdict_section import slo_rows
 from tests.runs import measured_run, replace_schedule, runs, two_classes
 
 LIMITS_S = st.sampled_from([0.0, 0.05, 0.3, 1.0, 3.0])
@@ -193,11 +193,11 @@ def glimpse(own, ttft_s=0.2):
 
 def test_live_views_and_early_ends_see_them():
     asked = [parse_slo("ttft <= 100ms"), parse_slo("p99(ttft) <= 1ms")]
-    assert [one.limit for one in for_one(asked, {"ttft_s": 0.5, "e2e_s": 0.0})] == [0.5]
-    assert [one.limit for one in for_one(asked, {"e2e_s": 2.0})] == [0.1, 2.0]
-    assert not meets_slos(glimpse(None), for_one(asked, {}))
-    assert meets_slos(glimpse((0.5, 0.0, 0.0)), for_one(asked, {}))
-    assert not meets_slos(glimpse((0.5, 0.0, 0.1)), for_one(asked, {}))
+    assert [one.limit for one in slos_of_request(asked, {"ttft_s": 0.5, "e2e_s": 0.0})] == [0.5]
+    assert [one.limit for one in slos_of_request(asked, {"e2e_s": 2.0})] == [0.1, 2.0]
+    assert not meets_slos(glimpse(None), slos_of_request(asked, {}))
+    assert meets_slos(glimpse((0.5, 0.0, 0.0)), slos_of_request(asked, {}))
+    assert not meets_slos(glimpse((0.5, 0.0, 0.1)), slos_of_request(asked, {}))
     assert meets_slos(glimpse((0.5, 0.1, 0.0)), [])  # one token: no TPOT to miss
     scenario = load_scenario("capacity_search", ["phases.warmup=1s", "phases.measure=40s"])
     early = EarlyStop(scenario, 0.9, 3.0)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.statistics.pareto import (
     Quantity,
     Standing,
@@ -17,7 +18,6 @@ from loadgen.measure.statistics.pareto import (
     is_above,
     pareto_front,
 )
-from loadgen.measure.statistics.stats import Interval
 
 NUMBERS = st.integers(0, 12).map(float)  # few, so that ties are common
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from loadgen.errors import RunInvalid
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.per_request import per_request
-from loadgen.measure.statistics.groups import BLOCK
+from loadgen.measure.statistics.population import BLOCK
 from loadgen.records import CHUNKS, REQUESTS, Run, TokenSource, empty_requests
 from tests.runs import MANIFEST, measured_run, runs, schedule_rows
 

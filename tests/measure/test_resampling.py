@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.measure.comparison.resampling import (
-    blocked_bootstrap,
+from loadgen.measure.statistics.resampling import (
     paired_draws,
     sign_flip_p,
     stretches,
@@ -25,28 +24,6 @@ def test_stretches_hold_every_row_once_and_are_of_alike_length(n, n_blocks):
     assert [k for block in found for k in range(block.start, block.stop)] == list(range(n))
     sizes = [block.stop - block.start for block in found]
     assert not sizes or max(sizes) - min(sizes) <= 1
-
-
-def test_the_blocked_bootstrap_knows_that_rows_of_a_run_are_alike():
-    # 16 runs of 30 rows, half the variance between runs. Expected coverage ≈ 0.92 (the bootstrap
-    # is narrow by √(15/16), and has no t quantile); 150 nights, ± 3 × 2.2 points.
-    rng = np.random.default_rng(11)
-    covered = {"runs": 0, "rows": 0}
-    for _ in range(150):
-        runs = [rng.normal(0, 1) + rng.normal(0, 1, 30) for _ in range(16)]
-        for how, given_runs in (("runs", runs), ("rows", [np.concatenate(runs)])):
-            found = blocked_bootstrap(given_runs, mean, rng, n_draws=200)
-            assert found.low is not None
-            assert found.high is not None
-            covered[how] += found.low <= 0 <= found.high
-    assert covered["runs"] / 150 >= 0.85
-    assert covered["rows"] / 150 < 0.6  # what ignoring the runs would do
-
-
-def test_a_bootstrap_of_nothing_is_unknown():
-    found = blocked_bootstrap([np.empty(0)], mean, np.random.default_rng(1))
-    assert np.isnan(found.value)
-    assert found.low is None
 
 
 @pytest.mark.parametrize("differences", [[0.3, -0.1, 0.5, 0.2, 0.4], [1.0], [2.0, 2.0, 2.0]])

@@ -56,6 +56,12 @@ def test_without_readings_in_the_window_there_is_no_block() -> None:
     assert summarize(measured_run()).to_json()["server"] is None
 
 
+def test_a_counter_that_stands_still_grew_by_zero() -> None:
+    summary = summarize(told(measured_run(), preemptions=[(2.5, 4.0), (12.0, 4.0), (21.5, 4.0)]))
+    assert summary.server is not None
+    assert summary.server.preemptions == 0.0
+
+
 def test_a_counter_that_was_set_back_says_nothing() -> None:
     """As after a restart of the server."""
     server = summarize(
@@ -76,16 +82,16 @@ def test_a_server_that_states_its_hit_rate_itself_is_taken_at_its_word() -> None
     [
         (4400.0, 0, ""),
         (4450.0, 0, ""),  # 220 requests × 20 tokens; 2 % or 100 tokens are none to speak of
-        (6000.0, 0, "6 000 output tokens during the run, and 4 400 were received: other clients"),
-        (6000.0, 5, "5 requests did not end well, or other clients use it"),
-        (2200.0, 0, "its metrics are not those of all that answered"),
+        (6000.0, 0, "6 000 output tokens during the run, but 4 400 were received: other clients"),
+        (6000.0, 5, "5 requests failed, or other clients used it"),
+        (2200.0, 0, "its metrics do not cover every process that answered"),
     ],
 )
 def test_tokens_that_somebody_else_got_are_told(made: float, n_failed: int, says: str) -> None:
     run = told(
         measured_run(n_failed=n_failed), generation_tokens=[(-0.04, 7.0), (40.0, 7.0 + made)]
     )
-    found = [f for f in summarize(run).findings if f.startswith("The server says")]
+    found = [f for f in summarize(run).findings if f.startswith("The server counted")]
     assert len(found) == bool(says)
     assert says in "".join(found).replace("\u202f", " ")
 

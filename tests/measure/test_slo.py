@@ -62,7 +62,7 @@ def test_the_view_from_the_send_instant_can_be_promised() -> None:
         ("ttft == 500ms", "write '<='"),
         ("ttft <= -5ms", "cannot be negative"),
         ("ttft_s <= 500ms", "write 'ttft'"),
-        ("lateness_s <= 5ms", "describes the client"),
+        ("lateness_s <= 5ms", "describes the load generator"),
         ("p99(goodput) >= 5/s", "write 'goodput >= …'"),
         ("p100(ttft) <= 5s", "between p0 and p100"),
         ("p0(ttft) <= 5s", "between p0 and p100"),

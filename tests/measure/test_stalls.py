@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
+from loadgen.manifest.self_report import StallsReport
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
 from loadgen.measure.stalls import stalled_rows
 from loadgen.records import Run
-from loadgen.self_report import StallsReport
 from tests.runs import SHARD, changed, measured_run, runs, with_manifest, with_shard, with_shards
 
 
@@ -56,7 +56,10 @@ def test_requests_in_a_stall_are_marked_counted_and_shown_with_and_without() -> 
     assert (said.ok, said.is_gate) == (False, False)
     assert f"{len(marked)} of 200 requests" in said.detail
     assert "without them p99 TTFT 1" in said.detail
-    assert any(sentence.startswith("Stalls: the client") for sentence in summarize(run).findings)
+    assert any(
+        sentence.startswith("Stalls: the load generator stalled")
+        for sentence in summarize(run).findings
+    )
     assert summarize(run).validity.trusted, "how much stalling is too much, the loop's lag decides"
 
 
@@ -102,7 +105,7 @@ def test_bytes_that_wait_in_the_sockets_are_client_bound() -> None:
     slow = check(with_shard(measured_run(), backlog={**BACKLOG, "wait_mean_s": 0.003}),
                  "read backlog")  # fmt: skip
     assert (slow.ok, slow.is_gate) == (False, True)
-    assert "client-bound: bytes waited 3 ms in the sockets" in slow.detail
+    assert "held up: received bytes waited 3 ms on average before they were read" in slow.detail
     quick = check(with_shard(measured_run(), backlog={**BACKLOG, "wait_mean_s": 0.002}),
                   "read backlog")  # fmt: skip
     assert quick.ok

@@ -19,7 +19,7 @@ def what_was_sent(run):
 
 
 def told(run):
-    return [f for f in summarize(run).findings if "differ from those scheduled" in f]
+    return [f for f in summarize(run).findings if "sent differ from the scheduled gaps" in f]
 
 
 def test_a_run_that_followed_its_schedule_sent_what_was_scheduled():

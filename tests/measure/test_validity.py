@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from loadgen.manifest.self_report import ClientReport
 from loadgen.measure.aggregate import summarize
-from loadgen.measure.validity.check import ValidityCheck
+from loadgen.measure.summary import ValidityCheck
 from loadgen.measure.validity.client_checks import held_by_cap
 from loadgen.records import EDGES, Run, Status
-from loadgen.self_report import ClientReport
 from tests.runs import changed, measured_run, with_manifest, with_shard, with_shards
 
 
@@ -28,7 +28,7 @@ def test_a_healthy_run_passes_every_check() -> None:
     ("name", "reading", "words"),
     [
         ("client CPU", {"cpu_share": 0.95}, "95 % of one core"),
-        ("run delay", {"run_delay_share": 0.02}, "too busy to schedule the client"),
+        ("run delay", {"run_delay_share": 0.02}, "other programs used the machine"),
         ("throttling", {"throttled_share": 0.03}, "CPU quota"),
         ("event loop", {"loop_lag_s": {"n": 9, "p50": 0.0, "p99": 0.0061, "max": 0.1}}, "6.1 ms"),
     ],
@@ -40,7 +40,7 @@ def test_a_client_that_could_not_keep_up_is_named_with_its_cause(
     found = check(run, name)
     assert (found.ok, found.is_gate) == (False, True)
     assert words in found.detail
-    assert "client-bound" in found.detail
+    assert found.detail.startswith("the load generator was held up: ")
     assert not summarize(run).validity.trusted
 
 
@@ -56,7 +56,7 @@ def on_cores(
 def test_a_core_that_somebody_else_keeps_busy_is_named_although_nothing_was_delayed() -> None:
     found = check(on_cores(programs_s=9.99, idle_s=0.0), "shared cores")
     assert (found.ok, found.is_gate) == (False, True)
-    assert "client-bound: other programs took 94.9 % of the time of the client's core" in (
+    assert "held up: other programs took 94.9 % of the time of the load generator's core," in (
         found.detail
     )
     assert not summarize(on_cores(programs_s=9.99, idle_s=0.0)).validity.trusted
@@ -110,9 +110,9 @@ def test_a_host_that_takes_the_machine_away_is_named_as_the_cause() -> None:
 @pytest.mark.parametrize(
     ("most_stolen_s", "cause"),
     [
-        (0.2, "took 200 ms of one core's time (steal), and the client stalled for 300 ms"),
-        (0.1, "was blocked"),
-        (None, "was blocked"),
+        (0.2, "took 200 ms of one core's time (steal), and the load generator stalled for 300 ms"),
+        (0.1, "blocked the event loop"),
+        (None, "blocked the event loop"),
     ],
 )
 def test_what_little_the_host_took_is_the_cause_of_stalls_that_are_not_much_longer(
@@ -143,25 +143,27 @@ def slowed(run: Run, slow_in_stalls_s: float, **more: object) -> Run:
 
 def test_a_processor_that_was_slowed_down_is_named_as_the_cause_of_stalls() -> None:
     run = slowed(measured_run(), 0.16)
-    told = "ran at 8.33 % of its usual speed for 160 ms of the 300 ms for which the client stalled"
-    assert told in check(run, "event loop").detail
+    expected = (
+        "ran at 8.33 % of its usual speed for 160 ms of the 300 ms for which the load generator"
+    )
+    assert f"{expected} stalled" in check(run, "event loop").detail
     speed = check(run, "processor speed")
     assert (speed.ok, speed.is_gate) == (False, False)
 
 
 def test_one_that_was_slow_at_other_times_is_not() -> None:
     run = slowed(measured_run(), 0.14)
-    assert "the client's event loop was blocked" in check(run, "event loop").detail
+    assert "something in its own process blocked the event loop" in check(run, "event loop").detail
     speed = check(run, "processor speed")
     assert speed.ok is True
-    assert "below a third of the usual for 640 ms" in speed.detail
+    assert "below a third of its usual speed for 640 ms" in speed.detail
 
 
 def test_a_processor_that_was_never_slow_says_so() -> None:
     looks = {"looks": 3200, "usual_s": 1e-6, "slow_s": 0.0, "slow_in_stalls_s": 0.0}
     run = with_shard(measured_run(), processor={**looks, "slow_speed": None})
     speed = check(run, "processor speed")
-    assert (speed.ok, speed.detail) == (True, "never below a third of the usual")
+    assert (speed.ok, speed.detail) == (True, "never below a third of its usual speed")
 
 
 def test_a_slow_processor_of_one_worker_is_no_cause_of_anothers_stalls() -> None:
@@ -169,7 +171,7 @@ def test_a_slow_processor_of_one_worker_is_no_cause_of_anothers_stalls() -> None
     longer = {"over_s": 0.005, "spans_s": [[4.0, 8.0, 4.0]]}
     other = changed(slow, shard=1, stalls=longer, processor=None)
     run = with_shards(measured_run(), slow, other)
-    assert "was blocked" in check(run, "event loop").detail
+    assert "blocked the event loop" in check(run, "event loop").detail
 
 
 def test_late_requests_have_a_slow_processor_for_their_cause_too() -> None:
@@ -285,7 +287,10 @@ def test_cached_tokens_beyond_the_declared_prefix_are_contamination_but_no_gate(
     assert (found.ok, found.is_gate) == (False, False)
     summary = summarize(run)
     assert summary.validity.trusted
-    assert any(finding.startswith("Cache: contaminated") for finding in summary.findings)
+    assert any(
+        finding.startswith("Cache: the server's cache held prompts that")
+        for finding in summary.findings
+    )
     run.schedule_rows["prefix_tokens"] = 64
     assert check(run, "cache").ok
 
@@ -299,7 +304,7 @@ def test_answers_of_another_length_than_asked_are_told() -> None:
     run.schedule_rows["output_tokens"] = 40
     found = check(run, "output lengths")
     assert found.ok is False
-    assert "asked for 40 tokens on average, got 20; 200 of 200 differ" in found.detail
+    assert "40 tokens requested on average, 20 received; 200 of 200 answers differ" in found.detail
 
 
 def test_what_was_not_recorded_is_unknown_not_fine() -> None:
@@ -333,8 +338,8 @@ def test_neighbours_that_are_alike_warn_that_intervals_are_narrow() -> None:
     wave_s = 0.5 * np.sin(np.arange(220) / 20)
     for name in ("first_token_s", "first_answer_s", "last_token_s", "done_s"):
         run.request_rows[name] += 0.6 + wave_s
-    assert any("alike TTFTs" in finding for finding in summarize(run).findings)
-    assert not any("alike TTFTs" in finding for finding in summarize(measured_run()).findings)
+    assert any("similar TTFTs" in finding for finding in summarize(run).findings)
+    assert not any("similar TTFTs" in finding for finding in summarize(measured_run()).findings)
 
 
 def test_requests_encoded_only_when_they_were_due_are_told_from_1_percent_on() -> None:
@@ -349,7 +354,7 @@ def test_requests_encoded_only_when_they_were_due_are_told_from_1_percent_on() -
 
 def test_what_the_client_did_besides_measuring_is_told() -> None:
     run = with_shard(measured_run(), spilled_bytes=300_000_000)
-    told = "The client wrote 300 MB of answers to its disk while measuring."
+    told = "The load generator wrote 300 MB of answers to its disk while measuring."
     assert told in summarize(run).findings
     assert not any("its disk" in finding for finding in summarize(measured_run()).findings)
 
@@ -362,8 +367,8 @@ def test_prompts_shorter_than_the_chat_template_are_counted() -> None:
     run.schedule_rows["input_tokens"][:5] = 1  # warm-up
     fitted = with_manifest(run, target={"prompt_fit": [30.0, 0.5]})
     assert (
-        "7 requests were shorter than the chat template allows (30.5 tokens at least),"
-        " so the server counts more than planned." in summarize(fitted).findings
+        "7 requests were planned with fewer tokens than the chat template alone needs (at least "
+        "30.5), so the server counts more tokens than planned." in summarize(fitted).findings
     )
     assert not any("chat template" in finding for finding in summarize(run).findings)
 
@@ -372,7 +377,10 @@ def test_connections_refused_before_the_first_request_are_told() -> None:
     told = {"opened": 75, "reused": 79, "not_opened_ahead": 4}
     found = check(with_shard(measured_run(), connections=told), "connections")
     assert (found.ok, found.is_gate) == (False, False)
-    assert "75 opened, reused 79 times; 4 that were to be opened" in found.detail
+    assert (
+        "75 opened, reused 79 times; the server refused 4 connections that were to be opened"
+        in found.detail
+    )
     fine = check(
         with_shard(measured_run(), connections={**told, "not_opened_ahead": 0}), "connections"
     )

@@ -38,8 +38,8 @@ def test_withdrawn_requests_are_counted_and_not_judged():
 
 def test_what_became_of_them_is_told():
     told = (
-        "5 requests were to be cancelled on purpose: 3 were, 1 had ended well before that, 1 ended"
-        " in another way. No promise counts any of them."
+        "5 requests were to be cancelled on purpose: 3 were cancelled, 1 succeeded before that, "
+        "1 ended in another way. None of them counts for an SLO."
     )
     assert told in summarize(withdrawn_run()).findings
     assert not [f for f in summarize(measured_run()).findings if "on purpose" in f]

@@ -110,10 +110,10 @@ def spoil_bytes(path):
     ("spoil", "reason"),
     [
         (spoil_text, "it is damaged"),
-        (spoil_number, "its content is not what its SHA-256 says"),
+        (spoil_number, "its content does not match its SHA-256"),
         (spoil_schema, "it has schema 2; this version reads 1"),
         (spoil_kind, "it is not a night file of slobench"),
-        (spoil_name, "it is the record of night 20260001T"),
+        (spoil_name, "its content is night 20260001T"),
         (spoil_bytes, "it is damaged"),
     ],
 )
@@ -135,7 +135,7 @@ def test_nights_of_another_cell_are_refused(tmp_path):
     (theirs,) = store.folder(other).glob("nights/*.json")
     (ours,) = store.folder(CELL).glob("nights/*.json")
     ours.write_bytes(theirs.read_bytes())
-    with pytest.raises(UsageError, match=f"it is of key {other.key}, not {CELL.key}"):
+    with pytest.raises(UsageError, match=f"its key is {other.key}, not {CELL.key}"):
         store.nights(CELL)
     (store.folder(CELL) / "key.json").write_bytes(
         (store.folder(other) / "key.json").read_bytes()

@@ -13,9 +13,9 @@ from loadgen.cells.order import run_cells
 from loadgen.errors import UsageError
 from loadgen.nightly import night as night_module
 from loadgen.nightly.matrix import night_cells
+from loadgen.nightly.measuring import machine_speed_s
 from loadgen.nightly.night import Nightly, NightOptions
 from loadgen.nightly.nightly_file import load_nightly
-from loadgen.nightly.pace import pace_s
 from loadgen.run.run_options import RunOptions
 from tests.nightly import few
 
@@ -79,7 +79,7 @@ def test_a_machine_that_got_slower_is_not_blamed_on_the_server(nights, tmp_path,
     assert last["control"] / first["control"] == pytest.approx(1.22, abs=0.01)
     for name in ("index.html", "summary.md", "junit.xml"):
         text = (tmp_path / "changed" / name).read_text()
-        assert "The control itself, which every change above is relative to: p50" in text, name
+        assert "All changes above are relative to the control, which changed by: p50" in text, name
         assert "worse, against 2 nights, relative to the control" in text or name == "summary.md"
     assert "% of the control" in (tmp_path / "changed" / "index.html").read_text(), "its figures"
     for run in said["runs"]:
@@ -102,8 +102,8 @@ def test_nights_with_another_control_or_none_are_kept_apart_and_told(nights, tmp
     night = asked.run(console, datetime.now().astimezone(), tmp_path / "other")
     assert night.verdict == "baseline"
     said = console.export_text()
-    assert "begins a new baseline" in said
-    assert "'mode': 'chunked'}} → {'kind': 'sim'" in said
+    assert "starts a new baseline" in said
+    assert "control.settings.mode: 'chunked' → 'static'" in said
     assert nights("none", 32, control="").verdict == "baseline"
 
 
@@ -191,11 +191,15 @@ def test_two_servers_of_ours_on_the_cpu_are_up_together(
 def test_the_pace_of_the_machine_is_asked_where_no_control_tells_it(tmp_path):
     (tmp_path / "old.yaml").write_text("launch: {preset: reference}\n")
     text = HEAD + "targets: [reference, old.yaml, mock, 'http://127.0.0.1:1']\n"
-    asked = [cell.needs_pace for cell in cells_of(tmp_path, text)]
+    asked = [cell.needs_machine_speed for cell in cells_of(tmp_path, text)]
     assert asked == [True, True, False, False]
-    assert not any(cell.needs_pace for cell in cells_of(tmp_path, text + "control: reference\n"))
-    assert not any(cell.needs_pace for cell in cells_of(tmp_path, HEAD + "targets: [sim]\n"))
-    assert 0.0005 < pace_s() < 5
+    assert not any(
+        cell.needs_machine_speed for cell in cells_of(tmp_path, text + "control: reference\n")
+    )
+    assert not any(
+        cell.needs_machine_speed for cell in cells_of(tmp_path, HEAD + "targets: [sim]\n")
+    )
+    assert 0.0005 < machine_speed_s() < 5
 
 
 def test_the_key_holds_everything_a_control_declares(tmp_path):
@@ -220,12 +224,12 @@ def test_the_key_holds_everything_a_control_declares(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("targets: [sim]\ncontrol: reference\n", ":4: control: sim runs in a time of its own"),
-        ("targets: [reference]\ncontrol: sim\n", ":4: control: sim runs in a time of its own"),
+        ("targets: [sim]\ncontrol: reference\n", ":4: control: sim runs in virtual time"),
+        ("targets: [reference]\ncontrol: sim\n", ":4: control: sim runs in virtual time"),
         ("targets: [mock]\ncontrol: {target: 'http://h:1', engine: a=b}\n",
-         ":4: control.engine: is for a server of ours"),
+         ":4: control.engine: needs a server that slobench starts"),
         ("targets: [sim]\ncontrol: {target: sim, servers: together}\n",
-         ":4: control.servers: sim has no server that could stay up"),
+         ":4: control.servers: sim has no server"),
         ("targets: [reference]\ncontrol: {engine: a=b}\n", ":4: control.target: this key is"),
         ("targets: [reference]\ncontrol: gone.yaml\n", ": control: target file "),
     ],

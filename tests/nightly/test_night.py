@@ -84,7 +84,7 @@ def test_a_slower_engine_is_worse_and_every_output_says_so(
     file, out = copied / "nightly.yaml", copied / "slow"
     code, told, errors = shown("nightly", file, "--out", out, "--engine", "step_delay=10%")
     assert code == 1
-    assert told.startswith("WORSE: Something got worse.")
+    assert told.startswith("WORSE: At least one measure got worse.")
     assert "sim_few_chunked: worse, against 2 nights" in told
     assert "step_delay=10%" in told
     assert "::error title=slobench nightly::sim_few_chunked: mean(tpot) is worse, +10 %25" in errors
@@ -121,7 +121,7 @@ def test_a_summary_that_cannot_be_written_leaves_the_verdict(shown, copied, tmp_
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "gone" / "summary"))
     file, out = copied / "nightly.yaml", copied / "slow"
     code, told, errors = shown("nightly", file, "--out", out, "--engine", "step_delay=10%")
-    assert (code, told.splitlines()[0]) == (1, "WORSE: Something got worse.")
+    assert (code, told.splitlines()[0]) == (1, "WORSE: At least one measure got worse.")
     assert "GITHUB_STEP_SUMMARY" in errors
     assert str(out / "summary.md") in errors
 
@@ -155,8 +155,8 @@ def test_a_new_key_is_named_with_its_value(copied, cache):
     found = night.run(console, datetime.now().astimezone(), copied / "other")
     assert found.verdict == "baseline"
     said = console.export_text()
-    assert "begins a new baseline" in said
-    assert "'token_budget': '512'" in said
+    assert "starts a new baseline" in said
+    assert "settings.token_budget: '(not there)' → '512'" in said
 
 
 def test_a_damaged_baseline_stops_the_night_before_it_begins(shown, copied):
@@ -226,5 +226,5 @@ def test_an_unknown_word_is_answered_with_the_nearest(shown, folder):
     assert "did you mean 'worse'" in shown("nightly", file, "--fail-on", "wors")[2]
     assert "cannot be read" in shown("nightly", folder / "no.yaml")[2]
     file.write_text("schema: 1\ntargets: ['http://127.0.0.1:9']\nscenarios: [few.yaml]\n")
-    with pytest.raises(UsageError, match="--engine sets up a server of ours"):
+    with pytest.raises(UsageError, match="--engine needs a server that slobench starts"):
         Nightly(file, NightOptions(engine="step_delay=10%"))

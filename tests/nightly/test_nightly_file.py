@@ -42,10 +42,11 @@ def cells(tmp_path):
         (TEXT + "keep: 3\n", ":4: keep: 3 nights are fewer than the window of 14"),
         (TEXT + "slo: [ttft < 1s]\n", ":4: slo.0: "),
         ("schema: 1\ntargets: [http://h:1]\nscenarios: [a]\nmodes: [static]\n",
-         ":4: modes: is for a server of ours"),
+         ":4: modes: needs a target that is a server of slobench"),
         ("schema: 1\ntargets: {}\nscenarios: [a]\n", ":2: targets: "),
         ("schema: 1\ntargets: [sim]\nscenarios: [x/a.yaml, y/a.yaml]\n",
-         ":3: scenarios: two of them are called a; give them names: {a: x/a.yaml, a2: y/a.yaml}"),
+         ":3: scenarios: two values have the name a; name them yourself: {a: x/a.yaml, a2: "
+         "y/a.yaml}"),
         ("- 1\n", ":1: expected a mapping of keys, got a list"),
     ],
 )  # fmt: skip
@@ -94,7 +95,7 @@ def test_two_that_would_share_a_folder_are_refused_by_their_keys(
     with pytest.raises(UsageError) as refused:
         cells("schema: 1\n" + change)
     assert str(refused.value).startswith(
-        f"{tmp_path / 'nightly.yaml'}: {first} and {second} would be kept in one folder, {folder}; "
+        f"{tmp_path / 'nightly.yaml'}: {first} and {second} have the same folder, {folder}; "
     )
 
 
@@ -141,7 +142,7 @@ def test_the_key_is_what_must_agree_and_not_what_is_under_test(cells, tmp_path):
 
 
 def test_settings_of_tonight_need_a_server_of_ours(cells):
-    with pytest.raises(UsageError, match="--engine sets up a server of ours"):
+    with pytest.raises(UsageError, match="--engine needs a server that slobench starts"):
         cells(TEXT.replace("sim", "http://127.0.0.1:1"), engine="step_delay=10%")
 
 

@@ -3,8 +3,7 @@
 import pytest
 
 from loadgen.measure.aggregate import summarize
-from reports.run.advice import is_inconclusive, next_steps
-from reports.run.verdict_rows import banner
+from reports.run.verdict_section import banner, is_inconclusive, next_steps
 from tests.runs import measured_run, two_classes, with_manifest, with_shard
 
 CHAT, URL = "scenarios/chat.yaml", "--target http://h"
@@ -36,9 +35,9 @@ def test_a_run_without_a_promise_can_be_judged_without_measuring_again():
 
 def test_a_kept_promise_leads_to_how_much_more_and_an_unproven_one_to_how_much_longer():
     [(proof, _), (more, command)] = told(measured_run(slo=["p99(ttft) <= 300ms"]))
-    assert proof.startswith("Measure for about 29.9 s (n ≈ 299)")  # ln 0.05 / ln 0.99, at 10/s
-    assert proof.endswith("set phases.measure to 1m.")
-    assert more == "Find how much more it can take:"
+    assert proof.startswith("Measure for 1m")
+    assert "about 299 requests are needed, which take 29.9 s" in proof  # ln 0.05 / ln 0.99, at 10/s
+    assert more == "Find how much more load meets the SLO:"
     assert command == "slobench capacity scenarios/chat.yaml --target http://h"
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from reports.bundle import vega_bundle
+from reports.page import vega_bundle
 
 
 def made_before() -> str:

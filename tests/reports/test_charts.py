@@ -12,8 +12,8 @@ import vl_convert
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.per_request import per_request
 from loadgen.records import SERVER, Run, Status
-from reports.charts import spectra
 from reports.run.frames import frames
+from reports.run.spectra import spectra
 from reports.run.timeline import timeline
 from tests.runs import measured_run
 

@@ -11,7 +11,7 @@ import vl_convert
 from loadgen.measure.comparison.compare import judge_sides
 from loadgen.measure.comparison.judgement import Options
 from loadgen.measure.comparison.measures import Measured
-from reports.compare.curves import ecdf, shifts
+from reports.compare.charts import ecdf, shifts
 from reports.compare.page import render
 from reports.compare.view import chance, change, row
 from tests.runs import measured_run, with_manifest

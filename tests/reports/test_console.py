@@ -46,19 +46,19 @@ def test_no_line_is_longer_than_100_columns(run: Run) -> None:
 
 def test_the_verdict_is_a_word_and_its_reasons_follow() -> None:
     lines = printed(measured_run(slo=["p50(ttft) <= 50ms"])).splitlines()
-    assert lines[0] == "MISSED (proven at 95 %)"
+    assert lines[0] == "MISSED (with 95 % confidence)"
     assert lines[1].strip().startswith("p50(ttft) <= 50ms: missed at 97.7 ms, n = 200")
 
 
 def test_what_is_proven_of_a_class_makes_the_verdict_sure() -> None:
     lines = printed(two_classes(chat=["p50(ttft) <= 50ms"], rag=["ttft <= 500ms"])).splitlines()
-    assert lines[0] == "MISSED (proven at 95 %)"
+    assert lines[0] == "MISSED (with 95 % confidence)"
 
 
 def test_verdict_promises_latencies_and_notes_come_in_that_order() -> None:
     run = measured_run(slo=["p50(ttft) <= 50ms"])
     lines = printed(run).splitlines()
-    order = ("MISSED", "promise", "latency", "  goodput", "note: ")
+    order = ("MISSED", "SLO", "latency", "  goodput", "note: ")
     places = [next(i for i, line in enumerate(lines) if line.startswith(o)) for o in order]
     assert places == sorted(places)
     assert places[0] == 0
@@ -66,7 +66,7 @@ def test_verdict_promises_latencies_and_notes_come_in_that_order() -> None:
 
 def test_an_invalid_run_says_so_in_words() -> None:
     text = printed(with_shard(measured_run(slo=SLO), cpu_share=0.99))
-    assert text.splitlines()[0] == "INVALID: NO VERDICT (the run cannot be trusted)"
+    assert text.splitlines()[0] == "INVALID: NO VERDICT (the measurement cannot be trusted)"
     assert "99 % of one core" in text
 
 
@@ -91,7 +91,7 @@ def test_words_in_brackets_are_text_not_markup() -> None:
 def test_a_verdict_by_proof_only_says_what_is_missing() -> None:
     run = measured_run(n_failed=1, slo=["attainment >= 99%"])
     assert "INCONCLUSIVE" in printed(run, confidence=0.95)
-    assert "not proven at 95 % (needs n ≈" in printed(run, confidence=0.95)
+    assert "; 95 % confidence needs about" in printed(run, confidence=0.95)
 
 
 def test_each_class_has_a_line_with_its_own_numbers_and_verdict() -> None:

@@ -39,7 +39,7 @@ def test_the_ceiling_stands_first():
 
 def test_each_trial_is_a_line_with_what_made_it_fail():
     lines = [" ".join(line.split()) for line in shown().splitlines()]
-    assert "400 800 0.10 / 0.40* -0.2 / 4.0* 0.10 / 0.40* 0.40* 9.0 true" in lines
+    assert "400 800 0.10 / 0.40* -0.2 / 4.0* 0.10 / 0.40* 0.40* 9.0 accurate" in lines
     failed = next(line for line in lines if line.startswith("800 800"))
     assert failed.endswith("run delay, lateness")
     assert "note: a note" in lines
@@ -49,7 +49,7 @@ def test_a_trial_without_an_answer_has_dashes():
     none = dict.fromkeys(SPREAD) | {"n": 0, "few": True}
     trial = TRIAL | {"ttft_error_s": none, "server_lateness_s": none, "tpot_error_s": none}
     lines = [" ".join(line.split()) for line in shown(trials=[trial]).splitlines()]
-    assert "400 800 – – 0.10 / 0.40* – 9.0 true" in lines
+    assert "400 800 – – 0.10 / 0.40* – 9.0 accurate" in lines
 
 
 def test_advice_stands_under_its_check():
@@ -62,12 +62,12 @@ def test_advice_stands_under_its_check():
 def test_what_cannot_be_measured_with_says_why_first():
     text = shown(is_fit=False, reasons=["20 req/s × 64 tokens: the machine was busy"])
     assert text.splitlines()[:2] == [
-        "NOT TO BE MEASURED WITH", "  20 req/s × 64 tokens: the machine was busy",
+        "NOT FIT FOR MEASURING", "  20 req/s × 64 tokens: the machine was busy",
     ]  # fmt: skip
 
 
 def test_a_proof_and_a_server_have_their_own_words():
     text = shown(kind="proof", proven_rate_per_s=400.0)
-    assert text.startswith("true up to 400 req/s × 64 tokens, with p99 TTFT error below 5 ms")
+    assert text.startswith("accurate up to 400 req/s × 64 tokens, with p99 TTFT error below 5 ms")
     text = shown(kind="target", target="http://x", trials=[])
     assert text.startswith("http://x can be measured from here\n")

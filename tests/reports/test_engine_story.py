@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from loadgen.lab.engine_report import engine_section
-from loadgen.manifest import SimulatedEngineSection
+from loadgen.manifest.sections import SimulatedEngineSection
 from loadgen.measure.aggregate import summarize
 from loadgen.run.conclude import summarized
 from reference_engine.core.setup import Setup
@@ -148,7 +148,7 @@ def test_a_simulated_run_says_why_its_requests_waited(run, cache):
 def test_blame_is_told_in_a_sentence():
     told = MissReason("policy", 133, [("deadline", 120), ("", 13)]).sentence()
     assert told == (
-        "Another batching mode would have kept it: 133 missed promises; most often named:"
+        "Batching mode: another mode would have met the SLO (133 missed SLOs); most often:"
         " deadline (120)."
     )
 

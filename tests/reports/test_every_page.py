@@ -20,10 +20,11 @@ from loadgen.measure.capacity.capacity_probe import Probe
 from loadgen.measure.capacity.capacity_result import conclude, probe_json
 from loadgen.measure.capacity.next_probe import Question, judge
 from loadgen.measure.comparison.compare import judge_sides
-from loadgen.measure.comparison.judgement import Options, plain
+from loadgen.measure.comparison.judgement import Options
 from loadgen.measure.comparison.measures import Measured
-from loadgen.measure.nights.night_trend import trend
+from loadgen.measure.nights.night_values import trend
 from loadgen.measure.nights.night_verdict import History, judge_night
+from loadgen.measure.summary import plain_json
 from loadgen.workload.scenario import load_scenario, scenario_from_flags
 from reports.capacity import page as capacity_page
 from reports.capacity.view import csv_text
@@ -90,7 +91,7 @@ def searched(cache):
     probes = [replace(probe, name=f"{k:02d}") for k, probe in enumerate(probes, 1)]
     lost = Probe(1.5, (9,) * 16, (9,) * 16, 5, 20, 25, "untrusted", "99", "client CPU")
     found = conclude(question, [*probes, lost], "req/s")
-    about = dict.fromkeys(("scenario", "target", "engine", "promises", "text", "command",
+    about = dict.fromkeys(("scenario", "target", "engine", "slos", "text", "command",
                            "slobench", "host"), "x")  # fmt: skip
     page = capacity_page.render(found, judge(question, found.probes).posterior, about, cache)
     return Made(page, (found.to_json(), list(map(probe_json, found.probes)), csv_text(found)))
@@ -104,9 +105,11 @@ def night(cache):
     assert found.verdict == "worse"
     known = [replace(one, verdict="same") for one in before] + [replace(tonight, verdict="worse")]
     said = {
-        **plain(asdict(found)),
+        **plain_json(asdict(found)),
         "runs": [{"name": "chat/r1", "directory": "chat/r1", "reasons": []}],
-        "trends": {m.measure: plain(trend(known, m.measure)) for m in found.measures if m.is_gated},
+        "trends": {
+            m.measure: plain_json(trend(known, m.measure)) for m in found.measures if m.is_gated
+        },
     }
     facts = {"cells": [said], "file": "nightly.yaml", "started_utc": "2026-01-05T03:00:00+00:00",
              "window": 14, "confidence": 0.95, "link": "",
@@ -131,7 +134,9 @@ def swept(cache, folder):
 
 def table(page, first, column):
     """The rows of the table whose head begins with `first` and has `column`."""
-    return next((head, rows) for head, rows in tables(page) if head[0] == first and column in head)
+    return next(
+        (head, rows) for head, rows in tables(page) if head[:1] == [first] and column in head
+    )
 
 
 def close(text, value, digits=3):
@@ -193,7 +198,7 @@ def test_a_night_shows_what_its_json_says(pages):
     for cells, said in zip(rows, made.said["measures"], strict=True):
         said = {**said, "runs_needed": said["runs_needed"] and max(2, said["runs_needed"])}
         compared_row(cells, said)
-    _, cells = table(made.text, "cell", "nights before")
+    _, cells = table(made.text, "cell", "nights in baseline")
     assert cells == [["chat", "worse", "4"]]
     _, noise = table(made.text, "measure", "partly assumed")
     for (text, of_runs, of_nights, _), (name, said) in zip(
@@ -211,9 +216,9 @@ def test_a_search_shows_what_its_json_says(pages):
     missed = min(p["level"] for p in probes
                  if p["grade"] != "untrusted" and sum(p["met"]) < 0.9 * sum(p["due"]))  # fmt: skip
     (first,) = (p["name"] for p in probes if p["level"] == missed)
-    assert f"on the page of probe {first}, at {missed:.4g} req/s" in made.text
+    assert f"The page of probe {first}, at {missed:.4g} req/s" in made.text
     lines = {line.split(",")[0]: line.split(",") for line in csv.splitlines()[1:]}
-    _, rows = table(made.text, "probe", "how it ended")
+    _, rows = table(made.text, "probe", "why")
     by_name = {probe["name"]: probe for probe in probes}
     assert len(rows) == len(probes)
     for name, load, window, due, kept, interval, goodput, grade, why in rows:
@@ -243,7 +248,7 @@ def test_modes_show_what_their_json_says(pages, kind):
     made = pages[kind]
     keys = {"TTFT p50": "ttft_p50", "TTFT p99": "ttft_p99", "TPOT p50": "tpot_p50",
             "TPOT p99": "tpot_p99", "ITL p50": "itl_p50", "ITL p99": "itl_p99",
-            "goodput": "goodput", "met": "attainment",
+            "goodput": "goodput", "SLO met": "attainment",
             "tokens/s": "output_tokens_per_s"}  # fmt: skip
     head, rows = table(made.text, "mode", "tokens/s")
     assert len(rows) == len(made.said["rows"])
@@ -267,7 +272,7 @@ def test_modes_show_what_their_json_says(pages, kind):
                          if part != "–"]  # fmt: skip
                 ends = [found["value"], found["low"], found["high"]][: len(shown)]
                 assert shown == pytest.approx(ends, rel=0.06)
-    _, rows = table(made.text, "mode", "seconds per request, by reason")
+    _, rows = table(made.text, "mode", "waiting time per request, by reason")
     for cells, said in zip(rows, made.said["rows"], strict=True):
         parts = [] if cells[-1] == "–" else cells[-1].split(", ")
         told = [re.findall(r"^([\d.]+ \S+) (.+)$", part)[0] for part in parts]
@@ -295,7 +300,7 @@ def test_a_sweep_shows_what_its_json_says(pages):
             elif title == "n":
                 assert int(cell) == said["n"]
             else:
-                assert title in ("GPUs", "verdict", "front", "reports")
+                assert title in ("GPUs", "verdict", "Pareto front", "reports")
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from loadgen.measure.attainment import due_rows
 from loadgen.measure.per_request import per_request
 from loadgen.measure.summary import PERCENTILES
 from loadgen.records import Run
+from reports.charts import tail_position
 from reports.run.embedded_rows import embedded_rows
 from reports.run.frames import (
     ANSWERED,
@@ -17,8 +18,7 @@ from reports.run.frames import (
     WITH_FAILURES,
     Frames,
     frames,
-    kept_rows,
-    tail_position,
+    rows_met,
 )
 from tests.runs import measured_run, with_manifest
 
@@ -86,7 +86,7 @@ def test_a_request_that_brought_its_own_limit_is_judged_by_it() -> None:
     run = measured_run(slo=["ttft <= 1s"])
     run.schedule_rows["ttft_slo_s"][50:60] = 1e-3
     found, columns = summarize(run), per_request(run)
-    kept = kept_rows(run, found, columns, due_rows(run))
+    kept = rows_met(run, found, columns, due_rows(run))
     assert np.flatnonzero(due_rows(run) & ~kept).tolist() == list(range(50, 60))
     assert embedded_rows(run, found, columns) is not None
 

@@ -9,8 +9,7 @@ from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
 from loadgen.run.conclude import conclude
 from reports.run.engine_section import EngineSection, MissReason
-from reports.run.page import render
-from reports.run.place import run_word
+from reports.run.page import render, run_word
 from tests.runs import measured_run
 
 

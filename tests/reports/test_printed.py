@@ -58,7 +58,7 @@ esac; done
 @pytest.mark.parametrize("write", [picture, pdf])
 def test_an_old_copy_is_not_passed_off_as_a_new_one(write, page, tmp_path):
     (tmp_path / "copy").write_bytes(b"of an old run")
-    with pytest.raises(UsageError, match="copy: the browser wrote nothing there"):
+    with pytest.raises(UsageError, match="copy: the browser wrote no file"):
         write(page, tmp_path / "copy", fake_browser(tmp_path, 900))
     assert not (tmp_path / "copy").exists()
 
@@ -97,7 +97,7 @@ def test_every_figure_is_a_file(page, tmp_path):
 
 def test_a_page_of_somebody_else_has_no_figures(tmp_path):
     (tmp_path / "other.html").write_text("<html></html>")
-    with pytest.raises(UsageError, match="no page of slobench"):
+    with pytest.raises(UsageError, match="not a page of slobench"):
         write_figures(tmp_path / "other.html", tmp_path)
 
 

@@ -6,8 +6,8 @@ import subprocess
 
 import pytest
 
-from loadgen.manifest import LabelsSection, TargetSection
-from reports.run.repeat import curl
+from loadgen.manifest.sections import LabelsSection, TargetSection
+from reports.run.failures import curl
 from tests.runs import changed
 
 TARGET = TargetSection(

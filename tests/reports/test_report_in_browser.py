@@ -105,7 +105,7 @@ def test_the_clock_is_switched_from_the_keyboard(browser, path):
         return page.locator(f"#{name} .mark-line path").first.get_attribute("d")
 
     before = {name: curve(name) for name in ("spectrum-ttft", "spectrum-tpot")}
-    page.get_by_role("radio", name="the planned instant").focus()
+    page.get_by_role("radio", name="the scheduled send time").focus()
     page.keyboard.press("ArrowRight")
     page.wait_for_function(
         "before => document.querySelector('#spectrum-ttft .mark-line path').getAttribute('d')"
@@ -185,7 +185,7 @@ def test_any_request_is_looked_up_with_why_it_waited(browser, cache, tmp_path):
     assert "TTFT125 ms" in rows
     assert "statusok" in rows
     assert look(30) == "Request 30 did not wait."
-    assert look(31) == "The engine's log says nothing of it."
+    assert look(31) == "The engine's log has no entry for this request."
     assert look(5) == "No due request has the number 5."  # warm-up
     assert page.locator("#lookup tbody tr").count() == 0
     assert watched.complaints == []
@@ -196,9 +196,9 @@ def test_any_request_is_looked_up_with_why_it_waited(browser, cache, tmp_path):
     ("kind", "confidence", "words"),
     [
         (measured_run(slo=["ttft <= 1s"]), None, "MET"),
-        (measured_run(slo=["p50(ttft) <= 1ms"]), None, "MISSED proven at 95 %"),
+        (measured_run(slo=["p50(ttft) <= 1ms"]), None, "MISSED with 95 % confidence"),
         (with_shard(measured_run(slo=SLO), cpu_share=0.99), None, "INVALID: NO VERDICT"),
-        (measured_run(slo=["p99(ttft) <= 300ms"]), 0.95, "INCONCLUSIVE these samples do not"),
+        (measured_run(slo=["p99(ttft) <= 300ms"]), 0.95, "INCONCLUSIVE too few requests"),
     ],
     ids=["met", "missed", "invalid", "inconclusive"],
 )

@@ -38,10 +38,10 @@ def test_values_are_yaml_with_commas_and_ranges(text, key, values):
         ("rate", "expected key=value,value"),
         ("=3", "expected key=value,value"),
         ("rate=", "expected key=value,value"),
-        ("rate=2/s,4/s,2/s", "--over rate=2/s,4/s,2/s: rate: the value 2/s is named twice"),
+        ("rate=2/s,4/s,2/s", "--over rate=2/s,4/s,2/s: rate: the value 2/s appears twice"),
         ("rate=4:2:1/s", "the range 4:2:1/s: from, to and step give no values"),
         ("rate=1:2:0/s", "give no values"),
-        ("rate=1:100:0.001/s", "has 99001 values; 10000 are the most"),
+        ("rate=1:100:0.001/s", "has 99001 values; the limit is 10000"),
         ("rate=[2/s", "--over rate=[2/s"),
     ],
 )
@@ -71,12 +71,12 @@ def test_zip_takes_the_kth_values_together():
 
 
 def test_a_key_stands_once_and_something_has_to_vary():
-    with pytest.raises(UsageError, match="--over a: this key stands twice"):
+    with pytest.raises(UsageError, match="--over a: this key appears twice"):
         points([Axis("a", (1,)), Axis("a", (2,))], "grid")
-    with pytest.raises(UsageError, match="what varies"):
+    with pytest.raises(UsageError, match="name a key to vary"):
         points([], "grid")
     many = [Axis(f"k{n}", tuple(range(25))) for n in range(3)]
-    with pytest.raises(UsageError, match="15625 cells; 10000 are the most"):
+    with pytest.raises(UsageError, match="15625 cells; the limit is 10000"):
         points(many, "grid")
 
 

@@ -84,7 +84,7 @@ def test_a_long_name_is_cut_and_still_its_own():
         (["arrivals.cv=2"], "arrivals.cv"),
         (["engine.mode=chunkd"], "did you mean 'chunked'"),
         (["launch.args=--x"], "--over launch.args: belongs to a target file, and sim has none"),
-        (["target=http://a:1", "engine.mode=static"], "is set up by its target file"),
+        (["target=http://a:1", "engine.mode=static"], "set up your own server in its target file"),
         (["target=nowhere.yaml"], "target file nowhere.yaml"),
     ],
 )

@@ -147,7 +147,7 @@ def test_another_scenario_in_the_same_place_is_refused_and_changes_nothing(swept
 
 def test_a_directory_of_something_else_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(UsageError, match="exists already and is no sweep"):
+    with pytest.raises(UsageError, match="exists already and holds no sweep"):
         sb.sweep("quickstart", "sim", {"rate": ["2/s"]}, tmp_path)
 
 
@@ -163,7 +163,7 @@ def test_a_forecast_counts_what_is_left(swept, tmp_path):
         "directory": "d", "arrivals_s": 16.0, "drain_s": 0.0, "n_starts": 1,
         "turns": [{"cell": t.cell.name, "repeat": t.repeat, "is_done": False} for t in found.turns],
     }  # fmt: skip
-    assert "2 cells, 4 runs, 4 to be made: 16 s of arrivals" in in_words(forecast_table(said))
+    assert "2 cells, 4 runs, 4 still to measure: 16 s of arrivals" in in_words(forecast_table(said))
 
 
 def test_throughput_counts_per_gpu_and_failures_as_infinitely_slow():
@@ -206,10 +206,10 @@ def test_a_cell_without_runs_is_on_no_front_and_says_why(cache):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"metric": "goodput"}, "more of it is better"),
+        ({"metric": "goodput"}, "higher is better"),
         ({"metric": "p99(tfft)"}, "did you mean 'ttft'"),
-        ({"throughput": "attainment"}, "is no rate"),
-        ({"along": "engine.mode"}, "no swept key with numbers (there are: arrivals.rate)"),
+        ({"throughput": "attainment"}, "is not a rate"),
+        ({"along": "engine.mode"}, "is not a swept key with numbers (those are: arrivals.rate)"),
         ({"repeats": 0}, "repeats"),
         ({"how": "gird"}, "how"),
         ({"repeat": 3}, "did you mean 'repeats'"),

@@ -195,7 +195,7 @@ def test_secrets_reach_only_the_server(start):
         assert "got hf-very-secret --api-key=sk-very-secret" in log
         assert "Bearer sk-very-secret" in log, "the readiness request carries the key"
         assert "very-secret" not in repr(server)
-        assert "very-secret" not in json.dumps(server.endpoint.to_manifest())
+        assert "very-secret" not in json.dumps(server.endpoint.to_manifest().to_json())
         assert "\"--api-key=${SRV_KEY}\" --hf-token '[redacted]'" in server.command
         assert not [line for line in log_tail(server.log, server._secrets) if "very-secret" in line]
         ours = Path(f"/proc/{server._supervisor._process.pid}/cmdline").read_text()

@@ -1,4 +1,4 @@
-"""What travels to a worker: data without secrets, of which the worker makes the same task."""
+"""Assignments: data without secrets, from which a worker builds the same task."""
 
 from pathlib import Path
 
@@ -9,9 +9,8 @@ import pytest
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.run.shard_tasks import Job
 from loadgen.run.target import Target
-from loadgen.web.assignment import assignments, fingerprint, target_text, task_of
+from loadgen.web.assignment import assignments, environ_for, fingerprint, target_text, task_of
 from loadgen.web.control_messages import LoadPiece, PieceAssembler, encode, read_down
-from loadgen.web.credentials import environ_for
 from loadgen.workload.prompts import PromptFit
 from loadgen.workload.scenario import load_scenario
 from loadgen.workload.schedule import make_plan, merge, split_plan
@@ -50,7 +49,7 @@ def built(assignment, environ=None, own=None):
     )
 
 
-def test_the_worker_makes_the_same_task_of_it():
+def test_the_worker_builds_the_same_task():
     asked = job()
     parts = split_plan(asked.plan, 3)
     tasks = [built(one) for one in assignments(asked, 3)]
@@ -78,7 +77,7 @@ def test_the_key_stays_where_it_is():
         assert KEY.encode() not in sent
 
 
-def test_a_worker_without_the_key_says_so():
+def test_a_worker_without_the_key_reports_it():
     (one,) = assignments(job(), 1)
     with pytest.raises(UsageError, match="environment variable OPENAI_API_KEY is not set"):
         assert built(one, {"OTHER": "x"})
@@ -112,11 +111,11 @@ def test_a_certificate_comes_from_the_worker_s_own_file(tmp_path):
 
 
 @pytest.mark.parametrize("text", [None, TARGET, OTHER_KEY.replace("localhost", "elsewhere")])
-def test_another_variable_is_not_read_for_whoever_asks(tmp_path, text):
+def test_another_variable_is_not_read_for_any_master(tmp_path, text):
     (one,) = assignments(job(OTHER_KEY), 1)
     own = tmp_path / "own.yaml"
     own.write_text(text or "")
-    with pytest.raises(UsageError, match="the key in SOME_KEY is asked for"):
+    with pytest.raises(UsageError, match="the run needs the key in SOME_KEY"):
         built(one, own=own if text else None)
 
 
@@ -130,7 +129,7 @@ def test_a_key_of_the_worker_s_own_file_goes_to_the_server_of_that_file(tmp_path
     assert ("authorization", f"Bearer {KEY}") in built(one, own=own).head.headers
 
 
-def test_a_key_that_is_not_asked_for_is_not_sent(tmp_path):
+def test_a_key_that_the_target_does_not_name_is_not_sent(tmp_path):
     bare = "url: http://localhost:8000\nmodel: m\n"
     (one,) = assignments(job(bare, environ={"OPENAI_API_KEY": ""}), 1)
     own = tmp_path / "own.yaml"
@@ -174,7 +173,7 @@ def test_another_prompt_seed_or_model_has_another_fingerprint(changed):
     assert fingerprint(task) != one.sha256
 
 
-def test_rows_that_are_none_are_refused():
+def test_rows_that_cannot_be_decoded_are_rejected():
     (one,) = assignments(job(), 1)
     with pytest.raises(RunInvalid, match="rows of the share"):
         task_of(one.assign, b"no rows", {"OPENAI_API_KEY": KEY}, None, Path("p"))

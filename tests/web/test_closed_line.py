@@ -1,4 +1,4 @@
-"""The end of the line between the conductor and its master, with a worker made of messages."""
+"""The end of the pipe between the control process and its master, with a scripted worker."""
 
 import contextlib
 import socket
@@ -12,7 +12,7 @@ from tests.web.test_assignment import job
 
 
 def answer(end, sha256):
-    """A worker that meets, takes its share, and says that it is ready; no more."""
+    """A worker that answers pings, accepts its share, and reports that it is ready."""
     unpacker = Unpacker(for_master=True)
     while data := end.recv(1 << 20):
         for message in unpacker.feed(data):
@@ -30,7 +30,7 @@ def answer(end, sha256):
 
 
 def test_a_line_that_is_closed_ends_the_run_at_once(tmp_path):
-    """Nobody comes back over it: what is missing is lost, and told without a wait."""
+    """No worker can come back over it: missing rows are lost, without a wait."""
     ours, theirs = socket.socketpair()
     asked, ticks = job(), []
     (given,) = assignments(asked, 1)
@@ -48,5 +48,5 @@ def test_a_line_that_is_closed_ends_the_run_at_once(tmp_path):
             )
         worker.join(60)  # it reads `theirs` until then
         assert not worker.is_alive()
-    assert outcome.dead == {0: "nothing is heard of its worker"}
+    assert outcome.dead == {0: "its worker is silent"}
     assert len(ticks) < 20

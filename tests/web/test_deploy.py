@@ -10,7 +10,7 @@ from typer.main import get_command
 
 from loadgen.cli.app import app
 from loadgen.cli.scale import locustfile_path
-from loadgen.web.web_options import add_options
+from loadgen.web.form import add_options
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 OBJECTS = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
@@ -71,7 +71,7 @@ def test_the_image_runs_our_command_line_as_nobody_special():
 
 
 def test_the_image_gets_nothing_that_is_not_versioned():
-    """Runs, caches and environments are large, and a run may hold what is nobody else's."""
+    """Runs, caches and environments are large, and a run may hold confidential data."""
     root = DEPLOY.parent
     kept_out = {
         name

@@ -1,4 +1,4 @@
-"""What workers send, good and bad: no share may spoil the others'."""
+"""Valid and invalid data of workers: no share may spoil the others'."""
 
 import base64
 import io
@@ -45,12 +45,12 @@ def test_a_frame_of_the_whole_share_is_taken():
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"by_status": [50, *NOBODY[1:]]}, "50 requests ended, of 10"),
+        ({"by_status": [50, *NOBODY[1:]]}, "50 requests ended, of 10 in its share"),
         ({"sent": 11}, "11 requests sent, of 10"),
         ({"released": 1 << 60}, "requests released, of 10"),
-        ({"now_s": math.nan}, "the instant nan"),
-        ({"now_s": math.inf}, "the instant inf"),
-        ({"classes": dict.fromkeys("ab", FRAME.classes["default"])}, "its classes"),
+        ({"now_s": math.nan}, "the time nan"),
+        ({"now_s": math.inf}, "the time inf"),
+        ({"classes": dict.fromkeys("ab", FRAME.classes["default"])}, "its classes count"),
         ({"histograms": {"e2e": counted(11)}}, "e2e of 11 requests, of 10"),
         ({"histograms": {"itl": b"HISTFAAA"}}, "itl: not an HdrHistogram"),
         ({"histograms": {"itl": bomb()}}, "more than 262144 bytes unpacked"),
@@ -89,12 +89,12 @@ def test_the_rows_of_a_share_are_taken(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"ids": [3, 5]}, "not those of its requests"),
-        ({"ids": [3, 5, 9]}, "not those of its requests"),
-        ({"chunk_ids": [4]}, "chunks are not those"),
-        ({"status": 77}, "a status that there is not"),
-        ({"error_id": [0, 0, 1]}, "numbers in error_id that errors does not name"),
-        ({"remote_id": 9}, "numbers in remote_id that remotes"),
+        ({"ids": [3, 5]}, "not those of its share"),
+        ({"ids": [3, 5, 9]}, "not those of its share"),
+        ({"chunk_ids": [4]}, "chunks belong to requests outside"),
+        ({"status": 77}, "an unknown status"),
+        ({"error_id": [0, 0, 1]}, "error_id column has numbers without an entry in errors"),
+        ({"remote_id": 9}, "remote_id column has numbers without an entry in remotes"),
     ],
 )
 def test_rows_that_do_not_fit_are_refused(tmp_path, changes, why):
@@ -102,7 +102,7 @@ def test_rows_that_do_not_fit_are_refused(tmp_path, changes, why):
         check_part(part(tmp_path, **changes), IDS)
 
 
-def test_rows_that_are_none_are_refused(tmp_path):
+def test_rows_that_cannot_be_decoded_are_rejected(tmp_path):
     whole = part(tmp_path)
     for data in (b"", b"no rows", whole[:-40], whole[: len(whole) // 2]):
         with pytest.raises(Bad, match="cannot be read"):
@@ -113,12 +113,12 @@ def test_rows_are_not_unpacked(tmp_path):
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("requests.npy", bytes(8 << 20))
-    with pytest.raises(Bad, match="8388608 bytes unpacked"):
+    with pytest.raises(Bad, match="unpack to 8388608 bytes"):
         check_part(packed.getvalue(), IDS)
 
 
 def test_a_table_of_another_version_is_refused(tmp_path):
     odd = io.BytesIO()
     np.savez(odd, requests=IDS, chunks=np.empty(0, CHUNKS), errors=[""], remotes=[""])
-    with pytest.raises(Bad, match="table of requests has other columns"):
+    with pytest.raises(Bad, match="columns of its table requests are not"):
         check_part(odd.getvalue(), IDS)

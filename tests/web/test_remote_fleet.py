@@ -1,4 +1,4 @@
-"""The fleet's shell around the controller: a line with workers that answer at once."""
+"""The shell around Controller: a pipe with workers that answer at once."""
 
 import hashlib
 import io
@@ -103,7 +103,7 @@ def ran(tmp_path):
     return run
 
 
-def test_a_loss_that_ends_the_run_is_told_once_with_its_instant(ran):
+def test_a_loss_that_ends_the_run_is_reported_once_with_its_time(ran):
     def on_go(shard, said, rows):
         if shard == 1:
             return [Died("a-run", 1, "exit status -9")]
@@ -112,7 +112,7 @@ def test_a_loss_that_ends_the_run_is_told_once_with_its_instant(ran):
     outcome, line = ran(on_go, on_loss="abort")
     stops = [said for _, said in line.told if isinstance(said, StopShard)]
     assert len(stops) == 1
-    assert outcome.cut_short.reason == "shard 1 was lost (--on-worker-loss abort)"
+    assert outcome.cut_short.reason == "worker w1 was lost (--on-worker-loss abort)"
     assert outcome.dead == {1: "exit status -9"}
 
 

@@ -1,4 +1,4 @@
-"""What a generating process measured of itself, from a worker that is broken or lies."""
+"""The self-report of a load process, from a broken or malicious worker."""
 
 import math
 
@@ -9,7 +9,7 @@ from loadgen.web.validate import read_self_report
 
 
 def self_report(shard=0, broken=""):
-    """As `Shard.finish` tells it."""
+    """A report as `Shard.finish` returns it."""
     return {
         "shard": shard, "broken": broken, "window_s": 4.0, "cpu_share": 0.1,
         "run_delay_share": 0.0, "throttled_share": None, "stolen_share": None,
@@ -27,7 +27,7 @@ def self_report(shard=0, broken=""):
     }  # fmt: skip
 
 
-def test_a_whole_one_is_taken():
+def test_a_complete_report_is_accepted():
     report = read_self_report(self_report(), 0)
     assert report.to_json() == self_report()
     unknown = {"cores": None, "cpu_share": None, "processor": None}
@@ -39,12 +39,15 @@ def test_a_whole_one_is_taken():
     [
         ({"cpu_share": "none of it"}, 'cpu_share: expected float [|] null, found "none of it"'),
         ({"cpu_share": -0.5}, ">= 0"),
-        ({"window_s": math.inf}, "a number that is none"),
+        ({"window_s": math.inf}, "expected a finite number"),
         ({"loop_lag_s": {}}, "loop_lag_s.n: this key is missing"),
         ({"cores": {"allowed": []}}, "cores.online: this key is missing"),
-        ({"stalls": {"over_s": 0.05, "spans_s": [[math.nan, 1.0, 0.1]]}}, "a number that is none"),
+        (
+            {"stalls": {"over_s": 0.05, "spans_s": [[math.nan, 1.0, 0.1]]}},
+            "expected a finite number",
+        ),
         ({"of another version": 1}, "unknown field"),
-        ({"shard": 1}, "what shard 1 measured"),
+        ({"shard": 1}, "is of shard 1"),
         ({"broken": "x" * 3000}, "length <= 2000"),
     ],
 )

@@ -1,9 +1,8 @@
-"""Rows go up a few pieces at a time."""
+"""The upload of rows, a few pieces at a time."""
 
 import pytest
 
-from loadgen.web.control_messages import LoadPiece
-from loadgen.web.upload import WINDOW, Upload
+from loadgen.web.control_messages import WINDOW, LoadPiece, Upload
 
 
 @pytest.mark.parametrize("n", [1, WINDOW, WINDOW + 1, 20])

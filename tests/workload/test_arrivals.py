@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from scipy import stats
 
-from loadgen.measure.statistics.arrival_stats import describe_arrivals
+from loadgen.measure.statistics.time_series import describe_arrivals
 from loadgen.workload.arrivals import ARRIVALS
 from loadgen.workload.layout import Purpose, RandomStreams
 from loadgen.workload.scenario import scenario_from_flags

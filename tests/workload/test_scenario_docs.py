@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 from loadgen.errors import ScenarioError
 from loadgen.workload.arrivals import ARRIVALS
@@ -71,7 +72,7 @@ def chapter_text(chapter):
 
 
 def test_every_kind_and_its_parameters_have_a_row():
-    registries = {
+    registries: dict[str, tuple[Any, ...]] = {
         "Arrivals": (ARRIVALS,),
         "Lengths": (LENGTHS,),
         "Pauses": (DURATIONS,),

@@ -1,2 +1,2 @@
-"""The highest load that keeps the promise: what probes told, the curve through them, and where to
-probe next. Pure: probes in, the next question or the answer out."""
+"""The highest load that meets the SLO: probe results, the attainment curve through them, and the
+choice of the next probe. Pure: probes in, the next probe or the result out."""

@@ -1,4 +1,4 @@
-"""One probe: the scenario at one load for some time, told in blocks of equal length."""
+"""One probe: the scenario at one load for some time, counted in blocks of equal length."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ Array = NDArray[np.float64]
 Counts = tuple[int, ...]
 
 Grade = Literal["measured", "fine", "saturated", "untrusted", "broken"]
-"""measured: ran its time. fine, saturated: ended early, for it was clear, or (saturated) its queue
-grew to the end. untrusted: the client, not the server, was the limit. broken: there was no server
-for some of it."""
+"""measured: ran its full time. fine, saturated: ended early because the outcome was clear, or
+(saturated) its queue grew to the end. untrusted: the load generator, not the server, was the limit.
+broken: no server was reachable for part of it."""
 UNUSABLE: tuple[Grade, ...] = ("untrusted", "broken")
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What one probe found. `level` is the load that was asked for (arrivals per second, or users).
+    """The result of one probe. `level` is its load (arrivals per second, or users).
 
     `due` and `met` count, for each of `N_BLOCKS` stretches of equal length of the measured window,
-    the requests due in it and those of them that kept every promise. `spent_s` is what the probe
-    cost: warm-up, window and drain.
+    the requests due in it and the requests among them that met every SLO. `spent_s` is the time the
+    probe took: warm-up, window and drain.
     """
 
     level: float
@@ -53,30 +53,30 @@ class Probe:
 
     @property
     def attainment(self) -> float:
-        """The share that met its promises; NaN where nothing was due."""
+        """The share of due requests that met the SLO; NaN where none was due."""
         return self.n_met / self.n_due if self.n_due else float("nan")
 
     @property
     def goodput_per_s(self) -> float:
-        """Requests that kept their promises per second of the window."""
+        """Requests that met the SLO per second of the window."""
         return self.n_met / self.measured_s if self.measured_s > 0 else 0.0
 
     @property
     def is_usable(self) -> bool:
-        """Whether it tells anything about the server."""
+        """Whether the result is about the server."""
         return self.grade not in UNUSABLE and self.n_due > 0
 
 
 def in_blocks(
     released_s: Array, met: NDArray[np.bool_], start_s: float, end_s: float
 ) -> tuple[Counts, Counts]:
-    """(due, met) by `N_BLOCKS` stretches of [start_s, end_s); an instant outside of it counts to
-    the stretch next to it."""
+    """(due, met) per block of [start_s, end_s), in `N_BLOCKS` blocks. A request outside the window
+    counts in the nearest block."""
     edges_s = np.linspace(start_s, end_s, N_BLOCKS + 1)
-    place = np.clip(np.searchsorted(edges_s, released_s, side="right") - 1, 0, N_BLOCKS - 1)
-    due = np.bincount(place, minlength=N_BLOCKS)
-    kept = np.bincount(place[met], minlength=N_BLOCKS)
-    return tuple(due.tolist()), tuple(kept.tolist())
+    block = np.clip(np.searchsorted(edges_s, released_s, side="right") - 1, 0, N_BLOCKS - 1)
+    n_due = np.bincount(block, minlength=N_BLOCKS)
+    n_met = np.bincount(block[met], minlength=N_BLOCKS)
+    return tuple(n_due.tolist()), tuple(n_met.tolist())
 
 
 def counts(probes: Sequence[Probe]) -> tuple[Array, Array]:
@@ -86,10 +86,10 @@ def counts(probes: Sequence[Probe]) -> tuple[Array, Array]:
 
 
 def overloaded(probe: Probe, target: float) -> Probe:
-    """A probe whose queue grew to the end, as what it would have been had it gone on: with the
-    attainment of its last quarter, and in any case a clear miss (e-fold odds below the target).
+    """A probe whose queue grew to the end, as if it had gone on: with the attainment of its last
+    quarter, and in any case clearly below the target (by a factor e in the odds).
 
-    Of a queue that only grows, the first requests keep promises that no later one would.
+    While a queue only grows, its first requests meet SLOs that no later request would meet.
     """
     last = N_BLOCKS // 4
     late_due, late_met = sum(probe.due[-last:]), sum(probe.met[-last:])

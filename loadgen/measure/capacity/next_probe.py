@@ -1,14 +1,14 @@
-"""Where to probe next, for how long, and when the answer is good enough.
+"""The next probe: its load, its length, and whether the result is precise enough to stop.
 
-A search is nothing but its probes: `next_probe` looks at those there are and asks for one more, so
-that an interrupted search goes on as if nothing had happened.
+The state of a search is its list of probes: `next_probe` computes the next one from them, so an
+interrupted search continues where it stopped.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Literal
 
@@ -17,18 +17,18 @@ from loadgen.measure.capacity.curve import REACH_LOGIT, Posterior, posterior
 from loadgen.measure.capacity.dispersion import USUAL
 
 LEAST_NEAR = 5.0
-"""Probes near the target before an answer is given, each counted by its relevance."""
+"""Probes near the target before a result is given, each counted by its relevance."""
 MOST_PROBES = 80
 _FIRST_REQUESTS = 200
 _MISSES_TO_SEE = 4.0
-_MOST_STEPS = 10  # of a factor two, in search of a bracket
+_MOST_STEPS = 10  # of a factor two, until both sides of the target are seen
 _GROWTH = 4.0
-_LENGTHENS, _LONGEST = 1.6, 16.0  # over the first, from one refining probe to the next
-_LONG, _LEAST_LONG = 5.0, 2.0  # two of the probes near the target are as long as five first ones
-_LONG_FOR = 6.0  # … and as so many times what a queue may remember
-_AT_THE_ANSWER = 2.0  # times the precision, where that is more than `REACH_LOGIT`
-_UNCONFIRMED = 0.1  # by so much too high may be what short probes alone say
-_LEAST_WORTH, _WARM_WORTH = 10.0, 3.0  # requests over D, of a probe and of its warm-up
+_LENGTHENS, _LONGEST = 1.6, 16.0  # growth per refining probe, and its limit
+_LONG, _LEAST_LONG = 5.0, 2.0  # two probes near the target are as long as five first ones
+_LONG_FOR = 6.0  # … and as this many memories of the queue
+_AT_CAPACITY = 2.0  # times the precision, where that is more than `REACH_LOGIT`
+_UNCONFIRMED = 0.1  # relative error (too high) of a result from short probes alone
+_LEAST_WORTH, _WARM_WORTH = 10.0, 3.0  # independent requests of a probe, of its warm-up
 _PARTS = 6.0
 _APART_LOGIT, _APART_MOST = 0.5, 0.12
 _APART_LEAST = 0.5  # of the precision
@@ -39,12 +39,12 @@ Outcome = Literal["found", "misses", "at_least", "unsettled"]
 
 @dataclass(frozen=True)
 class Question:
-    """What is searched: the highest level whose attainment is at least `target`.
+    """The parameters of a search for the highest level whose attainment is at least `target`.
 
-    `start` is where to begin; `low` and `high` bound the search if given. The answer is good enough
-    when half its interval is at most `precision` of it. `warmup_s` and `measure_s` are the least a
-    probe takes. `is_integer`: levels are whole numbers (users). `is_fixed`: a probe is the
-    scenario's own window and nothing shorter or longer (its rate varies by design).
+    `start` is the first level; `low` and `high` bound the search if given. The result is precise
+    enough when half its interval is at most `precision` of it. `warmup_s` and `measure_s` are the
+    least a probe takes. `is_integer`: levels are whole numbers (users). `is_fixed`: a probe is the
+    scenario's own window, neither shorter nor longer (its rate varies by design).
     """
 
     target: float
@@ -60,14 +60,14 @@ class Question:
 
     def __post_init__(self) -> None:
         for share in (self.target, self.precision, self.confidence):
-            assert 0 < share < 1, f"no share: {self}"
-        assert self.start > 0, f"nowhere to start: {self}"
+            assert 0 < share < 1, f"not between 0 and 1: {self}"
+        assert self.start > 0, f"no positive start: {self}"
 
 
 @dataclass(frozen=True, slots=True)
 class NextProbe:
-    """The next probe: at which level, how long to warm up and to measure, and the design effect to
-    judge its early end by: all that its queue may remember."""
+    """The next probe: its level, warm-up and measured time, and the design effect for its early
+    stop, which covers all that its queue may remember."""
 
     level: float
     warmup_s: float
@@ -77,8 +77,9 @@ class NextProbe:
 
 @dataclass(frozen=True)
 class SearchState:
-    """What the probes so far say. `outcome` found: the interval is narrow enough; misses: even the
-    lowest level misses; at_least: the highest one is fine; unsettled: neither yet."""
+    """The state of the search. `outcome` found: the interval is narrow enough. misses: even the
+    lowest level misses the target. at_least: the highest level meets it. unsettled: none of these
+    yet."""
 
     outcome: Outcome
     posterior: Posterior | None
@@ -88,14 +89,14 @@ class SearchState:
 
     @property
     def half_width(self) -> float:
-        """Half the interval over its value; infinite without one."""
+        """Half the width of the interval, relative to its value; infinite without a value."""
         if self.value is None or self.low is None or self.high is None:
             return math.inf
         return (self.high - self.low) / 2 / self.value
 
 
 def judge(question: Question, probes: Sequence[Probe]) -> SearchState:
-    """What the usable probes say by now."""
+    """The state of the search after the usable probes."""
     usable = [probe for probe in probes if probe.is_usable]
     fine = [p.level for p in usable if p.attainment >= question.target]
     missed = [p.level for p in usable if p.attainment < question.target]
@@ -109,36 +110,39 @@ def judge(question: Question, probes: Sequence[Probe]) -> SearchState:
         )
     levels = [probe.level for probe in usable]
     reach = (min(levels) / 2, max(levels) * 2)
-    found = posterior(usable, question.target, *reach, is_fixed=question.is_fixed)
+    estimate = posterior(usable, question.target, *reach, is_fixed=question.is_fixed)
     tail = (1 - question.confidence) / 2
-    value, low, high = (found.quantile(share) for share in (0.5, tail, 1 - tail))
-    if max(fine) < min(missed):  # a cliff, for all that is known: it may stand anywhere between
+    value, low, high = (estimate.quantile(share) for share in (0.5, tail, 1 - tail))
+    if max(fine) < min(missed):  # possibly a cliff: it may be anywhere between the two
         low, high = min(low, max(fine)), max(high, min(missed))
-    n_long = _n_long(question, usable, found, value)
-    settled = _state("found", question, found, (value, low, high))
+    n_long = _n_long(question, usable, estimate, value)
+    settled = _state("found", question, estimate, (value, low, high))
     assert settled.low is not None
     assert settled.high is not None
-    is_near = float(found.relevance.sum()) >= LEAST_NEAR and n_long >= _LEAST_LONG
+    is_near = float(estimate.relevance.sum()) >= LEAST_NEAR and n_long >= _LEAST_LONG
     is_narrow = settled.half_width <= question.precision or (
         question.is_integer and settled.high - settled.low <= 2
     )
     if is_near and is_narrow:
         return settled
     low *= 1 - _UNCONFIRMED / (1 + n_long / _LEAST_LONG)
-    return _state("unsettled", question, found, (value, low, high))
+    return _state("unsettled", question, estimate, (value, low, high))
 
 
 def _state(
-    outcome: Outcome, question: Question, found: Posterior, ends: tuple[float, float, float]
+    outcome: Outcome,
+    question: Question,
+    estimate: Posterior,
+    interval: tuple[float, float, float],
 ) -> SearchState:
-    value, low, high = ends
+    value, low, high = interval
     if question.is_integer:
         value, low, high = max(1, math.floor(value)), max(0, math.floor(low)), math.ceil(high)
-    return SearchState(outcome, found, value, low, high)
+    return SearchState(outcome, estimate, value, low, high)
 
 
 def next_probe(question: Question, probes: Sequence[Probe]) -> NextProbe | None:
-    """The next probe, or None when there is nothing more to ask."""
+    """The next probe, or None when the search is over."""
     usable = [probe for probe in probes if probe.is_usable]
     state = judge(question, probes)
     if state.outcome != "unsettled" or len(probes) >= MOST_PROBES:
@@ -152,20 +156,24 @@ def _first_requests(question: Question) -> float:
     return max(_FIRST_REQUESTS, _MISSES_TO_SEE / (1 - question.target))
 
 
-def _n_long(question: Question, usable: Sequence[Probe], found: Posterior, value: float) -> float:
-    """The long probes at the answer, each counted by its relevance and by how near it is. Short
-    ones of a server just above its capacity end before its queue shows, so that all of them
-    together look like a cliff at too high a load; long ones must have been asked, too, and where it
-    looks like a cliff: that a far lower load is fine was never in doubt."""
-    least = max(_LONG * _first_requests(question), _LONG_FOR * found.memory(question.target))
+def _n_long(
+    question: Question, usable: Sequence[Probe], estimate: Posterior, value: float
+) -> float:
+    """The number of long probes at the capacity, each counted by its relevance and its nearness.
+
+    Just above a server's capacity short probes end before the queue builds up, so short probes
+    alone look like a cliff at too high a load. Long probes must therefore confirm the result, and
+    near the apparent cliff: a far lower load was never in doubt.
+    """
+    least = max(_LONG * _first_requests(question), _LONG_FOR * estimate.memory(question.target))
     least = 0.0 if question.is_fixed else least
-    reach = max(_AT_THE_ANSWER * question.precision, REACH_LOGIT / found.slope)
-    if question.is_integer:  # of a cliff between two whole levels, nothing nearer can be asked
+    reach = max(_AT_CAPACITY * question.precision, REACH_LOGIT / estimate.slope)
+    if question.is_integer:  # no level lies nearer to a cliff between two whole levels
         whole = max(1.0, math.floor(value))
         reach = max(reach, math.log((whole + 1) / whole))
     return math.fsum(
         relevance * math.exp(-0.5 * (math.log(probe.level / value) / reach) ** 2)
-        for probe, relevance in zip(usable, found.relevance.tolist(), strict=True)
+        for probe, relevance in zip(usable, estimate.relevance.tolist(), strict=True)
         if probe.n_due >= least
     )
 
@@ -186,38 +194,38 @@ def _within(question: Question, level: float) -> float:
 
 
 def _bracketing(question: Question, usable: Sequence[Probe]) -> NextProbe:
-    """Twice as much while all is fine, half as much while all is missed."""
+    """Doubles the load while every probe is fine, halves it while every probe misses."""
     level = question.start
     if usable:
         levels = [probe.level for probe in usable]
         is_fine = usable[0].attainment >= question.target
         level = max(levels) * 2 if is_fine else min(levels) / 2
     level = _within(question, level)
-    return _ask(question, usable, level, _first_requests(question), USUAL)
+    return _sized(question, usable, level, _first_requests(question), USUAL)
 
 
-def _refining(question: Question, usable: Sequence[Probe], found: Posterior) -> NextProbe:
-    """Around the middle of what is known, in turns below and above it, for as long as a sixth of
-    what the whole interval needs, but longer from one to the next, and never so short that its
-    requests are worth less than ten."""
-    target, slope = question.target, found.slope
-    effect, memory = found.dispersion.effect, found.memory(target)
+def _refining(question: Question, usable: Sequence[Probe], estimate: Posterior) -> NextProbe:
+    """A probe at the estimate, or below or above it in turn. It is as long as a sixth of what
+    the whole interval needs, longer from probe to probe, and worth at least ten independent
+    requests."""
+    target, slope = question.target, estimate.slope
+    effect, memory = estimate.dispersion.effect, estimate.memory(target)
     z = NormalDist().inv_cdf((1 + question.confidence) / 2)
     needed = effect / (target * (1 - target)) * (z / (slope * question.precision)) ** 2
-    least = _first_requests(question) * min(_LENGTHENS ** found.nearness.sum(), _LONGEST)
+    least = _first_requests(question) * min(_LENGTHENS ** estimate.nearness.sum(), _LONGEST)
     longest = _GROWTH * max(probe.n_due for probe in usable)
     n = max(least, min(max(needed / _PARTS, _LEAST_WORTH * memory), longest))
-    # Never much nearer than the answer has to be, nor between two such probes: promises kept and
-    # broken at what is all but one load look like a queue that remembers for ever.
+    # Probes lie at least about the requested precision apart: SLOs met and missed at nearly the
+    # same load look like a queue with an endless memory.
     least_apart = _APART_LEAST * question.precision
-    apart = max(min(_APART_LOGIT / slope, _APART_MOST), found.sd, least_apart)
+    apart = max(min(_APART_LOGIT / slope, _APART_MOST), estimate.sd, least_apart)
     turns = _TURNS if apart > least_apart else _TURNS[1:]
     turn = turns[len(usable) % len(turns)]
-    level = _within(question, found.quantile(0.5) * math.exp(turn * apart))
-    return _ask(question, usable, level, n, memory)
+    level = _within(question, estimate.quantile(0.5) * math.exp(turn * apart))
+    return _sized(question, usable, level, n, memory)
 
 
-def _ask(
+def _sized(
     question: Question,
     usable: Sequence[Probe],
     level: float,
@@ -235,9 +243,45 @@ def _ask(
 
 
 def _requests_per_s(usable: Sequence[Probe], level: float, is_integer: bool) -> float | None:
-    """How many requests a second a level brings: as in the nearest probe. A rate is one request per
-    arrival until something else is seen; users are unknown."""
+    """The request rate at a level, as in the nearest probe. Before the first probe a rate is one
+    request per arrival, and that of users is unknown."""
     if not usable:
         return None if is_integer else level
     nearest = min(usable, key=lambda probe: abs(math.log(probe.level / level)))
     return nearest.n_due / nearest.measured_s * level / nearest.level
+
+
+_FAIR_SHARE = 0.25  # of the remaining budget, for a probe before the capacity is bracketed
+
+_LEAST_HURRIED = 0.1  # of the planned window: some twenty requests still carry information
+
+_LEAST_PROBE = 0.5  # of the planned window; a shorter probe is not started
+
+
+def fit_into(
+    question: Question, probes: Sequence[Probe], planned: NextProbe, left_s: float
+) -> NextProbe | None:
+    """The planned probe as far as it fits into `left_s`; None where too little of it does."""
+    if planned.warmup_s + planned.measure_s <= _FAIR_SHARE * left_s:
+        return planned
+    if question.is_fixed:
+        return planned if planned.warmup_s + planned.measure_s <= left_s else None
+    if judge(question, probes).posterior is None:
+        return _hurried(question, planned, left_s)
+    measure_s = min(planned.measure_s, left_s - planned.warmup_s)
+    return (
+        None
+        if measure_s < _LEAST_PROBE * planned.measure_s
+        else replace(planned, measure_s=measure_s)
+    )
+
+
+def _hurried(question: Question, planned: NextProbe, left_s: float) -> NextProbe | None:
+    """The planned probe, shortened. Before both sides of the capacity are known, no probe takes
+    much of the time that is left: a rough result is better than half of a precise one."""
+    least_s = max(question.measure_s, _LEAST_HURRIED * planned.measure_s)
+    measure_s = min(planned.measure_s, max(_FAIR_SHARE * left_s - planned.warmup_s, least_s))
+    warmup_s = max(question.warmup_s, min(planned.warmup_s, left_s - measure_s))
+    if warmup_s + measure_s > left_s:
+        return None
+    return replace(planned, warmup_s=warmup_s, measure_s=measure_s)

@@ -1,1 +1,1 @@
-"""Two sides against each other: paired runs, several runs, single runs, and the verdict."""
+"""Comparison of two sides (paired runs, several runs, single runs), and its verdict."""

@@ -1,4 +1,4 @@
-"""What two sides of a comparison must share, and what may differ between them: the factor."""
+"""The configuration that two sides of a comparison must share, and the factor: what may differ."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from loadgen.errors import UsageError
-from loadgen.manifest import LabelsSection, Manifest
+from loadgen.manifest.sections import LabelsSection, Manifest
 
 MUST_AGREE = ("scenario", "clock", "target.api", "target.model", "target.labels.gpu",
               "target.labels.gpus")  # fmt: skip
-"""Where these differ, a difference in latency says nothing about the version or the flags."""
+"""Where these differ, a difference in latency cannot be attributed to the version or the flags."""
 
 Configuration = dict[str, object]
 """Dotted key → its value in JSON."""
@@ -22,7 +22,7 @@ _ASIDE = ("name", "seed", "slo", "instrument", "schema")
 
 @dataclass(frozen=True, slots=True)
 class ConfigDifference:
-    """One configuration key and its values on both sides (None: not there)."""
+    """One configuration key and its values on both sides (None: missing)."""
 
     key: str
     a: object
@@ -30,37 +30,37 @@ class ConfigDifference:
 
 
 def refusal(a: Sequence[Manifest], b: Sequence[Manifest], vary: Sequence[str] = ()) -> list[str]:
-    """Why manifests are not comparable, one line per key; empty where they are.
+    """The reasons why manifests are not comparable, one line per key; empty where they are.
 
-    Every run must agree with the first in what `MUST_AGREE` names, but for the keys `vary` allows,
-    and each side must be of one configuration.
+    Every run must agree with the first in the keys of `MUST_AGREE`, except those that `vary`
+    allows, and each side must have one configuration.
     """
     known = {*MUST_AGREE, *(key for m in (*a, *b) for key in fixed(m))}
     for key in vary:
         if not any(_is_under(name, key) for name in known):
-            raise UsageError(f"--vary {key}: no such key among what must agree: "
+            raise UsageError(f"--vary {key}: no such key; the keys that must agree are "
                              f"{', '.join(MUST_AGREE)}")  # fmt: skip
     lines = [
-        f"{found.key}: {_say(found.a)} against {_say(found.b)}"
-        for found in _first_differences([*a, *b], fixed)
-        if not any(_is_under(found.key, key) for key in vary)
+        f"{difference.key}: A has {_shown(difference.a)}, B has {_shown(difference.b)}"
+        for difference in _first_differences([*a, *b], fixed)
+        if not any(_is_under(difference.key, key) for key in vary)
     ]
     for side, manifests in (("A", a), ("B", b)):
         lines += [
-            f"within {side}, {found.key}: {_say(found.a)} and {_say(found.b)}"
-            for found in _first_differences(manifests, factor)
-            if not found.key.startswith(("host.", "target.url"))
+            f"within {side}, {difference.key}: {_shown(difference.a)} and {_shown(difference.b)}"
+            for difference in _first_differences(manifests, factor)
+            if not difference.key.startswith(("host.", "target.url"))
         ]
     return lines
 
 
 def changes(a: Manifest, b: Manifest) -> list[ConfigDifference]:
-    """Configuration keys in which B differs from A: what may have caused a difference."""
+    """Configuration keys in which B differs from A: the possible causes of a difference."""
     return [*differences(fixed(a), fixed(b)), *differences(factor(a), factor(b))]
 
 
 def slos_of(manifest: Manifest) -> tuple[object, ...]:
-    """Every SLO a run was made with, those of its classes included, to be compared by equality."""
+    """Every SLO of a run, those of its classes included, to be compared by equality."""
     own = {name: traffic.slo for name, traffic in manifest.classes.items()}
     return manifest.slo, tuple(sorted(own.items()))
 
@@ -80,8 +80,8 @@ def must_agree(
     model: str | None,
     labels: LabelsSection,
 ) -> Configuration:
-    """The traffic of a resolved scenario, without its SLOs, and of a target its API, model and
-    GPUs."""
+    """The traffic of a resolved scenario, without its SLOs, and the API, model and GPUs of a
+    target."""
     sent = {key: value for key, value in scenario.items() if key not in _ASIDE}
     classes = sent.get("classes")
     if isinstance(classes, Mapping):
@@ -131,7 +131,7 @@ def differences(a: Mapping[str, object], b: Mapping[str, object]) -> list[Config
 def _first_differences(
     manifests: Sequence[Manifest], keys: Callable[[Manifest], Configuration]
 ) -> list[ConfigDifference]:
-    """Against the first, each key once."""
+    """The differences from the first manifest, each key once."""
     found: dict[str, ConfigDifference] = {}
     for other in manifests[1:]:
         for difference in differences(keys(manifests[0]), keys(other)):
@@ -144,5 +144,5 @@ def _is_under(key: str, prefix: str) -> bool:
         key == f"target.labels.{prefix}")  # fmt: skip
 
 
-def _say(value: object) -> str:
+def _shown(value: object) -> str:
     return "nothing" if value is None else str(value)

@@ -1,13 +1,14 @@
-"""Is B better, worse or the same as A? One verdict per measure, from sets of equal runs.
+"""The comparison of two sides, each a set of equal runs: B is better, worse or the same as A.
 
-Each run gives one number per measure; what equal runs differ by decides what a difference between
-the sides is worth (`contrast`). Two runs alone say nothing about that: they are judged only with
-noise known from equal runs before, in virtual time, or where asked to take them as all there is.
+Each run gives one number per measure, and the variation between equal runs decides whether a
+difference is significant (`contrast`). Two single runs have no such variation. They are judged only
+with noise measured on earlier equal runs, in virtual time, or by their own requests (--within-run).
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 
 from loadgen.errors import UsageError
 from loadgen.measure.comparison.comparable import ConfigDifference, changes, refusal, slos_of
-from loadgen.measure.comparison.contrast import Noise, noise_of
+from loadgen.measure.comparison.contrast import Contrast, Noise, noise_of
 from loadgen.measure.comparison.judgement import (
     ComparedMeasure,
     Options,
@@ -24,28 +25,33 @@ from loadgen.measure.comparison.judgement import (
     binomial_sd,
     judge,
     overall,
-    plain,
+    row_of,
     scaled,
     settle,
+    with_binomial_noise,
 )
 from loadgen.measure.comparison.measures import Measure, Measured, measure
-from loadgen.measure.comparison.single_pair import judge_alone
+from loadgen.measure.statistics.intervals import Values
+from loadgen.measure.statistics.percentiles import nearest_rank
+from loadgen.measure.statistics.resampling import draws_of, paired_draws, sign_flip_p, stretches
+from loadgen.measure.summary import plain_json
 from loadgen.records import Run
 
 GATED = ("p50(ttft)", "p99(ttft)", "mean(tpot)", "error_rate")
-"""Measures that decide unless others are asked for; few, because each one more makes all less sure.
-Closed loops add `output_tokens_per_s`: there, a slower server is offered less."""
+"""Measures that decide unless others are given; few, because each further measure makes all less
+certain. Closed loops add `output_tokens_per_s`: there, a slower server receives less traffic."""
 SHOWN = (
     *("mean(ttft)", "p90(ttft)", "p99(tpot)", "p99(itl)", "p50(e2e)", "p99(e2e)", "attainment"),
     *("goodput", "requests_per_s", "output_tokens_per_s"),
 )
-OF_PROMISES = ("attainment", "goodput", "goodput_output_tokens_per_s")
+SLO_METRICS = ("attainment", "goodput", "goodput_output_tokens_per_s")
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Two sides compared. `verdict` follows the gated measures: worse if any is, else inconclusive
-    if any is, else better if any is, else same; invalid where a side has no run to be trusted."""
+    """The comparison of two sides. `verdict` follows the gated measures: worse if any is, else
+    inconclusive if any is, else better if any is, else same; invalid where a side has no valid
+    run."""
 
     verdict: Overall
     a: tuple[str, ...]
@@ -58,7 +64,7 @@ class Comparison:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON; NaN and infinities are null."""
-        content: dict[str, Any] = plain(dataclasses.asdict(self))
+        content: dict[str, Any] = plain_json(dataclasses.asdict(self))
         return {"schema": 1, **content}
 
 
@@ -67,8 +73,8 @@ def compare(
 ) -> Comparison:
     """Runs of A against runs of B; `changed` are fields of Options.
 
-    Raises UsageError for runs that are not comparable, naming the differing keys, and for measures
-    or margins that cannot be meant.
+    Raises UsageError for runs that are not comparable, naming the keys that differ, and for invalid
+    measures or margins.
     """
     chosen = dataclasses.replace(options or Options(), **changed)
     sides = _measured(a), _measured(b)
@@ -76,7 +82,7 @@ def compare(
 
 
 def judge_sides(a: Sequence[Measured], b: Sequence[Measured], options: Options) -> Comparison:
-    """`compare`, for runs whose columns are made already."""
+    """`compare`, for runs whose columns are already computed."""
     if not a or not b:
         raise UsageError("each side of a comparison needs at least one run")
     if not 0.5 < options.confidence < 1:
@@ -90,7 +96,7 @@ def judge_sides(a: Sequence[Measured], b: Sequence[Measured], options: Options) 
     found: list[ComparedMeasure] = []
     pairing = "none"
     if trusted_a and trusted_b:
-        asked, gated, said = _asked(trusted_a + trusted_b, options.metrics)
+        asked, gated, said = _measures(trusted_a + trusted_b, options.metrics)
         pairing = _pairing(trusted_a, trusted_b)
         notes += said + _pairing_notes(trusted_a, trusted_b, options)
         found = _judge_all(trusted_a, trusted_b, asked, gated, options)
@@ -107,7 +113,8 @@ def judge_sides(a: Sequence[Measured], b: Sequence[Measured], options: Options) 
 
 
 def measure_noise(runs: Run | Sequence[Run], metrics: Sequence[str] = ()) -> dict[str, Noise]:
-    """What equal runs differ by, per measure: the A/A noise floor. Relative (of shares: in points).
+    """The variation between equal runs, per measure (A/A comparison): relative; of shares, in
+    points.
 
     Raises UsageError for runs that differ in more than their seed, or fewer than three.
     """
@@ -115,16 +122,16 @@ def measure_noise(runs: Run | Sequence[Run], metrics: Sequence[str] = ()) -> dic
 
 
 def noise_of_sides(measured: Sequence[Measured], metrics: Sequence[str] = ()) -> dict[str, Noise]:
-    """`measure_noise`, for runs whose columns are made already."""
+    """`measure_noise`, for runs whose columns are already computed."""
     manifests = [m.run.manifest for m in measured]
     reasons = refusal(manifests, manifests[:1])
     if reasons:
         raise UsageError("an A/A comparison needs equal runs:\n" + "\n".join(reasons))
     trusted = [m for m in measured if m.summary.validity.trusted]
     if len(trusted) < 3:
-        raise UsageError(f"the noise of equal runs needs three or more that can be trusted, and "
-                         f"{len(trusted)} of {len(measured)} can")  # fmt: skip
-    asked, _, _ = _asked(trusted, metrics)
+        raise UsageError(f"the noise of equal runs needs at least three valid runs; "
+                         f"{len(trusted)} of {len(measured)} are valid")  # fmt: skip
+    asked, _, _ = _measures(trusted, metrics)
     blocks = [m.schedule_sha256 for m in trusted]
     shared = blocks if len(set(blocks)) < len(blocks) else None
     found = {}
@@ -144,19 +151,18 @@ def _measured(runs: Run | Sequence[Run]) -> list[Measured]:
     return [Measured(run) for run in ([runs] if isinstance(runs, Run) else runs)]
 
 
-def _asked(
+def _measures(
     runs: Sequence[Measured], metrics: Sequence[str]
 ) -> tuple[list[Measure], set[str], list[str]]:
-    """The measures to compare, which of them decide, and what had to be left out."""
+    """The measures to compare, the texts of the deciding ones, and notes on measures left out."""
     gated = list(metrics or GATED)
     if not metrics and runs[0].run.manifest.has_closed_loop:
         gated.append("output_tokens_per_s")
     texts = list(dict.fromkeys([*gated, *SHOWN]))
     asked, notes = [measure(text) for text in texts], []
     if len({slos_of(m.run.manifest) for m in runs}) > 1:
-        asked = [one for one in asked if one.metric.name not in OF_PROMISES]
-        notes.append("The runs were promised different things, so attainment and goodput are not "
-                     "compared.")  # fmt: skip
+        asked = [one for one in asked if one.metric.name not in SLO_METRICS]
+        notes.append("The runs have different SLOs, so attainment and goodput are not compared.")
     kept = {one.text for one in asked}
     return asked, {measure(text).text for text in gated} & kept, notes
 
@@ -172,15 +178,15 @@ def _pairing_notes(a: Sequence[Measured], b: Sequence[Measured], options: Option
     if len(a) + len(b) > 2 or options.noise or _is_alone(a, b, options):
         return []
     return [
-        "One run a side: nobody knows what equal runs differ by, so nothing is concluded. Repeat "
-        "each side (3 runs or more), give --noise from `slobench compare --aa`, or take the two "
-        "runs as all there is with --within-run."
+        "One run a side gives no verdict, because the variation between equal runs is unknown. "
+        "Repeat each side (3 runs or more), give --noise from `slobench compare --aa`, or compare "
+        "only these two runs with --within-run."
     ]
 
 
 def _is_alone(a: Sequence[Measured], b: Sequence[Measured], options: Options) -> bool:
-    """Whether two single runs are judged by their own requests: asked for, or the only noise there
-    is in virtual time."""
+    """Whether two single runs are judged by their own requests: with --within-run, or in virtual
+    time, which has no other noise."""
     if len(a) + len(b) > 2 or options.noise:
         return False
     virtual = all(m.run.manifest.target.kind == "sim" for m in (*a, *b))
@@ -209,5 +215,59 @@ def _judge_all(
 
 
 def _left_out(side: Sequence[Measured], trusted: Sequence[Measured]) -> list[str]:
-    return [f"{m.name} is left out, it cannot be trusted: {' '.join(m.summary.reasons)}"
+    return [f"{m.name} is left out because the run is invalid: {' '.join(m.summary.reasons)}"
             for m in side if m not in trusted]  # fmt: skip
+
+
+N_STRETCHES, N_DRAWS, SEED = 40, 1000, 20_250_101
+
+
+def judge_alone(
+    asked: Measure,
+    a: Measured,
+    b: Measured,
+    values: tuple[Values, Values],
+    n_due: tuple[int, int],
+    options: Options,
+) -> tuple[Contrast, ComparedMeasure]:
+    """The comparison of two single runs by stretches of their requests, in pairs where the schedule
+    is the same."""
+    rng = np.random.default_rng(SEED)
+    rows = a.in_order(asked), b.in_order(asked)
+    is_paired = (a.schedule_sha256 == b.schedule_sha256 and len(rows[0]) == len(rows[1])
+                 and asked.metric.scope != "gap")  # fmt: skip
+    if is_paired:
+        both = ~(np.isnan(rows[0]) | np.isnan(rows[1]))
+        rows = rows[0][both], rows[1][both]
+    else:
+        rows = rows[0][~np.isnan(rows[0])], rows[1][~np.isnan(rows[1])]
+    difference = float(scaled(asked, values[1])[0] - scaled(asked, values[0])[0])
+    n_blocks = len(stretches(min(map(len, rows)), N_STRETCHES))
+    if n_blocks < 2:
+        found = Contrast(difference, math.nan, 0.0, math.nan)
+        return found, row_of(asked, found, values, n_due, options, "too few requests")
+
+    def number(rows: Values) -> float:
+        if asked.quantile is None:
+            value = rows.mean()
+        else:
+            k = nearest_rank(len(rows), asked.quantile) - 1
+            value = np.partition(rows, k)[k]
+        return float(scaled(asked, np.array([value]))[0])
+
+    if is_paired:
+        draws = paired_draws(rows[0], rows[1], number, rng, n_blocks, N_DRAWS)
+        how = "only this pair of runs, paired by request"
+    else:
+        draws = draws_of(rows[1], number, rng, n_blocks) - draws_of(rows[0], number, rng, n_blocks)
+        how = "only this pair of runs"
+    finite = draws[np.isfinite(draws)]
+    error = float(finite.std(ddof=1)) if len(finite) > 1 else math.nan
+    found = Contrast(difference, error, n_blocks - 1.0, error / math.sqrt(2))
+    if asked.is_share:
+        found = with_binomial_noise(found, values, n_due)
+    row = row_of(asked, found, values, n_due, options, how)
+    if is_paired and asked.quantile is None and not asked.is_share and len(rows[0]):
+        p = sign_flip_p(rows[1] - rows[0], rng, n_blocks=n_blocks) / 2
+        row = dataclasses.replace(row, p=p, how=how + "; paired permutation test")
+    return found, row

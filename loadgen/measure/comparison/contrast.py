@@ -1,23 +1,26 @@
-"""How far two sets of runs are apart, how sure that is, and how many runs would be needed.
+"""The difference between two sets of runs, its significance, and the number of runs needed to find
+it.
 
-The unit of observation is the *run*: one number per run and metric (its mean, its P99). What equal
-runs differ by, for whatever reason, is then in the interval, the noise of their requests included.
+The unit of observation is the *run*: one number per run and metric (its mean, its P99). The
+interval therefore includes every cause of variation between equal runs, the noise of their requests
+included.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from loadgen.measure.statistics.stats import Interval, Values
+from loadgen.measure.statistics.intervals import Interval, Values
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """What equal runs differ by: the standard deviation of a run's number, from `df` + 1 runs."""
+    """The variation between equal runs: the standard deviation of a run's number, from `df` + 1
+    runs."""
 
     sd: float
     df: float
@@ -27,8 +30,8 @@ class Noise:
 class Contrast:
     """`difference` = B − A with its standard error on `df` degrees of freedom (Student's t).
 
-    `noise` is the standard deviation of one run that the error was made from. Without any degree of
-    freedom the error is NaN: there is a difference, and no telling what it is worth.
+    `noise` is the standard deviation of one run, from which the error was computed. Without any
+    degree of freedom the error is NaN, and the difference cannot be judged.
     """
 
     difference: float
@@ -38,11 +41,11 @@ class Contrast:
 
     @property
     def is_judged(self) -> bool:
-        """Whether there is an error to hold the difference against."""
+        """Whether the difference has an error to compare it with."""
         return self.df > 0 and math.isfinite(self.error) and math.isfinite(self.difference)
 
     def p_value(self) -> float:
-        """Two-sided, of no difference; NaN where there is no error to hold it against."""
+        """The two-sided p-value of no difference; NaN without an error."""
         from scipy.special import stdtr
 
         if not self.is_judged:
@@ -52,7 +55,8 @@ class Contrast:
         return float(2 * stdtr(self.df, -abs(self.difference) / self.error))
 
     def interval(self, confidence: float) -> Interval:
-        """The difference between two ends, each left out with (1 − confidence) / 2."""
+        """The two-sided interval of the difference; each bound is missed with probability (1 −
+        confidence) / 2."""
         from scipy.special import stdtrit
 
         if not self.is_judged:
@@ -61,8 +65,8 @@ class Contrast:
         return Interval(self.difference, self.difference - half, self.difference + half)
 
     def equivalence_p(self, low: float, high: float) -> float:
-        """p-value of two one-sided tests (TOST) that the true difference is outside (low, high):
-        small means that the two are alike to within the margin.
+        """The p-value of two one-sided tests (TOST) that the true difference is outside (low,
+        high): a small value means that the two are equal to within the margin.
 
         Source: Schuirmann, J. Pharmacokinet. Biopharm. 15(6), 1987.
         """
@@ -85,11 +89,10 @@ def contrast(
 ) -> Contrast:
     """B − A of one number per run.
 
-    `blocks` names for each run of A and of B what it shares with others (its schedule): only
-    differences within a block count (additive model, least squares). Without blocks, sides of equal
-    size share one variance; of unequal size each has its own (Welch), unless one has a single run.
-    `known` is noise measured on equal runs before: it is pooled by degrees of freedom, and makes
-    single runs comparable.
+    `blocks` names the schedule of each run of A and of B: only differences within a block count
+    (additive model, least squares). Without blocks, sides of equal size share one variance; sides
+    of unequal size have one each (Welch), unless a side has a single run. `known` is noise measured
+    on earlier equal runs: it is pooled by degrees of freedom, and makes single runs comparable.
 
     Source: Welch, Biometrika 34, 1947; two-way layout without interaction, Scheffé 1959, §4.2.
     """
@@ -108,7 +111,8 @@ def contrast(
 def _pooled(
     difference: float, squares: float, df: float, per_run: float, known: Noise | None
 ) -> Contrast:
-    """`squares` on `df` degrees of freedom and those of the known noise; error² = s² · per_run."""
+    """The contrast from `squares` on `df` degrees of freedom and those of the known noise; error² =
+    s² · per_run."""
     if known is not None:
         squares, df = squares + known.df * known.sd**2, df + known.df
     if df <= 0:
@@ -137,7 +141,7 @@ def _blocked(
     where = np.array([names.index(name) for name in (*blocks[0], *blocks[1])])
     is_b = np.r_[np.zeros(len(a)), np.ones(len(b))]
     values = np.r_[a, b]
-    # Within-block deviations carry all that the side can be estimated from (Frisch and Waugh).
+    # Within-block deviations give the same estimate as the full model (Frisch and Waugh).
     sizes = np.bincount(where)
     side = is_b - (np.bincount(where, is_b) / sizes)[where]
     rest = values - (np.bincount(where, values) / sizes)[where]
@@ -150,7 +154,7 @@ def _blocked(
 
 
 def noise_of(values: Values, blocks: Sequence[Hashable] | None = None) -> Noise | None:
-    """What equal runs differ by, within blocks; None where no two runs share one."""
+    """The variation between equal runs, within blocks; None where no two runs share a block."""
     where = np.unique(list(map(str, blocks)), return_inverse=True)[1] if blocks else None
     groups = [values] if where is None else [values[where == k] for k in range(where.max() + 1)]
     df = sum(len(group) - 1 for group in groups)
@@ -161,9 +165,8 @@ def noise_of(values: Values, blocks: Sequence[Hashable] | None = None) -> Noise 
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """Each p-value made larger so that, of all of them together, one is below α by chance in at
-    most a share α of cases. Those that are 1 whatever the sides (no variation at all) and NaN take
-    no part.
+    """p-values adjusted so that, over all of them, the chance of any false one below α is at most
+    α. p-values of 1 (no variation at all) and NaN take no part.
 
     Source: Holm, Scand. J. Statist. 6, 1979; leaving out the hopeless, Tarone, Biometrics 46, 1990.
     """
@@ -177,7 +180,7 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def power(noise: Noise, difference: float, n_runs: int, alpha: float) -> float:
-    """How often `n_runs` runs a side would find a true `difference`, two-sided at α."""
+    """The probability that `n_runs` runs a side find a true `difference`, two-sided at α."""
     if noise.sd == 0:
         return 1.0
     if n_runs < 2:
@@ -189,11 +192,11 @@ def power(noise: Noise, difference: float, n_runs: int, alpha: float) -> float:
 def power_of_t(
     error: float, error_df: float, test_df: float, difference: float, alpha: float
 ) -> float:
-    """How often a t test on `test_df` finds a true `difference` in its own direction, two-sided at
-    α, the standard error being estimated with `error_df`.
+    """The probability that a t test on `test_df` finds a true `difference` in its own direction,
+    two-sided at α. The standard error is estimated with `error_df`.
 
-    Power is averaged over what the error may truly be, σ² = s²·ν / χ²(ν), so that few pilot runs
-    make for a careful answer.
+    Power is averaged over the possible true errors, σ² = s²·ν / χ²(ν), so that few pilot runs give
+    a careful figure.
     """
     from scipy.special import chdtri, nctdtr, stdtrit
 
@@ -201,40 +204,48 @@ def power_of_t(
     errors = error * np.sqrt(error_df / chdtri(error_df, levels))
     critical = float(stdtrit(test_df, 1 - alpha / 2))
     shift = np.minimum(abs(difference) / errors, 30.0)
-    found = 1 - np.nan_to_num(nctdtr(test_df, shift, critical), nan=0.0)
-    return float(found.mean())
+    powers = 1 - np.nan_to_num(nctdtr(test_df, shift, critical), nan=0.0)
+    return float(powers.mean())
 
 
 def runs_needed(
-    noise: Noise, difference: float, alpha: float, asked: float = 0.9, most: int = 10_000
+    noise: Noise, difference: float, alpha: float, target_power: float = 0.9, most: int = 10_000
 ) -> int | None:
-    """The fewest runs a side that find a true `difference` with `asked` power, if `most` do."""
+    """The fewest runs a side that find a true `difference` with `target_power`, up to about `most`;
+    None beyond."""
     if difference == 0:
         return None
     low, high = 1, 2
-    while power(noise, difference, high, alpha) < asked:
+    while power(noise, difference, high, alpha) < target_power:
         low, high = high, 2 * high
         if low > most:
             return None
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if power(noise, difference, middle, alpha) >= asked else (
+        low, high = (low, middle) if power(noise, difference, middle, alpha) >= target_power else (
             middle, high)  # fmt: skip
     return high
 
 
-def smallest_effect(noise: Noise, n_runs: int, alpha: float, asked: float = 0.9) -> float:
-    """The smallest true difference that `n_runs` runs a side find with `asked` power; +inf where
+def smallest_effect(noise: Noise, n_runs: int, alpha: float, target_power: float = 0.9) -> float:
+    """The smallest true difference that `n_runs` runs a side find with `target_power`; +inf where
     none."""
     if noise.sd == 0:
         return 0.0
-    low, high = 0.0, noise.sd
-    while power(noise, high, n_runs, alpha) < asked:
+    return smallest_where(
+        lambda difference: power(noise, difference, n_runs, alpha) >= target_power, noise.sd, 40
+    )
+
+
+def smallest_where(holds: Callable[[float], bool], first: float, n_halvings: int) -> float:
+    """The smallest positive number at which a predicate holds that stays true from there on, by
+    doubling from `first` and then bisection; +inf above 10⁶ times `first`."""
+    low, high = 0.0, first
+    while not holds(high):
         low, high = high, 2 * high
-        if high > 1e6 * noise.sd:
+        if high > 1e6 * first:
             return math.inf
-    for _ in range(40):
+    for _ in range(n_halvings):
         middle = (low + high) / 2
-        low, high = (low, middle) if power(noise, middle, n_runs, alpha) >= asked else (
-            middle, high)  # fmt: skip
+        low, high = (low, middle) if holds(middle) else (middle, high)
     return high

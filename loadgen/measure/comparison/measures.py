@@ -1,9 +1,10 @@
-"""One number of a run, named as in an SLO: `p99(ttft)`, `mean(tpot)`, `error_rate`."""
+"""Measures: one number of a run each, named as in an SLO: `p99(ttft)`, `mean(tpot)`,
+`error_rate`."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -12,18 +13,20 @@ from loadgen.errors import UsageError
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import due_rows, measured_window, meets_own, slos_by_class
 from loadgen.measure.catalog import Metric
-from loadgen.measure.per_request import Mask, PerRequest, per_request
+from loadgen.measure.load import per_second, throughput
+from loadgen.measure.per_request import Mask, PerRequest, Samples, per_request
 from loadgen.measure.slo import parse_measure, parse_slo
-from loadgen.measure.statistics.samples import Samples
-from loadgen.measure.statistics.stats import Interval, Values, nearest_rank, wilson
+from loadgen.measure.statistics.intervals import Interval, Values
+from loadgen.measure.statistics.percentiles import nearest_rank
+from loadgen.measure.statistics.proportions import wilson
 from loadgen.measure.summary import Summary
-from loadgen.measure.throughput import per_second, throughput
 from loadgen.records import Run
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A number of a run. `quantile` is set for percentiles, `aggregate` None for a run's own."""
+    """A number of a run. `quantile` is set for percentiles; `aggregate` is None for a metric of the
+    run itself."""
 
     text: str
     metric: Metric
@@ -32,26 +35,26 @@ class Measure:
 
     @property
     def is_share(self) -> bool:
-        """Shares are compared in points, everything else in per cent of A."""
+        """Shares are compared in points, all other measures in per cent of A."""
         return self.metric.unit == "share"
 
 
 def measure(text: str) -> Measure:
-    """The measure an expression names. Raises UsageError with the nearest that is one."""
+    """The measure that an expression names. Raises UsageError with the nearest correct one."""
     try:
         metric, aggregate, quantile = parse_measure(text)
     except ValueError as problem:
         raise UsageError(f"--metric {problem}") from None
     if aggregate == "max":
         raise UsageError(
-            f"--metric {text!r}: a maximum is one request's fate and differs between equal runs; "
-            f"write 'p99({metric.slo})'"
+            f"--metric {text!r}: a maximum depends on a single request and varies between equal "
+            f"runs; write 'p99({metric.slo})'"
         )
     return Measure(text.strip(), metric, aggregate, quantile)
 
 
 class Measured:
-    """A run with the columns its measures are made of, each made once."""
+    """A run with the columns of its measures, each computed once."""
 
     def __init__(self, run: Run, name: str = "") -> None:
         self.run = run
@@ -70,7 +73,7 @@ class Measured:
 
     @cached_property
     def met(self) -> Mask:
-        """Due rows that kept every per-request promise of the run's own."""
+        """Due rows that met every per-request SLO of the run."""
         slos = [parse_slo(text) for text in self.run.manifest.slo]
         met = meets_own(self.run, self.columns, slos, slos_by_class(self.run))
         return self.due & met
@@ -78,54 +81,55 @@ class Measured:
     def n_due(self) -> int:
         return int(np.count_nonzero(self.due))
 
-    def value(self, asked: Measure) -> float:
-        """The number of this run, in the unit of its metric; NaN where it has none."""
-        metric, n_due = asked.metric, self.n_due()
+    def value(self, measure: Measure) -> float:
+        """The value of the measure in this run, in the unit of its metric; NaN where it has
+        none."""
+        metric, n_due = measure.metric, self.n_due()
         if metric.scope == "run":
             return self._of_run(metric.name, n_due)
         population = self._samples.of(metric)
         if not len(population.ordered):
             return math.nan
-        if asked.quantile is not None:
-            rank = nearest_rank(len(population.ordered), asked.quantile)
+        if measure.quantile is not None:
+            rank = nearest_rank(len(population.ordered), measure.quantile)
             return float(population.ordered[rank - 1])
         return float(population.ordered.mean())
 
-    def estimate(self, asked: Measure, confidence: float) -> Interval:
-        """The number with failures as +inf, so that nothing looks fast because it fails, and with
-        its two-sided interval, as far as one run can have one: throughputs have none."""
-        metric, n_due = asked.metric, self.n_due()
+    def estimate(self, measure: Measure, confidence: float) -> Interval:
+        """The value with failures as +inf, so that failing does not look fast, and with its
+        two-sided interval as far as one run has one; throughputs have none."""
+        metric, n_due = measure.metric, self.n_due()
         if metric.scope == "run":
             return self._estimate_of_run(metric.name, n_due, confidence)
         population = self._samples.of(metric, with_failures=True)
-        if asked.quantile is not None:
-            found = population.percentile(asked.quantile, confidence)
+        if measure.quantile is not None:
+            found = population.percentile(measure.quantile, confidence)
             return Interval(found.value, found.low, found.high)
         if population.n_infinite:
             return Interval(math.inf)
         return population.mean((1 + confidence) / 2)
 
     def ordered(self, metric: Metric) -> Values:
-        """The samples of the answers that ended well, ascending."""
+        """The samples of the successful requests, ascending."""
         return self._samples.of(metric).ordered
 
-    def in_order(self, asked: Measure) -> Values:
+    def in_order(self, measure: Measure) -> Values:
         """The samples in order of the requests, for resampling stretches of time.
 
         One value per *due* request (NaN: has none), so that two runs of one schedule pair up; one
         per gap for gap metrics.
         """
-        if asked.metric.name == "error_rate":
+        if measure.metric.name == "error_rate":
             return (~self.columns.is_ok[self.due]).astype(np.float64)
-        if asked.metric.name == "attainment":
+        if measure.metric.name == "attainment":
             return self.met[self.due].astype(np.float64)
-        if asked.metric.scope == "gap":
+        if measure.metric.scope == "gap":
             gaps = self.columns.gaps
             ok = gaps.of(self.due & self.columns.is_ok)
-            if asked.metric.name == "icl_s":
+            if measure.metric.name == "icl_s":
                 return gaps.icl_s[ok]
             return np.repeat(gaps.itl_s[ok], gaps.tokens[ok])
-        values = self.columns.column(asked.metric.name)
+        values = self.columns.column(measure.metric.name)
         return np.where(self.columns.is_ok, values, np.nan)[self.due]
 
     def _estimate_of_run(self, name: str, n_due: int, confidence: float) -> Interval:
@@ -138,19 +142,16 @@ class Measured:
         if name == "attainment":
             return share
         per_s = per_second(float(n_due), measured_window(self.run))
-        low, high = (None if end is None else end * per_s for end in (share.low, share.high))
-        return Interval(self._of_run(name, n_due), low, high)
+        return replace(share.times(per_s), value=self._of_run(name, n_due))
 
     def _of_run(self, name: str, n_due: int) -> float:
         if name in ("attainment", "error_rate"):
-            kept = self.met if name == "attainment" else self.due & ~self.columns.is_ok
-            return float(np.count_nonzero(kept)) / n_due if n_due else math.nan
+            rows = self.met if name == "attainment" else self.due & ~self.columns.is_ok
+            return float(np.count_nonzero(rows)) / n_due if n_due else math.nan
         window = measured_window(self.run)
         if name == "goodput":
-            n_met = float(np.count_nonzero(self.met))
-            return n_met / window.length_s if window.length_s > 0 else math.nan
+            return per_second(float(np.count_nonzero(self.met)), window)
         if name == "goodput_output_tokens_per_s":
-            n_tokens = float(self.columns.output_tokens[self.met].sum())
-            return n_tokens / window.length_s if window.length_s > 0 else math.nan
+            return per_second(float(self.columns.output_tokens[self.met].sum()), window)
         value: float = getattr(throughput(self.run, self.columns, window), name)
         return value

@@ -1,1 +1,2 @@
-"""Nightly records: what a night stores, its verdict, trends and the speed of the machine."""
+"""Nightly comparison: the record of a night, its statistics, and its verdict against earlier
+nights."""

@@ -1,7 +1,8 @@
-"""Whether the machine itself was slower or faster tonight, and so no verdict is due.
+"""A check of the machine's own speed, which can withdraw a night's verdict.
 
-For cells without a control. A fixed calculation is no server, and what a slower machine does to one
-is only guessed (`TWICE`): it can take a verdict back, and never makes one.
+For cells without a control. The reference is a fixed calculation, timed before and after every run.
+The effect of a slower machine on a server is only estimated from it (`TWICE`), so the check can
+turn a verdict into inconclusive, and never makes one.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from loadgen.measure.comparison.measures import measure
 from loadgen.measure.nights.night_record import CellNight, RunNumbers
 
 TWICE = 2.0
-"""A server may suffer so many times as much from its machine as a calculation does (logarithms)."""
+"""A server's slowdown may be up to this many times that of the calculation (in logarithms)."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineSpeed:
-    """How much longer the machine took tonight for a fixed calculation than in the nights before, a
-    share; `low` and `high` are each good at the comparison's confidence, None where one run is no
-    judge. It is about those very runs: what other nights may bring is no part of it."""
+    """The change in the machine's time for a fixed calculation, tonight against the nights before,
+    as a share. `low` and `high` are its bounds, each at the comparison's confidence; None where
+    there is a single run. The interval is about these runs only, not about other nights."""
 
     change: float
     low: float | None
@@ -36,9 +37,9 @@ class MachineSpeed:
 def machine_speed(
     level: Sequence[CellNight], tonight: Sequence[RunNumbers], confidence: float
 ) -> MachineSpeed | None:
-    """None where the pace is not known of tonight or of no earlier night."""
-    before = _log_paces([run for night in level for run in night.trusted])
-    now = _log_paces(tonight)
+    """None where the calculation was not timed tonight or in any earlier night."""
+    before = _log_times_s([run for night in level for run in night.trusted])
+    now = _log_times_s(tonight)
     if not len(before) or not len(now):
         return None
     found = contrast(before, now)
@@ -47,39 +48,40 @@ def machine_speed(
     return MachineSpeed(math.expm1(found.difference), low, high)
 
 
-def left_open(
-    rows: Sequence[ComparedMeasure], pace: MachineSpeed | None
+def without_machine_effects(
+    rows: Sequence[ComparedMeasure], speed: MachineSpeed | None
 ) -> tuple[list[ComparedMeasure], list[str]]:
-    """The rows, with worse and better made inconclusive where the machine surely differed by more
-    than the margin in the direction that explains it; and a sentence about those."""
-    if pace is None or pace.low is None or pace.high is None:
+    """The rows, with worse and better changed to inconclusive where the machine's speed changed by
+    more than the margin in the direction that explains them; and a note about those rows."""
+    if speed is None or speed.low is None or speed.high is None:
         return list(rows), []
-    found = [
-        dataclasses.replace(row, verdict="inconclusive") if _is_explained(row, pace) else row
+    checked = [
+        dataclasses.replace(row, verdict="inconclusive") if _is_explained(row, speed) else row
         for row in rows
     ]
-    opened = [
+    withdrawn = [
         row.measure
-        for row, was in zip(found, rows, strict=True)
-        if row.is_gated and row.verdict != was.verdict
+        for row, before in zip(checked, rows, strict=True)
+        if row.is_gated and row.verdict != before.verdict
     ]
-    if not opened:
-        return found, []
-    how = "longer" if pace.change > 0 else "shorter"
-    return found, [
-        f"The machine itself took {100 * abs(pace.change):.2g} % {how} than in the nights before "
-        f"[{100 * pace.low:+.2g}, {100 * pace.high:+.2g}] for a fixed calculation before and after "
-        f"every run, so {', '.join(opened)} may be its doing and is left open. `control:` in the "
-        "file tells the two apart."
+    if not withdrawn:
+        return checked, []
+    direction = "slower" if speed.change > 0 else "faster"
+    return checked, [
+        f"The machine was {direction} tonight: the time of a fixed calculation changed by "
+        f"{100 * speed.change:+.2g} % [{100 * speed.low:+.2g}, {100 * speed.high:+.2g}] from the "
+        f"nights before. This may explain the change of {', '.join(withdrawn)}, so the verdict is "
+        "inconclusive. Add `control:` to the file to separate the machine from the server."
     ]
 
 
-def _is_explained(row: ComparedMeasure, pace: MachineSpeed) -> bool:
-    """A slower machine explains what is slow and what a slow server breaks, a faster one the
-    opposite; errors are no matter of pace, nor is a change that is surely twice as large."""
-    assert pace.low is not None
-    assert pace.high is not None
-    is_slower, is_faster = pace.low > row.margin, pace.high < -row.margin
+def _is_explained(row: ComparedMeasure, speed: MachineSpeed) -> bool:
+    """Whether the change may be due to the machine: a slower machine explains slower answers and
+    what follows from them, a faster machine the opposite. Errors do not depend on the machine's
+    speed, and a change that is surely more than `TWICE` as large has another cause."""
+    assert speed.low is not None
+    assert speed.high is not None
+    is_slower, is_faster = speed.low > row.margin, speed.high < -row.margin
     if row.measure == "error_rate" or row.verdict not in ("worse", "better"):
         return False
     if not (is_slower if row.verdict == "worse" else is_faster):
@@ -87,12 +89,12 @@ def _is_explained(row: ComparedMeasure, pace: MachineSpeed) -> bool:
     if measure(row.measure).is_share:
         return True
     nearest = min(abs(_log(row.low)), abs(_log(row.high)))
-    return nearest <= TWICE * max(abs(_log(pace.low)), abs(_log(pace.high)))
+    return nearest <= TWICE * max(abs(_log(speed.low)), abs(_log(speed.high)))
 
 
 def _log(change: float | None) -> float:
     return 0.0 if change is None else math.log1p(max(change, -0.999999))
 
 
-def _log_paces(runs: Sequence[RunNumbers]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _log_times_s(runs: Sequence[RunNumbers]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return np.log([run.pace_s for run in runs if run.pace_s is not None], dtype=np.float64)

@@ -1,4 +1,4 @@
-"""What a night's verdict is told with: what was left out, what cannot be found, what is assumed."""
+"""The notes of a night's verdict: runs left out, changes too small to find, assumptions made."""
 
 from __future__ import annotations
 
@@ -18,66 +18,67 @@ _UNLUCKY = 0.75
 
 def left_out(night: CellNight) -> list[str]:
     notes = [
-        f"{run.name} is left out, it cannot be trusted: {' '.join(run.why_left_out)}"
+        f"{run.name} is left out because the run is invalid: {' '.join(run.why_left_out)}"
         for run in night.runs
         if not run.is_trusted
     ]
     return [*notes, *(f"A repeat is missing: {reason}" for reason in night.failures)]
 
 
-def without_number(tonight: Sequence[RunNumbers], asked: Measure) -> list[str]:
-    """A control that has nothing to be held against leaves the measure open."""
-    of_controls = scaled(asked, values_of(controls_of(tonight), asked))
-    known = np.isfinite(of_controls).tolist()
-    names = [run.name for run, is_known in zip(tonight, known, strict=True) if not is_known]
-    told = f"{asked.text}: the control of {', '.join(names)} has no number to compare with."
-    return [told] if names else []
+def without_number(tonight: Sequence[RunNumbers], measure: Measure) -> list[str]:
+    """A note where the control of a run has no value of the measure to compare with."""
+    of_controls = scaled(measure, values_of(controls_of(tonight), measure))
+    has_number = np.isfinite(of_controls).tolist()
+    names = [run.name for run, has in zip(tonight, has_number, strict=True) if not has]
+    note = f"{measure.text}: the control run of {', '.join(names)} has no value to compare with."
+    return [note] if names else []
 
 
 def out_of_reach(rows: Sequence[ComparedMeasure], noise: Mapping[str, NightNoise]) -> list[str]:
-    """The deciding measures for which no number of repeats will do, and what would."""
-    told, fewest_df = [], math.inf
+    """A note on the deciding measures whose change no number of repeats would find."""
+    changes, fewest_df = [], math.inf
     for row in rows:
-        found = noise.get(row.measure)
+        nights = noise.get(row.measure)
         is_planned = row.is_gated and math.isfinite(row.smallest_found)
-        if found is None or not is_planned or row.runs_needed is not None or not found.night_sd:
+        if nights is None or not is_planned or row.runs_needed is not None or not nights.night_sd:
             continue
-        fewest_df = min(fewest_df, found.night_df)
+        fewest_df = min(fewest_df, nights.night_df)
         unit = "points" if row.unit == "share" else "%"
-        told.append(
-            f"{row.measure} at {100 * row.effect:.3g} {unit} (nights seem to differ by "
-            f"{100 * found.night_sd:.2g} {unit} beyond what their runs explain; as many repeats as "
-            f"tonight find {100 * row.smallest_found:.3g} {unit})"
+        changes.append(
+            f"{row.measure}, {100 * row.effect:.3g} {unit} (nights vary by "
+            f"{100 * nights.night_sd:.2g} {unit} more than their runs; tonight's repeats find a "
+            f"change of {100 * row.smallest_found:.3g} {unit})"
         )
-    if not told:
+    if not changes:
         return []
     return [
-        f"No number of repeats finds in 9 of 10 nights: {', '.join(told)}. With "
-        f"{fewest_df:.0f} degrees of freedom such a difference between nights may be chance: more "
-        "nights (window) tell."
+        "No number of repeats would find these changes in 9 of 10 nights: "
+        f"{', '.join(changes)}. The variation between nights is estimated with only "
+        f"{fewest_df:.0f} degrees of freedom and may be chance; a longer `window` of nights "
+        "estimates it better."
     ]
 
 
 def unlucky(
     planned: Sequence[tuple[ComparedMeasure, float]], noise: Mapping[str, NightNoise]
 ) -> list[str]:
-    """The deciding measures whose repeats are planned for nights that are alike, although these do
-    not look it; and what becomes of the plan if they are not."""
-    told = [
-        f"{row.measure}: {row.runs_needed} ({100 * found.night_sd:.2g} "
-        f"{'points' if row.unit == 'share' else '%'}, as nights that are alike do in "
-        f"{max(1, round(100 * found.alike_p))} of 100 cases; if they do differ so, "
-        f"{10 * share:.0f} of 10)"
-        for row, share in planned
-        if (found := noise.get(row.measure)) is not None
+    """A note on the deciding measures whose repeats are planned as if all nights were equal
+    although they look different, with the power of that plan if they are different."""
+    plans = [
+        f"{row.measure}: {row.runs_needed} repeats (nights vary by {100 * nights.night_sd:.2g} "
+        f"{'points' if row.unit == 'share' else '%'}; equal nights would in "
+        f"{max(1, round(100 * nights.alike_p))} of 100 cases; if they do vary that much, the "
+        f"repeats find the change in {10 * power:.0f} of 10 nights)"
+        for row, power in planned
+        if (nights := noise.get(row.measure)) is not None
         and row.is_gated
         and row.runs_needed is not None
-        and found.may_be_chance
-        and share < _UNLUCKY
+        and nights.may_be_chance
+        and power < _UNLUCKY
     ]
-    if not told:
+    if not plans:
         return []
     return [
-        "The repeats that find the change in 9 of 10 nights take nights for alike, although they "
-        f"seem to differ. {'; '.join(told)}."
+        "The number of repeats that finds the change in 9 of 10 nights assumes equal nights, "
+        f"although these nights look different. {'; '.join(plans)}."
     ]

@@ -1,4 +1,4 @@
-"""What is kept of one night of one cell: a few numbers per run, enough to judge later nights by."""
+"""The record of one night of one cell: a few numbers per run, by which later nights are judged."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from loadgen.measure.comparison.compare import GATED, SHOWN
 from loadgen.measure.comparison.measures import Measured, measure
 
-KEPT = tuple(
+RECORDED = tuple(
     dict.fromkeys(
         [
             *GATED,
@@ -23,15 +23,16 @@ KEPT = tuple(
         ]
     )
 )
-"""Measures kept of every run whatever decides today, so that others can decide tomorrow."""
+"""Measures recorded of every run, whether or not they decide today, so that others can decide
+later."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunNumbers:
-    """One run: its number per measure text (NaN: it has none). `reasons` say why it cannot be
-    trusted; without any it can. `directory` is where the run itself was. `control` is the run that
-    was made right beside it, if its cell has one; `pace_s` what its machine took for a fixed
-    calculation before and after it, where that was asked."""
+    """One run: its value per measure text (NaN: none). `reasons` explain why it is invalid; without
+    reasons it is valid. `directory` is the run's own directory. `control` is the run made right
+    next to it, if its cell has a control. `pace_s` is the time of a fixed calculation on its
+    machine before and after the run, if it was measured."""
 
     name: str
     schedule_sha256: str
@@ -48,22 +49,22 @@ class RunNumbers:
 
     @property
     def why_left_out(self) -> tuple[str, ...]:
-        """Its own reasons and those of its control: one of them alone says nothing."""
+        """Its own reasons and those of its control, since neither can be used without the other."""
         of_control = self.control.reasons if self.control is not None else ()
         return (*self.reasons, *(f"Its control: {reason}" for reason in of_control))
 
 
 @dataclass(frozen=True, slots=True)
 class CellNight:
-    """One night of one cell. `night` sorts by time; `factor` is what may differ between nights
-    (version, commit, flags), flat; `promises` are the SLOs its attainment counts; `failures` say
-    why repeats are missing; `link` leads to the CI job."""
+    """One night of one cell. `night` sorts by time; `factor` is the configuration that may differ
+    between nights (version, commit, flags), flat; `slos` are its SLOs; `failures` explain
+    missing repeats; `link` leads to the CI job."""
 
     cell: str
     night: str
     started_utc: str
     factor: Mapping[str, object]
-    promises: tuple[str, ...]
+    slos: tuple[str, ...]
     is_closed_loop: bool
     runs: tuple[RunNumbers, ...]
     failures: tuple[str, ...] = ()
@@ -75,32 +76,36 @@ class CellNight:
         return tuple(run for run in self.runs if run.is_trusted)
 
 
-def numbers_of(one: Measured, asked: Sequence[str] = (), directory: str = "") -> RunNumbers:
-    """The numbers of a run: those asked for and all of `KEPT`."""
-    trusted = one.summary.validity.trusted
+def numbers_of(run: Measured, measures: Sequence[str] = (), directory: str = "") -> RunNumbers:
+    """The values of a run: the requested measures and all of `RECORDED`."""
+    trusted = run.summary.validity.trusted
     return RunNumbers(
-        name=one.name,
-        schedule_sha256=one.schedule_sha256,
-        n_due=one.n_due(),
-        reasons=() if trusted else tuple(one.summary.reasons) or ("it cannot be trusted",),
-        values={text: _kept(one.value(measure(text))) for text in dict.fromkeys([*asked, *KEPT])},
+        name=run.name,
+        schedule_sha256=run.schedule_sha256,
+        n_due=run.n_due(),
+        reasons=() if trusted else tuple(run.summary.reasons) or ("the run is invalid",),
+        values={
+            text: _rounded(run.value(measure(text)))
+            for text in dict.fromkeys([*measures, *RECORDED])
+        },
         directory=directory,
     )
 
 
-def _kept(value: float) -> float:
-    """Nine digits: tonight is rounded as the nights before were, or equal runs would differ."""
+def _rounded(value: float) -> float:
+    """Nine significant digits, as earlier nights were stored; otherwise equal runs would differ."""
     return float(f"{value:.9g}")
 
 
 def to_json(night: CellNight) -> dict[str, Any]:
-    """As JSON; a number that is not there is null."""
+    """As JSON; a missing number is null."""
     return {
         "cell": night.cell,
         "night": night.night,
         "started_utc": night.started_utc,
         "factor": dict(night.factor),
-        "promises": list(night.promises),
+        "slos": list(night.slos),
+        "promises": list(night.slos),  # the old name of `slos`, for older readers
         "is_closed_loop": night.is_closed_loop,
         "failures": list(night.failures),
         "verdict": night.verdict,
@@ -110,7 +115,7 @@ def to_json(night: CellNight) -> dict[str, Any]:
 
 
 def _run_json(run: RunNumbers) -> dict[str, Any]:
-    said: dict[str, Any] = {
+    content: dict[str, Any] = {
         "name": run.name,
         "schedule_sha256": run.schedule_sha256,
         "n_due": run.n_due,
@@ -121,38 +126,39 @@ def _run_json(run: RunNumbers) -> dict[str, Any]:
         },
     }
     if run.pace_s is not None:
-        said["pace_s"] = run.pace_s
-    return said if run.control is None else {**said, "control": _run_json(run.control)}
+        content["pace_s"] = run.pace_s
+    return content if run.control is None else {**content, "control": _run_json(run.control)}
 
 
-def from_json(said: Mapping[str, Any]) -> CellNight:
-    """What `to_json` wrote. Raises KeyError, TypeError or ValueError for anything else."""
-    runs = tuple(map(_run_of, said["runs"]))
+def from_json(content: Mapping[str, Any]) -> CellNight:
+    """The record that `to_json` wrote. Raises KeyError, TypeError or ValueError for other
+    content."""
+    runs = tuple(map(_run_of, content["runs"]))
     return CellNight(
-        cell=str(said["cell"]),
-        night=str(said["night"]),
-        started_utc=str(said["started_utc"]),
-        factor=dict(said["factor"]),
-        promises=tuple(map(str, said["promises"])),
-        is_closed_loop=bool(said["is_closed_loop"]),
+        cell=str(content["cell"]),
+        night=str(content["night"]),
+        started_utc=str(content["started_utc"]),
+        factor=dict(content["factor"]),
+        slos=tuple(map(str, content["slos"] if "slos" in content else content["promises"])),
+        is_closed_loop=bool(content["is_closed_loop"]),
         runs=runs,
-        failures=tuple(map(str, said["failures"])),
-        verdict=str(said["verdict"]),
-        link=str(said["link"]),
+        failures=tuple(map(str, content["failures"])),
+        verdict=str(content["verdict"]),
+        link=str(content["link"]),
     )
 
 
-def _run_of(said: Mapping[str, Any]) -> RunNumbers:
+def _run_of(content: Mapping[str, Any]) -> RunNumbers:
     return RunNumbers(
-        name=str(said["name"]),
-        schedule_sha256=str(said["schedule_sha256"]),
-        n_due=int(said["n_due"]),
-        reasons=tuple(map(str, said["reasons"])),
+        name=str(content["name"]),
+        schedule_sha256=str(content["schedule_sha256"]),
+        n_due=int(content["n_due"]),
+        reasons=tuple(map(str, content["reasons"])),
         values={
             measure(text).text: math.nan if value is None else float(value)
-            for text, value in said["values"].items()
+            for text, value in content["values"].items()
         },
-        directory=str(said["directory"]),
-        control=_run_of(said["control"]) if "control" in said else None,
-        pace_s=float(said["pace_s"]) if "pace_s" in said else None,
+        directory=str(content["directory"]),
+        control=_run_of(content["control"]) if "control" in content else None,
+        pace_s=float(content["pace_s"]) if "pace_s" in content else None,
     )

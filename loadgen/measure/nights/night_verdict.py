@@ -1,4 +1,5 @@
-"""Tonight against the nights before: a verdict per cell and measure, Holm over the whole night."""
+"""The verdict of a night per cell and measure, against the nights before, with Holm's correction
+over the whole night."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from loadgen.measure.comparison.comparable import ConfigDifference, differences
-from loadgen.measure.comparison.compare import GATED, OF_PROMISES, SHOWN
+from loadgen.measure.comparison.compare import GATED, SHOWN, SLO_METRICS
 from loadgen.measure.comparison.contrast import Contrast
 from loadgen.measure.comparison.judgement import (
     POWER,
@@ -27,12 +28,16 @@ from loadgen.measure.comparison.judgement import (
     typical,
 )
 from loadgen.measure.comparison.measures import Measure, measure
-from loadgen.measure.nights.machine_speed import MachineSpeed, left_open, machine_speed
+from loadgen.measure.nights.machine_speed import (
+    MachineSpeed,
+    machine_speed,
+    without_machine_effects,
+)
 from loadgen.measure.nights.night_notes import left_out, out_of_reach, unlucky, without_number
 from loadgen.measure.nights.night_record import CellNight, RunNumbers
 from loadgen.measure.nights.night_statistics import (
     ALONE,
-    BESIDE_CONTROLS,
+    WITH_CONTROLS,
     NightNoise,
     NightSample,
     contrast_of_nights,
@@ -49,13 +54,13 @@ from loadgen.measure.nights.night_values import (
 
 NightWord = Literal["better", "same", "worse", "inconclusive", "invalid", "baseline"]
 JOINING = ("baseline", "same", "inconclusive")
-"""Nights that become part of the baseline; a better or worse one waits until it is accepted."""
+"""Verdicts of nights that join the baseline; a better or worse night waits until it is accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What tonight is held against: `levels` of earlier nights, the last one the baseline; nights
-    of the levels before it, which an accepted change ended, tell the noise only."""
+    """The nights that tonight is compared with: `levels` of earlier nights, the last one the
+    baseline. Earlier levels, which an accepted change ended, only contribute to the noise."""
 
     levels: tuple[tuple[CellNight, ...], ...] = ()
 
@@ -66,11 +71,11 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class CellVerdict:
-    """One cell tonight. `baseline`: there was nothing to compare with, and now there is. `noise` by
-    measure text; `ComparedMeasure.runs_needed` counts repeats a night. `controls` by measure
-    text, where the cell has a control: every `change` is then relative to it, while `a` and `b`
-    are what the cell itself did. `pace` is what the machine did, where there is no control and it
-    is known."""
+    """One cell tonight. `baseline`: there was no earlier night to compare with; tonight becomes the
+    first. `noise` by measure text; `ComparedMeasure.runs_needed` counts repeats a night. `controls`
+    by measure text, where the cell has a control: every `change` is then relative to it, while `a`
+    and `b` are the cell's own values. `pace` is the machine's speed, if there is no control and it
+    was measured."""
 
     cell: str
     verdict: NightWord
@@ -99,9 +104,9 @@ def judge_night(
     options: Options,
     plans: bool = True,
 ) -> list[CellVerdict]:
-    """A verdict for each cell, in their order. Holm's correction is over the deciding measures of
-    all cells together: that anything at all is called worse has one chance, not one per cell.
-    Without `plans` the repeats needed are left out, which take most of the time."""
+    """A verdict for each cell, in their order. Holm's correction covers the deciding measures of
+    all cells together, so the chance of any false "worse" is that of one test, not one per cell.
+    Without `plans` the repeats needed are left out; they take most of the time."""
     drafts = [_Draft(night, histories.get(night.cell, History()), options) for night in tonight]
     rows = [row for draft in drafts for row in draft.rows]
     settled = decide([row for _, row, _ in rows], options.confidence)
@@ -118,15 +123,16 @@ def judge_night(
 
 
 def night_word(verdicts: Sequence[CellVerdict]) -> NightWord:
-    """The night as a whole: the first of worse, inconclusive, invalid, better, same that any cell
-    is; baseline where nothing could be compared yet."""
-    words = {one.verdict for one in verdicts}
+    """The verdict of the whole night: the first of worse, invalid, inconclusive, better, same that
+    any cell has; baseline where no cell could be compared yet."""
+    words = {verdict.verdict for verdict in verdicts}
     order: tuple[NightWord, ...] = ("worse", "invalid", "inconclusive", "better", "same")
     return next((word for word in order if word in words), "baseline")
 
 
 class _Draft:
-    """One cell before Holm: a row per measure with its noise and the runs of the earlier nights."""
+    """One cell before Holm's correction: a row per measure with its noise and the numbers of runs
+    of the earlier nights."""
 
     def __init__(self, tonight: CellNight, history: History, options: Options) -> None:
         self.night, self._history = tonight, history
@@ -138,32 +144,37 @@ class _Draft:
             return
         gated = _gated(tonight, options)
         for text in dict.fromkeys([*gated, *SHOWN]):
-            asked = measure(text)
-            levels = [self._usable(level, asked) for level in history.levels]
+            compared = measure(text)
+            levels = [self._usable(level, compared) for level in history.levels]
             if levels[-1]:
-                noise, row = _judge(asked, levels, tonight.trusted, options)
+                noise, row = _judge(compared, levels, tonight.trusted, options)
                 if has_controls(tonight.trusted):
-                    self._controls[text] = _control_moved(levels[-1], tonight.trusted, asked)
-                    self._notes += without_number(tonight.trusted, asked) if text in gated else []
+                    self._controls[text] = _control_moved(levels[-1], tonight.trusted, compared)
+                    self._notes += (
+                        without_number(tonight.trusted, compared) if text in gated else []
+                    )
                 row = dataclasses.replace(row, is_gated=text in gated)
                 self.rows.append((noise, row, [len(night.trusted) for night in levels[-1]]))
             elif text in gated:
-                self._notes.append(f"{text}: no earlier night has it, so it decides nothing yet.")
+                self._notes.append(
+                    f"{text}: no earlier night has this measure, so it does not count yet."
+                )
         n_nights = len(history.baseline)
-        lent = max((n.assumed_df for n, _, _ in self.rows if n and n.run_sd), default=0.0)
-        if lent:
+        assumed = max((n.assumed_df for n, _, _ in self.rows if n and n.run_sd), default=0.0)
+        if assumed:
             means = (
                 "the means of their runs" if has_controls(tonight.trusted) else "runs of one night"
             )
+            nights = "night" if n_nights == 1 else "nights"
             self._notes.append(
-                f"Only {n_nights} earlier {'night' if n_nights == 1 else 'nights'}: how much equal "
-                f"nights differ is partly assumed, as much as {means} do."
+                f"Only {n_nights} earlier {nights}: the variation between nights is partly assumed "
+                f"to equal that of {means}."
             )
 
     def verdict(self, planned: Sequence[tuple[ComparedMeasure, float]]) -> CellVerdict:
-        """`planned` are the rows, each with what its repeats find of nights as different as these
-        seem."""
-        rows, opened = left_open([row for row, _ in planned], self._pace)
+        """The verdict. `planned` are the rows, each with the power of its repeats if the nights
+        differ as much as they seem to."""
+        rows, machine_notes = without_machine_effects([row for row, _ in planned], self._pace)
         word: NightWord = "invalid"
         if self.night.trusted:
             word = overall(rows) if self._history.baseline else "baseline"
@@ -177,20 +188,25 @@ class _Draft:
             noise=noise,
             n_nights=len(baseline),
             changes=tuple(differences(before, self.night.factor)),
-            notes=(*self._notes, *opened, *out_of_reach(rows, noise), *unlucky(planned, noise)),
+            notes=(
+                *self._notes,
+                *machine_notes,
+                *out_of_reach(rows, noise),
+                *unlucky(planned, noise),
+            ),
             pace=self._pace,
             controls=self._controls,
         )
 
-    def _usable(self, level: Sequence[CellNight], asked: Measure) -> list[CellNight]:
-        """The nights that have this measure, made under promises that mean the same."""
-        is_promised = asked.metric.name in OF_PROMISES
+    def _usable(self, level: Sequence[CellNight], measure: Measure) -> list[CellNight]:
+        """The nights that have this measure, made under the same SLOs."""
+        depends_on_slos = measure.metric.name in SLO_METRICS
         return [
             night
             for night in level
             if night.trusted
-            and bool(np.isfinite(_night(night.trusted, asked).values).all())
-            and not (is_promised and night.promises != self.night.promises)
+            and bool(np.isfinite(_night(night.trusted, measure).values).all())
+            and not (depends_on_slos and night.slos != self.night.slos)
         ]
 
 
@@ -201,49 +217,52 @@ def _gated(night: CellNight, options: Options) -> list[str]:
 
 
 def _judge(
-    asked: Measure,
+    measure: Measure,
     levels: Sequence[Sequence[CellNight]],
     tonight: Sequence[RunNumbers],
     options: Options,
 ) -> tuple[NightNoise | None, ComparedMeasure]:
     runs = [[night.trusted for night in level] for level in levels]
-    found, noise = contrast_of_nights(
-        [[_night(of_night, asked) for of_night in level] for level in runs],
-        _night(tonight, asked),
-        BESIDE_CONTROLS if has_controls(tonight) else ALONE,
+    contrast, noise = contrast_of_nights(
+        [[_night(of_night, measure) for of_night in level] for level in runs],
+        _night(tonight, measure),
+        WITH_CONTROLS if has_controls(tonight) else ALONE,
     )
     earlier = [run for of_night in runs[-1] for run in of_night]
-    if asked.is_share:
-        found = _at_least_binomial(found, asked, earlier, tonight)
+    if measure.is_share:
+        contrast = _at_least_binomial(contrast, measure, earlier, tonight)
     n = len(runs[-1])
     how = f"Student's t, tonight against {n} {'night' if n == 1 else 'nights'}"
     how += ", each run relative to its control" if has_controls(tonight) else ""
-    values = values_of(earlier, asked), values_of(tonight, asked)
-    return noise, row_of(asked, found, values, _n_due(earlier, tonight), options, how)
+    values = values_of(earlier, measure), values_of(tonight, measure)
+    return noise, row_of(measure, contrast, values, _n_due(earlier, tonight), options, how)
 
 
 def _at_least_binomial(
-    found: Contrast, asked: Measure, earlier: Sequence[RunNumbers], tonight: Sequence[RunNumbers]
+    contrast: Contrast,
+    measure: Measure,
+    earlier: Sequence[RunNumbers],
+    tonight: Sequence[RunNumbers],
 ) -> Contrast:
-    """At least the error that so many requests have by chance, those of the controls included: no
-    failure so far proves little."""
+    """The contrast with at least the chance error of so many requests, those of the controls
+    included: few failures so far prove little."""
     n_due = _n_due(earlier, tonight)
-    if not found.is_judged or not all(n_due):
-        return found
-    variance = _binomial(earlier, tonight, asked)
+    if not contrast.is_judged or not all(n_due):
+        return contrast
+    variance = _binomial(earlier, tonight, measure)
     if has_controls(tonight):
-        variance += _binomial(controls_of(earlier), controls_of(tonight), asked)
-    if math.sqrt(variance) <= found.error:
-        return found
-    return dataclasses.replace(found, error=math.sqrt(variance), df=float(sum(n_due)))
+        variance += _binomial(controls_of(earlier), controls_of(tonight), measure)
+    if math.sqrt(variance) <= contrast.error:
+        return contrast
+    return dataclasses.replace(contrast, error=math.sqrt(variance), df=float(sum(n_due)))
 
 
 def _binomial(
-    earlier: Sequence[RunNumbers], tonight: Sequence[RunNumbers], asked: Measure
+    earlier: Sequence[RunNumbers], tonight: Sequence[RunNumbers], measure: Measure
 ) -> float:
-    """The variance of the difference of two shares, if they are one."""
+    """The variance of the difference of two shares, if the true shares are equal."""
     n_due = _n_due(earlier, tonight)
-    means = (values_of(side, asked).mean() for side in (earlier, tonight))
+    means = (values_of(side, measure).mean() for side in (earlier, tonight))
     hits = sum(float(mean) * due for mean, due in zip(means, n_due, strict=True))
     share = (hits + 1) / (sum(n_due) + 2)
     return share * (1 - share) * (1 / n_due[0] + 1 / n_due[1])
@@ -254,36 +273,39 @@ def _n_due(earlier: Sequence[RunNumbers], tonight: Sequence[RunNumbers]) -> tupl
 
 
 def _control_moved(
-    level: Sequence[CellNight], tonight: Sequence[RunNumbers], asked: Measure
+    level: Sequence[CellNight], tonight: Sequence[RunNumbers], measure: Measure
 ) -> ControlMoved:
-    """Each night weighs alike, as it does where the cell is judged."""
-    nights = [values_of(controls_of(night.trusted), asked) for night in level]
-    now = values_of(controls_of(tonight), asked)
-    levels = [float(scaled(asked, values).mean()) for values in nights]
-    moved = float(scaled(asked, now).mean()) - sum(levels) / len(levels)
-    before = typical(asked, np.concatenate(nights))
-    return ControlMoved(before, typical(asked, now), off_scale(asked, moved))
+    """The change of the control. Each night has equal weight, as in the verdict of the cell."""
+    nights = [values_of(controls_of(night.trusted), measure) for night in level]
+    now = values_of(controls_of(tonight), measure)
+    levels = [float(scaled(measure, values).mean()) for values in nights]
+    moved = float(scaled(measure, now).mean()) - sum(levels) / len(levels)
+    before = typical(measure, np.concatenate(nights))
+    return ControlMoved(before, typical(measure, now), off_scale(measure, moved))
 
 
 def _planned(
     row: ComparedMeasure, noise: NightNoise, earlier: Sequence[int], level: float, options: Options
 ) -> tuple[ComparedMeasure, float]:
-    """With the repeats a night would need, and the smallest change that tonight would find; beside
-    it what those repeats find against these nights, if they differ as they seem to."""
-    asked = measure(row.measure)
+    """The row with the repeats that a night would need and the smallest change that tonight would
+    find; and the power of those repeats against these nights, if they differ as much as they seem
+    to."""
+    compared = measure(row.measure)
     level = level if row.is_gated else 2 * (1 - options.confidence)
-    effect = on_scale(asked, row.effect)
+    effect = on_scale(compared, row.effect)
     reach = smallest_found(noise, row.n_runs[1], earlier, level, POWER)
     needed = repeats_needed(noise, earlier, effect, level)
-    found = dataclasses.replace(
+    planned = dataclasses.replace(
         row,
         runs_needed=needed,
-        smallest_found=off_scale(asked, reach) if reach < 50 else math.inf,
+        smallest_found=off_scale(compared, reach) if reach < 50 else math.inf,
     )
     if needed is None:
-        return found, math.nan
-    return found, night_power(noise, needed, earlier, effect, level)
+        return planned, math.nan
+    return planned, night_power(noise, needed, earlier, effect, level)
 
 
-def _night(runs: Sequence[RunNumbers], asked: Measure) -> NightSample:
-    return NightSample(on_scale_of_nights(runs, asked), tuple(run.schedule_sha256 for run in runs))
+def _night(runs: Sequence[RunNumbers], measure: Measure) -> NightSample:
+    return NightSample(
+        on_scale_of_nights(runs, measure), tuple(run.schedule_sha256 for run in runs)
+    )

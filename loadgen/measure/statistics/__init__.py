@@ -1,1 +1,2 @@
-"""Estimates from samples: percentiles, proportions, intervals, fits. No knowledge of requests."""
+"""Estimates from samples and their confidence intervals. Nothing here knows about requests or
+runs."""

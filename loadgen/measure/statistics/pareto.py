@@ -1,15 +1,14 @@
-"""Which points of a trade-off are worth having: the Pareto front of noisy measurements.
+"""The Pareto front of noisy measurements: the points of a trade-off that no other point beats.
 
 Every point has a benefit (more is better: throughput per GPU) and a cost (less is better: a
-latency), each measured in several runs. One point beats another where it is *surely* better in one
-of the two and *not surely* worse in the other. The front is what nobody beats. Without noise this
-is the ordinary front. With noise a point stays while nothing speaks against it for sure, and it
-goes where all it has for itself may be chance.
+latency), each measured in several runs. A point beats another where it is significantly better in
+one of the two and not significantly worse in the other. Without noise this is the ordinary front.
+With noise a point stays on the front unless another point is significantly better.
 
-Surely better means that the interval of the mean ratio, run by run, leaves out 1: the k-th runs of
-two points had the same seed, and about the same minute. (Ratios, on the log scale, because a change
-of a latency is in proportion to it; where a value is 0, differences and zero.) Where there are no
-two such runs, it means that the points' own intervals do not overlap.
+Significantly better means that the interval of the mean ratio, run by run, excludes 1: the k-th
+runs of two points had the same seed and about the same time of day. (Ratios, on the log scale,
+because changes of a latency are in proportion to it; where a value is 0, differences and zero.)
+Where two points share fewer than two such runs, it means that their own intervals do not overlap.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from loadgen.measure.statistics.stats import Interval, mean_bounds
+from loadgen.measure.statistics.intervals import Interval, mean_bounds
 
 
 @dataclass(frozen=True, slots=True)
 class Quantity:
-    """A number with its interval, and what each run says by the run's number. +inf is what failed,
-    NaN no value."""
+    """A number with its interval, and its value in each run by the run's number. +inf is a failed
+    run, NaN no value."""
 
     interval: Interval
     by_run: Mapping[int, float] = field(default_factory=dict)
@@ -38,7 +37,8 @@ class Quantity:
 
 @dataclass(frozen=True, slots=True)
 class TradeOff:
-    """A measured trade-off. One without a value neither beats nor is beaten, and is on no front."""
+    """A measured trade-off. A point without a value beats no other, is not beaten, and is on no
+    front."""
 
     benefit: Quantity
     cost: Quantity
@@ -50,51 +50,53 @@ class TradeOff:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Whether a point is on the front, and the index of one that beats it if not."""
+    """Whether a point is on the front, and the index of a point that beats it if not."""
 
     is_front: bool
     beaten_by: int | None = None
 
 
 def pareto_front(points: Sequence[TradeOff], confidence: float) -> list[Standing]:
-    """Where each point stands; of several that beat it, the one with the lowest cost is named.
+    """The standing of each point. Of several points that beat it, the one with the lowest cost is
+    named.
 
-    “Not surely worse” is not transitive, so it can happen, with very different noise, that every
-    point is beaten by another; the front is then that of the estimates alone.
+    “Not significantly worse” is not transitive. With very different noise it can happen that every
+    point is beaten by another; the front is then the front of the estimates alone.
     """
-    beaten = [_best(p, points, confidence) for p in points]
+    beaten = [_cheapest_winner(p, points, confidence) for p in points]
     if any(p.has_values and by is None for p, by in zip(points, beaten, strict=True)):
         return [_standing(p, by) for p, by in zip(points, beaten, strict=True)]
     exact = [TradeOff(_exactly(p.benefit), _exactly(p.cost)) for p in points]
-    return [_standing(p, _best(p, exact, confidence)) for p in exact]
+    return [_standing(p, _cheapest_winner(p, exact, confidence)) for p in exact]
 
 
-def beats(one: TradeOff, other: TradeOff, confidence: float) -> bool:
-    """Whether `one` is surely better in one of the two and not surely worse in the other."""
-    if not (one.has_values and other.has_values):
+def beats(first: TradeOff, second: TradeOff, confidence: float) -> bool:
+    """Whether `first` is significantly better in one of the two and not significantly worse in the
+    other."""
+    if not (first.has_values and second.has_values):
         return False
-    if is_above(one.benefit, other.benefit, confidence):
-        return not is_above(one.cost, other.cost, confidence)
-    return is_above(other.cost, one.cost, confidence) and not is_above(
-        other.benefit, one.benefit, confidence
+    if is_above(first.benefit, second.benefit, confidence):
+        return not is_above(first.cost, second.cost, confidence)
+    return is_above(second.cost, first.cost, confidence) and not is_above(
+        second.benefit, first.benefit, confidence
     )
 
 
-def is_above(one: Quantity, other: Quantity, confidence: float) -> bool:
-    """Whether one number is surely above another."""
-    runs = [k for k in one.by_run if k in other.by_run]
-    ours, theirs = (np.array([q.by_run[k] for k in runs]) for q in (one, other))
+def is_above(first: Quantity, second: Quantity, confidence: float) -> bool:
+    """Whether the first number is significantly above the second."""
+    runs = [k for k in first.by_run if k in second.by_run]
+    ours, theirs = (np.array([q.by_run[k] for k in runs]) for q in (first, second))
     if len(runs) > 1 and np.isfinite(ours).all() and np.isfinite(theirs).all():
         if (ours > 0).all() and (theirs > 0).all():
             ours, theirs = np.log(ours), np.log(theirs)
         low = mean_bounds(ours - theirs, np.ones(len(runs)), (1 + confidence) / 2).low
         return low is not None and low > 0
-    low, high = one.interval.low, other.interval.high
-    return (one.value if low is None else low) > (other.value if high is None else high)
+    low, high = first.interval.low, second.interval.high
+    return (first.value if low is None else low) > (second.value if high is None else high)
 
 
-def _best(point: TradeOff, points: Sequence[TradeOff], confidence: float) -> int | None:
-    """The cheapest of those that beat a point."""
+def _cheapest_winner(point: TradeOff, points: Sequence[TradeOff], confidence: float) -> int | None:
+    """The cheapest of the points that beat a point."""
     better = [k for k, other in enumerate(points) if beats(other, point, confidence)]
     return min(better, key=lambda k: points[k].cost.value, default=None)
 

@@ -1,25 +1,46 @@
-"""The samples behind a percentile: ascending values, failures as +inf, and what they are worth."""
+"""The samples behind a percentile: ascending values, failures as +inf, and the number of
+independent samples that clustered ones are equivalent to."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.measure.statistics.groups import group_sums
-from loadgen.measure.statistics.stats import (
-    Interval,
+from loadgen.measure.statistics.intervals import Interval, Values, mean_bounds
+from loadgen.measure.statistics.percentiles import (
     Percentile,
-    Values,
     effective_n,
-    mean_bounds,
     nearest_rank,
     percentile,
     percentile_bounds,
 )
+
+BLOCK = 1 << 20  # values at a time: they stay in the processor's cache. At 10⁸ chunks a whole
+# intermediate column would take most of a gigabyte.
+
+
+def group_sums(
+    starts: NDArray[np.intp], n: int, values: Callable[[slice], NDArray[Any]]
+) -> NDArray[np.int64]:
+    """Σ of `values` over each group; group g is [starts[g], starts[g + 1]), the last one ends at n.
+
+    `starts` ascends strictly from 0. `values` returns the integers (or booleans) of a stretch; it
+    is called for some megabytes at a time.
+    """
+    edges = np.append(starts, n)
+    totals, first = np.empty(len(starts), np.int64), 0
+    while first < len(starts):
+        begin = int(edges[first])
+        last = max(first + 1, int(np.searchsorted(edges, begin + BLOCK, side="right")) - 1)
+        stretch = values(slice(begin, int(edges[last])))
+        totals[first:last] = np.add.reduceat(stretch, starts[first:last] - begin, dtype=np.int64)
+        first = last
+    return totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +48,14 @@ class Clusters:
     """Samples that come in groups (the gaps of one request), in their own order.
 
     `values[k]` counts `weights[k]` times (None: once); group g is values[starts[g]:starts[g+1]] and
-    counts where `kept[g]`: values of others stay where they are, since copying takes more memory.
+    counts where `kept[g]`. Values of other groups stay in place, since a copy takes more memory.
     """
 
     values: Values
     starts: NDArray[np.intp]
     kept: NDArray[np.bool_]
     weights: NDArray[np.integer] | None = None
-    worth: dict[float, float] = field(default_factory=dict, compare=False)  # known, by quantile
+    worth: dict[float, float] = field(default_factory=dict, compare=False)  # cache, by quantile
 
     def ordered(self) -> Values:
         """Every sample that counts, ascending."""
@@ -75,8 +96,8 @@ class Clusters:
 
 
 def _stretches(kept: NDArray[np.bool_], starts: NDArray[np.intp], n: int) -> list[slice]:
-    """Where the groups that count lie among n values, neighbours together: few groups fail, and
-    copying long stretches takes half the time of picking values by a mask."""
+    """The stretches of n values whose groups count, neighbouring groups joined. Few groups fail,
+    and copying long stretches takes half the time of a mask."""
     turns = np.flatnonzero(np.diff(kept.astype(np.int8), prepend=0, append=0))
     edges = np.append(starts, n)[turns].tolist()
     return [slice(begin, end) for begin, end in zip(edges[::2], edges[1::2], strict=True)]
@@ -84,7 +105,8 @@ def _stretches(kept: NDArray[np.bool_], starts: NDArray[np.intp], n: int) -> lis
 
 @dataclass(frozen=True, slots=True)
 class Population:
-    """`ordered` ascending and finite, then `n_infinite` times +inf; `clusters` if dependent."""
+    """`ordered` (ascending, finite), then `n_infinite` times +inf; `clusters` if the samples depend
+    on each other."""
 
     ordered: Values
     n_infinite: int = 0
@@ -105,17 +127,18 @@ class Population:
         return percentile_bounds(self.ordered, quantile, confidence, self.n_infinite, worth)
 
     def n_effective(self, quantile: float) -> float:
-        """How many independent samples these are worth for a percentile; n where they are that.
+        """The number of independent samples that these are equivalent to for a percentile; n where
+        they are independent.
 
-        Failures are independent of each other, so each adds one to what the gaps are worth.
+        Failures are independent of each other, so each adds one.
         """
         if self.clusters is None or len(self.ordered) == 0:
             return float(self.n)
-        known = self.clusters.worth
-        if quantile not in known:
+        cached = self.clusters.worth
+        if quantile not in cached:
             value = float(self.ordered[nearest_rank(len(self.ordered), quantile) - 1])
-            known[quantile] = effective_n(self.clusters.hits(value), self.clusters.sizes())
-        return known[quantile] + self.n_infinite
+            cached[quantile] = effective_n(self.clusters.hits(value), self.clusters.sizes())
+        return cached[quantile] + self.n_infinite
 
     def n_beyond(self, limit: float) -> int:
         """Samples above a limit."""
@@ -134,7 +157,7 @@ class Population:
 
 
 def independent(values: Values, n_infinite: int = 0) -> Population:
-    """A population of one sample per request; NaNs (undefined) are left out."""
+    """A population of one sample per request, without NaN (undefined)."""
     return Population(np.sort(values[~np.isnan(values)]), n_infinite)
 
 

@@ -1,4 +1,4 @@
-"""A line through points that a few strange ones cannot turn."""
+"""A line fitted to points by Theil and Sen's method, which outliers hardly affect."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
+
+from loadgen.measure.statistics.intervals import Values
 
 MOST_POINTS = 300  # 45 000 pairs, a few milliseconds
 LEAST_POINTS = 20
 
-Values = NDArray[np.float64]
-
 
 @dataclass(frozen=True, slots=True)
 class FittedLine:
-    """y = `intercept` + `slope` · x; `low` and `high` are the slope's interval, `rank_correlation`
-    Spearman's, `n` the points there were (at most 300 of them, evenly taken, make the line)."""
+    """y = `intercept` + `slope` · x. `low` and `high` are the slope's interval, `rank_correlation`
+    is Spearman's, `n` the number of points (the line uses at most 300 of them, evenly spaced)."""
 
     slope: float
     low: float
@@ -31,7 +30,7 @@ class FittedLine:
 def robust_line(x: Values, y: Values, confidence: float) -> FittedLine | None:
     """The Theil–Sen line: the median slope of all pairs of points, with Sen's interval.
 
-    None below 20 points or where x never changes. The interval takes the points as independent.
+    None below 20 points or where x never changes. The interval treats the points as independent.
     Source: Sen, Estimates of the Regression Coefficient Based on Kendall's Tau, JASA 63, 1968.
     """
     n = len(x)
@@ -58,7 +57,7 @@ def robust_line(x: Values, y: Values, confidence: float) -> FittedLine | None:
 
 
 def rank_correlation(x: Values, y: Values) -> float:
-    """Spearman's ρ, ties at their mean rank; NaN where either never changes."""
+    """Spearman's ρ, ties at their mean rank; NaN where x or y never changes."""
     ranks = [_mean_ranks(x), _mean_ranks(y)]
     if any(r.min() == r.max() for r in ranks):
         return math.nan
@@ -67,17 +66,17 @@ def rank_correlation(x: Values, y: Values) -> float:
 
 
 def _slopes(x: Values, y: Values) -> Values:
-    """Of all pairs whose x differ, ascending."""
+    """The slopes of all pairs of points whose x differ, ascending."""
     later, earlier = np.tril_indices(len(x), -1)
     dx: Values = x[later] - x[earlier]
     dy: Values = y[later] - y[earlier]
     differ = dx != 0
-    found: Values = np.sort(dy[differ] / dx[differ])
-    return found
+    slopes: Values = np.sort(dy[differ] / dx[differ])
+    return slopes
 
 
 def _variance(x: Values, y: Values) -> float:
-    """Of Kendall's S under no relation, with ties in either (Sen 1968, eq. 2.6)."""
+    """The variance of Kendall's S without a relation, with ties in x or y (Sen 1968, eq. 2.6)."""
     n = len(x)
     total = n * (n - 1) * (2 * n + 5)
     for values in (x, y):

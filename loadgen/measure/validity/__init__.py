@@ -1,1 +1,1 @@
-"""Whether a run can be believed: what the client, its schedule and the server say of it."""
+"""Validity of a run: checks of the load generator, its machine, the schedule and the server."""

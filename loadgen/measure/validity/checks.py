@@ -1,6 +1,6 @@
-"""Whether a run can be believed: all checks of a run in one table.
+"""All validity checks of a run in one table.
 
-A *gate* that fails makes the run INVALID, whatever the latencies say; the other checks only tell.
+A *gate* that fails makes the run INVALID, whatever its latencies; other checks only give findings.
 """
 
 from __future__ import annotations
@@ -13,27 +13,35 @@ from loadgen.measure.load import LoadByQuarter
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.slo import Slo
 from loadgen.measure.stalls import stalls
-from loadgen.measure.validity.check import ValidityCheck
+from loadgen.measure.summary import ValidityCheck
 from loadgen.measure.validity.client_checks import (
+    client_stalls,
     connections,
     encoding,
     lateness,
     loop_lag,
+    processor_speed,
     read_backlog,
     share_of_time,
     shared_cores,
-    stalls_of_our_own,
+    steal,
 )
-from loadgen.measure.validity.machine_checks import processor_speed, steal
-from loadgen.measure.validity.sent_checks import client_limits, record, stimulus
-from loadgen.measure.validity.served_checks import cache, grown_load, input_lengths, output_lengths
+from loadgen.measure.validity.traffic_checks import (
+    cache,
+    client_limits,
+    grown_load,
+    input_lengths,
+    output_lengths,
+    record,
+    stimulus,
+)
 from loadgen.records import Run
 
 
 def checks(
     run: Run, columns: PerRequest, due: Mask, slos: Sequence[Slo], load: LoadByQuarter | None
 ) -> list[ValidityCheck]:
-    """All checks of a run, gates first; the limits are the manifest's."""
+    """All checks of a run, gates first; the limits come from the manifest."""
     limits, shards = run.manifest.instrument_limits, run.instrument.shards
     return [
         record(run),
@@ -43,16 +51,16 @@ def checks(
         read_backlog(shards, limits.read_backlog_s),
         share_of_time(
             "client CPU",
-            "of one core used by the client",
-            "the client ran out of CPU; use more workers or a lower rate",
+            "of one core used by the load generator",
+            "it ran out of CPU; use more workers (--workers) or a lower rate",
             shards,
             lambda shard: shard.cpu_share,
             limits.cpu_share,
         ),
         share_of_time(
             "run delay",
-            "of the run spent runnable but not running",
-            "the machine was too busy to schedule the client",
+            "of the run spent waiting for a CPU core",
+            "other programs used the machine",
             shards,
             lambda shard: shard.run_delay_share,
             limits.run_delay_share,
@@ -60,8 +68,8 @@ def checks(
         shared_cores(run, shards, limits.run_delay_share),
         share_of_time(
             "throttling",
-            "of the run throttled by the cgroup",
-            "the container's CPU quota held the client back",
+            "of the run throttled by the CPU quota of the container (cgroup)",
+            "raise the quota or lower the rate",
             shards,
             lambda shard: shard.throttled_share,
             limits.run_delay_share,
@@ -69,7 +77,7 @@ def checks(
         steal(shards),
         processor_speed(shards),
         stimulus(run),
-        stalls_of_our_own(stalls(run, columns, due), int(np.count_nonzero(due))),
+        client_stalls(stalls(run, columns, due), int(np.count_nonzero(due))),
         grown_load(load),
         cache(run, due),
         output_lengths(run, columns, due),
@@ -79,5 +87,5 @@ def checks(
     ]
 
 
-def is_trusted(found: Sequence[ValidityCheck]) -> bool:
-    return not any(check.is_gate and check.ok is False for check in found)
+def is_trusted(table: Sequence[ValidityCheck]) -> bool:
+    return not any(check.is_gate and check.ok is False for check in table)

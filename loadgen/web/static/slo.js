@@ -1,4 +1,4 @@
-// The LLM SLO panel: in Locust's page under ?tab=slo, or alone at /slo/. Charts are Vega-Lite's.
+// The LLM SLO panel: on Locust's page under ?tab=slo, or alone at /slo/. Vega-Lite draws the charts.
 (() => {
   "use strict";
   const POLL_MS = 1000;
@@ -59,7 +59,7 @@
     })),
     {
       title: "Requests per second",
-      lines: (p) => [["kept all promises", p.kept_per_s], ["ok", p.ok_per_s], ["failed", p.failed_per_s]],
+      lines: (p) => [["met every SLO", p.kept_per_s], ["ok", p.ok_per_s], ["failed", p.failed_per_s]],
     },
     { title: "Events with tokens per second", isSingle: true, lines: (p) => [["events", p.events_per_s]] },
     { title: "In flight", isSingle: true, lines: (p) => [["in flight", p.in_flight]] },
@@ -112,11 +112,11 @@
     if (!charts.children.length) {
       charts.append(...SERIES.map((series) => element("div", { role: "img", ariaLabel: series.title })));
     }
-    for (const [k, series] of SERIES.entries()) {  // only now are they as wide as they stay
-      const known = rows(series);
-      if (!known.length) continue;  // a chart of nothing has no scale
+    for (const [k, series] of SERIES.entries()) {  // the elements have their final width only now
+      const values = rows(series);
+      if (!values.length) continue;  // without values a chart has no scale
       if (views[k]) {
-        await views[k].data("points", known).runAsync();
+        await views[k].data("points", values).runAsync();
       } else {
         const embedded = await vegaEmbed(charts.children[k], spec(series), { actions: false, renderer: "svg" });
         views[k] = embedded.view;
@@ -130,8 +130,8 @@
   };
 
   const WORDS = { met: ["MET", "good"], missed: ["MISSED", "bad"], no_verdict: ["NO VERDICT", "bad"] };
-  const tellVerdict = (told) => {
-    const result = told.result, f = told.facts;
+  const showVerdict = (live) => {
+    const result = live.result, f = live.facts;
     const isDegraded = (f.shards || []).some((s) => s.state === "lost" || s.state === "died");
     verdict.replaceChildren();
     reasons.replaceChildren();
@@ -140,36 +140,36 @@
       verdict.append(element("span", { className: kind, textContent: word }), ` (exit code ${result.exit_code}) `);
     } else if (result) {
       verdict.append(element("span", { className: "bad", textContent: "NO RUN" }), ` (exit code ${result.exit_code}) `);
-    } else if (told.state === "running" && f.is_over) {
+    } else if (live.state === "running" && f.is_over) {
       verdict.append("All requests have ended; computing the verdict … ");
-    } else if (told.state === "running" && told.is_stopping) {
+    } else if (live.state === "running" && live.is_stopping) {
       verdict.append("Stopping: waiting for requests in flight … ");
-    } else if (told.state === "running" && f.now_s !== undefined) {
+    } else if (live.state === "running" && f.now_s !== undefined) {
       verdict.append(`Running: ${Math.min(f.now_s, f.horizon_s).toFixed(0)} of ${f.horizon_s.toFixed(0)} s `);
-    } else if (told.state === "running") {
-      verdict.append("Checking the server and handing out the schedule … ");
+    } else if (live.state === "running") {
+      verdict.append("Checking the server and sending the schedule to the workers … ");
     } else {
       verdict.append("No run yet: choose a scenario and press Start. ");
     }
     if (isDegraded) {
-      verdict.append(element("span", { className: "bad", textContent: "DEGRADED: a shard is lost " }));
+      verdict.append(element("span", { className: "bad", textContent: "DEGRADED: a worker was lost, with its requests " }));
     }
     if (result && result.has_report) {
       verdict.append(element("a", { href: `${base}report`, textContent: "Report" }));
     }
-    const lines = result ? [result.error, ...result.reasons] : told.notes;
+    const lines = result ? [result.error, ...result.reasons] : live.notes;
     reasons.append(...lines.filter(Boolean).map((text) => element("li", { textContent: text })));
   };
-  const tellFacts = (told) => {
-    const f = told.facts;
+  const showFacts = (live) => {
+    const f = live.facts;
     table.hidden = ledger.hidden = f.now_s === undefined;
-    const about = told.asked ? `${told.asked.scenario} → ${told.asked.target}. ` : "";
+    const about = live.asked ? `${live.asked.scenario} → ${live.asked.target}. ` : "";
     if (table.hidden) {
       facts.textContent = about;
       return;
     }
-    const share = f.goodput_share_of_due === null ? "" : ` (${(100 * f.goodput_share_of_due).toFixed(1)} % of what was due)`;
-    facts.textContent = `${about}Asked ${number(f.asked_per_s)}/s, sent ${number(f.achieved_per_s)}/s; `
+    const share = f.goodput_share_of_due === null ? "" : ` (${(100 * f.goodput_share_of_due).toFixed(1)} % of the requests due)`;
+    facts.textContent = `${about}Scheduled ${number(f.asked_per_s)}/s, sent ${number(f.achieved_per_s)}/s; `
       + `goodput ${number(f.goodput_per_s)}/s${share}; in flight ${f.sums.in_flight}.`;
     const states = STATUSES.filter((s) => f.ledger[s] || s === "ok" || s === "lost");
     ledger.textContent = `${f.scheduled} scheduled = ${states.map((s) => `${f.ledger[s]} ${s.replace("_", " ")}`).join(" + ")}.`;
@@ -179,7 +179,7 @@
       return cell;
     }));
     table.replaceChildren(
-      element("caption", { textContent: "From the planned instant, all traffic so far; the report has intervals" }),
+      element("caption", { textContent: "All traffic so far, from the scheduled send time; the report adds confidence intervals" }),
       element("thead", {}, head),
       element("tbody", {}, ...LATENCIES.map(([metric, title]) => {
         const row = f.metrics[metric];
@@ -195,44 +195,44 @@
     try {
       const response = await fetch(`${base}live.json?since=${points.length}`);
       if (response.ok && response.headers.get("content-type").includes("json")) {
-        const told = await response.json();
-        if (told.run !== run || told.n_points < points.length) {
+        const live = await response.json();
+        if (live.run !== run || live.n_points < points.length) {
           const isFirst = run < 0;
-          run = told.run;
+          run = live.run;
           points = [];
           clearCharts();
-          if (!isFirst || told.points.length < told.n_points) return void setTimeout(poll, 0);
+          if (!isFirst || live.points.length < live.n_points) return void setTimeout(poll, 0);
         }
-        points.push(...told.points);
-        tellVerdict(told);
-        tellFacts(told);
+        points.push(...live.points);
+        showVerdict(live);
+        showFacts(live);
         if (panel.isConnected && !panel.hidden) await draw();
       }
     } catch (error) {
-      facts.textContent = `The page's server does not answer: ${error.message}`;
+      facts.textContent = `The server of this page does not answer: ${error.message}`;
     }
     setTimeout(poll, POLL_MS);
   };
 
-  // The form hides what matters here behind a heading; it is opened once each time the form comes.
+  // The form hides slobench's fields behind a heading; open it once each time the form appears.
   const openParameters = () => {
     for (const heading of document.querySelectorAll(".MuiAccordionSummary-root")) {
       if (heading.textContent.trim() !== "Custom parameters" || heading.dataset.slo) continue;
-      heading.dataset.slo = "seen";
+      heading.dataset.slo = "opened";
       if (heading.getAttribute("aria-expanded") === "false") heading.click();
     }
   };
 
-  // Who presses Start wants to see how it goes: our tab is opened once each time the tabs come.
+  // After Start the run is of interest: open our tab once each time the tabs appear.
   const openTab = (tabs) => {
     if (tabs.dataset.slo) return;
-    tabs.dataset.slo = "seen";
+    tabs.dataset.slo = "opened";
     if (new URLSearchParams(location.search).has("tab")) return;
-    const ours = [...tabs.querySelectorAll("[role=tab]")].find((one) => one.textContent.trim() === "LLM SLO");
+    const ours = [...tabs.querySelectorAll("[role=tab]")].find((tab) => tab.textContent.trim() === "LLM SLO");
     if (ours) ours.click();
   };
 
-  // In Locust's page the panel lives beside the contents of its own tab, which React redraws.
+  // On Locust's page the panel is a sibling of its tab's contents, because React redraws those.
   const mount = () => {
     openParameters();
     const tabs = document.querySelector(".MuiTabs-root");

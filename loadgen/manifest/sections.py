@@ -1,0 +1,337 @@
+"""manifest.json: the circumstances of a run, one typed value per section of the file.
+
+The manifest is written before the first request and completed at the end of the run. Each field is
+a key of the file. Schema 2 added `scenario.source` and `scenario.sha256`; schema 1 is still read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, Literal
+
+import msgspec
+
+from loadgen.errors import RunInvalid
+from loadgen.manifest.json_section import JsonSection, read_section
+from loadgen.manifest.self_report import ClientReport
+
+SCHEMA = 2
+Ended = Literal["running", "completed", "stopped", "interrupted"]
+
+
+class LimitsSection(JsonSection, frozen=True):
+    """The scenario's `limits` that decide which requests wait in the client."""
+
+    max_concurrency: int | None = None
+    when_full: str = "drop"
+
+
+class ScenarioSection(JsonSection, frozen=True):
+    """The scenario that was run. `text` is its YAML with every change applied, `resolved` the same
+    with all defaults, `sha256` the hash of `text`. `source` is the file or the shipped scenario
+    that it was read from, "" for a scenario made of flags or in Python."""
+
+    name: str
+    source: str
+    text: str
+    resolved: dict[str, Any]
+    sha256: str
+
+    @property
+    def limits(self) -> LimitsSection:
+        return msgspec.convert(self.resolved.get("limits", {}), LimitsSection)
+
+    @property
+    def arrivals(self) -> dict[str, Any]:
+        """`kind` and the keys of that kind; empty where each class has arrivals of its own."""
+        return self.resolved.get("arrivals") or {}
+
+
+class ClassSection(JsonSection, frozen=True):
+    """One class of traffic. `slo` holds the SLOs of this class alone; those of all traffic are the
+    manifest's."""
+
+    slo: tuple[str, ...]
+    priority: int
+    tenant: str
+    is_closed_loop: bool
+
+
+class LabelsSection(JsonSection, frozen=True, omit_defaults=True):
+    """What the server runs on, as declared in the target file. A client cannot see it."""
+
+    engine: str | None = None
+    gpu: str | None = None
+    gpus: int | None = None
+    version: str | None = None
+    flags: str | None = None
+
+
+class LaunchSection(JsonSection, frozen=True):
+    """The command that started the server, without secrets; `env` are names of variables."""
+
+    preset: str | None
+    command: str
+    model: str
+    env: tuple[str, ...]
+
+
+class TargetSection(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
+    """The server under test, without secrets. A simulated engine has `kind`, `url`, `model`,
+    `policy` and `labels`; its other fields are None.
+
+    `kind` is `url`, `launched`, `reference`, `mock` or `sim`. `headers` are names without values;
+    `api_key_env` names the variable that held the key. `ignore_eos`: the server accepts it, so
+    answers have the planned length. `prompt_fit` is (tokens of the chat template, tokens per
+    character of a prompt). `metrics` are the addresses of the server's own metrics, empty where
+    they were not read; `prompt_words` is the number of words with a known length in tokens.
+    """
+
+    kind: str
+    url: str
+    api: str | None = None
+    model: str
+    api_key_env: str | None
+    extra_body: dict[str, Any] | None = None
+    connections: str | None = None
+    headers: tuple[str, ...] | None = None
+    policy: dict[str, Any] | None = None
+    labels: LabelsSection
+    launch: LaunchSection | None = None
+    proxy: str | None = None
+    ignore_eos: bool | None = None
+    prompt_fit: tuple[float, float] | None = None
+    metrics: tuple[str, ...] | None = None
+    prompt_words: int | None = None
+
+
+class PreflightLine(JsonSection, frozen=True):
+    """One check of the preflight. `ok` None: not known, or no fault."""
+
+    check: str
+    ok: bool | None
+    detail: str
+
+
+class NamesSection(JsonSection, frozen=True):
+    """Names of the classes and tenants, in the order of their ids in the tables."""
+
+    classes: tuple[str, ...]
+    tenants: tuple[str, ...]
+
+
+class WindowSection(JsonSection, frozen=True, omit_defaults=True):
+    """Planned lengths of warm-up, measured window and drain, seconds. `ended_s` is the time, since
+    the run's epoch, at which releasing stopped early; None where it did not."""
+
+    warmup_s: float
+    measure_s: float
+    drain_s: float
+    ended_s: float | None = None
+
+
+class InstrumentLimits(JsonSection, frozen=True):
+    """Limits above which the client itself is the bottleneck. `lateness_s` None: derived from the
+    TTFT limit."""
+
+    lateness_s: float | None
+    loop_lag_s: float
+    read_backlog_s: float
+    cpu_share: float
+    run_delay_share: float
+
+
+class HostSection(JsonSection, frozen=True):
+    """The machine that ran slobench. `cpus` counts the CPUs that the process may use."""
+
+    hostname: str
+    cpus: int | None
+    cpu_model: str
+    platform: str
+    python: str
+
+
+class Scrapes(JsonSection, frozen=True):
+    """Readings of the server's metrics; `reason` is why the first of `n_failed` failed."""
+
+    n: int
+    n_failed: int
+    reason: str
+
+
+class SimulatedEngineSection(JsonSection, frozen=True):
+    """Counters of a simulated engine. `waits_s`: class → reason → seconds that requests of the
+    measured window waited. The run took `simulated_s` of virtual and `wall_s` of real time."""
+
+    steps: int
+    preemptions: int
+    padding_tokens: int
+    cached_tokens: int
+    waits_s: dict[str, dict[str, float]]
+    simulated_s: float
+    wall_s: float
+
+
+class FrameCounts(JsonSection, frozen=True):
+    """Counts of the last message of a worker on another machine; `by_status` as in
+    `records.Status`."""
+
+    now_s: float
+    released: int
+    sent: int
+    by_status: tuple[int, ...]
+
+
+class WorkerSection(JsonSection, frozen=True):
+    """One worker of a distributed run. Its clock was known to ± `start_skew_bound_s`; `note` is the
+    reason for a `state` other than `done`."""
+
+    shard: int
+    worker: str
+    host: str
+    n_requests: int
+    state: str
+    note: str
+    start_skew_bound_s: float | None
+    last_frame: FrameCounts | None
+
+
+class LiveQuantiles(JsonSection, frozen=True):
+    """Quantiles of a live metric over the whole run, seconds; None without samples."""
+
+    n: int
+    p50: float | None
+    p90: float | None
+    p99: float | None
+    p999: float | None
+    max: float | None
+
+
+class Manifest(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
+    """The manifest of a run.
+
+    `command` holds no secret. `salt` (hexadecimal) was mixed into the prompts, "" for none. `slo`
+    holds the SLOs of all traffic. `clock` is `virtual` for a simulated run. `git` is the commit of
+    the working directory, "" outside of a repository. `epoch_monotonic_s` is the run's epoch on
+    CLOCK_MONOTONIC, from which all times in the tables count, and `epoch_utc` the same instant;
+    both are None until the run has ended. `server_ended_s` is the time, since the epoch, at which a
+    server that slobench had started ended by itself; None where it did not. `n_bad_messages`,
+    `workers` and `live` (metric → quantiles) belong to a distributed run, `engine` to a simulated
+    one, and `scrapes` to one that read the server's metrics; they are None for other runs.
+    """
+
+    run: str
+    slobench: str
+    command: tuple[str, ...]
+    scenario: ScenarioSection
+    seed: int
+    salt: str
+    schedule_sha256: str
+    n_requests: int
+    slo: tuple[str, ...]
+    classes: dict[str, ClassSection]
+    target: TargetSection
+    preflight: tuple[PreflightLine, ...]
+    names: NamesSection
+    window: WindowSection
+    instrument_limits: InstrumentLimits
+    clock: str
+    host: HostSection
+    versions: dict[str, str]
+    git: str
+    started_utc: str
+    ended: Ended
+    end_reason: str
+    transport: str | None = None
+    epoch_monotonic_s: float | None = None
+    epoch_utc: str | None = None
+    server_ended_s: float | None
+    n_bad_messages: int | None = None
+    workers: tuple[WorkerSection, ...] | None = None
+    live: dict[str, LiveQuantiles] | None = None
+    scrapes: Scrapes | None = None
+    engine: SimulatedEngineSection | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, **super().to_json()}
+
+    @property
+    def epoch_s(self) -> float:
+        """The epoch of a run that has ended, seconds on CLOCK_MONOTONIC."""
+        assert self.epoch_monotonic_s is not None, f"run {self.run} has not ended"
+        return self.epoch_monotonic_s
+
+    @property
+    def all_slos(self) -> tuple[str, ...]:
+        """The SLOs of all traffic and those of each class."""
+        return (*self.slo, *(text for own in self.classes.values() for text in own.slo))
+
+    @property
+    def has_closed_loop(self) -> bool:
+        """Whether the requests of any class wait for earlier ones of the same user."""
+        return any(traffic.is_closed_loop for traffic in self.classes.values())
+
+    def class_slos(self, name: str) -> tuple[str, ...]:
+        """The SLOs of one class alone."""
+        return self.classes[name].slo if name in self.classes else ()
+
+
+def read_manifest(content: object, where: str) -> Manifest:
+    """The manifest in decoded JSON; `where` is the file, for messages.
+
+    Raises RunInvalid that names the file, the key and its value for a manifest that is malformed or
+    was written by a newer version.
+    """
+    manifest = read_section(_current(content, where), Manifest, where)
+    limits = manifest.scenario.resolved.get("limits", {})
+    read_section(limits, LimitsSection, f"{where}: scenario.resolved.limits")
+    return manifest
+
+
+def read_client_report(content: object, where: str) -> ClientReport:
+    """The key `instrument` of decoded manifest.json, empty before the end of a run. Raises as
+    `read_manifest` does."""
+    own = content.get("instrument", {}) if isinstance(content, dict) else {}
+    if isinstance(content, dict) and content.get("schema") == 1:
+        own = _report_from_schema_1(own)
+    return read_section(own, ClientReport, f"{where}: instrument")
+
+
+def text_sha256(text: str) -> str:
+    """SHA-256 of a scenario's text, hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _current(content: object, where: str) -> object:
+    """The content in the form of the current schema."""
+    if not isinstance(content, dict):
+        return content
+    schema = content.get("schema")
+    if not isinstance(schema, int):
+        raise RunInvalid(f"{where}: schema: expected 1 to {SCHEMA}, found {schema!r}")
+    if schema > SCHEMA:
+        raise RunInvalid(
+            f"{where}: schema {schema} was written by slobench {content.get('slobench')}; this "
+            f"version reads up to {SCHEMA}"
+        )
+    return _from_schema_1(content) if schema == 1 else content
+
+
+def _from_schema_1(content: dict[str, Any]) -> dict[str, Any]:
+    """Adds the keys that schema 1 did not have, or not for a simulated engine."""
+    added: dict[str, Any] = {"server_ended_s": None, **content}
+    if isinstance(scenario := content.get("scenario"), dict):
+        sha256 = text_sha256(str(scenario.get("text", "")))
+        added["scenario"] = {"source": "", "sha256": sha256, **scenario}
+    if isinstance(target := content.get("target"), dict):
+        added["target"] = {"api_key_env": None, **target}
+    return added
+
+
+def _report_from_schema_1(own: object) -> object:
+    """Adds the readings that the first clients did not take, as not known."""
+    if not isinstance(own, dict) or not isinstance(own.get("shards"), list):
+        return own
+    unknown = dict.fromkeys(("stalls", "backlog", "processor", "cores", "stolen_share"))
+    shards = [{**unknown, **s} if isinstance(s, dict) else s for s in own["shards"]]
+    return {**own, "shards": shards}

@@ -1,0 +1,188 @@
+"""Percentiles with their confidence intervals.
+
+Two-sided intervals are interpolated between order statistics (binomial, without a shape assumed),
+so that they cover the true percentile as often as their confidence level states. One-sided bounds
+are exact order statistics; they prove an SLO met or missed, as in MLPerf's early stopping. Both
+treat the samples as exchangeable. The token gaps of one request are not, so they count as a smaller
+number of independent samples (`effective_n`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from loadgen.measure.statistics.intervals import Interval, Values
+from loadgen.measure.statistics.proportions import (
+    at_most,
+    tails,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Percentile:
+    """A percentile with its two-sided interval. `few`: fewer than ten samples lie beyond it."""
+
+    value: float
+    low: float | None
+    high: float | None
+    few: bool
+
+
+def nearest_rank(n: int, quantile: float) -> int:
+    """The 1-based rank ⌈q·n⌉ of the q-quantile among n ≥ 1 sorted samples."""
+    return min(n, max(1, math.ceil(round(quantile * n, 9))))
+
+
+def has_few(n: float, quantile: float) -> bool:
+    """Whether n < 10 / (1 − q), so that fewer than ten samples lie beyond the percentile."""
+    return n * (1 - quantile) < 10 - 1e-9
+
+
+@lru_cache(4096)  # the figures of a report repeat the same calls
+def order_ranks(n: int, quantile: float, confidence: float) -> tuple[int | None, int | None]:
+    """1-based ranks (l, u) with P(X₍l₎ > ξ) ≤ α/2 and P(X₍u₎ < ξ) ≤ α/2; None where no such rank
+    exists.
+
+    B ~ Bin(n, q) samples lie at or below the true quantile ξ: l is the largest rank with P(B < l) ≤
+    α/2, u the smallest with P(B ≥ u) ≤ α/2, α = 1 − confidence.
+
+    Source: David & Nagaraja, Order Statistics (3rd ed.), §7.1.
+    """
+    low, high = tails(n, quantile, (1 - confidence) / 2)
+    return low or None, high if high <= n else None
+
+
+@lru_cache(4096)
+def interval_places(
+    n: int, quantile: float, confidence: float
+) -> tuple[float | None, float | None]:
+    """The places of a percentile's lower and upper bound among n sorted samples: 1-based ranks with
+    a fraction, for interpolation; None where the samples cannot give that bound.
+
+    Each bound misses the true quantile with a probability of (nearly) α/2, α = 1 − confidence.
+    Where one of them does not exist, the other misses it with α, so that the interval still covers
+    as often as its level states.
+
+    Source: J. Nyblom, Statistics & Probability Letters 14(2), 1992 (of which Hettmansperger &
+    Sheather's interval for the median is a special case).
+    """
+    half = (1 - confidence) / 2
+    low, high = _place(n, quantile, half), _place(n, 1 - quantile, half)
+    if low is None and high is not None:
+        high = _place(n, 1 - quantile, 2 * half)
+    elif high is None and low is not None:
+        low = _place(n, quantile, 2 * half)
+    return low, None if high is None else n + 1 - high
+
+
+def _place(n: int, quantile: float, tail: float) -> float | None:
+    """r + λ with P((1 − λ)·X₍r₎ + λ·X₍r+1₎ > ξ) ≈ tail; None where P(X₍₁₎ > ξ) already exceeds
+    tail.
+
+    π_r = P(X₍r₎ > ξ) = P(B ≤ r − 1), π_r ≤ tail < π_{r+1}, and λ = 1 / (1 + r(1 − q)(π_{r+1} −
+    tail) / ((n − r)·q·(tail − π_r))).
+    """
+    rank, _ = tails(n, quantile, tail)
+    if rank == 0 or rank >= n:
+        return float(n) if rank >= n else None
+    below, above = at_most(rank - 1, n, quantile), at_most(rank, n, quantile)
+    if below >= tail:  # equal, up to rounding
+        return float(rank)
+    odds = rank * (1 - quantile) * (above - tail) / ((n - rank) * quantile * (tail - below))
+    return rank + 1 / (1 + odds)
+
+
+def percentile(
+    ordered: Values,
+    quantile: float,
+    confidence: float,
+    n_infinite: int = 0,
+    n_effective: float | None = None,
+) -> Percentile:
+    """The nearest-rank percentile of `ordered` (ascending) followed by `n_infinite` samples of
+    +inf, with its two-sided interval at `confidence`.
+
+    `n_effective` is the number of independent samples that these are equivalent to (default: all of
+    them). Without samples the value is NaN and both bounds are open. Where a bound falls between a
+    finite sample and +inf, the lower bound is the finite sample and the upper bound +inf.
+    """
+    n = len(ordered) + n_infinite
+    if n == 0:
+        return Percentile(math.nan, None, None, True)
+    worth = _worth(n, n_effective)
+    low, high = interval_places(worth, quantile, confidence)
+    value = _at(ordered, nearest_rank(n, quantile))
+
+    def between(place: float, is_low: bool) -> float:
+        """The value at a place among `worth` samples: (p − ½) / worth of all samples lie below it.
+        Two positive neighbours are interpolated in logarithms, since tail samples lie far apart."""
+        rank, part = divmod((place - 0.5) * n / worth + 0.5, 1)
+        if part < 1e-9:
+            return _at(ordered, int(rank))
+        below, above = _at(ordered, max(1, int(rank))), _at(ordered, min(n, int(rank) + 1))
+        if math.isinf(above):
+            return below if is_low else above
+        if below > 0:
+            return float(below * (above / below) ** part)
+        return below + part * (above - below)
+
+    return Percentile(
+        value=value,
+        low=None if low is None else min(value, between(low, is_low=True)),
+        high=None if high is None else max(value, between(high, is_low=False)),
+        few=has_few(worth, quantile),
+    )
+
+
+def percentile_bounds(
+    ordered: Values,
+    quantile: float,
+    confidence: float,
+    n_infinite: int = 0,
+    n_effective: float | None = None,
+) -> Interval:
+    """The same percentile with two exact one-sided bounds, each an order statistic and valid at
+    `confidence` or more. These bounds prove an SLO met or missed."""
+    n = len(ordered) + n_infinite
+    if n == 0:
+        return Interval(math.nan)
+    worth = _worth(n, n_effective)
+    low, high = order_ranks(worth, quantile, 2 * confidence - 1)
+    return Interval(
+        _at(ordered, nearest_rank(n, quantile)),
+        None if low is None else _at(ordered, max(1, low * n // worth)),
+        None if high is None else _at(ordered, min(n, -(-high * n // worth))),
+    )
+
+
+def _worth(n: int, n_effective: float | None) -> int:
+    return n if n_effective is None else max(1, min(n, int(n_effective)))
+
+
+def _at(ordered: Values, rank: int) -> float:
+    """The sample of a 1-based rank; +inf past the finite ones."""
+    return float(ordered[rank - 1]) if rank <= len(ordered) else math.inf
+
+
+def effective_n(hits: Values, sizes: Values) -> float:
+    """The number of independent samples that Σ sizes clustered samples are equivalent to, for the
+    share of samples at or below a value.
+
+    Per cluster (request), `hits` of its `sizes` samples lie at or below the value. With the share p
+    = Σ hits / Σ sizes and V = G/(G−1) · Σ(hitsᵢ − p·sizesᵢ)² / (Σ sizes)² its clustered variance
+    over G clusters, the number is p(1−p)/V, at most Σ sizes; G where the variance vanishes.
+
+    Source: Korn & Graubard, Survey Methodology 24(2), 1998.
+    """
+    total, n_clusters = float(sizes.sum()), len(sizes)
+    share = float(hits.sum()) / total
+    if n_clusters < 2:
+        return 1.0
+    spread = float(np.square(hits - share * sizes).sum()) * n_clusters / (n_clusters - 1)
+    if spread <= 0 or not 0 < share < 1:
+        return float(n_clusters)
+    return min(total, share * (1 - share) * total * total / spread)

@@ -1,0 +1,83 @@
+"""Options rejected before Locust starts, and the variables of its workers on this machine."""
+
+import os
+import socket
+from argparse import Namespace
+
+import pytest
+
+from loadgen.cli.scale import PASSWORD, PLUGINS, TARGET, ProcessFlags, check_ports, password
+from loadgen.errors import UsageError
+from loadgen.web.form import IN_FORM, Settings, worker_environ
+
+
+@pytest.mark.parametrize("environ", [{}, {PASSWORD: ""}])
+def test_a_login_without_a_password_is_refused(environ):
+    with pytest.raises(UsageError, match=f"{PASSWORD} is not set or is empty"):
+        password(environ)
+
+
+def test_the_password_is_the_variables():
+    assert password({PASSWORD: "open sesame"}) == "open sesame"
+
+
+@pytest.fixture
+def taken_port():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+def test_a_port_that_is_taken_is_named(taken_port):
+    with pytest.raises(UsageError, match=f"--web-port {taken_port}.*another process listens"):
+        check_ports(ProcessFlags(web_port=taken_port))
+    with pytest.raises(UsageError, match=f"--master-port {taken_port}.*another process listens"):
+        check_ports(ProcessFlags(headless=True, expect_workers=2, master_port=taken_port))
+
+
+def test_ports_that_are_not_used_may_be_taken(taken_port):
+    check_ports(ProcessFlags(headless=True, web_port=taken_port, master_port=taken_port))
+
+
+def test_a_host_that_is_none_of_this_machine_is_named():
+    with pytest.raises(UsageError, match=r"--master-port 5557: cannot listen at 192\.0\.2\.1:5557"):
+        check_ports(ProcessFlags(headless=True, expect_workers=1, master_host="192.0.2.1"))
+
+
+def options(**given):
+    return Namespace(**{"host": None, "plugins": "", **given})
+
+
+def test_workers_find_the_plugins_and_the_target_file_of_their_own_command_line(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "target.yaml").write_text("url: http://localhost:8000\n")
+    found = worker_environ(options(host="target.yaml", plugins="a.py; sub/b.py"), {})
+    assert found == {
+        TARGET: str(tmp_path / "target.yaml"),
+        PLUGINS: os.pathsep.join([str(tmp_path / "a.py"), str(tmp_path / "sub" / "b.py")]),
+    }
+
+
+def test_variables_that_are_set_stay(tmp_path):
+    file = tmp_path / "target.yaml"
+    file.write_text("url: http://localhost:8000\n")
+    given = {TARGET: "/etc/other.yaml", PLUGINS: ""}
+    assert worker_environ(options(host=str(file)), given) == {}
+
+
+@pytest.mark.parametrize("host", [None, "", "mock", "http://localhost:8000", "nothing.yaml"])
+def test_a_target_that_is_no_file_sets_no_variable(host, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mock").write_text("no target file\n")
+    assert worker_environ(options(host=host), {}) == {}
+
+
+@pytest.mark.parametrize(("target", "engine"), [("mock", "ttft=30ms"), ("http://localhost:1", "")])
+def test_engine_settings_are_for_bundled_servers_only(target, engine):
+    words = dict.fromkeys((*IN_FORM, "settings", "out", "max_skew"), "")
+    start = options(
+        **words | {"scenario": "quickstart"},
+        host=target, engine="ttft=30ms", force=False, on_worker_loss="continue",
+    )  # fmt: skip
+    assert Settings(start).next_run(start).engine == engine

@@ -1,0 +1,147 @@
+"""Frames and the live status: exact merging, and a ledger that adds up to the schedule."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.drive.live_histogram import LiveCounts
+from loadgen.drive.live_sample import FIELDS
+from loadgen.records import SCHEDULE, Status
+from loadgen.web.control_messages import Frame
+from loadgen.web.live_frames import FrameBuilder, LiveStatus, ledger, merged
+from loadgen.web.run_protocol import RemoteShard
+
+NOBODY = (0,) * len(Status)
+STATES = ["running", "lost", "died", "done"]
+durations = st.lists(st.floats(1e-6, 100.0), max_size=30)
+counts = st.lists(st.integers(0, 50), min_size=len(Status), max_size=len(Status))
+
+
+def frame_of(shard, ttft_s=(), by_status=NOBODY):
+    one = LiveCounts()
+    one.add(ttft_s)
+    histograms = {"ttft": one.encode()}
+    return Frame("r", shard, 1, 2.0, 0, 0, 0, 0, list(by_status), 0, histograms, {})
+
+
+@given(st.lists(durations, min_size=1, max_size=4))
+def test_merged_histograms_are_those_of_one_process(per_shard):
+    together = LiveCounts()
+    for values in per_shard:
+        together.add(values)
+    frames = [frame_of(k, values) for k, values in enumerate(per_shard)]
+    assert merged(frames)["ttft"].encode() == together.encode()
+
+
+@given(durations, durations)
+def test_a_difference_of_histograms_holds_the_later_values(before, later):
+    old, new = LiveCounts(), LiveCounts()
+    old.add(before)
+    new.add([*before, *later])
+    assert new.more_than(old).n == len(later)
+    assert new.more_than(old).seconds() == pytest.approx(sorted(later), rel=2e-3, abs=1e-6)
+
+
+@given(
+    st.lists(
+        st.tuples(counts, st.integers(0, 100), st.sampled_from(STATES)),
+        min_size=1,
+        max_size=4,
+    ),
+    st.booleans(),
+)
+def test_the_ledger_sums_to_the_schedule_at_every_instant(parts, is_over):
+    shards, n = [], 0
+    for number, (by_status, left, state) in enumerate(parts):
+        n += sum(by_status) + left
+        told = frame_of(number, by_status=by_status)
+        shards.append(RemoteShard(number, f"w{number}", sum(by_status) + left, state, frame=told))
+    found = ledger(shards, [one for shard in shards if (one := shard.frame)], is_over)
+    assert sum(found.values()) == n
+    lost = sum(left for _, left, state in parts if is_over or state in ("lost", "died"))
+    assert found["lost"] == lost + sum(by_status[Status.lost] for by_status, _, _ in parts)
+
+
+def ended(class_id=0, status=Status.ok, n_events=8, **seconds):
+    """An entry of a live sample; fields that are not given are None."""
+    known = {"class_id": class_id, "status": int(status), "n_events": n_events, **seconds}
+    return [known.get(field) for field in FIELDS]
+
+
+OK_S = {"lateness_s": 0.001, "tpot_s": 0.01, "max_stall_s": 0.02}
+
+
+def beat(*ended, **changes):
+    said = {
+        "now_s": 1.0, "released": 2, "sent": 2, "in_flight": 0, "waiting": 0,
+        "by_status": [2, *[0] * (len(Status) - 1)], "withdrawn": 0, "gaps": [],
+    }  # fmt: skip
+    return {**said, "ended": list(ended), **changes}
+
+
+def test_frames_count_goodput_by_class_and_slo():
+    builder = FrameBuilder("r", 0, {"chat": ["ttft <= 100ms"], "code": []})
+    quick = ended(ttft_s=0.05, e2e_s=0.5, **OK_S)
+    slow = ended(ttft_s=0.20, e2e_s=0.9, **OK_S)
+    failed = ended(1, Status.timeout, 0, lateness_s=0.001, duration_s=9.0)
+    told = builder.take(beat(quick, slow, failed))
+    assert [(one.class_name, one.status) for one in told] == [
+        ("chat", Status.ok), ("chat", Status.ok), ("code", Status.timeout),
+    ]  # fmt: skip
+    frame = builder.frame()
+    assert (frame.classes["chat"].slo_met, frame.classes["chat"].events) == (1, 16)
+    assert frame.classes["code"].by_status[Status.timeout] == 1
+    e2e = merged([frame])["e2e"]
+    assert e2e.n == 2
+    assert e2e.quantile(1.0) == pytest.approx(0.9, rel=1e-3)
+    assert builder.frame().seq == 2
+
+
+def test_goodput_so_far_refers_to_the_requests_due_so_far():
+    schedule = np.zeros(10, SCHEDULE)
+    schedule["scheduled_s"] = np.arange(10)
+    builder = FrameBuilder("r", 0, {"default": []})
+    builder.take(beat(ended(ttft_s=0.05, e2e_s=0.5, **OK_S), now_s=3.5))
+    facts = LiveStatus(schedule, 10.0).snapshot(
+        [RemoteShard(0, "w", 10, "running", frame=builder.frame())]
+    )
+    assert facts["due"] == 4
+    assert facts["goodput_share_of_due"] == 0.25
+    assert facts["ledger"]["open"] == 8
+    assert facts["point"]["ttft"]["p50"] == pytest.approx(0.05, rel=1e-3)
+
+
+def test_two_close_frames_make_one_point_and_the_next_holds_both():
+    """Frames of several shards arrive in turn: the counts of a single frame are no rate."""
+    live, builder = LiveStatus(np.zeros(10, SCHEDULE), 10.0), FrameBuilder("r", 0, {"default": []})
+    points = []
+    for now_s, n_ok in ((1.0, 2), (1.02, 6), (2.0, 8)):
+        by_status = [n_ok, *[0] * (len(Status) - 1)]
+        builder.take(beat(now_s=now_s, by_status=by_status))
+        points.append(
+            live.snapshot([RemoteShard(0, "w", 10, "running", frame=builder.frame())])["point"]
+        )
+    assert points[1] is None
+    assert (points[0]["ok_per_s"], points[2]["ok_per_s"]) == (2.0, 6.0)
+
+
+def test_requests_withdrawn_on_purpose_or_never_sent_have_not_failed():
+    builder = FrameBuilder("r", 0, {"default": []})
+    by_status = [0] * len(Status)
+    by_status[Status.ok], by_status[Status.cancelled], by_status[Status.timeout] = 3, 4, 2
+    by_status[Status.not_released], by_status[Status.dropped] = 5, 1
+    builder.take(beat(by_status=by_status, withdrawn=3))
+    shard = RemoteShard(0, "w", 15, "running", frame=builder.frame())
+    sums = LiveStatus(np.zeros(15, SCHEDULE), 10.0).snapshot([shard])["sums"]
+    assert (sums["ok"], sums["failed"]) == (3, 3)  # two timeouts and a cancellation
+
+
+def test_requests_of_a_lost_shard_are_not_in_flight():
+    builder = FrameBuilder("r", 0, {"default": []})
+    builder.take(beat(in_flight=4))
+    shard = RemoteShard(0, "w", 10, "running", frame=builder.frame())
+    live = LiveStatus(np.zeros(10, SCHEDULE), 10.0)
+    assert live.snapshot([shard])["sums"]["in_flight"] == 4
+    shard.state = "lost"
+    assert live.snapshot([shard])["sums"]["in_flight"] == 0
