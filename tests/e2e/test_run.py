@@ -46,16 +46,16 @@ def ledger(directory):
 
 @pytest.fixture(scope="module")
 def plain(cli, tmp_path_factory):
-    """One ordinary run, looked at from several sides."""
+    """An ordinary run of a fresh interpreter, which several tests check."""
     where = tmp_path_factory.mktemp("plain")
-    result = cli(
+    result = cli.fresh(
         "run", "--target=mock", "--engine=ttft=50ms,itl=10ms", *flags(), "--slo=ttft<=30s",
         *cli.lenient, "--out=run", cwd=where,
     )  # fmt: skip
     return result, where / "run"
 
 
-def test_a_kept_promise_exits_0_and_leaves_every_file(plain):
+def test_a_run_that_meets_its_slo_exits_0_and_leaves_every_file(plain):
     result, directory = plain
     assert result.returncode == 0, result.stdout + result.stderr
     assert {path.name for path in directory.iterdir()} == {
@@ -75,7 +75,7 @@ def test_every_request_and_token_is_recorded(plain):
     assert list(run.requests.status.cat.categories) == [status.name for status in Status]
 
 
-def test_the_client_looked_at_its_loop_and_its_processor_a_hundred_times_a_second(plain):
+def test_the_client_samples_its_loop_and_processor_a_hundred_times_a_second(plain):
     _, directory = plain
     (shard,) = read_run(directory).instrument["shards"]
     assert shard["loop_lag_s"]["n"] >= shard["processor"]["looks"] > 50
@@ -122,7 +122,7 @@ def test_an_existing_run_is_not_overwritten_without_force(plain, cli):
     assert len(refused.stderr.splitlines()) == 1
 
 
-def test_a_missed_promise_exits_1_and_json_says_so(cli, tmp_path):
+def test_a_missed_slo_exits_1_with_the_verdict_in_json(cli, tmp_path):
     result = cli(
         "run", "--target=mock", "--engine=ttft=50ms,itl=1ms", *flags(seconds="1s"),
         "--slo=p99(ttft)<=20ms", *cli.lenient, "--json", cwd=tmp_path,
@@ -342,7 +342,7 @@ def test_two_workers_send_the_same_requests_as_one(cli, tmp_path):
         assert (one.request_rows[column] == two.request_rows[column]).all()
 
 
-def test_report_recomputes_a_run_under_other_promises(plain, cli, tmp_path):
+def test_report_recomputes_a_run_under_other_slos(plain, cli, tmp_path):
     directory = plain[1]
     before = (directory / "requests.parquet").read_bytes()
     assert "MET" in (directory / "report.html").read_text()

@@ -1,4 +1,4 @@
-"""What a user gets wrong: one line that says what, where and what to do, and an exit code."""
+"""Mistakes of a user: an exit code and one line with the mistake, its place and the remedy."""
 
 import json
 import subprocess
@@ -38,17 +38,17 @@ LONG = ["--rate=5/s", "--input-len=400", "--output-len=4", "--duration=1s"]
         (["serve", "--device=toy", "--port=99999"], 2, "--port"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(cli, tmp_path, arguments, code, words):
+def test_a_mistake_is_one_line(cli, tmp_path, arguments, code, words):
     result = cli(*arguments, cwd=tmp_path)
     assert result.returncode == code, result.stderr
-    told = [line for line in result.stderr.splitlines() if line.startswith("slobench: ")]
-    assert len(told) == 1, result.stderr
-    assert words in told[0]
+    errors = [line for line in result.stderr.splitlines() if line.startswith("slobench: ")]
+    assert len(errors) == 1, result.stderr
+    assert words in errors[0]
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
 
 
-def test_a_bad_scenario_file_is_told_with_file_line_and_key(cli, tmp_path):
+def test_a_mistake_in_a_scenario_file_is_named_by_line_and_key(cli, tmp_path):
     (tmp_path / "bad.yaml").write_text("name: bad\narrivals: {kind: poison, rate: 8/s}\n")
     result = cli("preview", "bad.yaml", cwd=tmp_path)
     assert result.returncode == 2
@@ -67,13 +67,13 @@ def test_flags_print_as_a_scenario_that_previews_the_same(cli, tmp_path):
 
 @pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["list", "--json"]])
 def test_help_and_lists_need_no_network_and_exit_0(cli, tmp_path, arguments):
-    result = cli(*arguments, cwd=tmp_path)
+    result = cli.fresh(*arguments, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert result.stdout
 
 
 def test_version_is_the_installed_one(cli, tmp_path):
-    assert cli("--version", cwd=tmp_path).stdout == "slobench 0.1.0\n"
+    assert cli.fresh("--version", cwd=tmp_path).stdout == "slobench 0.1.0\n"
 
 
 def test_an_internal_error_is_one_line_and_a_file(tmp_path, capsys):
@@ -90,12 +90,12 @@ def test_an_internal_error_is_one_line_and_a_file(tmp_path, capsys):
     assert "Traceback" in kept.read_text()
 
 
-def test_output_that_can_not_be_written_is_told():
+def test_a_full_disk_is_an_error():
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full on this platform")
     with open("/dev/full", "w") as full:
-        told = subprocess.run(
+        done = subprocess.run(
             [sys.executable, "-m", "loadgen", "list", "lengths"], stdout=full,
             stderr=subprocess.PIPE, text=True, check=False,
         )  # fmt: skip
-    assert (told.returncode, told.stderr) == (3, "slobench: No space left on device\n")
+    assert (done.returncode, done.stderr) == (3, "slobench: No space left on device\n")
