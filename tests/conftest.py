@@ -2,12 +2,20 @@
 
 import gc
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.fork_server import ForkServer
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 # How fast a busy machine draws or runs an example says nothing about the code; in CI the examples
 # are the same each time, elsewhere new ones are explored.
@@ -71,11 +79,32 @@ def truth_cache(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session")
+def page_cache(tmp_path_factory):
+    """A cache directory with the plotting bundle of the pages, which takes seconds to make: made
+    once, for all processes of pytest-xdist. Its parent can be XDG_CACHE_HOME."""
+    from reports.page import vega_bundle
+
+    own = tmp_path_factory.getbasetemp()
+    folder = (
+        (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "page-cache" / "slobench"
+    )
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        if fcntl is not None:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        vega_bundle(folder)
+    return folder
+
+
 class CommandLine:
     """`cli(*args, cwd=…)`: the command line in a real process, bounded in time.
 
-    `*cli.lenient` lifts the thresholds of the instrument check: a busy test machine is not what
-    these tests are about.
+    On Linux the process is a fork of one that has imported the modules already: see
+    tests/fork_server.py. `cli.fresh(…)` starts an interpreter.
+
+    `*cli.lenient` lifts the thresholds of the instrument check, so that a busy test machine does
+    not change the verdict.
     """
 
     lenient = LENIENT
@@ -83,8 +112,21 @@ class CommandLine:
     def __init__(self, cache: Path) -> None:
         direct = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
         self.environ = direct | {"XDG_CACHE_HOME": str(cache), "NO_COLOR": "1"}
+        self._fork_server: ForkServer | None = None
 
     def __call__(self, *args, cwd, environ=None, timeout_s=90):
+        added = environ or {}
+        if sys.platform != "linux" or any(name.startswith("PYTHON") for name in added):
+            return self.fresh(*args, cwd=cwd, environ=environ, timeout_s=timeout_s)
+        if self._fork_server is None:
+            self._fork_server = ForkServer()
+        return self._fork_server.run([*map(str, args)], cwd, self.environ | added, timeout_s)
+
+    def close(self):
+        if self._fork_server is not None:
+            self._fork_server.close()
+
+    def fresh(self, *args, cwd, environ=None, timeout_s=90):
         return subprocess.run(
             [sys.executable, "-m", "loadgen", *map(str, args)],
             cwd=cwd,
@@ -97,5 +139,9 @@ class CommandLine:
 
 
 @pytest.fixture(scope="session")
-def cli(tmp_path_factory):
-    return CommandLine(tmp_path_factory.mktemp("cache"))
+def cli(tmp_path_factory, page_cache):
+    cache = tmp_path_factory.mktemp("cache")
+    shutil.copytree(page_cache, cache / "slobench")
+    command_line = CommandLine(cache)
+    yield command_line
+    command_line.close()

@@ -39,9 +39,9 @@ QUICK = (
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory):
-    """What is asked of the simulator; the plotting bundle, slow to make, is kept between tests."""
-    options = RunOptions(engine="shape=8b", cache_dir=tmp_path_factory.mktemp("cache"))
+def asked(page_cache):
+    """`asked(*settings, **more)`: the spec of a search on the simulator."""
+    options = RunOptions(engine="shape=8b", cache_dir=page_cache)
 
     def ask(*settings, **more):
         scenario = load_scenario("capacity_search", [*QUICK, *settings])

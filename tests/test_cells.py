@@ -24,12 +24,12 @@ from loadgen.workload.scenario import load_scenario
 
 SHORT = ["phases.warmup=0s", "phases.measure=2s"]
 ENGINE = "shape=8b,hardware=h200"
-CACHE: dict[str, Path] = {}  # the pages' plotting bundle, made once
+CACHE: dict[str, Path] = {}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory):
-    CACHE["dir"] = tmp_path_factory.mktemp("cache")
+def _cache(page_cache):
+    CACHE["dir"] = page_cache
 
 
 def cell(name, rate="4/s", target="sim", engine=ENGINE, **options):

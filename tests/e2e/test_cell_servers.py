@@ -16,12 +16,12 @@ from loadgen.workload.scenario import scenario_from_flags
 from tests.e2e.lenient import LENIENT
 
 pytestmark = pytest.mark.e2e
-CACHE: dict[str, Path] = {}  # the pages' plotting bundle, made once
+CACHE: dict[str, Path] = {}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _cache(tmp_path_factory):
-    CACHE["dir"] = tmp_path_factory.mktemp("cache")
+def _cache(page_cache):
+    CACHE["dir"] = page_cache
 
 
 def cell(name, target, rate="8/s", engine="", settings=(), **overrides):

@@ -38,7 +38,7 @@ def night(cli, folder, name, *words):
 
 
 @pytest.mark.e2e
-@pytest.mark.timeout(300)  # six runs
+@pytest.mark.timeout(300)  # four runs
 def test_a_real_server_that_got_slower_is_worse(cli, tmp_path):
     # 20 ms a step that only sleeps, then 300 ms: a machine that stands still half of the time makes
     # 40 of the 20 and cannot hide that. That equal nights are the same, and how small a change is
@@ -46,7 +46,7 @@ def test_a_real_server_that_got_slower_is_worse(cli, tmp_path):
     (tmp_path / "steady.yaml").write_text(SHORT + BUSY)
     (tmp_path / "nightly.yaml").write_text(
         "schema: 1\ntargets: [reference]\nscenarios: [steady.yaml]\n"
-        "engine: device=toy,shape=nano,step_s=0.02\nrepeats: 3\nmetrics: [p50(tpot)]\n"
+        "engine: device=toy,shape=nano,step_s=0.02\nrepeats: 2\nmetrics: [p50(tpot)]\n"
         "margins: {default: 99%}\n"
     )
     code, facts = night(cli, tmp_path, "first")

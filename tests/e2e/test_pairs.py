@@ -21,18 +21,16 @@ pytestmark = pytest.mark.e2e
 
 
 @pytest.fixture
-def pair(tmp_path):
+def pair(tmp_path, page_cache):
     """The runs of a cell and of its control, `target` with other settings or one that fails."""
 
     def run(target, engine, control_engine=None, repeats=1, **options):
         scenario = scenario_from_flags(
             rate="10/s", input_len=40, output_len=4, duration="1s", overrides=LENIENT
         )
-        plain = RunOptions(n_workers=1, engine=engine, cache_dir=tmp_path / "cache")
+        plain = RunOptions(n_workers=1, engine=engine, cache_dir=page_cache)
         cell = Cell("cell", scenario, target, plain)
-        other = RunOptions(
-            n_workers=1, engine=control_engine or engine, cache_dir=tmp_path / "cache"
-        )
+        other = RunOptions(n_workers=1, engine=control_engine or engine, cache_dir=page_cache)
         control = Cell("control", scenario, target, other, server="control", stays_up=True)
         return run_cells(
             [cell],

@@ -95,14 +95,17 @@ def test_a_busy_port_is_named(cli, tmp_path):
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_python_callers_get_the_run(tmp_path, monkeypatch):
+def test_python_callers_get_the_run(tmp_path, page_cache, monkeypatch):
     import slobench as sb
 
     monkeypatch.chdir(tmp_path)
     scenario = sb.load_scenario(
         "quickstart", ["phases={warmup: 0s, measure: 1s}", "arrivals.rate=20/s"]
     )
-    run = sb.run(scenario, "reference", tmp_path / "run", engine="device=toy,shape=nano")
+    run = sb.run(
+        scenario, "reference", tmp_path / "run", engine="device=toy,shape=nano",
+        cache_dir=page_cache,
+    )  # fmt: skip
     assert len(run.requests) == len(sb.make_schedule(scenario))
     assert run.requests.status.eq("ok").all()
     assert sb.summarize(run).to_json()["counts"]["ok"] == len(run.requests)

@@ -15,6 +15,7 @@ import pytest
 from loadgen.drive import store
 from loadgen.drive.store import read_run
 from loadgen.records import Status
+from targets.mock_script import Failure, Script
 
 pytestmark = pytest.mark.e2e
 
@@ -145,33 +146,37 @@ def test_a_stall_shows_from_the_release_and_not_from_the_send(cli, tmp_path):
     assert metrics["ttft_from_send_s"]["percentiles"]["p99"]["value"] < 0.7
 
 
-@pytest.mark.parametrize(
-    ("fail", "status", "words"),
-    [
-        ("500:40%", "http_error", "HTTP 500"),
-        ("401:40%", "http_error", "HTTP 401"),
-        ("cut:40%", "stream_error", "middle of the response"),
-        ("inband:40%", "stream_error", "error in the stream"),
-        ("utf8:40%", "stream_error", "not understood"),
-        ("notsse:40%", "stream_error", "not an event stream"),
-        ("reset:40%", "stream_error", "clos"),
-        ("hang:40%", "timeout", "limits.timeout"),
-    ],
-)
-def test_each_way_to_fail_is_a_row_with_its_status(cli, tmp_path, fail, status, words):
+FAILURES = {
+    "500": ("http_error", "HTTP 500"),
+    "401": ("http_error", "HTTP 401"),
+    "cut": ("stream_error", "middle of the response"),
+    "inband": ("stream_error", "error in the stream"),
+    "utf8": ("stream_error", "not understood"),
+    "notsse": ("stream_error", "not an event stream"),
+    "reset": ("stream_error", "clos"),
+    "hang": ("timeout", "limits.timeout"),
+}  # the mock's failure → the status of its row, words of its error
+
+
+def test_each_way_to_fail_is_a_row_with_its_status(cli, tmp_path):
+    script = ",".join(f"fail={kind}:4%" for kind in FAILURES)
     result = cli(
-        "run", "--target=mock", f"--engine=ttft=1ms,itl=1ms,fail={fail},seed=26",
-        *flags(rate="60/s", seconds="1s"), "--set=limits.timeout=1500ms", *cli.lenient,
+        "run", "--target=mock", f"--engine=ttft=1ms,itl=1ms,{script},seed=1534",
+        *flags(rate="100/s", seconds="2s"), "--set=limits.timeout=1500ms", *cli.lenient,
         "--slo=ttft<=30s", "--out=run", cwd=tmp_path,
     )  # fmt: skip
     assert result.returncode == 1, result.stderr
     counts, total = ledger(tmp_path / "run")
-    assert counts[status] > 0
-    assert counts["ok"] > 0
-    assert counts[status] + counts["ok"] == total
-    run = read_run(tmp_path / "run")
-    failed = run.requests[run.requests.status == status]
-    assert failed.error.astype(str).str.contains(words).all(), failed.error.unique()
+    script_of_mock = Script(failures=tuple(Failure(kind, 0.04) for kind in FAILURES), seed=1534)
+    rows = read_run(tmp_path / "run").requests
+    kinds = rows.request_id.map(script_of_mock.failure)
+    assert counts["ok"] == kinds.isna().sum() > total / 3
+    assert (rows.status[kinds.isna()] == "ok").all()
+    for kind, (status, words) in FAILURES.items():
+        failed = rows[kinds == kind]
+        assert len(failed) >= 3, kind
+        assert (failed.status == status).all(), (kind, failed.status.unique())
+        assert failed.error.astype(str).str.contains(words).all(), (kind, failed.error.unique())
 
 
 def test_a_dead_server_ends_the_run_early_with_the_reason(cli, tmp_path):

@@ -17,7 +17,7 @@ def test_nothing_leaks_sticks_or_grows(workers):
             sys.executable,
             str(SCRIPT),
             "--requests",
-            "1000",
+            "600",
             "--seed",
             "7",
             "--http-workers",

@@ -35,7 +35,7 @@ LONG = ["--rate=5/s", "--input-len=400", "--output-len=4", "--duration=1s"]
         (["report", "nowhere"], 2, "not a run directory"),
         (["run", *QUICK, "--target=mock", "--out=/dev/null/x"], 2, "cannot be made"),
         (["list", "arival"], 2, "did you mean 'arrivals'"),
-        (["serve", "--port=99999"], 2, "--port"),
+        (["serve", "--device=toy", "--port=99999"], 2, "--port"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(cli, tmp_path, arguments, code, words):

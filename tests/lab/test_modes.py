@@ -35,16 +35,15 @@ def asked(**more):
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    """The cache of the plotting bundle, which takes seconds to build."""
-    return tmp_path_factory.mktemp("cache")
+def cache(page_cache):
+    return page_cache
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory):
+def compared(tmp_path_factory, cache):
     """Two modes, two rates, three seeds."""
     directory = tmp_path_factory.mktemp("modes")
-    found = compare(asked(rates=[2.0, 6.0], n_seeds=3), directory, quiet())
+    found = compare(asked(rates=[2.0, 6.0], n_seeds=3, cache_dir=cache), directory, quiet())
     return found, directory
 
 

@@ -1,8 +1,8 @@
-"""What the tests of nights share: the plotting bundle, which takes seconds to make."""
+"""The cache of the plotting bundle, under the name that the tests of nights use."""
 
 import pytest
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache") / "slobench"
+def cache(page_cache):
+    return page_cache

@@ -18,6 +18,7 @@ from loadgen.cli.exit_codes import guarded
 from loadgen.errors import UsageError
 from loadgen.nightly import night as night_module
 from loadgen.nightly.night import Nightly, NightOptions
+from loadgen.run.run_options import RunOptions
 from tests.nightly import few
 
 MORE = "metrics: [p50(ttft), mean(tpot)]\n"
@@ -145,10 +146,11 @@ def test_the_first_night_judges_nothing(nightly, folder):
     assert not (folder / "baseline").exists()
 
 
-def test_a_new_key_says_what_it_differs_in(copied):
+def test_a_new_key_is_named_with_its_value(copied, cache):
     text = (copied / "nightly.yaml").read_text()
     (copied / "nightly.yaml").write_text(text + "engine: token_budget=512\n")
-    night = Nightly(copied / "nightly.yaml", NightOptions())
+    options = NightOptions(run=RunOptions(cache_dir=cache))
+    night = Nightly(copied / "nightly.yaml", options)
     console = Console(record=True, width=200)
     found = night.run(console, datetime.now().astimezone(), copied / "other")
     assert found.verdict == "baseline"

@@ -1,4 +1,4 @@
-"""One plotting bundle for all pages of the suite: making it takes seconds."""
+"""The cache of the plotting bundle, under the name that the tests of pages use."""
 
 from pathlib import Path
 
@@ -6,5 +6,5 @@ import pytest
 
 
 @pytest.fixture(scope="session")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+def cache(page_cache: Path) -> Path:
+    return page_cache

@@ -40,10 +40,10 @@ def test_a_change_is_signed_and_has_two_digits(value, unit, text):
     assert change(value, unit) == text
 
 
-def test_the_page_holds_every_row_and_escapes_what_a_manifest_says(sides, tmp_path):
+def test_the_page_holds_every_row_and_escapes_what_a_manifest_says(sides, cache):
     a, b = sides
     found = judge_sides(a, b, Options())
-    page = render(found, a, b, Options(), tmp_path)
+    page = render(found, a, b, Options(), cache)
     for one in found.measures:
         assert f'<th scope="row">{row(one)[0]}</th>' in page
     assert "WORSE" in page

@@ -113,14 +113,14 @@ def test_the_numbers_are_written_whatever_becomes_of_the_story(run, cache, tmp_p
     assert json.loads((tmp_path / "summary.json").read_text())["verdict"] == "met"
 
 
-def test_a_run_judged_by_other_promises_is_told_without_its_own_misses(run, tmp_path):
+def test_a_run_judged_by_other_slos_is_shown_without_its_own_misses(run, tmp_path, cache):
     asked = []
 
     def story(directory, run, is_own_promise):
         asked.append(is_own_promise)
 
-    summarized(run, tmp_path, ["ttft <= 10s"], None, tmp_path, story)
-    summarized(run, tmp_path, None, None, tmp_path, story)
+    summarized(run, tmp_path, ["ttft <= 10s"], None, cache, story)
+    summarized(run, tmp_path, None, None, cache, story)
     assert asked == [False, True]
 
 

@@ -22,8 +22,8 @@ from reports.preview.page import render
 
 
 @pytest.fixture(scope="module")
-def cache_dir(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
+def cache_dir(page_cache):
+    return page_cache
 
 
 @pytest.fixture(scope="module")

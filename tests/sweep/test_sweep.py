@@ -28,8 +28,8 @@ OVER = {"rate": ["4/s", "16/s"], "engine.mode": ["chunked", "static"]}
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
+def cache(page_cache):
+    return page_cache
 
 
 @pytest.fixture(scope="module")

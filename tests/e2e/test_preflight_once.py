@@ -1,0 +1,77 @@
+"""The requests that the preflights of several runs send to one server that stays up."""
+
+import io
+from contextlib import nullcontext
+
+import pytest
+from rich.console import Console
+
+from loadgen.records import Status
+from loadgen.run.execute import execute
+from loadgen.run.run_options import RunOptions
+from loadgen.run.target import Choice, open_server, open_target
+from loadgen.workload.prompts import Prompts
+from loadgen.workload.scenario import Scenario, scenario_from_flags
+from loadgen.workload.schedule import make_plan
+
+pytestmark = pytest.mark.e2e
+QUIET = Console(file=io.StringIO())
+
+
+def scenario(seed=0, rate="5/s", input_len=40, output_len=4):
+    return scenario_from_flags(
+        rate=rate, input_len=input_len, output_len=output_len, duration="2s",
+        overrides={"seed": seed},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def n_requests(tmp_path):
+    """`n_requests(*scenarios)`: the completions that a mock serves to the preflights of these
+    scenarios, which follow each other."""
+
+    def count(*scenarios, engine="", as_url=False):
+        logs = tmp_path / "logs"
+        with open_server(Choice("mock", engine), logs, QUIET) as mock:
+            choice = Choice(mock.endpoint.url if as_url else "mock")
+            with open_server(choice, logs, QUIET) if as_url else nullcontext(mock) as server:
+                for each in scenarios:
+                    schedule = make_plan(each).schedule
+                    with open_target(choice, each, schedule, logs, QUIET, server=server) as target:
+                        own = Prompts(each.prompts, each.seed, b"preflight")
+                        assert target.prompts is not None
+                        sent = target.prompts.render(schedule[0], target.fit)
+                        assert sent == own.render(schedule[0], target.fit)
+                        assert {"reachable", "prompt_fit"} <= {c["check"] for c in target.checks}
+        return len((logs / "truth.csv").read_text().splitlines()) - 1
+
+    return count
+
+
+def test_a_second_preflight_sends_requests_only_where_the_first_does_not_apply(n_requests):
+    n_first = n_requests(scenario())
+    assert n_first > 5
+    assert n_requests(scenario(), scenario(seed=1), scenario(rate="9/s")) == n_first
+    longer_input, longer_output = scenario(input_len=50), scenario(output_len=9)
+    n_others = n_requests(longer_input) + n_requests(longer_output)
+    assert n_requests(scenario(), longer_input, longer_output) == n_first + n_others
+    # The server behind a URL may have been replaced between two runs.
+    assert n_requests(scenario(), scenario(seed=1), as_url=True) == 2 * n_first
+
+
+def test_a_failed_check_is_repeated_by_every_preflight(n_requests):
+    uncounted = {"engine": "usage=off"}
+    n_first = n_requests(scenario(), **uncounted)
+    assert n_requests(scenario(), scenario(seed=1), **uncounted) == 2 * n_first
+
+
+def test_a_server_whose_requests_did_not_all_succeed_needs_a_preflight_again(tmp_path, page_cache):
+    values = scenario(output_len=200).resolved()
+    with open_server(Choice("mock"), tmp_path / "logs", QUIET) as mock:
+        for number, cancels in enumerate((False, False, True)):
+            if cancels:
+                values["requests"]["cancel"] = {"share": "100%", "after": "1ms"}
+            options = RunOptions(out_dir=tmp_path / str(number), cache_dir=page_cache)
+            run = execute(Scenario.model_validate(values), "mock", options, QUIET, server=mock).run
+            assert (run.request_rows["status"] == Status.ok).all() != cancels
+            assert bool(mock.known) != cancels
