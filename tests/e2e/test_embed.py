@@ -8,6 +8,8 @@ import pytest
 from loadgen.errors import UsageError
 from targets.embed import engine, mock, parse_engine
 
+pytestmark = pytest.mark.e2e
+
 
 def test_engine_options_are_read_from_the_flag():
     assert parse_engine("mode=chunked, shape=tiny,max-model-len=128,") == {
