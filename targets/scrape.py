@@ -66,6 +66,11 @@ class Source:
             self._session.close()
 
 
+def until_next_s(now_s: float) -> float:
+    """Seconds until the next reading, at the next full second."""
+    return max(0.0, (now_s // PERIOD_S + 1) * PERIOD_S - now_s)
+
+
 class Scraper:
     """Reads the sources at `start`, then at each second of the run's clock, and at `stop`."""
 
@@ -92,15 +97,11 @@ class Scraper:
         sources = [Source(url, self._endpoint) for url in self._urls]
         with asyncio.Runner() as runner:
             runner.run(self._scrape(sources, _TIMEOUT_S))
-            while not self._stopped.wait(self._until_next_s()):
+            while not self._stopped.wait(until_next_s(self._now_s())):
                 runner.run(self._scrape(sources, _TIMEOUT_S))
             runner.run(self._scrape(sources, _LAST_S))
             for source in sources:
                 source.close()
-
-    def _until_next_s(self) -> float:
-        now_s = self._now_s()
-        return max(0.0, (now_s // PERIOD_S + 1) * PERIOD_S - now_s)
 
     def _now_s(self) -> float:
         return (time.monotonic_ns() - self._epoch_ns) * 1e-9

@@ -1,5 +1,6 @@
 """Options and fixtures that every part of the suite shares."""
 
+import gc
 import os
 import shutil
 import subprocess
@@ -42,6 +43,13 @@ def pytest_addoption(parser):
     parser.addoption(
         "--update-golden", action="store_true", help="rewrite golden files instead of comparing"
     )
+
+
+def pytest_collection_finish():
+    """Exempt the imported modules from garbage collection. With torch they are a million objects,
+    which every full collection would traverse."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

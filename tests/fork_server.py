@@ -100,7 +100,7 @@ def _serve(requests: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends pytest, which closes the socket
     running: dict[int, tuple[int, int]] = {}  # pidfd → pid, pipe for pid and exit code
     while True:
-        readable, _, _ = select.select([requests, *running], [], [])
+        readable, _, _ = select.select([requests.fileno(), *running], [], [])
         for pidfd in set(readable) & running.keys():
             pid, exit_fd = running.pop(pidfd)
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -108,7 +108,7 @@ def _serve(requests: socket.socket) -> None:
                 os.write(exit_fd, _NUMBER.pack(code))
             os.close(pidfd)
             os.close(exit_fd)
-        if requests not in readable:
+        if requests.fileno() not in readable:
             continue
         request, fds, _, _ = socket.recv_fds(requests, _LARGEST_REQUEST, 3)
         if not request:

@@ -118,7 +118,7 @@ def refusing(*_, **__):
     raise TargetError("http://127.0.0.1:9: connection refused")
 
 
-def test_a_target_that_goes_away_leaves_what_was_found(asked, tmp_path, monkeypatch):
+def test_a_target_that_goes_away_leaves_what_was_found(asked, tmp_path):
     out, log = tmp_path / "s", io.StringIO()
     n_made = 1
 
@@ -127,22 +127,19 @@ def test_a_target_that_goes_away_leaves_what_was_found(asked, tmp_path, monkeypa
             refusing()
         return execute(*args, **kwargs)
 
-    monkeypatch.setattr("loadgen.capacity.search.execute", then_gone)
     with pytest.raises(TargetError):
-        search(asked(), out, Console(file=log), resume=False)
+        search(asked(), out, Console(file=log), resume=False, execute_run=then_gone)
     assert "ended after 1 probe (at least 8 req/s" in log.getvalue()
     assert "--resume continues it" in " ".join(log.getvalue().split())
     assert "<html" in (out / "report.html").read_text()
-    monkeypatch.undo()
     later = search(asked(budget_s=60.0), out, QUIET, resume=True)
     assert len(later.probes) > n_made
 
 
-def test_a_target_that_was_never_there_leaves_the_directory_free(asked, tmp_path, monkeypatch):
-    monkeypatch.setattr("loadgen.capacity.search.execute", refusing)
+def test_a_target_that_was_never_there_leaves_the_directory_free(asked, tmp_path):
     for _ in range(2):
         with pytest.raises(TargetError):
-            search(asked(), tmp_path / "s", QUIET, resume=False)
+            search(asked(), tmp_path / "s", QUIET, resume=False, execute_run=refusing)
 
 
 def test_a_file_is_no_directory_of_a_search(asked, tmp_path):
@@ -202,11 +199,13 @@ def without_ports(finished):
     return replace(finished, run=run, summary=summarize(run))
 
 
-def test_a_client_without_a_port_left_is_not_a_server_that_was_away(asked, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        "loadgen.capacity.search.execute", lambda *a, **k: without_ports(execute(*a, **k))
+def test_a_client_without_a_port_left_is_not_a_server_that_was_away(asked, tmp_path):
+    def execute_without_ports(*args, **kwargs):
+        return without_ports(execute(*args, **kwargs))
+
+    answer = search(
+        asked(budget_s=60.0), tmp_path / "s", QUIET, resume=False, execute_run=execute_without_ports
     )
-    answer = search(asked(budget_s=60.0), tmp_path / "s", QUIET, resume=False)
     assert {probe.grade for probe in answer.probes} == {"untrusted"}
     why = answer.probes[0].why
     assert "client limits: 1 of " in why
@@ -214,18 +213,15 @@ def test_a_client_without_a_port_left_is_not_a_server_that_was_away(asked, tmp_p
     assert answer.client_limit is not None
 
 
-def test_a_server_that_is_away_twice_ends_the_search_and_nothing_counts(
-    asked, tmp_path, monkeypatch
-):
+def test_a_server_that_is_away_twice_ends_the_search_and_nothing_counts(asked, tmp_path):
     def away(*args, **kwargs):
         finished = execute(*args, **kwargs)
         rows = finished.run.request_rows.copy()
         rows["status"][:] = Status.connect_error
         return replace(finished, run=replace(finished.run, request_rows=rows))
 
-    monkeypatch.setattr("loadgen.capacity.search.execute", away)
     with pytest.raises(TargetError, match="sim: could not be reached in two probes in a row"):
-        search(asked(budget_s=60.0), tmp_path / "s", QUIET, resume=False)
+        search(asked(budget_s=60.0), tmp_path / "s", QUIET, resume=False, execute_run=away)
     kept = json.loads((tmp_path / "s" / "capacity.json").read_text())
     assert [probe["grade"] for probe in kept["probes"]] == ["broken", "broken"]
     assert len({probe["level"] for probe in kept["probes"]}) == 1

@@ -10,7 +10,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,9 +75,16 @@ def capacity(
     return search(spec, Path(out_dir) if out_dir else None, Console(quiet=True), resume=resume)
 
 
-def search(spec: CapacitySpec, out_dir: Path | None, console: Console, *, resume: bool) -> Capacity:
+def search(
+    spec: CapacitySpec,
+    out_dir: Path | None,
+    console: Console,
+    *,
+    resume: bool,
+    execute_run: Callable[..., FinishedRun] = execute,
+) -> Capacity:
     """The same from a spec, with progress on `console`. Ctrl-C ends the search with the best answer
-    so far.
+    so far. `execute_run` runs each probe.
 
     Raises UsageError before the first probe, also for a directory with another search.
     """
@@ -86,7 +93,7 @@ def search(spec: CapacitySpec, out_dir: Path | None, console: Console, *, resume
     probes = earlier_probes(spec, question, directory, resume)
     with _cache(spec.options) as cache_dir:  # every probe has a page, and the bundle takes seconds
         spec = replace(spec, options=replace(spec.options, cache_dir=cache_dir))
-        return _Search(spec, question, directory, console, probes).conclude()
+        return _Search(spec, question, directory, console, probes, execute_run).conclude()
 
 
 @contextlib.contextmanager
@@ -108,11 +115,13 @@ class _Search:
         directory: Path,
         console: Console,
         probes: Sequence[Probe],
+        execute_run: Callable[..., FinishedRun],
     ) -> None:
         self._spec, self._question, self._directory = spec, question, directory
         self._console, self._quiet = console, Console(quiet=True)
         self._probes = list(probes)
         self._client_limit = math.inf
+        self._execute_run = execute_run
 
     def conclude(self) -> Capacity:
         """Run the search and write its files; also the files of a search whose target or load
@@ -215,13 +224,15 @@ class _Search:
 
     def _execute(self, cell: Cell, servers: CellServers) -> FinishedRun:
         if cell.target == SIMULATED:  # a new engine for each probe: idle, with an empty cache
-            return execute(cell.scenario, cell.target, cell.options, self._quiet)
+            return self._execute_run(cell.scenario, cell.target, cell.options, self._quiet)
         begin_s = time.monotonic()
         up = servers.open(cell)
         if not up.is_fresh:
             drain_s = cell.scenario.phases.drain
             finish(quiesce(up.server.endpoint, drain_s=drain_s, resets_cache=True))
-        finished = execute(cell.scenario, cell.target, cell.options, self._quiet, server=up.server)
+        finished = self._execute_run(
+            cell.scenario, cell.target, cell.options, self._quiet, server=up.server
+        )
         served = ServedRun.of(finished.run, finished.directory)
         up.served(served._replace(begin_s=begin_s, end_s=time.monotonic()))
         return finished

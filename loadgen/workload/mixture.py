@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,7 @@ from loadgen.workload.lengths import LENGTHS, Lengths, Shares, TokenCounts
 
 @dataclass(frozen=True)
 class Component:
-    """One length distribution and its weight relative to the other components."""
+    """A length distribution and its weight relative to the other components."""
 
     weight: float
     lengths: Lengths
@@ -49,7 +49,7 @@ def _component(spec: object) -> object:
     return Component(_Weight.model_validate(weight).weight, _LENGTHS.validate_python(parameters))
 
 
-def _flat(component: Component, info: SerializationInfo) -> dict[str, Any]:
+def _flat(component: Component, info: SerializationInfo) -> dict[str, object]:
     return {"weight": component.weight, **LENGTHS.dump(component.lengths, info)}
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import ConfigDict, Field
 
 from loadgen.errors import ScenarioError
-from loadgen.registry import Plugin, Registry
+from loadgen.registry import Plugin, Registry, bare_word
 from loadgen.workload.client_tokenizer import TokenCounter, load_tokenizer
 from loadgen.workload.vocabulary import WORDS
 
@@ -68,11 +68,7 @@ class PromptKind(Plugin, ABC):
         return None if self.tokenizer is None else load_tokenizer(self.tokenizer)
 
 
-def _bare_word(spec: object) -> dict[str, object] | None:
-    return {"kind": spec} if isinstance(spec, str) else None
-
-
-PROMPTS: Registry[PromptKind] = Registry("slobench.prompts", "source of prompts", _bare_word)
+PROMPTS: Registry[PromptKind] = Registry("slobench.prompts", "source of prompts", bare_word)
 
 
 class Synthetic(PromptKind):
@@ -89,7 +85,8 @@ class Synthetic(PromptKind):
 
 
 class TextFile(PromptKind):
-    """Slices of a local text file in your own language and style; white space becomes one blank."""
+    """Slices of a local text file in your own language and style; white space becomes a single
+    blank."""
 
     kind = "text"
     path: str
@@ -128,9 +125,9 @@ class RecordedPrompts(PromptKind):
 
 
 class Dataset(RecordedPrompts):
-    """One prompt per line of JSON: `prompt` (text) or `messages` ([{role, content}]), and
-    optionally `output_tokens`, the length of its answer. Each request sends one of them, drawn at
-    random; with `salt: run` it begins with 16 random characters."""
+    """A prompt per line of JSON: `prompt` (text) or `messages` ([{role, content}]), and optionally
+    `output_tokens`, the length of its answer. Each request sends a prompt drawn at random; with
+    `salt: run` it begins with 16 random characters."""
 
     kind = "dataset"
 
@@ -143,7 +140,7 @@ class Dataset(RecordedPrompts):
 class ShareGPTPrompts(RecordedPrompts):
     """The first question of every ShareGPT conversation that has an answer: a JSON list of
     {conversations: [{from, value}, …]}. The answer's length is counted with `tokenizer`; without
-    it, `answer_chars_per_token` characters are one token."""
+    it, `answer_chars_per_token` characters are 1 token."""
 
     kind = "sharegpt"
     answer_chars_per_token: Annotated[float, Field(gt=0)] = 4.0
@@ -181,7 +178,7 @@ def _from_line(line: str, where: str) -> RecordedPrompt:
     return RecordedPrompt(_messages(values, where), output_tokens)
 
 
-def _messages(values: dict[str, Any], where: str) -> Messages:
+def _messages(values: Mapping[str, object], where: str) -> Messages:
     prompt, messages = values.get("prompt"), values.get("messages")
     if isinstance(prompt, str) and prompt and messages is None:
         return (("user", prompt),)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from loadgen.drive.decode import Decoded
-from loadgen.drive.recorder import ExchangeColumns
+from loadgen.drive.recorder import ExchangeColumns, _fitting
 from loadgen.drive.transport import Exchange
 from loadgen.records import SCHEDULE, FinishReason, Status, TokenSource, empty_requests
 
@@ -21,6 +21,11 @@ def decoded_of(n_chunks, **fields):
     first_ns = EPOCH_NS + 2_000_000_000
     stamps = [first_ns + 1_000_000 * k for k in range(n_chunks)]
     return Decoded(chunk_ns=stamps, chunk_tokens=[1] * n_chunks, **fields)
+
+
+@pytest.mark.parametrize(("stated", "stored"), [(-1, 0), (0, 0), (1, 1), (9, 9), (10, 0)])
+def test_a_stated_count_that_does_not_fit_is_stored_as_unknown(stated, stored):
+    assert _fitting(stated, most=9) == stored
 
 
 @pytest.mark.parametrize("n", [1, 511, 512, 513, 1300])

@@ -27,6 +27,11 @@ def test_a_failing_server_stops_the_run_after_the_window():
     assert reasons[10] == "40 of 50 requests failed in the last 10 s (stop_when.error_rate 50%)"
 
 
+def test_a_share_of_failures_at_the_limit_does_not_stop_the_run():
+    rule = ErrorRate(limit=0.5, over_s=10.0)
+    assert [rule.reason(t, n_ended=4 * t, n_failed=2 * t) for t in range(15)] == [None] * 15
+
+
 def test_an_old_failure_is_forgotten():
     rule = ErrorRate(limit=0.5, over_s=10.0)
     totals = [

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.gpu.driver import skip_without_driver
+
+skip_without_driver()
 torch = pytest.importorskip("torch", reason="torch is not installed")
 pytest.importorskip("triton", reason="triton is not installed")
 if not torch.cuda.is_available():

@@ -2,17 +2,16 @@
 
 Code that only the interpreter accepts fails here. To be fast, attention must read its memory in
 16-byte pieces, asynchronously, multiply on tensor cores, and keep its values in registers. Run by
-`test_kernels.py`; prints a JSON object {kernel: {instruction: count}}, for attention with the bytes
-that NVIDIA's assembler spilled.
+`tests/e2e/test_kernels_run.py`; prints a JSON object {kernel: {instruction: count}}, for attention
+with the bytes that NVIDIA's assembler spilled.
 """
 
 from __future__ import annotations
 
 import json
 import re
-import subprocess
-import tempfile
-from pathlib import Path
+from contextlib import redirect_stdout
+from io import StringIO
 from typing import Any
 
 import triton
@@ -21,6 +20,7 @@ from triton.compiler import ASTSource
 
 from reference_engine.kernels import paged_attention, pointwise, rope, token_sampling
 
+Compiled = tuple[str, str]  # the PTX, and the log of NVIDIA's assembler
 HOPPER = GPUTarget("cuda", 90, 32)
 INSTRUCTIONS = (
     "mma.sync",
@@ -34,8 +34,9 @@ INSTRUCTIONS = (
 B, F, INT, LONG = "*bf16", "*fp32", "*i32", "*i64"
 
 
-def compiled(fn: Any, types: dict[str, str], constants: dict[str, Any], **options: int) -> str:
-    """The PTX of `fn`, with pointers and strides that are multiples of 16, as torch's are."""
+def compiled(fn: Any, types: dict[str, str], constants: dict[str, Any], **options: int) -> Compiled:
+    """The PTX of `fn` and the log of its assembler, with pointers and strides that are multiples of
+    16, as torch's are."""
     signature = {name: types.get(name, "constexpr") for name in fn.arg_names}
     attrs = {
         (i,): [["tt.divisibility", 16]]
@@ -43,20 +44,21 @@ def compiled(fn: Any, types: dict[str, str], constants: dict[str, Any], **option
         if signature[name].startswith("*") or name == "table_width"
     }
     source = ASTSource(fn=fn, signature=signature, constexprs=constants, attrs=attrs)
-    ptx: str = triton.compile(source, target=HOPPER, options=options).asm["ptx"]
-    return ptx
+    with redirect_stdout(StringIO()) as log:
+        asm = triton.compile(source, target=HOPPER, options=options).asm
+    return asm["ptx"], log.getvalue()
 
 
-def all_kernels() -> dict[str, str]:
-    """The PTX of the kernels, as the 8b shape launches them. Kernels that read or write KV come
-    also with KV in 8 bits, with a suffix."""
+def all_kernels() -> dict[str, Compiled]:
+    """The PTX and the log of each kernel, as the 8b shape launches them. Kernels that read or write
+    KV come also with KV in 8 bits, with a suffix."""
     kernels = _pointwise()
     for suffix, kv, largest in (("", B, 0.0), ("_int8", "*i8", 127.0), ("_fp8", "*fp8e4nv", 448.0)):
-        kernels |= {f"{name}{suffix}": ptx for name, ptx in _over_kv(kv, largest).items()}
+        kernels |= {f"{name}{suffix}": made for name, made in _over_kv(kv, largest).items()}
     return kernels
 
 
-def _over_kv(kv: str, largest: float) -> dict[str, str]:
+def _over_kv(kv: str, largest: float) -> dict[str, Compiled]:
     heads = {"N_KV": 8, "GROUP": 4, "HEAD": 128, "PAGE": 16, "KEYS": 64, "IS_SCALED": largest > 0}
     cache = {"cache": kv, "scales": F if largest else kv}
     read = cache | {"q": B, "tables": INT, "out": B, "scale": "fp32", "table_width": "i32"}
@@ -97,7 +99,7 @@ def _over_kv(kv: str, largest: float) -> dict[str, str]:
     }
 
 
-def _pointwise() -> dict[str, str]:
+def _pointwise() -> dict[str, Compiled]:
     parts = {"part": F, "peaks": F, "sums": F}
     draw = {"logits": F, "temperatures": F, "keys": INT, "n_vocab": "i32", "n_parts": "i32"}
     best = {"best": F, "where": INT}
@@ -124,30 +126,19 @@ def _pointwise() -> dict[str, str]:
     }
 
 
-def spilled(ptx: str) -> int:
-    """Spilled bytes, by the first of Triton's own assemblers that accepts this version of PTX."""
-    error = ""
-    with tempfile.TemporaryDirectory() as directory:
-        source = Path(directory, "kernel.ptx")
-        source.write_text(ptx)
-        for assembler in sorted(Path(triton.__file__).parent.glob("backends/nvidia/bin/ptxas*")):
-            done = subprocess.run(
-                [assembler, "-v", "--gpu-name=sm_90a", source, "-o", Path(directory, "cubin")],
-                capture_output=True, text=True, check=False,
-            )  # fmt: skip
-            spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", done.stderr)
-            if done.returncode == 0 and spills is not None:
-                return int(spills[1]) + int(spills[2])
-            error = done.stderr
-    raise RuntimeError(error)
+def spilled_bytes(log: str) -> int:
+    """Bytes that the assembler spilled, by its log."""
+    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
+    if spills is None:
+        raise RuntimeError(f"no spilled bytes in the assembler's log: {log}")
+    return int(spills[1]) + int(spills[2])
 
 
 if __name__ == "__main__":
-    ptx_of = all_kernels()
-    counts = {
-        name: {word: ptx.count(word) for word in INSTRUCTIONS} for name, ptx in ptx_of.items()
-    }
-    for name, ptx in ptx_of.items():
+    triton.knobs.nvidia.dump_ptxas_log = True
+    counts = {}
+    for name, (ptx, log) in all_kernels().items():
+        counts[name] = {word: ptx.count(word) for word in INSTRUCTIONS}
         if name.startswith(("decode", "chunk", "fused")):
-            counts[name]["spilled"] = spilled(ptx)
+            counts[name]["spilled"] = spilled_bytes(log)
     print(json.dumps(counts))  # noqa: T201 - read by the test

@@ -1,5 +1,5 @@
-"""Every Triton kernel against its float64 twin, in Triton's interpreter. `test_kernels.py` runs
-this file in a process with TRITON_INTERPRET=1. By hand:
+"""Every Triton kernel against its float64 twin, in Triton's interpreter.
+`tests/e2e/test_kernels_run.py` runs this file in a process with TRITON_INTERPRET=1. By hand:
 
     TRITON_INTERPRET=1 python -m pytest tests/reference_engine/interpreted_kernels.py
 """
@@ -15,7 +15,7 @@ from tests.reference_engine import kernel_cases as cases
 from tests.reference_engine.kernel_cases import Draw
 
 SEEDS = st.integers(0, 2**32 - 1)
-few = settings(max_examples=6, deadline=None, database=None, derandomize=True)
+few = settings(max_examples=4, deadline=None, database=None, derandomize=True)
 HEADS = st.sampled_from([(1, 1), (2, 2), (1, 7), (2, 3)])  # KV heads, query heads per KV head
 
 
@@ -41,7 +41,7 @@ def test_rope_write(seed, positions, heads, has_norm):
 @few
 @given(
     SEEDS,
-    st.lists(st.sampled_from([1, 15, 16, 17, 64, 65, 130]), min_size=1, max_size=3),
+    st.lists(st.sampled_from([1, 15, 16, 17, 64, 65]), min_size=1, max_size=3),
     HEADS,
     st.sampled_from([1, 2, 8]),
 )
@@ -54,7 +54,7 @@ def test_decode_attention(seed, contexts, heads, n_splits):
 @given(
     SEEDS,
     st.lists(
-        st.tuples(st.sampled_from([0, 1, 16, 70]), st.sampled_from([1, 2, 33, 70])),
+        st.tuples(st.sampled_from([0, 1, 16, 70]), st.sampled_from([1, 2, 33, 65])),
         min_size=1,
         max_size=2,
     ),
@@ -70,7 +70,7 @@ def test_chunk_attention(seed, pieces, heads):
     [((2, 3, 16), 1, "auto"), ((1, 7, 16), 4, "auto"), ((2, 2, 16), 2, "int8")],
 )
 def test_fused_attention(heads, splits, kv_dtype):
-    cases.check_fused(Draw.of(8), [1, 17, 70], [(20, 30), (0, 5)], heads, splits, kv_dtype)
+    cases.check_fused(Draw.of(8), [17, 65], [(20, 13), (0, 5)], heads, splits, kv_dtype)
 
 
 @few
@@ -89,8 +89,8 @@ def test_rope_write_in_8_bits(kv_dtype, has_norm):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_attention_over_8_bits(kv_dtype, dtype):
     draw = Draw.of(7, dtype)
-    cases.check_decode(draw, [1, 17, 130], 2, 3, 16, 16, 2, kv_dtype)
-    cases.check_chunk(draw, [(20, 40), (0, 5)], 2, 2, 32, 16, kv_dtype)
+    cases.check_decode(draw, [1, 17, 65], 2, 3, 16, 16, 2, kv_dtype)
+    cases.check_chunk(draw, [(50, 20), (0, 5)], 2, 2, 32, 16, kv_dtype)
 
 
 @pytest.mark.parametrize("name", ["norm", "decode", "chunk"])

@@ -65,6 +65,12 @@ def test_a_request_alone_takes_its_prompt_steps_and_a_step_per_token():
     assert timing_alone(BASE._replace(output_tokens=1), ENGINE).tpot_s is None
 
 
+def test_prompt_tokens_of_a_request_alone_are_compared_with_the_tokens_before_them():
+    # The first 100 tokens have 50 before them on average, the other 50 have 125: 5 000 + 6 250.
+    engine = replace(ENGINE, cost=StepCost(prefill_attention_s=1e-6))
+    assert timing_alone(BASE, engine).ttft_s == pytest.approx(0.01125)
+
+
 def test_an_slo_missed_even_alone_is_attributed_to_the_request():
     assert sentences(BASE._replace(ttft_slo_s=0.1)) == [
         "TTFT 1.5 s (SLO 0.1 s): even alone it takes 0.17 s"

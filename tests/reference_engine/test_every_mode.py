@@ -98,7 +98,7 @@ def _step(engine: Rig) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@settings(max_examples=25)
+@settings(max_examples=8)
 @given(arrivals=traffic())
 def test_every_request_gets_exactly_the_tokens_of_the_model(
     mode: str, arrivals: list[Arrival]
@@ -127,7 +127,7 @@ def test_the_modes_in_order_are_the_first_come_first_served_ones():
 
 
 @pytest.mark.parametrize("mode", IN_ORDER)
-@settings(max_examples=15)
+@settings(max_examples=5)
 @given(arrivals=traffic())
 def test_a_mode_that_claims_the_order_of_arrival_starts_requests_in_it(
     mode: str, arrivals: list[Arrival]

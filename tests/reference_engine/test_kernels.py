@@ -1,14 +1,7 @@
-"""Kernels and their twins: the kernels against the twins in Triton's interpreter and compiled for a
-GPU, the twins against literal results."""
+"""Tiles, and the twins of the kernels, against literal results. The kernels themselves run in
+`tests/e2e/test_kernels_run.py`."""
 
 from __future__ import annotations
-
-import json
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -18,54 +11,6 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 tiles = pytest.importorskip("reference_engine.kernels.tiles")
 plain = pytest.importorskip("reference_engine.kernels.plain")
 kv_memory = pytest.importorskip("reference_engine.kernels.kv_memory")
-
-ROOT = Path(__file__).parents[2]
-INTERPRETED = "tests/reference_engine/interpreted_kernels.py"
-
-
-def test_every_kernel_agrees_with_its_twin():
-    """In a process of its own, as Triton chooses its interpreter at import."""
-    pytest.importorskip("triton", reason="triton is not installed")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", INTERPRETED],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    passed = re.search(r"(\d+) passed", done.stdout)
-    assert passed is not None
-    assert int(passed[1]) >= 9
-
-
-def test_every_kernel_compiles_for_hopper_and_reads_in_wide_pieces(tmp_path):
-    pytest.importorskip("triton", reason="triton is not installed")
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.reference_engine.compiled_kernels"],
-        cwd=ROOT,
-        env=os.environ | {"TRITON_CACHE_DIR": str(tmp_path), "TRITON_DEFAULT_FP_FUSION": "1"},
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    counts = json.loads(done.stdout)
-    assert len(counts) == 17
-    attentions = {name: count for name, count in counts.items() if "spilled" in count}
-    assert len(attentions) == 10
-    assert attentions.pop("decode_join")["spilled"] == 0
-    for name, count in attentions.items():
-        assert count["cp.async"] > 0, f"{name}: the loop is not pipelined"
-        assert count["ld.global.b16"] == count["ld.global.b8"] == 0, f"{name}: narrow loads"
-        assert count["spilled"] == 0, name
-        assert (count["mma.sync"] > 0) is name.startswith(("decode", "fused")), name
-        assert (count["wgmma.mma_async"] > 0) is name.startswith(("chunk", "fused")), name
-    spills = {name: c for name, c in counts.items() if c["st.local"] or c["ld.local"]}
-    assert not spills
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,12 @@ def test_a_full_pool_refuses_and_changes_nothing():
     pool.check([a])
 
 
+def test_the_missing_blocks_are_those_of_the_tokens_beyond_the_room():
+    pool = KvPool(4)
+    a = resident(pool, request("a", range(32), 5))
+    assert [pool.missing(a, n) for n in (0, 1, 16, 17)] == [0, 1, 1, 2]
+
+
 def test_equal_prefixes_share_their_full_blocks():
     pool = KvPool(20)
     a = resident(pool, request("a", [*range(48), 1, 2], 5))

@@ -48,7 +48,7 @@ def admitted_order(engine: Rig) -> list[str]:
 
 
 @pytest.mark.parametrize("mode", RANKED)
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(
     coming=traffic,
     token_budget=st.integers(4, 64),
@@ -67,7 +67,7 @@ def test_budgets_hold_and_nothing_idles(mode, coming, token_budget, max_num_seqs
 
 
 @pytest.mark.parametrize("mode", RANKED)
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(coming=traffic)
 def test_the_same_traffic_gives_the_same_plans(mode, coming):
     first, second = play(mode, coming), play(mode, coming)
@@ -75,7 +75,7 @@ def test_the_same_traffic_gives_the_same_plans(mode, coming):
 
 
 @pytest.mark.parametrize("mode", ["priority", "sjf", "mlfq", "deadline"])
-@settings(max_examples=20)
+@settings(max_examples=8)
 @given(coming=traffic, starvation_ms=st.integers(10, 200))
 def test_no_later_arrival_overtakes_an_overdue_request(mode, coming, starvation_ms):
     """The bound on waiting: after `starvation`, a request waits for those only that were overdue

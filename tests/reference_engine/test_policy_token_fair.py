@@ -63,10 +63,10 @@ def widest_gap(moments: list[Moment], coming: list[Arrival]) -> int:
     return max(differences) - min(differences)
 
 
-jobs = st.lists(st.tuples(st.integers(1, 100), st.integers(1, 50)), min_size=12, max_size=25)
+jobs = st.lists(st.tuples(st.integers(1, 100), st.integers(1, 50)), min_size=8, max_size=16)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(a=jobs, b=jobs, token_budget=st.integers(16, 200), max_num_seqs=st.integers(1, 8))
 def test_two_tenants_with_work_are_served_alike(a, b, token_budget, max_num_seqs):
     """VTC's bound: 2 · max(w_p · longest prompt, w_q · tokens the KV memory holds). All requests of
@@ -118,7 +118,7 @@ def test_a_tenant_in_an_empty_queue_starts_at_the_counter_of_the_last_tenant():
     assert order(engine) == ["b0", "a1"]
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(coming=traffic, token_budget=st.integers(4, 64), max_num_seqs=st.integers(1, 6))
 def test_service_counts_tokens_once_whatever_was_preempted(coming, token_budget, max_num_seqs):
     """Recomputation after a preemption is charged to no tenant."""

@@ -1,16 +1,10 @@
-"""The server as a process: READY, exit codes, signals, one-line errors."""
+"""The server's options: what they build, and the one-line errors for wrong ones."""
 
 from __future__ import annotations
 
-import http.client
-import json
+import asyncio
 import os
 import signal
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,266 +13,7 @@ from reference_engine.serve import n_http_workers
 from reference_engine.serving.build import build
 from reference_engine.serving.serve_options import ServeOptions, choose
 from reference_engine.state.cost_model import StepShape
-
-ENGINE = [sys.executable, "-m", "reference_engine"]
-
-
-def start(*flags: str) -> tuple[subprocess.Popen[str], int]:
-    """A server process that is ready, and its port."""
-    process = subprocess.Popen(
-        [*ENGINE, "--port", "0", *flags],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line.startswith("READY http://127.0.0.1:"), line + process.communicate()[1]
-    return process, int(line.rsplit(":", 1)[1])
-
-
-def complete(port: int, **body: object) -> dict[str, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    text = json.dumps({"prompt": "abc", "max_tokens": 5, **body})
-    connection.request("POST", "/v1/completions", text, {"x-request-id": "run-1"})
-    answer = json.loads(connection.getresponse().read())
-    connection.close()
-    assert isinstance(answer, dict)
-    return answer
-
-
-HTTP_WORKERS = pytest.mark.parametrize("workers", ["0", "2"])
-
-
-@pytest.mark.e2e
-@HTTP_WORKERS
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_server_answers_and_leaves_with_zero_on_a_signal(number, workers):
-    process, port = start("--device", "toy", "--http-workers", workers)
-    assert complete(port)["usage"]["completion_tokens"] == 5
-    busy = subprocess.run(
-        [*ENGINE, "--device", "toy", "--port", str(port)], capture_output=True, text=True
-    )
-    process.send_signal(number)
-    _, errors = process.communicate(timeout=20)
-    assert process.returncode == 0
-    assert "request run-1 ok: 3 prompt tokens" in errors
-    assert "Traceback" not in errors
-    assert busy.returncode == 2
-    assert busy.stdout == ""
-    assert busy.stderr.count("\n") == 1
-    assert f"port {port}" in busy.stderr
-
-
-@pytest.mark.e2e
-def test_objects_loaded_before_serving_are_not_garbage_collected():
-    """A full collection in a serving process would stop every stream for as long as it takes."""
-    program = (
-        "import gc, sys; from reference_engine.__main__ import main; sys.argv[0] = 'engine'\n"
-        "try: main()\n"
-        "finally: print('frozen', gc.get_freeze_count())"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, "--port", "0", "--device", "toy"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline().startswith("READY")
-    process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=20)
-    assert int(output.split()[-1]) > 10_000
-
-
-@pytest.mark.e2e
-@HTTP_WORKERS
-def test_a_server_ends_with_its_parent(workers):
-    parent = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    process, _ = start(
-        "--device", "toy", "--http-workers", workers, "--parent-pid", str(parent.pid)
-    )
-    parent.kill()
-    assert process.wait(timeout=20) == 0
-    parent.communicate()
-    process.communicate()
-
-
-def begun(port: int, max_tokens: int = 4000) -> http.client.HTTPResponse:
-    """A long answer whose first byte has arrived."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    text = json.dumps({"prompt": "a", "max_tokens": max_tokens, "stream": True})
-    connection.request("POST", "/v1/completions", text, {"Connection": "close"})
-    response = connection.getresponse()
-    assert response.read(1) == b"d"
-    return response
-
-
-@pytest.mark.e2e
-@HTTP_WORKERS
-def test_a_second_signal_ends_the_draining_with_an_error_in_the_stream(workers):
-    process, port = start("--device", "toy", "--set", "step_s=0.02", "--http-workers", workers)
-    answer = begun(port)
-    process.terminate()
-    assert process.stderr is not None
-    assert "draining" in process.stderr.readline()
-    process.terminate()
-    assert b"the server is shutting down" in rest(answer)
-    process.communicate(timeout=20)
-    assert process.returncode == 0
-
-
-def children(process: subprocess.Popen[str]) -> list[int]:
-    path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    return [int(pid) for pid in path.read_text().split()]
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_every_process_of_a_server_lets_its_answers_end(number):
-    process, port = start("--device", "toy", "--set", "step_s=0.02", "--http-workers", "2")
-    answers = [begun(port, max_tokens=60) for _ in range(4)]
-    for pid in [*children(process), process.pid]:
-        os.kill(pid, number)
-    assert [rest(answer).endswith(b"[DONE]\n\n") for answer in answers] == [True] * 4
-    _, errors = process.communicate(timeout=20)
-    assert process.returncode == 0
-    assert "Traceback" not in errors
-
-
-@pytest.mark.e2e
-@pytest.mark.parametrize(
-    ("patience_s", "code", "words"),
-    [(30, 0, "does not end; killed"), (0.1, 4, "an HTTP worker did not start within 0.1 s")],
-)
-def test_an_http_worker_that_hangs_before_it_begins_does_not_keep_the_server(
-    patience_s, code, words
-):
-    program = (
-        "from reference_engine.serving.http_workers import processes\n"
-        f"processes._OPEN_S = {patience_s}\n"
-        "import os, signal, sys; from reference_engine import serve; build = serve.build\n"
-        "def stopped(options):\n"
-        "    worker = open(f'/proc/self/task/{os.getpid()}/children').read().split()[0]\n"
-        "    os.kill(int(worker), signal.SIGSTOP)\n"
-        "    return build(options)\n"
-        "serve.build = stopped; start = serve.Service.start\n"
-        "serve.Service.start = lambda self: (start(self), print('opening', flush=True))[0]\n"
-        "sys.exit(serve.run(serve.ServeOptions(port=0, device='toy', http_workers=1)))"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    try:
-        assert process.stdout.readline() == "opening\n"
-        if code == 0:
-            process.terminate()
-        _, errors = process.communicate(timeout=20)
-    finally:
-        for pid in children(process) if process.poll() is None else []:
-            os.kill(pid, signal.SIGKILL)
-        process.kill()
-    assert process.returncode == code
-    assert words in errors
-
-
-@pytest.mark.e2e
-def test_answers_of_several_http_workers_have_ids_of_their_own():
-    process, port = start("--device", "toy", "--http-workers", "2")
-    ids = [complete(port)["id"] for _ in range(20)]
-    process.terminate()
-    process.communicate(timeout=20)
-    assert len(set(ids)) == 20
-    assert {name.split("-")[1] for name in ids} <= {"1", "2"}
-
-
-@pytest.mark.e2e
-def test_http_workers_accept_a_long_tmpdir_and_import_nothing_from_the_cwd(tmp_path):
-    long = tmp_path / ("x" * 100)
-    long.mkdir()
-    (tmp_path / "tempfile.py").write_text("raise SystemExit('shadowed')")
-    program = "import sys; from reference_engine.__main__ import main; sys.exit(main())"
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-P",
-            "-c",
-            program,
-            "--port",
-            "0",
-            "--device",
-            "toy",
-            "--http-workers",
-            "1",
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "TMPDIR": str(long)},
-    )
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    process.terminate()
-    _, errors = process.communicate(timeout=20)
-    assert line.startswith("READY"), errors
-    assert process.returncode == 0
-
-
-@pytest.mark.e2e
-def test_a_dead_http_worker_ends_the_server_with_a_message():
-    process, port = start("--device", "toy", "--set", "step_s=0.02", "--http-workers", "2")
-    answers = [begun(port) for _ in range(6)]
-    first, second = children(process)
-    os.kill(first, signal.SIGKILL)
-    _, errors = process.communicate(timeout=20)
-    assert process.returncode == 4
-    assert f"HTTP worker {first} ended (signal 9)" in errors.splitlines()[-1]
-    assert not Path(f"/proc/{second}").exists()
-    for answer in answers:  # ended by the other HTTP worker, or cut off with this worker
-        assert not rest(answer).endswith(b"[DONE]\n\n")
-
-
-def rest(answer: http.client.HTTPResponse) -> bytes:
-    """The rest of a body, complete or cut off."""
-    with answer:
-        try:
-            return answer.read()
-        except http.client.IncompleteRead as error:
-            return error.partial
-        except ConnectionResetError:
-            return b""
-
-
-@pytest.mark.e2e
-def test_a_dead_engine_ends_every_stream_with_an_error_and_its_http_workers_end(monkeypatch):
-    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
-        monkeypatch.setenv("TMPDIR", directory)
-        process, port = start("--device", "toy", "--set", "step_s=0.02", "--http-workers", "2")
-        assert len(list(Path(directory).glob("*/engine.sock"))) == 1
-        answer = begun(port)
-        process.kill()
-        assert b"the engine's process has ended" in rest(answer)
-        _, errors = process.communicate(timeout=20)  # after the workers have closed it, too
-        assert errors.count("the engine's process is gone") == 2
-        assert list(Path(directory).iterdir()) == []
-
-
-@pytest.mark.e2e
-def test_a_signal_while_the_model_is_loading_ends_the_http_workers_too():
-    program = (
-        "import sys, time; from reference_engine import serve\n"
-        "serve.build = lambda options: (print('loading', flush=True), time.sleep(60))\n"
-        "sys.exit(serve.run(serve.ServeOptions(port=0, http_workers=1)))"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "loading\n"
-    process.terminate()
-    _, errors = process.communicate(timeout=20)  # the pipe of errors is the HTTP worker's, too
-    assert (process.returncode, errors) == (0, "")
+from tests.reference_engine.engine_server import serving
 
 
 def test_the_default_number_of_http_workers_is_0_except_on_a_gpu(monkeypatch):
@@ -296,29 +31,6 @@ def test_the_default_number_of_http_workers_is_0_except_on_a_gpu(monkeypatch):
     assert (n_workers["cuda", None], n_workers["cuda", 1], n_workers["toy", 1]) == (4, 1, 1)
 
 
-@pytest.mark.e2e
-def test_the_torch_engine_answers_like_any_server():
-    pytest.importorskip("torch", reason="torch is not installed")
-    process, port = start("--shape", "nano")
-    answers = [complete(port, temperature=0)["choices"] for _ in range(2)]
-    process.terminate()
-    process.communicate(timeout=20)
-    assert answers[0] == answers[1]
-    assert process.returncode == 0
-
-
-@pytest.mark.e2e
-def test_without_torch_a_line_names_the_package_to_install():
-    code = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from reference_engine.__main__ import main; sys.exit(main(['--port', '0']))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.count("\n") == 1
-    assert "pip install 'slobench[engine]'" in done.stderr
-
-
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
@@ -329,6 +41,10 @@ def test_without_torch_a_line_names_the_package_to_install():
         (["--mode", "static", "--token-budget", "64"], "token_budget: the mode 'static' has none"),
         (["--port", "many"], "options: port"),
         (["--set", "watermark=2"], "mode 'chunked': watermark: "),
+        (["--set", "mode=chunkd"], "did you mean 'chunked'"),
+        (["--set", "shape=tinny"], "did you mean 'tiny'"),
+        (["--set", "device=cpuu"], "unknown device 'cpuu'; did you mean 'cpu'"),
+        (["--set", "mdoe=x"], "unknown engine option 'mdoe'; did you mean 'mode'?"),
         (["--set", "waterline=2"], "unknown engine option 'waterline'; did you mean 'watermark'"),
         (["--set", "tokenbudget=2"], "did you mean 'token_budget'"),
         (["--set", "watermark"], "--set: expected key=value, got 'watermark'"),
@@ -405,17 +121,6 @@ def test_the_old_setting_fronts_means_http_workers():
         choose({}, ["fronts=65"])
 
 
-@pytest.mark.e2e
-def test_the_old_flag_fronts_starts_http_workers():
-    process, port = start("--device", "toy", "--fronts", "1")
-    n_workers = len(children(process))
-    completion_id = complete(port)["id"]
-    process.terminate()
-    process.communicate(timeout=20)
-    assert n_workers == 1
-    assert completion_id == "cmpl-1-1"
-
-
 def test_the_old_flag_fronts_is_not_in_the_help():
     from reference_engine.__main__ import _parser
 
@@ -480,17 +185,21 @@ def test_default_kv_is_a_gibibyte_at_most_and_a_full_context_at_least():
     assert blocks == {"tiny": 4096, "110m": 2730, "8b": 256}
 
 
-@pytest.mark.e2e
-def test_the_api_key_is_read_from_the_environment(monkeypatch):
-    monkeypatch.setenv("ENGINE_TEST_KEY", "secret")
-    process, port = start("--device", "toy", "--api-key-env", "ENGINE_TEST_KEY")
-    answer = complete(port)
-    os.kill(process.pid, signal.SIGTERM)
-    _, errors = process.communicate(timeout=20)
-    assert answer["error"]["code"] == "invalid_api_key"
-    assert "secret" not in errors
-
-
 def test_an_unknown_shape_is_a_usage_error():
     with pytest.raises(UsageError, match="Models are never downloaded"):
         build(ServeOptions(device="toy", shape="llama"))
+
+
+def test_the_torch_engine_repeats_a_greedy_answer():
+    pytest.importorskip("torch", reason="torch is not installed")
+    body = {"prompt": "abc", "max_tokens": 5, "temperature": 0}
+
+    async def scene():
+        engine = build(ServeOptions(shape="nano", kv_blocks=64))
+        async with serving(engine, shape="nano", device="cpu") as server:
+            return [await server.post("/v1/completions", body) for _ in range(2)]
+
+    (status, first), (_, second) = asyncio.run(scene())
+    assert status == 200
+    assert first["usage"]["completion_tokens"] == 5
+    assert first["choices"] == second["choices"]

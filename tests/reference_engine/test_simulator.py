@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from loadgen.clock import VirtualClock
@@ -78,6 +78,7 @@ def test_taking_all_waiting_requests_is_the_bulk_service_queue(rho, response_ms)
     assert mean_response(arrived_ms, 100_000, cost) == pytest.approx(response_ms, rel=0.04)
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.floats(0, 3, allow_subnormal=False), min_size=1, max_size=20),
     st.integers(1, 5),

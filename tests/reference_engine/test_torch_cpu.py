@@ -20,7 +20,7 @@ padding_rows = pytest.importorskip("reference_engine.model.filler").padding_rows
 
 MODES = sorted({POLICIES.get(name).kind for name in POLICIES.names()})
 LENGTHS = [1, 5, 16, 17, 33, 64, 90]
-OUTPUT = 24
+OUTPUT = 14
 
 
 def prompts() -> list[list[int]]:

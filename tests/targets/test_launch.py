@@ -156,7 +156,8 @@ def test_an_error_in_the_block_ends_the_server(start):
 )
 def test_a_server_that_is_never_ready_is_reported_with_its_last_lines(start, tmp_path, code, why):
     is_slow = "ended" not in why and "killed" not in why
-    ready = {"path": "/health", "timeout": "300ms" if is_slow else "20s"}
+    timeout = "3s" if "503" in why else "300ms" if is_slow else "20s"  # 503 needs a started server
+    ready = {"path": "/health", "timeout": timeout}
     with pytest.raises(TargetError) as caught, start(code, ready=ready):
         pytest.fail("it was called ready")
     assert why in str(caught.value)

@@ -102,6 +102,8 @@ def test_packed_tokens_and_blocks_are_both_reported():
         ([0.05] * 3, [16] * 3, [1984] * 3, True, "present"),  # a template's block
         ([0.05] * 3, [None] * 3, [None] * 3, False, "present, but cached tokens are not stated"),
         ([0.05, 0.05, 0.2], [None] * 3, [None] * 3, True, "no sign of a cache"),  # one is not all
+        ([0.05] * 3, [64] * 3, [1984] * 3, True, "present: 1984 of 2000 prompt tokens cached"),
+        ([0.05] * 3, [65] * 3, [1984] * 3, False, "the server states 65 of 2000 cached tokens"),
         ([0.2] * 3, [1500] * 3, [1984] * 3, False, "cached tokens for a prompt never sent before"),
     ],
 )

@@ -37,6 +37,11 @@ def test_a_secret_cut_short_by_the_end_of_a_message_is_removed(end):
     assert endpoint().redact(f"it starts 'key {KEY[:9]}{end}") == f"it starts 'key [redacted]{end}"
 
 
+@pytest.mark.parametrize(("n_shown", "end"), [(3, KEY[:3]), (4, "[redacted]")])
+def test_the_beginning_of_a_secret_is_removed_from_four_characters(n_shown, end):
+    assert redact(f"the key {KEY[:n_shown]}", [KEY]) == f"the key {end}"
+
+
 def test_a_key_that_an_authorization_header_replaces_is_still_a_secret():
     text = "url: http://h\nheaders: {Authorization: Basic bWU6c2VjcmV0}\n"
     redacted = endpoint(text).redact(f"{KEY} is not bWU6c2VjcmV0")

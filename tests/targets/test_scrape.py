@@ -10,7 +10,7 @@ import pytest
 
 from loadgen.errors import TargetFileError
 from targets.endpoint import Endpoint, read_target
-from targets.scrape import Scraper, find_metrics
+from targets.scrape import Scraper, find_metrics, until_next_s
 
 
 def metrics_check(endpoint):
@@ -54,6 +54,11 @@ def exporter():
         yield server
         server.shutdown()
         thread.join()
+
+
+@pytest.mark.parametrize(("now_s", "left_s"), [(2.25, 0.75), (3.0, 1.0), (-0.5, 0.5)])
+def test_the_next_reading_is_at_the_next_full_second(now_s, left_s):
+    assert until_next_s(now_s) == left_s
 
 
 def scraped(exporter, urls=None, epoch_ns=None):

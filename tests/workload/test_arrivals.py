@@ -158,8 +158,8 @@ def test_the_mean_count_is_rate_times_time_even_for_a_short_window(spec):
     process = ARRIVALS.build(spec)
     assert process.mean_rate_per_s(2.5 / 3) == pytest.approx(3.0, rel=1e-15)
     rng = generator(11)
-    counts = [len(process.times(rng, 2.5 / 3)) for _ in range(2000)]
-    standard_error = np.std(counts) / np.sqrt(2000)
+    counts = [len(process.times(rng, 2.5 / 3)) for _ in range(1000)]
+    standard_error = np.std(counts) / np.sqrt(1000)
     assert abs(np.mean(counts) - 2.5) < 3.3 * standard_error  # false alarm 1 in 1000
 
 

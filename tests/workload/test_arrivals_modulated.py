@@ -54,7 +54,7 @@ def gap_lag1(rates, stationary, generator):
 
 def test_the_oracle_is_the_two_state_formula_of_heffes_and_lucantoni():
     # on at 20/s for 1 s, off for 3 s: sigma = 4/3, K = 400 · (1 · 1/3)/(16/9) = 75
-    for t in (0.5, 4.0, 60.0):
+    for t in (0.5, 20.0):
         sigma_t = 4 / 3 * t
         written = 1 + 2 * 75 / (4 / 3 * 5) * (1 - (1 - np.exp(-sigma_t)) / sigma_t)
         oracle = dispersion(np.array([20.0, 0.0]), np.array([1, 3]) / 4, ON_OFF_GENERATOR, t)
@@ -118,10 +118,10 @@ def test_the_first_pareto_silence_is_already_under_way():
     spec = {"kind": "on_off", "rate": "100/s", "on": "1s", "off": "1s"}
     process = ARRIVALS.build(spec | {"sojourn": "pareto", "alpha": 1.5})
     rng = np.random.Generator(np.random.PCG64(47))
-    firsts_s = [np.min(process.times(rng, 10.0), initial=10.0) for _ in range(4000)]
+    firsts_s = [np.min(process.times(rng, 10.0), initial=10.0) for _ in range(2000)]
     silences_s = np.array([first for first in firsts_s if first > 0.1])
     # off at t = 0 with probability 1/2, and the rest of it longer than 0.1 s with 0.9
-    assert len(silences_s) / 4000 == pytest.approx(0.45, abs=4 * np.sqrt(0.45 * 0.55 / 4000))
+    assert len(silences_s) / 2000 == pytest.approx(0.45, abs=4 * np.sqrt(0.45 * 0.55 / 2000))
 
     grid_s = np.linspace(0, 10, 20_001)
     left = 1 - integrate.cumulative_trapezoid(
@@ -160,7 +160,10 @@ def test_the_same_seed_gives_the_same_bytes(spec):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"states": [{"weight_rate": 1, "mean_stay": "1s"}]}, "two or more; with one rate use"),
+        (
+            {"states": [{"weight_rate": 1, "mean_stay": "1s"}]},
+            "two or more; with a single rate use",
+        ),
         ({"states": 2 * [{"weight_rate": 0, "mean_stay": "1s"}]}, "every weight_rate is 0"),
         ({"states": 2 * [{"weight_rate": 1, "mean_stay": "0s"}]}, "greater than 0"),
         ({"states": 2 * [{"rate": 1, "mean_stay": "1s"}]}, "unknown key 'rate'; did you mean"),

@@ -66,13 +66,13 @@ def mmpp_times(n, rates, stays, seed=1):
 
 @pytest.mark.parametrize("cv", [0.4, 1.8, 3.0])
 def test_gamma_arrivals_are_found_with_their_cv(cv):
-    # standard error of the ML shape at n = 8000 is below 2 %, of cv below 1 %; asked within 5 %
-    gaps = rng().gamma(cv**-2, cv**2 / 20.0, 8000)
+    # standard error of the ML shape at n = 4000 is below 3 %, of cv below 1.5 %; 5 % are accepted
+    gaps = rng().gamma(cv**-2, cv**2 / 20.0, 4000)
     found = fit_arrivals(np.concatenate([[0.0], np.cumsum(gaps)]))
     assert found.spec["kind"] == "gamma"
     assert found.spec["cv"] == pytest.approx(cv, rel=0.05)
-    # the mean of n gaps has relative deviation cv/√n, at most 3.4 %; 4 sigma
-    assert parse_rate_per_s(found.spec["rate"]) == pytest.approx(20, rel=4 * cv / 8000**0.5)
+    # the mean of n gaps has relative deviation cv/√n, at most 4.8 %; 4 sigma
+    assert parse_rate_per_s(found.spec["rate"]) == pytest.approx(20, rel=4 * cv / 4000**0.5)
 
 
 def test_poisson_arrivals_are_not_made_more_of():

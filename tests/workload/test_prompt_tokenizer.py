@@ -2,6 +2,7 @@
 
 import pickle
 import sys
+from functools import cache
 
 import numpy as np
 import pytest
@@ -39,12 +40,16 @@ def prompts(model_dir):
     return Prompts(Synthetic(tokenizer=str(model_dir)), 3, b"salt")
 
 
-def count(model_dir, text):
-    """The independent count: the library itself."""
+@cache
+def tokenizer(model_dir):
     import tokenizers
 
-    inner = tokenizers.Tokenizer.from_file(str(model_dir / "tokenizer.json"))
-    return len(inner.encode(text, add_special_tokens=False).ids)
+    return tokenizers.Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+
+
+def count(model_dir, text):
+    """The independent count: the library itself."""
+    return len(tokenizer(model_dir).encode(text, add_special_tokens=False).ids)
 
 
 def row(input_tokens, prompt_seed=1, prefix_id=0, prefix_tokens=0):

@@ -6,7 +6,7 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.errors import ScenarioError
@@ -138,6 +138,7 @@ def test_a_schedule_beyond_memory_is_refused_before_it_is_drawn():
         make_schedule(scenario(rate="1e9/s"))
 
 
+@settings(max_examples=50)
 @given(strategies.schedules(), st.integers(1, 12))
 def test_merge_undoes_split(rows, n_shards):
     parts = split(rows, n_shards)
@@ -146,6 +147,7 @@ def test_merge_undoes_split(rows, n_shards):
     assert merge(parts[::-1]).tobytes() == rows.tobytes()
 
 
+@settings(max_examples=50)
 @given(strategies.schedules(), st.integers(1, 12))
 def test_split_keeps_sessions_whole_and_in_order(rows, n_shards):
     parts = split(rows, n_shards)

@@ -14,9 +14,13 @@ from loadgen.drive.shard_process import PreforkedShard, ShardProcess
 from loadgen.drive.shards import Shards
 from loadgen.errors import RunInvalid
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="elsewhere none is started early, and `/proc` is Linux'"
-)
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.skipif(
+        sys.platform != "linux",
+        reason="no process is started early elsewhere, and `/proc` is Linux'",
+    ),
+]
 CUT_SHORT = "loadgen.drive.shard: the task on stdin is incomplete"
 
 

@@ -18,7 +18,8 @@ import pytest
 if None in (find_spec("pip"), find_spec("setuptools")):
     pytest.skip("pip or setuptools is not installed", allow_module_level=True)
 
-ROOT = Path(__file__).parents[1]
+pytestmark = pytest.mark.e2e
+ROOT = Path(__file__).parents[2]
 SUITE = """
 import importlib.metadata, json, sys
 import lacking, torch
