@@ -41,7 +41,7 @@ def test_an_interrupted_sweep_is_resumed(cli, tmp_path):
         sweep.wait()
     assert sweep.returncode == 130
     assert "continue with slobench sweep --resume s" in err
-    assert "only 1 of 2 runs are done" in " ".join(out.split())
+    assert "only 1 of 2 runs are finished" in " ".join(out.split())
     kept = (first / "requests.parquet").stat().st_mtime_ns
     again = cli("sweep", "--resume=s", "--json", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
