@@ -62,7 +62,7 @@ def test_the_servers_account_is_in_the_run_its_summary_and_its_page(cli, tmp_pat
     assert summary["server"]["kv_usage_max"] == 0.5
     assert summary["server"]["waiting_max"] >= 4
     assert any("1 of" in f and "answered 500" in f for f in summary["findings"])
-    assert any("other clients use it" in f for f in summary["findings"])
+    assert any("other clients used it" in f for f in summary["findings"])
     assert "server: up to" in result.stdout
     assert "in the server: running, waiting" in (tmp_path / "run" / "report.html").read_text()
     assert "server_metrics" not in without.stderr

@@ -22,7 +22,7 @@ def wait_for(path):
     assert wait_until(path.exists, within_s=60), f"{path} never came"
 
 
-def test_an_interrupted_sweep_tells_what_it_has_and_goes_on(cli, tmp_path):
+def test_an_interrupted_sweep_is_resumed(cli, tmp_path):
     sweep = subprocess.Popen(
         [sys.executable, "-m", "loadgen", *SWEEP, *cli.lenient, "--out=s"],
         cwd=tmp_path, env=cli.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -40,8 +40,8 @@ def test_an_interrupted_sweep_tells_what_it_has_and_goes_on(cli, tmp_path):
         sweep.kill()
         sweep.wait()
     assert sweep.returncode == 130
-    assert "go on with slobench sweep --resume s" in err
-    assert "only 1 of 2 runs are done" in " ".join(out.split())
+    assert "continue with slobench sweep --resume s" in err
+    assert "only 1 of 2 runs are finished" in " ".join(out.split())
     kept = (first / "requests.parquet").stat().st_mtime_ns
     again = cli("sweep", "--resume=s", "--json", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
@@ -54,7 +54,7 @@ def test_an_interrupted_sweep_tells_what_it_has_and_goes_on(cli, tmp_path):
     assert len(list((tmp_path / "s" / "servers").iterdir())) == 2  # one each time
 
 
-def test_the_exit_code_says_what_was_asked_for(cli, tmp_path):
+def test_the_exit_code_follows_the_flag(cli, tmp_path):
     words = (
         "sweep", "quickstart", "--target=mock", "--engine=ttft=20ms,itl=1ms", "--repeats=1",
         "--duration=1s", "--warmup=0s", *cli.lenient,
@@ -74,7 +74,7 @@ def test_the_exit_code_says_what_was_asked_for(cli, tmp_path):
     ("words", "message"),
     [
         (["quickstart", "--over=rate=2/s"], "no target: add --target"),
-        (["quickstart", "--target=sim"], "what varies?"),
+        (["quickstart", "--target=sim"], "name a key to vary"),
         (["quickstart", "--target=sim", "--over=rate=2/s", "--fail-on=mist"], "'missed'"),
         (["quickstart", "--resume=x"], "leave it out"),
         (["--resume=nowhere"], "not the directory of a sweep"),

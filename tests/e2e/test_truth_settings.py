@@ -155,8 +155,8 @@ def test_a_busy_loop_on_the_clients_core_is_invalid_and_named(cli, tmp_path, tru
     assert result.returncode == 3, result.stdout + result.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["verdict"], summary["validity"]["trusted"]) == ("no_verdict", False)
-    reason = next(r for r in summary["reasons"] if "of the time of the client's core" in r)
+    reason = next(r for r in summary["reasons"] if "of the time of the load generator's core" in r)
     assert "The load generator was held up: other programs took " in reason
     assert re.search(r" [\d.]+ % was idle", reason)
-    assert "another program never left the client's core alone" in reason
+    assert "another program kept its core busy all the time" in reason
     assert "INVALID" in result.stdout
