@@ -1,7 +1,7 @@
 """Building blocks of the figures: axes, tooltips, layers and line series as Vega-Lite dicts.
 
 Marks have mid-tone colours of the Okabe-Ito family, at least 3:1 against white and against near
-black, so one specification serves light pages, dark pages and paper; text and grid lines take
+black, so the same specification serves light pages, dark pages and paper; text and grid lines take
 theirs from the page's style sheet. Shape or dash repeats what a colour says, for print and for
 readers who see colours alike.
 """
@@ -69,7 +69,7 @@ def bounds(digits: str = ".4~g") -> list[Spec]:
 def hues(
     field: str, domain: Sequence[str], colors: Sequence[str], legend: Spec | None = LEGEND
 ) -> Spec:
-    """A colour channel with one colour for each value of `field`."""
+    """A colour channel with a colour for each value of `field`."""
     scale = {"domain": list(domain), "range": list(colors)}
     return {"field": field, "type": "nominal", "scale": scale, "legend": legend}
 

@@ -1,9 +1,10 @@
-"""Pages: templates, embedded data and the plotting library in one file that needs only a browser.
+"""Pages: templates, embedded data and the plotting library in a single file that needs only a
+browser.
 
-The content security policy of a page names its own scripts by their hashes and allows nothing
-else, so text from a run or a scenario cannot become code. The plotting library is read from the
-installed vl-convert-python, which bundles Vega, Vega-Lite and Vega-Embed into one script. That
-takes seconds, so the bundle is cached under the package's version.
+The content security policy of a page names its own scripts by their hashes and allows nothing else,
+so text from a run or a scenario cannot become code. The plotting library is read from the installed
+vl-convert-python, which bundles Vega, Vega-Lite and Vega-Embed as a single script. That takes
+seconds, so the bundle is cached under the package's version.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ class Cell:
 
     @property
     def server_key(self) -> tuple[object, ...]:
-        """Cells with equal keys can be measured on one server, one after the other."""
+        """Cells with equal keys can be measured on the same server, in turn."""
         options = self.options
         plugins, settings = tuple(options.plugins), tuple(options.target_settings)
         file = _file_sha256(self.target)
@@ -125,7 +125,7 @@ def definition(cell: Cell) -> dict[str, Any]:
 
 def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> list[str]:
     """`scenario.arrivals.rate: '2/s' → '4/s'` for every key in which two definitions differ, the
-    old one (`theirs`) first; empty for None."""
+    old value (`theirs`) first; empty for None."""
     if theirs is None:
         return []
     new, old = _flat("", ours), _flat("", theirs)

@@ -38,7 +38,7 @@ from loadgen.run.execute import finished
 NO_CONTROLS: Mapping[str, Cell] = {}
 ROUNDS_OF_A_SERVER = 2
 """Rounds after which servers that are up together are restarted: the difference between two starts
-of a server then shows between pairs of one night, not between nights."""
+of a server then shows between pairs of the same night, not between nights."""
 
 
 def turns(

@@ -176,7 +176,7 @@ class CellRunner:
             return _Ready(turn, options, up, begin_s, record, opening.pop_all())
 
     def _recorded(self, ready: _Ready, *, is_later: bool) -> _RecordedRun:
-        """`is_later`: another run was measured after this one was prepared."""
+        """`is_later`: another run was measured after this run was prepared."""
         turn, up = ready.turn, ready.up
         if up is None:
             return _RecordedRun(turn, ready.options, ready.record(), ())

@@ -49,7 +49,7 @@ class CellServer:
 
 
 class CellServers:
-    """The servers that are up: one, or two where a pair of cells keeps both."""
+    """The servers that are up: a single server, or two where a pair of cells keeps both."""
 
     def __init__(self, log_dir: Path, console: Console) -> None:
         self._log_dir, self._console = log_dir, console
@@ -63,8 +63,8 @@ class CellServers:
         self._keep_only(())
 
     def open(self, cell: Cell, beside: Cell | None = None, *, anew: bool = False) -> CellServer:
-        """The server of a cell: the running one, or a new one (always new, if `anew`). The server
-        of `beside` is up as well; all others are stopped.
+        """The server of a cell: the running server, or a new server (always new, if `anew`). The
+        server of `beside` is up as well; all others are stopped.
 
         Raises the error of a failed start; that of `beside` as a TargetError with its name.
         """
@@ -95,6 +95,6 @@ class CellServers:
             raise
 
     def _keep_only(self, keys: Sequence[tuple[object, ...]]) -> None:
-        with ExitStack() as ending:  # an error while one stops must not keep the others up
+        with ExitStack() as ending:  # an error while a server stops must not keep the others up
             for key in [key for key in self._up if key not in keys]:
                 ending.callback(self._up.pop(key).end)

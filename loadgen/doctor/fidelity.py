@@ -1,8 +1,8 @@
-"""How far a run's numbers are from what the server says it really did.
+"""The errors of a run's timestamps and latencies, measured against the server's own log.
 
-The server logs CLOCK_MONOTONIC instants on the same machine; errors are the client's figure minus
-the server's, request by request, so neither the server's own lateness nor the shape of the traffic
-is in them.
+The server logs CLOCK_MONOTONIC instants on the same machine. An error is the client's figure minus
+the server's, request by request, so it includes neither the server's own lateness nor the shape of
+the traffic.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ def _class_summary(
     level: float,
     is_strict: bool,
 ) -> ClassSummary:
-    """The rows of one class, summarised like a run of their own."""
+    """The rows of a class, summarised like a run of their own."""
     part = _only(run, run.names.classes.index(name))
     columns, due = per_request(part), due_rows(part)
     own = [*own, *_brought_to_class(columns, due, shared, own)]

@@ -65,7 +65,7 @@ def due_rows(run: Run) -> Mask:
 
 def withdrawn_rows(run: Run) -> Mask:
     """Rows of the measured window that were to be cancelled (`requests.cancel`), however they
-    ended: counting those that ended before their cancel would count only the quick ones."""
+    ended: counting those that ended before their cancel would count only the quick requests."""
     drawn = _is_drawn(run)
     return drawn & came_due(run) if drawn.any() else drawn
 
@@ -88,7 +88,7 @@ def _is_drawn(run: Run) -> Mask:
 
 
 def slos_met(columns: PerRequest, slo: Slo) -> Mask:
-    """Rows that met one per-request SLO, by its limit or by a limit that the request brought
+    """Rows that met a per-request SLO, by its limit or by a limit that the request brought
     itself.
 
     Only a successful answer with a token meets any. An undefined metric is a miss, except for
@@ -118,7 +118,8 @@ def meets(columns: PerRequest, slos: Sequence[Slo]) -> Mask:
 
 
 def slos_by_class(run: Run) -> dict[str, list[Slo]]:
-    """The SLOs of each class alone; empty for a run of one class without SLOs of its own."""
+    """The SLOs of each class alone; empty for a run with a single class that has no SLOs of its
+    own."""
     own = {
         name: [parse_slo(text) for text in run.manifest.class_slos(name)]
         for name in run.names.classes
@@ -139,7 +140,7 @@ def meets_own(
 
 def derived(run: Run) -> dict[str, NDArray[np.generic]]:
     """The computed columns of requests.parquet: `ttft_s tpot_s e2e_s`, `slo_met` by the run's own
-    SLOs, and `client_stalled` where one of their times fell into a stall of the load generator."""
+    SLOs, and `client_stalled` where any of their times fell into a stall of the load generator."""
     columns = per_request(run)
     slos = [parse_slo(text) for text in run.manifest.slo]
     return {

@@ -1,5 +1,4 @@
-"""The catalogue of metrics: one name, one unit and one formula for every number that slobench
-reports.
+"""The catalogue of metrics: the name, unit and formula of every number that slobench reports.
 
 The table in docs/metrics.md and the report's tooltips are generated from here.
 """
@@ -18,10 +17,10 @@ Unit = Literal["s", "per_s", "share"]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric. `scope` is the object that has a value: a request, a gap between chunks, the run.
+    """A metric. `scope` is the object that has a value: a request, a gap between chunks, the run.
 
     `slo` is the word in an SLO expression; "" for metrics of the load generator, which cannot have
-    one.
+    an SLO.
     """
 
     name: str
@@ -262,7 +261,7 @@ PASSES_UNDEFINED = frozenset({"tpot_s", "max_itl_s", "max_stall_s"})
 
 
 def markdown_table() -> str:
-    """The table of docs/metrics.md, one row per metric."""
+    """The table of docs/metrics.md, a row per metric."""
     head = "| Metric | In an SLO | Unit | Better | Meaning | Formula | At the edges | Source |"
     units = {"s": "seconds", "per_s": "per second", "share": "share"}
     rows = (

@@ -26,7 +26,7 @@ QUANTILES = (0.5, 0.9, 0.99)
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The inputs of the formulas: one entry per successful request; gaps by chunk."""
+    """The inputs of the formulas: an entry per successful request; gaps by chunk."""
 
     planned_s: Values
     sent_s: Values
@@ -42,7 +42,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """The definitions of one tool. Each formula returns the samples of a metric, NaN where it has
+    """The definitions of a tool. Each formula returns the samples of a metric, NaN where it has
     none."""
 
     name: str
@@ -221,7 +221,7 @@ def answers(run: Run) -> Answers:
 
 @dataclass(frozen=True, slots=True)
 class Rescored:
-    """One metric under one definition; seconds, NaN without samples."""
+    """A metric under a definition; seconds, NaN without samples."""
 
     definition: str
     metric: str

@@ -40,7 +40,7 @@ class Split:
 class Drivers:
     """`ttft_by_input`: seconds of TTFT per prompt token. `tpot_by_in_flight`: seconds of TPOT per
     request in flight, averaged over the request's own decoding. `split`: by E2E, of all successful
-    due requests and of the slowest. A line is None where there are too few points for one."""
+    due requests and of the slowest. A line is None where there are too few points."""
 
     ttft_by_input: FittedLine | None
     tpot_by_in_flight: FittedLine | None
@@ -48,7 +48,7 @@ class Drivers:
 
 
 def drivers(run: Run, columns: PerRequest, due: Mask, confidence: float) -> Drivers:
-    """The drivers of the successful due requests with at least one token."""
+    """The drivers of the successful due requests that received a token."""
     successful = due & columns.is_ok & columns.has_token
     inputs, ttft_s = ttft_points(run, columns, successful)
     in_flight, tpot_s = tpot_points(run, columns, successful)
@@ -121,7 +121,7 @@ def interference(run: Run, columns: PerRequest) -> Mapping[tuple[str, str], floa
     sent.
 
     None with fewer than `LEAST_REQUESTS` requests, or where either number never changes. This shows
-    correlation, not cause; a third factor may drive both. Empty for a run of one class.
+    correlation, not cause; a third factor may drive both. Empty for a run with a single class.
     """
     names, class_id = run.names.classes, run.schedule_rows["class_id"]
     if len(names) < 2:
@@ -148,7 +148,7 @@ def interference(run: Run, columns: PerRequest) -> Mapping[tuple[str, str], floa
 def _in_flight(
     sent_s: NDArray[np.float64], done_s: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Sorted times at which requests were sent and ended. Before t the requests in flight are the
-    sent ones minus the ended ones."""
+    """Sorted times at which requests were sent and ended. Before t the requests in flight are those
+    sent minus those ended."""
     was_sent = np.isfinite(sent_s)
     return np.sort(sent_s[was_sent]), np.sort(done_s[was_sent & np.isfinite(done_s)])

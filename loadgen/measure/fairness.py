@@ -20,7 +20,7 @@ from loadgen.records import Run
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:
-    """The due requests of one tenant: `attainment` (with Wilson's interval) is the share that met
+    """The due requests of a tenant: `attainment` (with Wilson's interval) is the share that met
     every SLO, TTFT is of the successful requests. Tokens (prompt and answer) per second of the
     measured window: `asked` by all requests, `served` to the successful ones."""
 
@@ -50,7 +50,7 @@ class Fairness:
 def fairness(
     run: Run, columns: PerRequest, due: Mask, met: Mask, window: MeasuredWindow, confidence: float
 ) -> Fairness | None:
-    """None where all due requests belong to one tenant. `met` are the due rows that met every
+    """None where all due requests belong to a single tenant. `met` are the due rows that met every
     SLO."""
     tenants = {}
     for number, name in enumerate(run.names.tenants):

@@ -1,5 +1,4 @@
-"""Findings: one plain sentence for everything that a reader should notice although no check forbids
-it."""
+"""Findings: a plain sentence for each fact that a reader should notice although no check fails."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class LoadByQuarter:
 def mean_in_flight(run: Run, edges_s: Times) -> NDArray[np.float64]:
     """The mean number of requests released and not yet done, waits inside the client included.
 
-    One value per bin between ascending edges, exact: with F(t) = Σ max(0, t − released) − Σ max(0,
+    A value per bin between ascending edges, exact: with F(t) = Σ max(0, t − released) − Σ max(0,
     t − done) it is the rise of F over a bin divided by the bin's width.
     """
     return mean_over(run, edges_s[:-1], edges_s[1:])

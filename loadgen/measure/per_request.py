@@ -1,7 +1,7 @@
 """The measurements of each request as columns (latencies by both clocks, gaps between chunks), and
 the samples of each metric.
 
-One entry per row of `run.request_rows`, failed and warm-up rows included; `attainment` and
+An entry per row of `run.request_rows`, failed and warm-up rows included; `attainment` and
 `aggregate` select the rows that count. NaN means that the metric does not exist for the row.
 """
 
@@ -24,11 +24,11 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class TokenGaps:
-    """Every gap between consecutive chunks of one request, in the order of `run.chunk_rows`.
+    """Every gap between consecutive chunks of the same request, in the order of `run.chunk_rows`.
 
-    Group g holds the gaps of request row `rows[g]`, at least one, from `starts[g]` on. `tokens` is
+    Group g holds the gaps of request row `rows[g]`, at least 1, from `starts[g]` on. `tokens` is
     the token count of the chunk that ends the gap (at least 1). `is_counted` means that the server
-    stated every count; a chunk without a count is taken for one token, and its ITL is its ICL.
+    stated every count; a chunk without a count is taken for 1 token, and its ITL is its ICL.
     """
 
     icl_s: Seconds
@@ -54,12 +54,12 @@ class TokenGaps:
 
     @property
     def itl_s(self) -> Seconds:
-        """Seconds per token, one value per gap; it stands for `tokens` equal values."""
+        """Seconds per token, a value per gap; it stands for `tokens` equal values."""
         return self.icl_s / self.tokens if self.has_several else self.icl_s
 
     @property
     def has_several(self) -> bool:
-        """Whether any chunk carried more than one token."""
+        """Whether any chunk carried several tokens."""
         return bool(self.tokens.strides[0]) and int(self.tokens.max(initial=1)) > 1
 
 
@@ -67,7 +67,7 @@ class TokenGaps:
 class PerRequest:
     """Columns of shape [n_requests], float64 seconds, named and defined as in the catalogue.
 
-    `output_tokens` is n: counted as `token_source` states, else one per chunk. `chunk_starts` holds
+    `output_tokens` is n: counted as `token_source` states, else 1 per chunk. `chunk_starts` holds
     the index in `run.chunk_rows` of the first chunk of each request that received any. `own_slo_s`
     holds, by metric, the limits that requests brought themselves, if any did (0: none).
     """
@@ -103,7 +103,7 @@ def per_request(run: Run) -> PerRequest:
     rows, schedule = run.request_rows, run.schedule_rows
     if not np.array_equal(rows["request_id"], schedule["request_id"]):
         raise RunInvalid(
-            f"the run records {len(rows)} requests and {len(schedule)} scheduled ones,"
+            f"the run records {len(rows)} requests and {len(schedule)} scheduled requests,"
             " and their request_ids differ; each must appear once in both, in order"
         )
     released_s, sent_s = _column(rows, "released_s"), _column(rows, "sent_s")
@@ -159,7 +159,7 @@ def _output_tokens(rows: Requests) -> NDArray[np.int64]:
 
 
 def _tpot_s(rows: Requests, output_tokens: NDArray[np.int64], decode_s: Seconds) -> Seconds:
-    """(last − first) / (n − n_first_chunk); a first chunk of unknown size counts as one token."""
+    """(last − first) / (n − n_first_chunk); a first chunk of unknown size counts as 1 token."""
     in_first_chunk = np.maximum(rows["first_chunk_tokens"].astype(np.int64), 1)
     return _divide(decode_s, output_tokens - in_first_chunk)
 
@@ -176,7 +176,7 @@ def _lateness_s(schedule: Schedule, queue_client_s: Seconds) -> Seconds:
 
 
 def chunk_starts(chunks: Chunks) -> NDArray[np.intp]:
-    """The index of each request's first chunk; one entry per request that received any."""
+    """The index of each request's first chunk; an entry per request that received any."""
     if not len(chunks):
         return np.empty(0, np.intp)
     ids = chunks["request_id"]
@@ -238,10 +238,10 @@ def _greatest(values: Seconds, gaps: TokenGaps, n_rows: int) -> Seconds:
 class Samples:
     """The populations of a run's metrics, each computed once.
 
-    `of(metric)` holds the successful requests. With failures it also holds one +inf per due request
-    that failed (gap metrics: one gap that never ended) or that lacks a value which an SLO needs.
-    Metrics of the load generator's own delays hold every due request that has a value; failures add
-    nothing there.
+    `of(metric)` holds the successful requests. With failures it also holds +inf for each due
+    request that failed (gap metrics: a gap that never ended) or that lacks a value which an SLO
+    needs. Metrics of the load generator's own delays hold every due request that has a value;
+    failures add nothing there.
     """
 
     def __init__(self, columns: PerRequest, due: Mask) -> None:
@@ -251,7 +251,7 @@ class Samples:
 
     def of(self, metric: Metric, with_failures: bool = False) -> Population:
         if metric.name == "itl_s" and not self._columns.gaps.has_several:
-            metric = METRICS["icl_s"]  # one token per chunk: the same samples, sorted once
+            metric = METRICS["icl_s"]  # a token per chunk: the same samples, sorted once
         key = (metric.name, with_failures)
         if key not in self._populations:
             self._populations[key] = (

@@ -21,7 +21,7 @@ TOKENS_APART = (
 )
 _LEAST_APART_TOKENS = 100
 
-Points = tuple[Times, NDArray[np.float64]]  # instants and values of one series
+Points = tuple[Times, NDArray[np.float64]]  # instants and values of a series
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def server_summary(run: Run, columns: PerRequest, window: MeasuredWindow) -> Ser
 
 
 def points(run: Run, name: str) -> Points:
-    """One series over the run, in order of time; empty where the server does not report it."""
+    """A series over the run, in order of time; empty where the server does not report it."""
     if name not in run.names.series:
         return np.empty(0), np.empty(0)
     mine = run.server_rows["series_id"] == run.names.series.index(name)
@@ -90,7 +90,7 @@ def server_findings(run: Run, columns: PerRequest) -> list[str]:
 
 
 def describe_server(server: ServerSummary) -> str:
-    """The server's metrics in one line, as far as it reports them."""
+    """The server's metrics as a line of text, as far as it reports them."""
     parts = []
     for name, value in (("waiting", server.waiting_max), ("running", server.running_max)):
         if value is not None:
@@ -176,7 +176,7 @@ LEAST_EACH = 10  # requests per address before a share of them means anything
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """One address: the due requests sent there, the successful ones among them, their tokens and
+    """An address: the due requests sent there, the successful requests among them, their tokens and
     their median TTFT from send (seconds, NaN without any)."""
 
     address: str
@@ -188,7 +188,7 @@ class Backend:
 
 def backends(run: Run, columns: PerRequest, due: Mask) -> list[Backend]:
     """Every address that due requests were sent to, busiest first. Behind a proxy or a virtual
-    address the client sees only that one."""
+    address the client sees only that address."""
     found = []
     for number, address in enumerate(run.names.remotes):
         mine = due & (run.request_rows["remote_id"] == number)

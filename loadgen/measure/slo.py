@@ -1,5 +1,5 @@
-"""SLO expressions: `ttft <= 500ms` is a limit for each request, `p99(ttft) <= 500ms` one for the
-run."""
+"""SLO expressions: `ttft <= 500ms` is a limit for each request, `p99(ttft) <= 500ms` is a limit for
+the run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _EXAMPLES = "'ttft <= 500ms', 'p99(ttft) <= 500ms', 'attainment >= 99%'"
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """One SLO. `metric` is a catalogue name, `limit` in its unit (seconds, per second, share).
+    """An SLO. `metric` is a catalogue name, `limit` in its unit (seconds, per second, share).
 
     `scope` request: `metric` of each request; run: `aggregate` ("p99", "mean", "max") of `metric`,
     or, where `aggregate` is None, the run's own `metric`. `quantile` is set for percentiles only.
@@ -108,13 +108,13 @@ def parse_measure(text: str) -> tuple[Metric, str | None, float | None]:
 
 
 def own_slo(metric: str) -> Slo:
-    """The SLO that each request meets its own limit of a metric, if it brought one."""
+    """The SLO that each request meets the limit of a metric that it brought itself, if any."""
     text = f"{METRICS[metric].slo} <= the request's own"
     return Slo(text, scope="request", metric=metric, operator="<=", limit=math.inf)
 
 
 def slos_of_request(slos: Sequence[Slo], own_s: Mapping[str, float]) -> list[Slo]:
-    """The SLOs of one request: its own limit of a metric (`own_s`, seconds, 0 is none) replaces the
+    """The SLOs of a request: its own limit of a metric (`own_s`, seconds, 0 is none) replaces the
     limit for all requests."""
     own = {metric: limit_s for metric, limit_s in own_s.items() if limit_s > 0}
     common = [slo for slo in slos if slo.scope == "request" and slo.metric not in own]

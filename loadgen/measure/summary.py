@@ -32,9 +32,9 @@ PERCENTILES: Mapping[str, float] = {
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """One metric over the due requests: of the successful ones, and with failures as +inf.
+    """A metric over the due requests: over the successful requests, and with failures as +inf.
 
-    For gap metrics n counts gaps, and a failure adds one gap that never ended. Metrics of the load
+    For gap metrics n counts gaps, and a failure adds a gap that never ended. Metrics of the load
     generator's own delays include every request that has a value, and have no `with_failures`.
     """
 
@@ -67,7 +67,7 @@ class Goodput:
 
 @dataclass(frozen=True, slots=True)
 class ValidityCheck:
-    """One check of the validity table. `ok` None: not recorded. A failed `is_gate` makes the run
+    """A check of the validity table. `ok` None: not recorded. A failed `is_gate` makes the run
     invalid."""
 
     name: str
@@ -93,7 +93,7 @@ class Validity:
 
 @dataclass(frozen=True, slots=True)
 class ClassSummary:
-    """The summary of one class of traffic: its rows alone, judged by its own SLOs. `attainment` and
+    """The summary of a class of traffic: its rows alone, judged by its own SLOs. `attainment` and
     `goodput` also count the SLOs of all traffic."""
 
     tenant: str
@@ -115,11 +115,11 @@ class Summary:
 
     `counts`: scheduled = warmup + due + withdrawn + not_due; each status counts due rows.
     `confidence` is the level of every interval and proof; the verdict follows the point estimate
-    unless a confidence was requested. `classes` is empty where all traffic is of one class; the
-    verdict is met only if the SLOs of every class are. `fairness` is None where all traffic belongs
-    to one tenant, `server` where the server's metrics were not read. `backends` are the addresses
-    that requests went to, busiest first; `stimulus` compares the traffic sent with the schedule;
-    `drivers` are the factors that latency correlates with.
+    unless a confidence was requested. `classes` is empty where all traffic is of a single class;
+    the verdict is met only if the SLOs of every class are. `fairness` is None where all traffic
+    belongs to a single tenant, `server` where the server's metrics were not read. `backends` are
+    the addresses that requests went to, busiest first; `stimulus` compares the traffic sent with
+    the schedule; `drivers` are the factors that latency correlates with.
     """
 
     run: str

@@ -21,7 +21,7 @@ Verdict = Literal["met", "missed", "no_verdict"]
 
 @dataclass(frozen=True, slots=True)
 class SloResult:
-    """The result of one SLO.
+    """The result of an SLO.
 
     `scope` run: `value` of the metric, and `low` and `high`, each a one-sided bound at the
     summary's confidence (None: open, or none exists). A met SLO is `proven` when the bound on its
@@ -127,7 +127,7 @@ def max_result(slo: Slo, population: Population) -> SloResult:
 def run_metric_result(
     slo: Slo, shares: Shares, throughput: Callable[[str], float], confidence: float
 ) -> SloResult:
-    """An SLO on one number of the run; shares get exact bounds, throughputs none."""
+    """An SLO on a number of the run; shares get exact bounds, throughputs none."""
     due, length_s = shares.due, shares.length_s
     if slo.metric == "attainment":
         needed = needed_n(due - shares.met, due, slo.limit, confidence)
@@ -163,7 +163,7 @@ def _result(slo: Slo, estimate: Interval, n: int, n_needed: int | None) -> SloRe
 
 
 def sentence(result: SloResult, confidence: float) -> str:
-    """The result of an SLO in one sentence, for the reasons of a verdict: the value, and whether it
+    """The result of an SLO as a sentence, for the reasons of a verdict: the value, and whether it
     is proven."""
     if result.met is None:
         return f"{result.text}: no value, because there are no samples"

@@ -20,7 +20,7 @@ def workers_for(
     tokens_per_s: float, events_per_core: float, cores: int, quota: float | None
 ) -> int:
     """Number of processes (at least 1) so that each carries half of the rate that a core sustains.
-    One of the cores that affinity and quota allow stays free for the rest of the machine."""
+    A core of those that affinity and quota allow stays free for the rest of the machine."""
     available = cores if quota is None else min(cores, math.floor(quota))
     needed = math.ceil(tokens_per_s / (_MARGIN * events_per_core))
     return max(1, min(needed, available - 1))
@@ -33,7 +33,7 @@ def affine_cores() -> int:
 
 
 def known_ceiling(cache_dir: Path | None) -> float:
-    """Events per second that one core of this machine sustains: measured here by `slobench doctor`,
+    """Events per second that a core of this machine sustains: measured here by `slobench doctor`,
     else EVENTS_PER_CORE."""
     if cache_dir is None:
         return EVENTS_PER_CORE
@@ -66,7 +66,8 @@ def our_quota() -> float | None:
 
 
 def quota_cores(membership: Path, root: Path) -> float | None:
-    """The tightest CPU quota of this process's cgroup and its parents, in cores; None without one.
+    """The tightest CPU quota of this process's cgroup and its parents, in cores; None without a
+    quota.
 
     Source: Linux cgroup-v2 `cpu.max`; of version 1, `cpu.cfs_quota_us` and `cpu.cfs_period_us`.
     """

@@ -1,4 +1,4 @@
-"""Runs one scenario against one target: plans it, opens the target, records the requests, computes
+"""Runs a scenario against a target: plans it, opens the target, records the requests, computes
 the summary and writes the page."""
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Opener(Plugin, ABC):
         self, directory: Path, run: Run, is_own_slo: bool = True
     ) -> EngineSection | None:
         """The report's section on the bundled engine, from the log that the engine left in a run
-        directory; None without one."""
+        directory; None without a log."""
         return None
 
 
@@ -122,7 +122,7 @@ def prepared(
 ) -> Iterator[Record]:
     """The part of `execute` before the first request, so that two runs can follow each other at
     once. Yields the function that records the run, which is then still to be `finished`. `server`
-    is up and stays up; None for a target without one."""
+    is up and stays up; None for a target that has no server of its own."""
     plan = make_plan(scenario)
     with run_directory(scenario.name, options.out_dir, options.force) as directory:
         setup = RunSetup(scenario, plan, target, options, directory, console)

@@ -98,7 +98,7 @@ def manifest(
 
 
 def surroundings() -> Surroundings:
-    """The surroundings of a run. A second call takes a fifth of the first one's time."""
+    """The surroundings of a run. A second call takes a fifth of the first call's time."""
     return Surroundings(host(), _versions(), _git_commit())
 
 

@@ -1,4 +1,4 @@
-"""Sends one plan through the load-generating processes and assembles the recorded run."""
+"""Sends a plan through the load-generating processes and assembles the recorded run."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Fleet(Protocol):
 
 
 class Recording:
-    """One run while its load is being sent."""
+    """A run while its load is being sent."""
 
     def __init__(self, setup: RunSetup, target: Target, fleet: Fleet) -> None:
         self._setup, self._target, self._fleet = setup, target, fleet

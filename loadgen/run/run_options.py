@@ -57,7 +57,7 @@ class RunOptions:
 
 
 class RunSetup(NamedTuple):
-    """One run before its target is open. `target` is the value of `--target`; `directory` exists
+    """A run before its target is open. `target` is the value of `--target`; `directory` exists
     and is empty."""
 
     scenario: Scenario

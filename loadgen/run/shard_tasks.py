@@ -44,7 +44,7 @@ class Job:
         return Prompts(self.scenario.prompts, self.scenario.seed, self.salt)
 
     def tasks(self, n_shards: int) -> list[ShardTask]:
-        """One task for each of `n_shards` processes."""
+        """A task for each of `n_shards` processes."""
         prompts = self.prompts()
         return [shard_task(self, share, prompts) for share in self.shares(n_shards)]
 

@@ -282,7 +282,7 @@ def _is_certain(target: Target) -> bool:
 
 
 def _requests(choice: Choice, scenario: Scenario, schedule: Schedule) -> tuple[object, ...]:
-    """The parts of the preflight's requests that its result depends on; two preflights of one
+    """The parts of the preflight's requests that its result depends on; two preflights of the same
     server with equal parts have equal results."""
     inputs = schedule["context"].astype(np.uint64) << np.uint64(32) | schedule["input_tokens"]
     lengths = np.unique(inputs).tobytes(), np.unique(schedule["prefix_tokens"]).tobytes()
@@ -318,7 +318,7 @@ def finish(
 
 
 def print_check(check: PreflightCheck, console: Console) -> None:
-    """Prints one line per check; an unknown result is dim."""
+    """Prints a line per check; an unknown result is dim."""
     style = "yellow" if check.ok is False else "dim" if check.ok is None else ""
     line = f"{_MARKS[check.ok]} {check.check:<14} {check.detail}"
     console.print(line, style=style, soft_wrap=True, markup=False)

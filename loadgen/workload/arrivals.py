@@ -31,8 +31,8 @@ LimitColumn = NDArray[np.float64]  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """The arriving requests, as columns of one length [n]. A column is None if the source does not
-    state it; the scenario then decides.
+    """The arriving requests, as columns of the same length [n]. A column is None if the source does
+    not state it; the scenario then decides.
 
     `scheduled_s`: seconds, sorted, in [0, horizon). `input_tokens` counts the whole prompt,
     including its `prefix_tokens`. Rows with the same `prefix_id` (from 1; 0 = none) begin with the
@@ -106,7 +106,7 @@ ARRIVALS: Registry[Arrivals] = Registry("slobench.arrivals", "arrival process")
 def streams(rng: np.random.Generator, n: int) -> list[np.random.Generator]:
     """n independent generators derived from the state of `rng`, each seeded with 128 bits.
 
-    With one generator per quantity, drawing more of one quantity does not change the others, so a
+    With a generator per quantity, drawing more of one quantity does not change the others, so a
     longer horizon only adds arrivals.
     """
     words = rng.integers(0, 2**32, (n, 4), np.uint32)

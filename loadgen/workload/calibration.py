@@ -1,17 +1,16 @@
 """Calibration of prompt lengths: the tokens that a server counts for our text, from a few requests.
 
 `Calibration.steps` yields batches of independent prompts, is sent the server's token count of each,
-and returns one line about the result; `fit` is the fit for writing prompts. No sockets here: the
+and returns a line about the result; `fit` is the fit for writing prompts. No sockets here: the
 preflight sends the requests.
 
 Words with known token counts are preferred (`word_text`). A text of 32 common words shows whether
-each of them is one token: no word has fewer, so a sum of 32 means one each. Short and long words
-are tested apart, which tells a tokenizer from an estimate by characters.
-If words have more tokens, four words that occur 1, 4, 16 and 64 times in one text are read from a
-single count: its digits in base 4 are their tokens minus one, because three letters and a blank are
-at most four tokens.
-Two prompts of the schedule's shortest and longest length then verify the sum. If it is wrong,
-lengths follow a line from characters to tokens and hold on average.
+each word is 1 token: no word has fewer, so a sum of 32 means 1 token each. Short and long words are
+tested apart, which tells a tokenizer from an estimate by characters. If words have more tokens, a
+text in which four words occur 1, 4, 16 and 64 times gives the tokens of each from a single count:
+its digits in base 4 are their tokens minus 1, because three letters and a blank are at most four
+tokens. Two prompts of the schedule's shortest and longest length then verify the sum. If it is
+wrong, lengths follow a line from characters to tokens and hold on average.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ _NO_COUNT = "the server stopped counting"
 
 
 class Calibration:
-    """The calibration of one server for one schedule.
+    """The calibration of a server for a schedule.
 
     `prompts` must have a salt of their own, so that no prompt of the calibration is in a prefix
     cache when the run begins.
@@ -64,7 +63,7 @@ class Calibration:
 
     def early_prompts(self, limit_tokens: int) -> Batch:
         """The first batch of `steps`, which may be sent before the line is known. For a server with
-        one token per character it is superfluous."""
+        1 token per character it is superfluous."""
         if self._prompts.is_recorded or not self._prompts.is_common_words:
             return ()
         if limit_tokens < _MIN_LIMIT_TOKENS:
@@ -125,7 +124,7 @@ class Calibration:
         return (yield prompts)
 
     def _count(self, *texts: Sequence[str]) -> Generator[Batch, Counts, Counts]:
-        """The tokens of one prompt for each list of words."""
+        """The tokens of a prompt for each list of words."""
         return (yield from self._send(*map(_prompt_of, texts)))
 
     def _count_words(self, limit_tokens: int) -> WordSteps:
@@ -149,7 +148,7 @@ class Calibration:
         return (yield from self._short_words(overhead))
 
     def _more_singles(self, overhead: int) -> Generator[Batch, Counts, tuple[str, ...]]:
-        """More words of one token each, for variety; none if not all of them are single tokens."""
+        """More words of 1 token each, for variety; none if not all of them are single tokens."""
         words = tuple(sorted(set(WORDS) - set(COMMON), key=lambda word: (len(word), word))[:_MORE])
         (total,) = yield from self._count(words)
         return words if total == overhead + len(words) else ()

@@ -23,7 +23,7 @@ Problem = tuple[tuple[str | int, ...], str]  # key path, message
 
 
 def as_validation_error(problems: Sequence[Problem]) -> ValidationError:
-    """The problems as one pydantic error, each with its key path."""
+    """The problems as a single pydantic error, each with its key path."""
     details = [
         InitErrorDetails(
             type=PydanticCustomError("value_error", "{problem}", {"problem": problem}),
@@ -70,7 +70,7 @@ class Session(Strict):
 
 
 class Step(Strict):
-    """One request of a chain, sent `think` after the last step named in `after` has ended; a step
+    """A request of a chain, sent `think` after the last step named in `after` has ended; a step
     without `after` starts the chain."""
 
     name: Annotated[str, Field(min_length=1)]
@@ -93,7 +93,7 @@ def _chain_problems(chain: tuple[Step, ...]) -> Iterator[Problem]:
             yield (number, "name"), f"two steps are called '{step.name}'"
         for name in step.after:
             if name not in above:
-                problem = f"no step above this one is called '{name}'; {nearest(name, above)}"
+                problem = f"no earlier step is called '{name}'; {nearest(name, above)}"
                 yield (number, "after"), problem
         if len(set(step.after)) < len(step.after):
             yield (number, "after"), "names a step twice"
@@ -106,7 +106,7 @@ Chain = Annotated[tuple[Step, ...], Field(strict=False), AfterValidator(_checked
 
 
 class TrafficClass(Strict):
-    """One class of traffic. `weight` is its share of the scenario's arrivals relative to the other
+    """A class of traffic. `weight` is its share of the scenario's arrivals relative to the other
     classes; a class with its own `arrivals` does not share them."""
 
     weight: Annotated[float, Field(gt=0)] | None = None
@@ -136,14 +136,14 @@ class TrafficClass(Strict):
         """Contradictions between the keys, for the arrivals that the class has. `has_texts`: the
         prompts have lengths of their own."""
         if self.chain and self.requests is not None:
-            yield ("requests",), "a chain's requests stand in its steps; remove one of the two"
+            yield ("requests",), "a chain's requests stand in its steps; remove requests or chain"
         if self.chain and self.session is not None:
             yield ("session",), "a class is a session or a chain, not both"
         is_alone = not (self.chain or self.session)
         is_replay = arrivals is not None and arrivals.gives_lengths
         key = "chain" if self.chain else "session"
         if is_replay and not is_alone:
-            yield (key,), "the arrivals replay requests one by one; sessions need another kind"
+            yield (key,), "the arrivals replay single requests; sessions need another kind"
         if has_texts and not is_alone:
             yield (key,), "a dataset's prompts stand alone; sessions need prompts of another kind"
         if not self.chain and self.requests is None and not (is_replay or has_texts):

@@ -21,7 +21,7 @@ class TokenCounter(Protocol):
 
 
 class Utf8Tokenizer:
-    """One token per byte of UTF-8, as for the bundled engine's random models."""
+    """A token per byte of UTF-8, as for the bundled engine's random models."""
 
     def count(self, text: str) -> int:
         return len(text.encode())
@@ -74,8 +74,8 @@ def load_tokenizer(spec: str) -> TokenCounter:
 
 
 def cut_to_tokens(tokenizer: TokenCounter, text: str, n_tokens: int, lead: str = "") -> str:
-    """The beginning of `text` that has `n_tokens` tokens together with `lead` in front; at least
-    one character, and no blank at the end (templates strip it).
+    """The beginning of `text` that has `n_tokens` tokens together with `lead` in front; at least 1
+    character, and no blank at the end (templates strip it).
 
     If no cut has the exact number (a merge may span the cut), a filler is appended; if that fails
     too, the nearest number is taken.

@@ -38,8 +38,8 @@ class Batch(StationaryArrivals):
     def times(self, rng: np.random.Generator, horizon_s: float) -> Times:
         instants_rng, sizes_rng = streams(rng, 2)
         instants = poisson_instants(instants_rng, self.rate / self.size.mean, horizon_s)
-        # quantiles of one uniform each: a kind that redraws would give earlier groups other sizes
-        # when the horizon adds groups
+        # a quantile of a uniform number each: a kind that redraws would give earlier groups other
+        # sizes when the horizon adds groups
         return np.repeat(instants, self.size.ppf(sizes_rng.random(instants.size)))
 
 

@@ -26,7 +26,7 @@ class Context(IntEnum):
 
 
 class Dialogue:
-    """The messages of every row of a schedule (or of one shard's part of it), by row index.
+    """The messages of every row of a schedule (or of a shard's part of it), by row index.
 
     Stores the messages of a turn until its next turn is written, and no others.
     """

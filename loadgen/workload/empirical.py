@@ -166,7 +166,7 @@ def _transposed(path: str, content: dict[str, Any]) -> list[Any]:
     if weights is None:
         return values
     if not isinstance(weights, list) or len(weights) != len(values):
-        raise ValueError(f"{path}: values and weights must be lists of one length")
+        raise ValueError(f"{path}: values and weights must be lists of the same length")
     return [
         [*(value if isinstance(value, list) else [value]), weight]
         for value, weight in zip(values, weights, strict=True)

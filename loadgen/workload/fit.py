@@ -30,7 +30,7 @@ from loadgen.workload.traces.trace import Trace, TraceFormat
 N_REQUESTS = 3000  # in the proposed measured window, which is between a minute and an hour
 LEAST = 20  # requests; a fit to fewer would mean nothing
 CLOSE_ENOUGH = 0.05  # KS distance
-_MAX_RANGE = 2_000_000  # of a power law, because its lengths are summed in one array
+_MAX_RANGE = 2_000_000  # of a power law, because its lengths are summed in a single array
 _EDGES = np.concatenate([np.arange(50) / 50, [0.99, 0.995, 0.999, 1.0]])
 
 
@@ -225,8 +225,8 @@ def ks_distance(tokens: TokenCounts, law: Lengths) -> float:
 
 
 def copula_correlation(inputs: TokenCounts, outputs: TokenCounts) -> float:
-    """The Gaussian copula's ρ = 2·sin(π·ρ_s/6), ρ_s Spearman's rank correlation; 0 if one of the
-    two is constant.
+    """The Gaussian copula's ρ = 2·sin(π·ρ_s/6), ρ_s Spearman's rank correlation; 0 if either is
+    constant.
 
     Source: R. B. Nelsen, An Introduction to Copulas (2nd ed. 2006), section 5.1.
     """
@@ -240,7 +240,7 @@ def copula_correlation(inputs: TokenCounts, outputs: TokenCounts) -> float:
 
 
 def _thinned(tokens: TokenCounts) -> dict[str, Any]:
-    """The sample as an empirical law: all values if there are few, else one value per 2 % of the
+    """The sample as an empirical law: all values if there are few, else a value per 2 % of the
     sample, and several for the last 2 %."""
     values, counts = np.unique(tokens, return_counts=True)
     if values.size <= _EDGES.size:

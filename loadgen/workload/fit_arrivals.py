@@ -288,7 +288,7 @@ def _mmpp(rate: str, states: TwoStates) -> dict[str, Any]:
 
 
 def _blocks(gaps: NDArray[np.float64]) -> tuple[Gaps, bool]:
-    """(gaps as one block, False), or (eight evenly placed blocks, True) for more than 20 000."""
+    """(all gaps as a block, False), or (eight evenly placed blocks, True) for over 20 000 gaps."""
     if gaps.size <= MOST_GAPS:
         return gaps[None, :], False
     length = MOST_GAPS // N_BLOCKS

@@ -1,8 +1,8 @@
-"""The rows of one traffic class: single requests, sessions or chains, source by source.
+"""The rows of a traffic class: single requests, sessions or chains, source by source.
 
-A *source* arrives at one instant and sends one *unit* (a single request, a session or a chain) or,
-in a closed loop, one unit after the other. The rows of a source are neighbours, parents stand
-before their children, and no edge leaves a source.
+A *source* arrives at an instant and sends a *unit* (a single request, a session or a chain) or, in
+a closed loop, a sequence of units. The rows of a source are neighbours, parents stand before their
+children, and no edge leaves a source.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Purpose(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RandomStreams:
-    """The random generators of a scenario or, with its name as `owner`, of one of its classes."""
+    """The random generators of a scenario or, with the class name as `owner`, of a single class."""
 
     seed: int
     owner: tuple[str, ...] = ()
 
     def stream(self, purpose: Purpose, *step: str) -> np.random.Generator:
-        """The generator of one purpose, also of one step of a chain. It is independent of all other
-        streams, and the same whichever others exist.
+        """The generator of a purpose, or of a purpose in a single step of a chain. It is
+        independent of all other streams, and the same whichever others exist.
 
         Source: M. E. O'Neill, PCG (2014); NumPy's SeedSequence spawn keys.
         """
@@ -64,7 +64,7 @@ class RandomStreams:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The rows of one class in order, with columns of the same length.
+    """The rows of a class in order, with columns of the same length.
 
     `source` numbers the source of each row, `starts_s` is the arrival of that source, `earliest_s`
     the earliest instant at which the row can be due. `child` and `parent` are the row numbers of
@@ -146,9 +146,9 @@ def _units(
 ) -> tuple[Index, NDArray[np.float64]]:
     """(units per source, pause before each unit; that before a source's first unit is unused).
 
-    An open loop has one unit per source. A closed loop has as many as could begin before the
-    horizon with the fastest planned answers, and one more: a user who gets to that unit had even
-    faster answers.
+    An open loop has a unit per source. A closed loop has as many units as could begin before the
+    horizon with the fastest planned answers, and an extra unit: a user who gets to that unit had
+    even faster answers.
     """
     n, pause = len(part.arrivals), part.pause
     if pause is None:
@@ -175,7 +175,7 @@ def _units(
 
 
 def _fastest_unit_s(own: TrafficClass) -> float:
-    """The shortest planned time of one unit, from its first request to its last answer."""
+    """The shortest planned time of a unit, from its first request to its last answer."""
     ends_s: dict[str, float] = {}
     for step in own.steps():
         tokens = step.requests.mean_lengths[1] or 1.0
@@ -229,7 +229,7 @@ def _fill(rows: Schedule, step_rows: Index, unit: Index, step: Step, part: Class
 
 
 def _edges_within(own: TrafficClass, first: Index, place: Index) -> tuple[Index, Index]:
-    """(child, parent) row numbers within units: each turn after the one before, steps by
+    """(child, parent) row numbers within units: each turn after the turn before, steps by
     `after`."""
     if own.session is not None:
         turns = places(place > 0)
@@ -284,7 +284,7 @@ def _grow_context(rows: Schedule, first_of_unit: Index) -> None:
 
 
 def _earliest_s(rows: Schedule, source: Index, starts_s: Times) -> Times:
-    """The earliest due instant of each row, as if all rows of a source came one after the other.
+    """The earliest due instant of each row, as if the rows of a source came in sequence.
 
     (Parallel steps can be due earlier; only the phase depends on this.)
     """
@@ -303,7 +303,7 @@ def _earliest_s(rows: Schedule, source: Index, starts_s: Times) -> Times:
 
 
 def joined(layouts: Sequence[Layout]) -> tuple[Layout, Index]:
-    """The rows of several classes in one layout, and the number of each row's class."""
+    """The rows of several classes in a single layout, and the number of each row's class."""
     if len(layouts) == 1:  # copying a single layout cost 80 MB per million rows (schedule_speed.py)
         return layouts[0], np.zeros(len(layouts[0].rows), np.int32)
     sizes = [len(layout.rows) for layout in layouts]

@@ -78,7 +78,8 @@ class Lengths(Plugin, ABC):
         return sqrt(max(0.0, square))
 
     def _survival(self) -> Iterator[tuple[NDArray[np.int64], Shares]]:
-        """(x, P(length > x)) for x from the lower bound to just below the upper one, in blocks."""
+        """(x, P(length > x)) for x from the lower bound to just below the upper bound, in
+        blocks."""
         low, high = self.support
         for begin in range(low, high, _BLOCK):
             tokens = np.arange(begin, min(begin + _BLOCK, high))
@@ -142,7 +143,7 @@ class Uniform(Bounded):
         return rng.integers(self.min, self.max, n, np.uint32, endpoint=True)
 
     def ppf(self, shares: Shares) -> TokenCounts:
-        # the product can round up to n itself, one past the end
+        # the product can round up to n itself, which is past the end
         return (self.min + np.minimum(shares * self._n, self._n - 1).astype(np.int64)).astype(
             np.uint32
         )
@@ -179,7 +180,7 @@ class PowerLaw(Bounded):
     def ppf(self, shares: Shares) -> TokenCounts:
         cumulative = np.cumsum(self._weights())
         index = np.searchsorted(cumulative, shares * cumulative[-1], side="right")
-        # the product can round up to the total itself, one past the end
+        # the product can round up to the total itself, which is past the end
         lengths: TokenCounts = np.minimum(index, cumulative.size - 1).astype(np.uint32) + np.uint32(
             self.min
         )

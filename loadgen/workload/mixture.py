@@ -25,7 +25,7 @@ from loadgen.workload.lengths import LENGTHS, Lengths, Shares, TokenCounts
 
 @dataclass(frozen=True)
 class Component:
-    """One length distribution and its weight relative to the other components."""
+    """A length distribution and its weight relative to the other components."""
 
     weight: float
     lengths: Lengths

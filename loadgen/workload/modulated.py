@@ -95,7 +95,7 @@ class OnOff(StationaryArrivals):
 
 
 class RateState(Strict):
-    """One state of an MMPP: its rate relative to the other states, and its mean duration."""
+    """A state of an MMPP: its rate relative to the other states, and its mean duration."""
 
     weight_rate: Annotated[float, Field(ge=0, le=1e9)]
     mean_stay: Sojourn
@@ -124,7 +124,7 @@ class Mmpp(StationaryArrivals):
     @model_validator(mode="after")
     def _has_states_and_a_rate(self) -> Self:
         if len(self.states) < 2:
-            raise ValueError("states needs two or more; with one rate use kind: poisson")
+            raise ValueError("states needs two or more; with a single rate use kind: poisson")
         if not any(state.weight_rate for state in self.states):
             raise ValueError("every weight_rate is 0; at least one state needs arrivals")
         return self

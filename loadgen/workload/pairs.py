@@ -29,7 +29,7 @@ class _PairLaw:
 
 
 class Joint(Lengths):
-    """One of the observed `pairs` [input, output], with equal probability or by weight. It is
+    """An observed pair [input, output] of `pairs`, drawn with equal probability or by weight. It is
     written at `input_tokens`; `output_tokens` is left out.
 
     `path` names a CSV file (columns input_tokens, output_tokens and, optionally, weight; in this

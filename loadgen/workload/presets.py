@@ -62,7 +62,7 @@ CATALOGUE: Mapping[str, PublishedSlo] = {
     ),
     "agent": PublishedSlo(
         ("p99(e2e) <= 5s",),
-        "No person reads an agent's steps; each step starts when the one before is complete.",
+        "No person reads an agent's steps; each step starts when the step before is complete.",
         f"{_GUIDE}, agentic applications",
     ),
     "content": PublishedSlo(

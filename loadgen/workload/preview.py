@@ -62,7 +62,7 @@ def preview(
 def _totals(
     scenario: Scenario, rows: Schedule, slos: tuple[Slo, ...], confidence: float
 ) -> dict[str, Any]:
-    """The figures of all rows, or of those of one class: counts, tokens per second and `slo`."""
+    """The figures of all rows, or of the rows of a class: counts, tokens per second and `slo`."""
     n_measured, n_withdrawn = _measured(rows)
     n, measure_s = n_measured - n_withdrawn, scenario.phases.measure
     return {
@@ -164,8 +164,8 @@ def _proof(slo: Slo, n: int, measure_s: float, confidence: float) -> dict[str, A
 
 
 def _share(slo: Slo) -> float | None:
-    """The share of requests that a run-level SLO is about; None if it is about no share, or about
-    one of the gaps within requests, which are not independent."""
+    """The share of requests that a run-level SLO is about; None if it is about no share, or about a
+    share of the gaps within requests, which are not independent."""
     if slo.quantile is not None:
         return slo.quantile if METRICS[slo.metric].scope == "request" else None
     return {"attainment": slo.limit, "error_rate": 1 - slo.limit}.get(slo.metric)

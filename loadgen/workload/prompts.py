@@ -55,7 +55,7 @@ class PromptFit:
 
     @property
     def step(self) -> float:
-        """Tokens of the shortest text: one character, or one word."""
+        """Tokens of the shortest text: a character, or a word."""
         return self.tokens_per_char if self.words is None else self.words.shortest_tokens
 
     def chars(self, input_tokens: int) -> int:
@@ -63,7 +63,8 @@ class PromptFit:
         return max(1, round((input_tokens - self.overhead_tokens) / self.tokens_per_char))
 
     def is_reachable(self, input_tokens: ArrayLike) -> NDArray[np.bool_]:
-        """False where even a prompt of one character (or word) has more than `input_tokens`."""
+        """False where even a prompt of a single character (or word) has more than
+        `input_tokens`."""
         return np.asarray(np.asarray(input_tokens) >= self.overhead + self.step / 2)
 
 
@@ -79,7 +80,7 @@ class RenderedPrompt:
 
 
 class Prompts:
-    """The text of every row of one run.
+    """The text of every row of a run.
 
     `seed` is the scenario's, `salt` the run's. With `salt: none` in the scenario the run's salt is
     not used, and every run sends the same text.
@@ -141,7 +142,7 @@ class Prompts:
         tokenizer or counted words, exactly the row's tokens less the fit's overhead.
 
         A prompt that is hardly longer than its shared prefix keeps its length: the prefix is cut so
-        that one character of the request's own text remains.
+        that 1 character of the request's own text remains.
         """
         identity = b"prompt" + int(row["prompt_seed"]).to_bytes(8, "little")
         prefix_tokens, prefix_id = int(row["prefix_tokens"]), int(row["prefix_id"])

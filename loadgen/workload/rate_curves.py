@@ -85,7 +85,7 @@ class Ramp(PiecewiseRate):
     @model_validator(mode="after")
     def _has_positive_rates(self) -> Self:
         if not (self.start or self.to):
-            raise ValueError("from and to are both 0/s; one of them must be positive")
+            raise ValueError("from and to are both 0/s; from or to must be positive")
         if self.shape == "exponential" and not (self.start and self.to):
             raise ValueError(
                 "an exponential ramp multiplies, so it can neither begin nor end at 0/s; write "
@@ -147,7 +147,7 @@ class Steps(PiecewiseRate):
 
 
 class Point(Strict):
-    """The rate at one instant."""
+    """The rate at an instant."""
 
     at: Seconds
     rate: Level

@@ -1,4 +1,4 @@
-"""Renewal processes: independent gaps with one distribution, in equilibrium.
+"""Renewal processes: independent gaps with the same distribution, in equilibrium.
 
 The window opens at a random instant of a process that has always been running, so the first gap is
 the residual of a gap already under way. Then E[N(0, t)] = rate · t holds exactly for every t, not
@@ -34,7 +34,7 @@ class Constant(StationaryArrivals):
     kind = "constant"
 
     def times(self, rng: np.random.Generator, horizon_s: float) -> Times:
-        # a product, not a running sum: the k-th instant has one rounding error, not k
+        # a product, not a running sum: the k-th instant has a single rounding error, not k
         k = np.arange(np.ceil(self.rate * horizon_s) + 1)
         instants: Times = (k + rng.random()) / self.rate
         return instants[instants < horizon_s]

@@ -1,4 +1,4 @@
-"""Scaling of a scenario's load: all rates by one factor, or another number of users.
+"""Scaling of a scenario's load: all rates by the same factor, or another number of users.
 
 The shape of the traffic stays the same: the cv of gaps, the durations of states, the shares of
 classes.
@@ -133,8 +133,8 @@ def _with_users(arrivals: dict[str, Any], factor: float) -> dict[str, Any]:
 
 
 def _check_rate(changed: Scenario, level: float) -> None:
-    """Raise UsageError if the new rate is not the requested one, as for a plug-in kind whose rates
-    have other keys."""
+    """Raise UsageError if the new rate differs from the requested rate, as for a plug-in kind with
+    other keys for its rates."""
     streams = list(_streams(changed))
     if any(isinstance(arrivals, TraceArrivals) for _, arrivals in streams):
         return  # the mean over the window depends on which part of the trace is in it

@@ -111,7 +111,7 @@ def _synthetic_by_default(value: object) -> object:
 
 
 class Scenario(Strict):
-    """One traffic situation and its SLOs; equal scenarios give equal schedules, whatever their
+    """A traffic situation and its SLOs; equal scenarios give equal schedules, whatever their
     `source`.
 
     The requests are described here (`requests` with an optional `session`, or a `chain`) or in
@@ -143,8 +143,8 @@ class Scenario(Strict):
 
     @property
     def source(self) -> str:
-        """The file or the shipped scenario that it was read from; "" for one that was made of flags
-        or in Python."""
+        """The file or the shipped scenario that it was read from; "" for a scenario that was made
+        from flags or in Python."""
         return self._source
 
     def from_source(self, source: str) -> Self:
@@ -203,8 +203,8 @@ class Scenario(Strict):
         return self.phases.warmup + self.phases.measure
 
     def traffic(self) -> dict[str, TrafficClass]:
-        """Every class by name. A scenario without classes has one, `default`, without SLOs (they
-        are the scenario's)."""
+        """Every class by name. A scenario without classes has the class `default`, without SLOs
+        (they are the scenario's)."""
         if self.classes:
             return self.classes
         own = {"requests": self.requests, "session": self.session, "chain": self.chain}
@@ -231,12 +231,12 @@ class Scenario(Strict):
         return tuple(map(parse_slo, self.slo_texts()))
 
     def slos_by_class(self) -> dict[str, tuple[Slo, ...]]:
-        """The SLOs that apply to the requests of each class: the shared ones and its own."""
+        """The SLOs that apply to the requests of each class: the shared SLOs and its own."""
         shared = self.slos()
         return {name: (*shared, *own.slos()) for name, own in self.traffic().items()}
 
     def all_slos(self) -> tuple[Slo, ...]:
-        """Every SLO of the scenario: the shared ones, then those of each class."""
+        """Every SLO of the scenario: the shared SLOs, then those of each class."""
         own = (slo for traffic in self.classes.values() for slo in traffic.slos())
         return (*self.slos(), *own)
 
@@ -282,7 +282,7 @@ def load_scenario(
     """A scenario from a file, or a shipped scenario by name (`quickstart`,
     `scenarios/quickstart.yaml`), with `a.b=c` settings applied.
 
-    Raises ScenarioError with one `file:line: key.path: problem` line per mistake.
+    Raises ScenarioError with a line `file:line: key.path: problem` per mistake.
     """
     label, text = read_source(path_or_name)
     document = parse_document(text, label, ScenarioError)

@@ -1,8 +1,8 @@
-"""The schedule: every request of a run as one row, computed before the clock starts.
+"""The schedule: every request of a run as a row, computed before the clock starts.
 
 A schedule is a pure function of the scenario and of the local files that it names. Each purpose
-(arrivals, input lengths, …) of each class draws from a random stream of its own, so a change to one
-of them leaves the others unchanged.
+(arrivals, input lengths, …) of each class draws from a random stream of its own, so a change to any
+purpose leaves the others unchanged.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def make_plan(scenario: Scenario) -> Plan:
     """All requests of a run and the edges between them.
 
     Rows have request_id 0 … n − 1. Rows without parents are sorted by time; the other rows of a
-    source (session, chain, user) follow its first. Equal scenarios give identical bytes on one
+    source (session, chain, user) follow its first. Equal scenarios give identical bytes on the same
     machine type. `input_tokens` includes the shared prefix and, for turns of a session, the
     conversation so far (an estimate with `context: real`). prefix_id is 0 for rows without a shared
     prefix. `phase` of a row with parents is that of its earliest possible instant; the actual
@@ -89,12 +89,12 @@ def _layouts(scenario: Scenario) -> list[Layout]:
         rows["tenant_id"] = names.tenants.index(part.own.tenant)
         rows["priority"] = part.own.priority
         layouts.append(layout)
-    assert len(layouts) == len(scenario.traffic()), "one layout per class"
+    assert len(layouts) == len(scenario.traffic()), "a layout per class"
     return layouts
 
 
 def split(schedule: Schedule, n_shards: int) -> list[Schedule]:
-    """One part per shard. The rows of a session stay together and in order; sessions are assigned
+    """A part per shard. The rows of a session stay together and in order; sessions are assigned
     to shards in turn, so each shard gets a thinned copy of the process, not a section of it."""
     assert n_shards >= 1, f"a schedule cannot be split into {n_shards} parts"
     _, rank = np.unique(schedule["session_id"], return_inverse=True)

@@ -89,7 +89,8 @@ class Synthetic(PromptKind):
 
 
 class TextFile(PromptKind):
-    """Slices of a local text file in your own language and style; white space becomes one blank."""
+    """Slices of a local text file in your own language and style; white space becomes a single
+    blank."""
 
     kind = "text"
     path: str
@@ -128,9 +129,9 @@ class RecordedPrompts(PromptKind):
 
 
 class Dataset(RecordedPrompts):
-    """One prompt per line of JSON: `prompt` (text) or `messages` ([{role, content}]), and
-    optionally `output_tokens`, the length of its answer. Each request sends one of them, drawn at
-    random; with `salt: run` it begins with 16 random characters."""
+    """A prompt per line of JSON: `prompt` (text) or `messages` ([{role, content}]), and optionally
+    `output_tokens`, the length of its answer. Each request sends a prompt drawn at random; with
+    `salt: run` it begins with 16 random characters."""
 
     kind = "dataset"
 
@@ -143,7 +144,7 @@ class Dataset(RecordedPrompts):
 class ShareGPTPrompts(RecordedPrompts):
     """The first question of every ShareGPT conversation that has an answer: a JSON list of
     {conversations: [{from, value}, …]}. The answer's length is counted with `tokenizer`; without
-    it, `answer_chars_per_token` characters are one token."""
+    it, `answer_chars_per_token` characters are 1 token."""
 
     kind = "sharegpt"
     answer_chars_per_token: Annotated[float, Field(gt=0)] = 4.0

@@ -36,7 +36,7 @@ class Window(Strict):
 
 @dataclass(frozen=True, slots=True)
 class _Cycle:
-    """One round of the replay: row numbers of the trace, their instants in the replay, and the
+    """A round of the replay: row numbers of the trace, their instants in the replay, and the
     length of the round (0 for a single request, which has no rate)."""
 
     trace: Trace
@@ -55,7 +55,7 @@ class TraceArrivals(Arrivals):
     causes no cache hits).
 
     The mean rate of n requests in a part of length T is n/T; without a `window`, T is the time of
-    the last request · n/(n − 1), one mean gap after it. If the trace ends before the run, no more
+    the last request · n/(n − 1), a mean gap after it. If the trace ends before the run, no more
     requests arrive. `path` is relative to the current directory.
     """
 
@@ -73,7 +73,7 @@ class TraceArrivals(Arrivals):
     @model_validator(mode="after")
     def _has_one_speed(self) -> Self:
         if self.rate is not None and self.time_scale is not None:
-            raise ValueError("rate and time_scale both set the speed; remove one of them")
+            raise ValueError("rate and time_scale both set the speed; remove rate or time_scale")
         return self
 
     def times(self, rng: np.random.Generator, horizon_s: float) -> Times:
@@ -91,7 +91,7 @@ class TraceArrivals(Arrivals):
         Raises TraceFileError if the file cannot be read or contains nothing to replay.
         """
         cycle, trace = self._cycle, self._cycle.trace
-        # One round more than the quotient: rounding may put one more row before the horizon.
+        # 1 more round than the quotient: rounding may put another row before the horizon.
         n_rounds = int(np.ceil(horizon_s / cycle.period_s)) + 1 if self.loop else 1
         kept = [self._kept(rng, cycle) for _ in range(n_rounds)]
         places = np.concatenate(kept)
@@ -145,7 +145,9 @@ class TraceArrivals(Arrivals):
             raise TraceFileError(f"{self.path}: none of its {n} requests lies in the window")
         period_s = float(min(end_s, to_s)) - window.from_s
         if period_s <= 0 and (self.loop or self.rate is not None):
-            raise TraceFileError(f"{self.path}: all requests at one instant, so there is no rate")
+            raise TraceFileError(
+                f"{self.path}: all requests at the same instant, so there is no rate"
+            )
         scale = self.time_scale or 1.0
         if self.rate is not None:
             scale = self.thin * len(rows) / period_s / self.rate

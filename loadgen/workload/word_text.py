@@ -1,8 +1,8 @@
 """Text with an exact number of tokens for a server whose tokenizer the client does not have.
 
 The server's own counts give the number of tokens of some words (`calibration`). Tokenizers that
-split at blanks first (byte-level BPE, SentencePiece, WordPiece) tokenize words after a blank one by
-one, so a text of such words has the sum of their tokens. A constant opening and closing word
+split at blanks first (byte-level BPE, SentencePiece, WordPiece) tokenize each word after a blank
+separately, so a text of such words has the sum of their tokens. A constant opening and closing word
 separate the text from the server's chat template.
 """
 

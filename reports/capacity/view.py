@@ -73,7 +73,7 @@ def next_steps(answer: Capacity) -> list[str]:
 
 
 def row(probe: Probe, answer: Capacity) -> tuple[str, ...]:
-    """The cells of one probe, in the order of `HEAD`."""
+    """The cells of a probe, in the order of `HEAD`."""
     share = attainment_interval(probe, answer)
     interval = "–"
     if share.low is not None and share.high is not None:
@@ -91,7 +91,7 @@ def row(probe: Probe, answer: Capacity) -> tuple[str, ...]:
 
 
 def table(answer: Capacity) -> Group:
-    """One rich renderable of at most 100 columns."""
+    """A rich renderable of at most 100 columns."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text

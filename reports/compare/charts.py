@@ -92,7 +92,7 @@ def shift_chart(metric: str, records: Sequence[Record], margin: float) -> Spec:
 
 
 def ecdf_chart(metric: str, records: Sequence[Record]) -> Spec:
-    """The distributions of both sides on one axis."""
+    """The distributions of both sides on a common axis."""
     unit, per_s = time_unit(max(r["value"] for r in records))
     color = hues("side", ["A", "B"], [BLUE, ORANGE])
     dash = {**color, "scale": {"domain": ["A", "B"], "range": [[1, 0], [6, 2]]}}

@@ -133,7 +133,7 @@ def needs(measure: ComparedMeasure) -> str:
 
 
 def table(comparison: Comparison) -> Group:
-    """One rich renderable of at most 100 columns."""
+    """A rich renderable of at most 100 columns."""
     from rich.console import Group
     from rich.text import Text
 
@@ -152,7 +152,7 @@ def table(comparison: Comparison) -> Group:
 
 
 def changed_lines(comparison: Comparison) -> list[str]:
-    """`changed target.labels.version: 0.9 → 0.10`, one line per key."""
+    """`changed target.labels.version: 0.9 → 0.10`, a line per key."""
     if not comparison.changes:
         return ["changed: no recorded setting"]
     return [

@@ -46,8 +46,8 @@ def _over_rates(facts: Mapping[str, Any]) -> dict[str, Spec]:
 
 
 def _attainment(facts: Mapping[str, Any]) -> dict[str, Spec]:
-    """A heat map of SLO attainment: rate × class for each mode, or mode × class where all runs
-    have one rate. Empty where there is only one number."""
+    """A heat map of SLO attainment: rate × class for each mode, or mode × class where all runs have
+    the same rate. Empty where there is only a single number."""
     names = list(dict.fromkeys(row["class"] for row in facts["rows"]))
     records = [
         {
@@ -68,7 +68,7 @@ def _attainment(facts: Mapping[str, Any]) -> dict[str, Spec]:
 
 
 def paper(facts: Mapping[str, Any]) -> Spec:
-    """Goodput over the rate, and below it the paired difference, as one figure of fixed size."""
+    """Goodput over the rate, and below it the paired difference, as a figure of fixed size."""
     outer = ("$schema", "background", "config")
     panels = [
         {**{key: spec[key] for key in spec if key not in outer}, "width": EXPORT_WIDTH}

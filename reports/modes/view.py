@@ -27,7 +27,7 @@ COLUMNS: tuple[tuple[str, str, Unit], ...] = (
 )
 ALL = "all"
 _MOST_REASONS = 3
-_MOST_RATES = 5  # in one table
+_MOST_RATES = 5  # in a table
 
 Row = Mapping[str, Any]
 SIMULATED = "simulated (cost model): good for ranking, not for absolute numbers"
@@ -52,7 +52,7 @@ def tables(facts: Mapping[str, Any]) -> Group:
 
 
 def heading(facts: Mapping[str, Any]) -> str:
-    """Scenario, target, settings and seeds, in one line."""
+    """Scenario, target, settings and seeds, as a line."""
     seeds = facts["seeds"]
     over = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]}-{seeds[-1]}"
     where = "simulated" if facts["target"] == "sim" else "on the bundled engine"

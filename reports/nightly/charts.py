@@ -1,4 +1,4 @@
-"""Figure of one measure over the nights."""
+"""Figure of a measure over the nights."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _LABEL = (
 
 def trend_chart(text: str, metric: Metric, points: Sequence[Mapping[str, Any]]) -> Spec:
     """A dot with its confidence interval per night, coloured and shaped by that night's verdict; a
-    dot links to its CI job where the night recorded one."""
+    dot links to its CI job where the night recorded a link."""
     unit, factor = _scale(metric, points)
     has_control = any("control" in point for point in points)
     rows = [_row(point, metric, factor) for point in points]
@@ -88,7 +88,7 @@ def _row(point: Mapping[str, Any], metric: Metric, factor: float) -> dict[str, A
 
 
 def _scale(metric: Metric, points: Sequence[Mapping[str, Any]]) -> tuple[str, float]:
-    """The unit of the axis, and how many of it make one of the measure's own unit."""
+    """The unit of the axis, and the factor that converts the measure's own unit to it."""
     if any("control" in point for point in points):
         return "points above the control" if metric.unit == "share" else "% of the control", 100.0
     if metric.unit == "share":

@@ -37,7 +37,7 @@ _ICONS = {"worse": "🔴", "better": "🟢", "same": "🟢", "inconclusive": "�
 
 
 def row(measure: ComparedMeasure) -> tuple[str, ...]:
-    """The cells of one measure, in the order of `HEAD`."""
+    """The cells of a measure, in the order of `HEAD`."""
     return (*compared_row(measure)[:-1], needs(measure))
 
 
@@ -97,7 +97,7 @@ def changed_lines(cell: CellVerdict) -> list[str]:
 
 
 def tables(verdict: str, cells: Sequence[CellVerdict], facts: Mapping[str, Any]) -> Group:
-    """One rich renderable of at most 100 columns."""
+    """A rich renderable of at most 100 columns."""
     from rich.console import Group
     from rich.text import Text
 

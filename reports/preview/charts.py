@@ -148,7 +148,7 @@ def length_histogram(tokens: NDArray[np.uint32], word: str) -> Spec:
 
 def length_bins(tokens: NDArray[np.uint32]) -> list[Record]:
     """{low, high, n, zero}: bins of the whole numbers low … high − 1 whose widths grow by a
-    constant ratio (about); every token count is in exactly one of them."""
+    constant ratio (about); every token count is in exactly 1 bin."""
     least, most = int(tokens.min()), int(tokens.max())
     edges = np.unique(np.rint(np.geomspace(least, most + 1, LENGTH_BINS + 1)).astype(np.int64))
     counts, _ = np.histogram(tokens, edges)

@@ -1,4 +1,4 @@
-"""A scenario's planned traffic on one HTML page that needs nothing but a browser."""
+"""A scenario's planned traffic as an HTML page that needs nothing but a browser."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The page of one run."""
+"""The page of a run."""

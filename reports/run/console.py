@@ -22,7 +22,7 @@ _PERCENTILES = ("p50", "p90", "p99")
 
 
 def table(summary: Summary) -> Group:
-    """One rich renderable, understandable without colour."""
+    """A rich renderable, understandable without colour."""
     from rich.console import Group
     from rich.text import Text
 

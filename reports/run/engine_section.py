@@ -37,7 +37,7 @@ _CAUSES = {
 
 @dataclass(frozen=True, slots=True)
 class MissReason:
-    """Requests that missed the SLO for one cause: their number, and the modes or requests most
+    """Requests that missed the SLO for the same cause: their number, and the modes or requests most
     often named, with their counts."""
 
     blame: str
@@ -102,7 +102,7 @@ def blocker_rows(story: EngineSection) -> list[tuple[str, str]]:
 
 
 def _timeline(story: EngineSection, end_s: float) -> Spec:
-    """Tokens of the steps, waiting requests by reason, and KV in use over one time axis."""
+    """Tokens of the steps, waiting requests by reason, and KV in use over a common time axis."""
     tokens = [
         {"from_s": b["from_s"], "to_s": b["to_s"], "of": of, "value": b[of]}
         for b in story.bins

@@ -95,9 +95,9 @@ _PROMPT = "PROMPT-OF-THE-SAME-LENGTH"
 
 
 def curl(target: TargetSection, input_tokens: int, output_tokens: int) -> str:
-    """A curl command for a request like the failed one: to a manifest's `target`, with a prompt of
-    about as many tokens (the page has no prompts); keys come from the environment or are redacted.
-    "" for a target without a known HTTP API."""
+    """A curl command for a request like the failed request: to a manifest's `target`, with a prompt
+    of about as many tokens (the page has no prompts); keys come from the environment or are
+    redacted. "" for a target without a known HTTP API."""
     url, path = target.url, _PATHS.get(target.api or "")
     if path is None or not url.startswith(("http://", "https://")):
         return ""

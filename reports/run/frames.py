@@ -98,7 +98,8 @@ def _end_s(run: Run, summary: Summary) -> float:
 
 
 def _spectrum(samples: Samples, name: str, confidence: float) -> list[Record]:
-    """Counted from the scheduled send time and, for TTFT and E2E, also from the actual one."""
+    """Counted from the scheduled send time and, for TTFT and E2E, also from the actual send
+    time."""
     records = []
     clocks = {"released": name, **({"sent": FROM_SEND[name]} if name in FROM_SEND else {})}
     for clock, metric in ((clock, METRICS[n]) for clock, n in clocks.items()):

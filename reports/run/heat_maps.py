@@ -67,7 +67,7 @@ def _buckets(tokens: NDArray[np.uint32]) -> tuple[NDArray[np.int64], list[str]]:
 def heat_figures(
     cells: Sequence[Record], pairs: Mapping[tuple[str, str], float | None]
 ) -> dict[str, Spec]:
-    """Figures by name; attainment needs more than one cell, interference more than one class."""
+    """Figures by name; attainment needs at least two cells, interference at least two classes."""
     drawn = {}
     if len(cells) > 1:
         drawn["heat-attainment"] = _attainment(cells)
@@ -193,7 +193,7 @@ def _share_tiles(encoding: Spec, tooltip: Sequence[Spec]) -> list[Spec]:
 def _tiles(
     encoding: Spec, color: Spec, tooltip: Sequence[Spec], text: str, is_light: str
 ) -> list[Spec]:
-    """Coloured tiles with their numbers on them, dark on light tiles and light on dark ones."""
+    """Coloured tiles with their numbers on them, dark on light tiles and light on dark tiles."""
     shade = {"condition": {"test": is_light, "value": _DARK}, "value": _LIGHT}
     words = {**encoding, "text": {"field": "text", "type": "nominal"}, "color": shade}
     mark = {"type": "text", "fontSize": 10, "fontWeight": 600, "style": "tile"}

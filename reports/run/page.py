@@ -1,4 +1,4 @@
-"""A run on one HTML page that needs nothing but a browser: no network, no other file."""
+"""A run as an HTML page that needs nothing but a browser: no network, no other file."""
 
 from __future__ import annotations
 
@@ -221,9 +221,9 @@ UNKNOWN = "RUN"  # the word of --help
 
 
 def run_word(directory: Path | None) -> str:
-    """A run's directory as one word of a shell, relative if it was given so or lies below the
-    current directory. A link is followed: `runs/latest` will soon point elsewhere. `UNKNOWN` for
-    no directory."""
+    """A run's directory as a single word of a shell, relative if it was given as relative or lies
+    below the current directory. A link is followed: `runs/latest` will soon point elsewhere.
+    `UNKNOWN` for no directory."""
     if directory is None:
         return UNKNOWN
     if directory.is_symlink():

@@ -54,7 +54,7 @@ _CLASS_PERCENTILES = (("ttft_s", "p50"), ("ttft_s", "p99"), ("tpot_s", "p99"))
 
 
 def class_rows(summary: Summary) -> list[list[TableCell]]:
-    """A row per class; none where all traffic is of one class."""
+    """A row per class; none where all traffic is of the same class."""
     return [_class_row(name, found) for name, found in summary.classes.items()]
 
 
@@ -95,7 +95,7 @@ TENANT_HEAD = (
 
 
 def tenant_rows(summary: Summary) -> list[list[TableCell]]:
-    """A row per tenant; none where all traffic is of one tenant."""
+    """A row per tenant; none where all traffic is of the same tenant."""
     tenants = {} if summary.fairness is None else summary.fairness.tenants
     return [_tenant_row(name, found) for name, found in tenants.items()]
 
@@ -127,7 +127,7 @@ def _tenant_row(name: str, found: TenantShare) -> list[TableCell]:
 
 
 def fairness_text(summary: Summary) -> str:
-    """A sentence with Jain's index; "" where all traffic is of one tenant."""
+    """A sentence with Jain's index; "" where all traffic is of the same tenant."""
     found = summary.fairness
     if found is None:
         return ""
@@ -257,7 +257,7 @@ BACKEND_HEAD = ("address", "requests", "share", "ok", "output tokens", "median T
 
 
 def backend_rows(summary: Summary) -> list[list[TableCell]]:
-    """A row per server address; none where there is only one."""
+    """A row per server address; none where there is only a single address."""
     found = summary.backends if len(summary.backends) > 1 else ()
     total = sum(backend.requests for backend in found)
     return [

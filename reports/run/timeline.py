@@ -1,4 +1,4 @@
-"""The load, the latencies and the server of a run over one time axis."""
+"""The load, the latencies and the server of a run over a common time axis."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _server_panels(frames: Frames) -> list[Spec]:
 
 
 def _running_and_waiting() -> list[Spec]:
-    """Running requests as a filled step, waiting ones as a line over it."""
+    """Running requests as a filled step, waiting requests as a line over it."""
     tooltip = [
         {"field": "from_s", "title": "from s"},
         {"field": "running", "type": "quantitative", "title": "running"},

@@ -69,7 +69,7 @@ def _slo_row(result: SloResult, k: int) -> list[TableCell]:
 
 def _bound(result: SloResult, path: str) -> TableCell:
     """The one-sided confidence bound that decides: the worst plausible value of an SLO that was
-    met, the best of one that was missed."""
+    met, the best plausible value of an SLO that was missed."""
     is_upper = (METRICS[result.metric].direction == "lower") is (result.met is not False)
     bound, name, sign = (
         (result.high, "high", "at most") if is_upper else (result.low, "low", "at least")

@@ -46,7 +46,7 @@ def tables(facts: Mapping[str, Any]) -> Group:
 
 
 def heading(facts: Mapping[str, Any]) -> str:
-    """Scenario, targets, varied keys and number of runs, in one line."""
+    """Scenario, targets, varied keys and number of runs, as a line."""
     keys = " and ".join(axis["key"] for axis in facts["axes"])
     where = ", ".join(facts["targets"])
     runs = f"{facts['repeats']} runs" if facts["repeats"] > 1 else "one run"

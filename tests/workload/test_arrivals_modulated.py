@@ -160,7 +160,10 @@ def test_the_same_seed_gives_the_same_bytes(spec):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"states": [{"weight_rate": 1, "mean_stay": "1s"}]}, "two or more; with one rate use"),
+        (
+            {"states": [{"weight_rate": 1, "mean_stay": "1s"}]},
+            "two or more; with a single rate use",
+        ),
         ({"states": 2 * [{"weight_rate": 0, "mean_stay": "1s"}]}, "every weight_rate is 0"),
         ({"states": 2 * [{"weight_rate": 1, "mean_stay": "0s"}]}, "greater than 0"),
         ({"states": 2 * [{"rate": 1, "mean_stay": "1s"}]}, "unknown key 'rate'; did you mean"),

@@ -81,7 +81,7 @@ def test_a_file_says_the_same_in_every_form(tmp_path, name, text):
         ("a.json", "[3, 4", "a.json:1: is not JSON"),
         ("a.json", "3", "a.json: expected a list, got 3"),
         ("a.json", '{"value": [3]}', "got the keys value"),
-        ("a.json", '{"values": [3], "weights": [1, 2]}', "lists of one length"),
+        ("a.json", '{"values": [3], "weights": [1, 2]}', "lists of the same length"),
         ("a.json", "[3, true]", "a.json: entry 1: tokens True is not a number"),
         ("a.json", '[{"token": 3}]', "entry 0: has no 'tokens'; did you mean 'token'?"),
         ("a.json", "[[3, 1, 2]]", "entry 0: has 3 numbers; expected tokens, weight"),

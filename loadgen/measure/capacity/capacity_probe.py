@@ -1,4 +1,4 @@
-"""One probe: the scenario at one load for some time, counted in blocks of equal length."""
+"""A probe: the scenario at a fixed load for some time, counted in blocks of equal length."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ UNUSABLE: tuple[Grade, ...] = ("untrusted", "broken")
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """The result of one probe. `level` is its load (arrivals per second, or users).
+    """The result of a probe. `level` is its load (arrivals per second, or users).
 
     `due` and `met` count, for each of `N_BLOCKS` stretches of equal length of the measured window,
     the requests due in it and the requests among them that met every SLO. `spent_s` is the time the

@@ -24,8 +24,8 @@ class Capacity:
     where the search has not seen both sides of the target). misses: even the lowest load tried
     misses the SLO. at_least: the highest load tried meets it, and the true value is at least `low`.
     `client_limit` is the lowest load that the load generator could not send properly, None if it
-    could send all. `design_effect` is the number of requests that carry as much information as one
-    independent request. `slope` is the drop in attainment, in log-odds, per e-fold load.
+    could send all. `design_effect` is the number of requests that carry as much information as a
+    single independent request. `slope` is the drop in attainment, in log-odds, per e-fold load.
     """
 
     outcome: str
@@ -61,7 +61,7 @@ class Capacity:
         return (self.high - self.low) / 2 / self.value
 
     def sentence(self) -> str:
-        """The result in one line."""
+        """The result as a single line."""
         if self.value is not None and self.low is not None and self.high is not None:
             digits = _digits(self.half_width or 0.0)
             low, value, high = (_rounded(v, digits) for v in (self.low, self.value, self.high))
@@ -150,7 +150,7 @@ def conclude(
 
 
 def probe_json(probe: Probe) -> dict[str, Any]:
-    """One probe as capacity.json stores it."""
+    """A probe as capacity.json stores it."""
     return dataclasses.asdict(probe)
 
 

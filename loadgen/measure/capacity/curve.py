@@ -111,17 +111,17 @@ def logit(share: float) -> float:
 def posterior(
     probes: Sequence[Probe], target: float, low: float, high: float, is_fixed: bool = False
 ) -> Posterior:
-    """The posterior from usable probes (one or more), with a prior flat in ln(level) from `low` to
+    """The posterior from usable probes (at least 1), with a prior flat in ln(level) from `low` to
     `high`.
 
     The straight line only holds near the target, so each pass weights a probe by its distance from
     the capacity that the pass before found: exp(−(ln level − ln capacity)² / 2r²). r is the largest
     of 1.1 log-odds, three standard deviations of the posterior, and the distance that includes six
-    probes, among them one that met and one that missed the target. A probe whose warm-up or window
-    was short for a queue this slow counts less than longer probes; where nearly all were short, the
-    longer ones among them count. `is_fixed`: the window is the scenario's own, and no probe is too
-    short. The likelihood is binomial with D for its scale, integrated over the uncertainty of D: a
-    Student t kernel (1 + deviance / (df · D))^(−(df + 1)/2).
+    probes, among them a probe that met the target and a probe that missed it. A probe whose warm-up
+    or window was short for a queue this slow counts less than longer probes; where nearly all were
+    short, the longer probes among them count. `is_fixed`: the window is the scenario's own, and no
+    probe is too short. The likelihood is binomial with D for its scale, integrated over the
+    uncertainty of D: a Student t kernel (1 + deviance / (df · D))^(−(df + 1)/2).
     """
     levels = np.linspace(math.log(low), math.log(high), _N_LEVELS)
     equal_weights = _Weights(*np.ones((3, len(probes))))
@@ -173,11 +173,11 @@ def _weights(
 
 def _enough(probes: Sequence[Probe], near: Array, memory: float) -> Array:
     """Whether each probe was long enough for the queue's memory, 0 to 1: the square of the ratio of
-    its window to six memories, and of its warm-up to one and a half, each at most 1.
+    its window to six memories, and of its warm-up to 1.5 memories, each at most 1.
 
     If fewer than two near probes would count, the memory is shortened until two do. Otherwise a
-    single long probe that shows a slow queue would make all others count for nothing, and one probe
-    gives no slope.
+    single long probe that shows a slow queue would make all others count for nothing, and a single
+    probe gives no slope.
     """
     n = np.array([probe.n_due for probe in probes], np.float64)
     warmed = n * np.array([probe.warmup_s / probe.measured_s for probe in probes])

@@ -82,7 +82,7 @@ def dispersion(
 
 def _settling(probes: Sequence[Probe], relevance: Array, variance: float, effect: float) -> float:
     """1, or up to 4 where the first halves of the probes met the SLO more often than the second
-    halves, by more than one and a half standard errors: those probes were not warm yet."""
+    halves, by more than 1.5 standard errors: those probes were not warm yet."""
     due, met = counts(probes)
     half = N_BLOCKS // 2
     fell = met[:, :half].sum(axis=1) * due[:, half:].sum(axis=1)

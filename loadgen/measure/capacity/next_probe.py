@@ -1,6 +1,6 @@
 """The next probe: its load, its length, and whether the result is precise enough to stop.
 
-The state of a search is its list of probes: `next_probe` computes the next one from them, so an
+The state of a search is its list of probes: `next_probe` computes the next probe from them, so an
 interrupted search continues where it stopped.
 """
 
@@ -24,7 +24,7 @@ _MISSES_TO_SEE = 4.0
 _MOST_STEPS = 10  # of a factor two, until both sides of the target are seen
 _GROWTH = 4.0
 _LENGTHENS, _LONGEST = 1.6, 16.0  # growth per refining probe, and its limit
-_LONG, _LEAST_LONG = 5.0, 2.0  # two probes near the target are as long as five first ones
+_LONG, _LEAST_LONG = 5.0, 2.0  # two probes near the target are as long as five first probes
 _LONG_FOR = 6.0  # … and as this many memories of the queue
 _AT_CAPACITY = 2.0  # times the precision, where that is more than `REACH_LOGIT`
 _UNCONFIRMED = 0.1  # relative error (too high) of a result from short probes alone
@@ -243,8 +243,8 @@ def _sized(
 
 
 def _requests_per_s(usable: Sequence[Probe], level: float, is_integer: bool) -> float | None:
-    """The request rate at a level, as in the nearest probe. Before the first probe a rate is one
-    request per arrival, and that of users is unknown."""
+    """The request rate at a level, as in the nearest probe. Before the first probe each arrival
+    counts as 1 request, and the request rate of users is unknown."""
     if not usable:
         return None if is_integer else level
     nearest = min(usable, key=lambda probe: abs(math.log(probe.level / level)))
@@ -278,7 +278,7 @@ def fit_into(
 
 def _hurried(question: Question, planned: NextProbe, left_s: float) -> NextProbe | None:
     """The planned probe, shortened. Before both sides of the capacity are known, no probe takes
-    much of the time that is left: a rough result is better than half of a precise one."""
+    much of the time that is left: a rough result is better than half of a precise result."""
     least_s = max(question.measure_s, _LEAST_HURRIED * planned.measure_s)
     measure_s = min(planned.measure_s, max(_FAIR_SHARE * left_s - planned.warmup_s, least_s))
     warmup_s = max(question.warmup_s, min(planned.warmup_s, left_s - measure_s))

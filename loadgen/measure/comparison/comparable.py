@@ -22,7 +22,7 @@ _ASIDE = ("name", "seed", "slo", "instrument", "schema")
 
 @dataclass(frozen=True, slots=True)
 class ConfigDifference:
-    """One configuration key and its values on both sides (None: missing)."""
+    """A configuration key and its values on both sides (None: missing)."""
 
     key: str
     a: object
@@ -30,10 +30,10 @@ class ConfigDifference:
 
 
 def refusal(a: Sequence[Manifest], b: Sequence[Manifest], vary: Sequence[str] = ()) -> list[str]:
-    """The reasons why manifests are not comparable, one line per key; empty where they are.
+    """The reasons why manifests are not comparable, a line per key; empty where they are.
 
     Every run must agree with the first in the keys of `MUST_AGREE`, except those that `vary`
-    allows, and each side must have one configuration.
+    allows, and the runs of a side must have the same configuration.
     """
     known = {*MUST_AGREE, *(key for m in (*a, *b) for key in fixed(m))}
     for key in vary:

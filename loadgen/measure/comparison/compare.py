@@ -1,6 +1,6 @@
 """The comparison of two sides, each a set of equal runs: B is better, worse or the same as A.
 
-Each run gives one number per measure, and the variation between equal runs decides whether a
+Each run gives a number per measure, and the variation between equal runs decides whether a
 difference is significant (`contrast`). Two single runs have no such variation. They are judged only
 with noise measured on earlier equal runs, in virtual time, or by their own requests (--within-run).
 """
@@ -154,7 +154,8 @@ def _measured(runs: Run | Sequence[Run]) -> list[Measured]:
 def _measures(
     runs: Sequence[Measured], metrics: Sequence[str]
 ) -> tuple[list[Measure], set[str], list[str]]:
-    """The measures to compare, the texts of the deciding ones, and notes on measures left out."""
+    """The measures to compare, the texts of the deciding measures, and notes on measures left
+    out."""
     gated = list(metrics or GATED)
     if not metrics and runs[0].run.manifest.has_closed_loop:
         gated.append("output_tokens_per_s")

@@ -1,7 +1,7 @@
 """The difference between two sets of runs, its significance, and the number of runs needed to find
 it.
 
-The unit of observation is the *run*: one number per run and metric (its mean, its P99). The
+The unit of observation is the *run*: a number per run and metric (its mean, its P99). The
 interval therefore includes every cause of variation between equal runs, the noise of their requests
 included.
 """
@@ -30,7 +30,7 @@ class Noise:
 class Contrast:
     """`difference` = B − A with its standard error on `df` degrees of freedom (Student's t).
 
-    `noise` is the standard deviation of one run, from which the error was computed. Without any
+    `noise` is the standard deviation of a run, from which the error was computed. Without any
     degree of freedom the error is NaN, and the difference cannot be judged.
     """
 
@@ -87,11 +87,11 @@ def contrast(
     blocks: tuple[Sequence[Hashable], Sequence[Hashable]] | None = None,
     known: Noise | None = None,
 ) -> Contrast:
-    """B − A of one number per run.
+    """The contrast B − A, from a single number per run.
 
     `blocks` names the schedule of each run of A and of B: only differences within a block count
-    (additive model, least squares). Without blocks, sides of equal size share one variance; sides
-    of unequal size have one each (Welch), unless a side has a single run. `known` is noise measured
+    (additive model, least squares). Without blocks, sides of equal size share a variance; each side
+    of unequal size has its own (Welch), unless a side has a single run. `known` is noise measured
     on earlier equal runs: it is pooled by degrees of freedom, and makes single runs comparable.
 
     Source: Welch, Biometrika 34, 1947; two-way layout without interaction, Scheffé 1959, §4.2.
@@ -165,8 +165,8 @@ def noise_of(values: Values, blocks: Sequence[Hashable] | None = None) -> Noise 
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """p-values adjusted so that, over all of them, the chance of any false one below α is at most
-    α. p-values of 1 (no variation at all) and NaN take no part.
+    """p-values adjusted so that, over all of them, the chance of any false p-value below α is at
+    most α. p-values of 1 (no variation at all) and NaN take no part.
 
     Source: Holm, Scand. J. Statist. 6, 1979; leaving out the hopeless, Tarone, Biometrics 46, 1990.
     """

@@ -1,4 +1,4 @@
-"""The comparison of one measure on two sides: the change, its significance and the verdict."""
+"""The comparison of a measure on two sides: the change, its significance and the verdict."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FAIL_ON: Mapping[str, tuple[Overall, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class ComparedMeasure:
-    """One measure on both sides.
+    """A measure on both sides.
 
     `change` is B / A − 1 (for shares, B − A) with its interval, each bound at the comparison's
     confidence; differences within `margin` count as the same. `p` is the one-sided p-value of no
@@ -111,7 +111,7 @@ def judge(
     options: Options,
     n_due: tuple[int, int] = (0, 0),
 ) -> tuple[Contrast, ComparedMeasure]:
-    """One measure from one number per run, before Holm's correction and without a verdict."""
+    """A measure from its number in each run, before Holm's correction and without a verdict."""
     both = scaled(measure, values[0]), scaled(measure, values[1])
     known = options.noise.get(measure.text)
     contrasted = contrast(*both, blocks, known)
@@ -205,8 +205,8 @@ def row_of(
 
 
 def _adjusted(rows: Sequence[ComparedMeasure], worse: bool) -> dict[int, float]:
-    """Holm's p-values in one direction (worse or better) for the gated rows that changed that way,
-    by row number. A row that did not change at all takes no part."""
+    """Holm's p-values of the gated rows that got worse (or, without `worse`, better), by row
+    number. A row that did not change at all takes no part."""
     p_values = {
         str(k): 1.0 if row.change == 0 else row.p if is_worse(row) is worse else 1 - row.p
         for k, row in enumerate(rows)
@@ -261,8 +261,8 @@ def with_binomial_noise(
 
 
 def binomial_sd(hits: float, n: float, n_per_run: float) -> float:
-    """The standard deviation of the share among `n_per_run` requests, from `hits` of `n`. One more
-    hit of two more requests is added, so that a share of 0 does not count as certain."""
+    """The standard deviation of the share among `n_per_run` requests, from `hits` of `n`. A hit and
+    a miss are added, so that a share of 0 does not count as certain."""
     share = (hits + 1) / (n + 2)
     return math.sqrt(share * (1 - share) / n_per_run)
 

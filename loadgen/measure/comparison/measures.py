@@ -1,4 +1,4 @@
-"""Measures: one number of a run each, named as in an SLO: `p99(ttft)`, `mean(tpot)`,
+"""Measures: each is a number of a run, named as in an SLO: `p99(ttft)`, `mean(tpot)`,
 `error_rate`."""
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Measure:
 
 
 def measure(text: str) -> Measure:
-    """The measure that an expression names. Raises UsageError with the nearest correct one."""
+    """The measure that an expression names. Raises UsageError with the nearest correct
+    expression."""
     try:
         metric, aggregate, quantile = parse_measure(text)
     except ValueError as problem:
@@ -97,7 +98,7 @@ class Measured:
 
     def estimate(self, measure: Measure, confidence: float) -> Interval:
         """The value with failures as +inf, so that failing does not look fast, and with its
-        two-sided interval as far as one run has one; throughputs have none."""
+        two-sided interval if a single run has an interval; throughputs have none."""
         metric, n_due = measure.metric, self.n_due()
         if metric.scope == "run":
             return self._estimate_of_run(metric.name, n_due, confidence)
@@ -116,8 +117,8 @@ class Measured:
     def in_order(self, measure: Measure) -> Values:
         """The samples in order of the requests, for resampling stretches of time.
 
-        One value per *due* request (NaN: has none), so that two runs of one schedule pair up; one
-        per gap for gap metrics.
+        A value per *due* request (NaN: has none), so that two runs of the same schedule pair up;
+        for gap metrics a value per gap.
         """
         if measure.metric.name == "error_rate":
             return (~self.columns.is_ok[self.due]).astype(np.float64)

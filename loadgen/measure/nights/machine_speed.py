@@ -2,7 +2,7 @@
 
 For cells without a control. The reference is a fixed calculation, timed before and after every run.
 The effect of a slower machine on a server is only estimated from it (`TWICE`), so the check can
-turn a verdict into inconclusive, and never makes one.
+only turn a verdict into inconclusive.
 """
 
 from __future__ import annotations

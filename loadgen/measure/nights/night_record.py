@@ -1,4 +1,5 @@
-"""The record of one night of one cell: a few numbers per run, by which later nights are judged."""
+"""The record of a cell in a single night: a few numbers per run, by which later nights are
+judged."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ later."""
 
 @dataclass(frozen=True, slots=True)
 class RunNumbers:
-    """One run: its value per measure text (NaN: none). `reasons` explain why it is invalid; without
+    """A run: its value per measure text (NaN: none). `reasons` explain why it is invalid; without
     reasons it is valid. `directory` is the run's own directory. `control` is the run made right
     next to it, if its cell has a control. `pace_s` is the time of a fixed calculation on its
     machine before and after the run, if it was measured."""
@@ -56,7 +57,7 @@ class RunNumbers:
 
 @dataclass(frozen=True, slots=True)
 class CellNight:
-    """One night of one cell. `night` sorts by time; `factor` is the configuration that may differ
+    """A night of a cell. `night` sorts by time; `factor` is the configuration that may differ
     between nights (version, commit, flags), flat; `slos` are its SLOs; `failures` explain
     missing repeats; `link` leads to the CI job."""
 

@@ -1,7 +1,7 @@
 """The difference between tonight and the nights before, and its significance.
 
 A night shifts all its runs: another hour, another temperature, another neighbour on the machine.
-Five runs of one night do not show how much; only several nights do. A *night*, the mean of its
+Five runs of the same night do not show how much; only several nights do. A *night*, the mean of its
 runs, is therefore one observation, and the variation between equal nights decides whether a
 difference is significant. While there are few nights, part of that variation is assumed
 (`AssumedNoise`).
@@ -23,8 +23,8 @@ from loadgen.measure.statistics.intervals import Values
 
 class AssumedNoise(NamedTuple):
     """Assumed noise between nights, with `df` degrees of freedom; each night after the first
-    replaces one of them. Its variance is `of_runs` times the variance between runs of one night,
-    plus `of_means` times the part of it that remains in the mean of a night's runs."""
+    replaces one degree. Its variance is `of_runs` times the variance between runs of a night, plus
+    `of_means` times the part of it that remains in the mean of a night's runs."""
 
     df: float
     of_runs: float
@@ -51,7 +51,7 @@ _ROUNDING = 1e-12  # of least squares, where the residual should be zero
 
 @dataclass(frozen=True, slots=True)
 class NightSample:
-    """One number per run (on the comparison scale), and the schedule of each run."""
+    """A number per run (on the comparison scale), and the schedule of each run."""
 
     values: Values
     schedules: tuple[str, ...]
@@ -81,7 +81,7 @@ class NightNoise:
         return self.night_sd > 0 and self.alike_p > MAY_BE_CHANCE
 
     def variance(self, n_runs: float, earlier: Sequence[int]) -> float:
-        """The variance of the mean of `n_runs` runs of one night minus the mean of `earlier`
+        """The variance of the mean of `n_runs` runs of a night minus the mean of `earlier`
         nights, each with that many runs and all of equal weight."""
         n = len(earlier)
         runs = 1 / n_runs + sum(1 / n_i for n_i in earlier) / n**2
@@ -147,8 +147,8 @@ def _noise(
 
 
 def _alike_p(of_night: float, night_df: float, by_runs: float, run_df: float) -> float:
-    """The share of cases in which their runs alone would make nights differ this much. Above one
-    half, runs and nights are treated as one noise, with the degrees of freedom of both.
+    """The share of cases in which their runs alone would make nights differ this much. Above 0.5,
+    runs and nights are treated as a single noise, with the degrees of freedom of both.
 
     Pooling at this level keeps a test at its significance for any true variation between nights (5
     % stays below 5.5 %, simulated); at the usual 25 % it would not. Source: Bancroft, Ann. Math.
@@ -199,9 +199,9 @@ def power_over_baselines(
     noise: NightNoise, n_runs: int, earlier: Sequence[int], difference: float, alpha: float
 ) -> float:
     """The probability that a night of `n_runs` runs finds a true `difference`, averaged over the
-    baselines that equal nights could have given. Half of such baselines are judged by one noise of
-    runs and nights, the others by the apparent variation of their nights. Baselines that would not
-    pass for equal nights (`MAY_BE_CHANCE`) are left out."""
+    baselines that equal nights could have given. Half of such baselines are judged by a single
+    noise of runs and nights, the others by the apparent variation of their nights. Baselines that
+    would not pass for equal nights (`MAY_BE_CHANCE`) are left out."""
     from scipy.special import chdtri, fdtri, ndtr, stdtrit
 
     n, levels = len(earlier), (np.arange(64) + 0.5) / 64

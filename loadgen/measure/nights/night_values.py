@@ -17,8 +17,9 @@ from loadgen.measure.statistics.intervals import Values
 
 
 def on_scale_of_nights(runs: Sequence[RunNumbers], measure: Measure) -> Values:
-    """One number per run: its logarithm (shares unchanged), minus that of its control if it has
-    one, so that the condition of the machine cancels out. Not finite where either has no number."""
+    """A number per run: its logarithm (shares unchanged), minus that of its control run, if any, so
+    that the condition of the machine cancels out. Not finite where the run or its control has no
+    number."""
     own = scaled(measure, values_of(runs, measure))
     if not has_controls(runs):
         return own
@@ -36,7 +37,7 @@ def controls_of(runs: Sequence[RunNumbers]) -> list[RunNumbers]:
 
 
 def has_controls(runs: Sequence[RunNumbers]) -> bool:
-    """Whether these are runs of a cell with a control. Then each of them has one."""
+    """Whether these are runs of a cell with a control. Then each run has its own control run."""
     controls = controls_of(runs)
     assert len(controls) in (0, len(runs)), f"{len(controls)} of {len(runs)} runs have a control"
     return bool(controls)
@@ -46,7 +47,7 @@ CONFIDENCE = 0.95
 
 
 def trend(nights: Sequence[CellNight], text: str) -> list[dict[str, Any]]:
-    """One point per night with trusted runs: the mean of the runs (geometric where changes are
+    """A point per night with trusted runs: the mean of the runs (geometric where changes are
     relative) and its interval by Student's t; open with a single run.
 
     With controls the mean is relative to them (a ratio; of shares, a difference), and `absolute`

@@ -59,7 +59,7 @@ JOINING = ("baseline", "same", "inconclusive")
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The nights that tonight is compared with: `levels` of earlier nights, the last one the
+    """The nights that tonight is compared with: `levels` of earlier nights, the last level the
     baseline. Earlier levels, which an accepted change ended, only contribute to the noise."""
 
     levels: tuple[tuple[CellNight, ...], ...] = ()
@@ -71,11 +71,11 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class CellVerdict:
-    """One cell tonight. `baseline`: there was no earlier night to compare with; tonight becomes the
-    first. `noise` by measure text; `ComparedMeasure.runs_needed` counts repeats a night. `controls`
-    by measure text, where the cell has a control: every `change` is then relative to it, while `a`
-    and `b` are the cell's own values. `pace` is the machine's speed, if there is no control and it
-    was measured."""
+    """The verdict of a cell tonight. `baseline`: there was no earlier night to compare with;
+    tonight becomes the first. `noise` by measure text; `ComparedMeasure.runs_needed` counts repeats
+    a night. `controls` by measure text, where the cell has a control: every `change` is then
+    relative to it, while `a` and `b` are the cell's own values. `pace` is the machine's speed, if
+    there is no control and it was measured."""
 
     cell: str
     verdict: NightWord
@@ -105,8 +105,8 @@ def judge_night(
     plans: bool = True,
 ) -> list[CellVerdict]:
     """A verdict for each cell, in their order. Holm's correction covers the deciding measures of
-    all cells together, so the chance of any false "worse" is that of one test, not one per cell.
-    Without `plans` the repeats needed are left out; they take most of the time."""
+    all cells together, so the chance of any false "worse" is that of a single test, not of a test
+    per cell. Without `plans` the repeats needed are left out; they take most of the time."""
     drafts = [_Draft(night, histories.get(night.cell, History()), options) for night in tonight]
     rows = [row for draft in drafts for row in draft.rows]
     settled = decide([row for _, row, _ in rows], options.confidence)
@@ -131,7 +131,7 @@ def night_word(verdicts: Sequence[CellVerdict]) -> NightWord:
 
 
 class _Draft:
-    """One cell before Holm's correction: a row per measure with its noise and the numbers of runs
+    """A cell before Holm's correction: a row per measure with its noise and the numbers of runs
     of the earlier nights."""
 
     def __init__(self, tonight: CellNight, history: History, options: Options) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Values = NDArray[np.float64]
-"""Values of one kind: float64, shape [n]."""
+"""Values of the same quantity: float64, shape [n]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Interval:
 def mean_bounds(sums: Values, sizes: Values, confidence: float) -> Interval:
     """The mean Σ sums / Σ sizes over clusters (requests), with two one-sided bounds by Student's t.
 
-    `sums` and `sizes` hold one entry per cluster; with sizes of 1 this is the ordinary mean. With
+    `sums` and `sizes` hold an entry per cluster; with sizes of 1 this is the ordinary mean. With
     fewer than two clusters both bounds are None; without samples the value is NaN.
     """
     n_clusters, total = len(sums), float(sizes.sum())
@@ -62,8 +62,7 @@ def over_runs(values: Sequence[Mapping[str, Any]], confidence: float) -> Estimat
     """The mean of the runs' values with its two-sided interval; a single run keeps its own
     interval.
 
-    If the value of any run is missing, the mean is missing too: the missing value may be an
-    infinite one.
+    If the value of any run is missing, the mean is missing too: the missing value may be infinite.
     """
     if len(values) == 1:
         only = values[0]

@@ -2,7 +2,7 @@
 
 Every point has a benefit (more is better: throughput per GPU) and a cost (less is better: a
 latency), each measured in several runs. A point beats another where it is significantly better in
-one of the two and not significantly worse in the other. Without noise this is the ordinary front.
+benefit or cost and not significantly worse in the other. Without noise this is the ordinary front.
 With noise a point stays on the front unless another point is significantly better.
 
 Significantly better means that the interval of the mean ratio, run by run, excludes 1: the k-th
@@ -57,7 +57,7 @@ class Standing:
 
 
 def pareto_front(points: Sequence[TradeOff], confidence: float) -> list[Standing]:
-    """The standing of each point. Of several points that beat it, the one with the lowest cost is
+    """The standing of each point. If several points beat it, the point with the lowest cost is
     named.
 
     “Not significantly worse” is not transitive. With very different noise it can happen that every
@@ -71,7 +71,7 @@ def pareto_front(points: Sequence[TradeOff], confidence: float) -> list[Standing
 
 
 def beats(first: TradeOff, second: TradeOff, confidence: float) -> bool:
-    """Whether `first` is significantly better in one of the two and not significantly worse in the
+    """Whether `first` is significantly better in benefit or cost and not significantly worse in the
     other."""
     if not (first.has_values and second.has_values):
         return False

@@ -3,7 +3,7 @@
 Two-sided intervals are interpolated between order statistics (binomial, without a shape assumed),
 so that they cover the true percentile as often as their confidence level states. One-sided bounds
 are exact order statistics; they prove an SLO met or missed, as in MLPerf's early stopping. Both
-treat the samples as exchangeable. The token gaps of one request are not, so they count as a smaller
+treat the samples as exchangeable. The token gaps of a request are not, so they count as a smaller
 number of independent samples (`effective_n`).
 """
 
@@ -64,8 +64,8 @@ def interval_places(
     a fraction, for interpolation; None where the samples cannot give that bound.
 
     Each bound misses the true quantile with a probability of (nearly) α/2, α = 1 − confidence.
-    Where one of them does not exist, the other misses it with α, so that the interval still covers
-    as often as its level states.
+    Where only a single bound exists, it misses the quantile with α, so that the interval still
+    covers as often as its level states.
 
     Source: J. Nyblom, Statistics & Probability Letters 14(2), 1992 (of which Hettmansperger &
     Sheather's interval for the median is a special case).
@@ -164,7 +164,7 @@ def _worth(n: int, n_effective: float | None) -> int:
 
 
 def _at(ordered: Values, rank: int) -> float:
-    """The sample of a 1-based rank; +inf past the finite ones."""
+    """The sample of a 1-based rank; +inf past the finite samples."""
     return float(ordered[rank - 1]) if rank <= len(ordered) else math.inf
 
 

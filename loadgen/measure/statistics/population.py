@@ -1,5 +1,5 @@
 """The samples behind a percentile: ascending values, failures as +inf, and the number of
-independent samples that clustered ones are equivalent to."""
+independent samples that are equivalent to clustered samples."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ BLOCK = 1 << 20  # values at a time: they stay in the processor's cache. At 10�
 def group_sums(
     starts: NDArray[np.intp], n: int, values: Callable[[slice], NDArray[Any]]
 ) -> NDArray[np.int64]:
-    """Σ of `values` over each group; group g is [starts[g], starts[g + 1]), the last one ends at n.
+    """Σ of `values` over each group; group g is [starts[g], starts[g + 1]), the last group ends at
+    n.
 
     `starts` ascends strictly from 0. `values` returns the integers (or booleans) of a stretch; it
     is called for some megabytes at a time.
@@ -45,7 +46,7 @@ def group_sums(
 
 @dataclass(frozen=True, slots=True)
 class Clusters:
-    """Samples that come in groups (the gaps of one request), in their own order.
+    """Samples that come in groups (the gaps of a request), in their own order.
 
     `values[k]` counts `weights[k]` times (None: once); group g is values[starts[g]:starts[g+1]] and
     counts where `kept[g]`. Values of other groups stay in place, since a copy takes more memory.
@@ -130,7 +131,7 @@ class Population:
         """The number of independent samples that these are equivalent to for a percentile; n where
         they are independent.
 
-        Failures are independent of each other, so each adds one.
+        Failures are independent of each other, so each adds 1.
         """
         if self.clusters is None or len(self.ordered) == 0:
             return float(self.n)
@@ -157,7 +158,7 @@ class Population:
 
 
 def independent(values: Values, n_infinite: int = 0) -> Population:
-    """A population of one sample per request, without NaN (undefined)."""
+    """The population of a metric with a value for each request; NaN (undefined) is left out."""
     return Population(np.sort(values[~np.isnan(values)]), n_infinite)
 
 

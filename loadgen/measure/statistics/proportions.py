@@ -22,7 +22,7 @@ from loadgen.measure.statistics.intervals import Interval
 _HALVINGS = 60  # of an interval of length 1: beyond the resolution of a float64
 
 
-@lru_cache(maxsize=64)  # the metrics of one run have the same n: a dozen calls per entry
+@lru_cache(maxsize=64)  # the metrics of a run have the same n: a dozen calls per entry
 def probabilities(n: int, share: float) -> tuple[int, NDArray[np.float64]]:
     """(k₀, [P(B = k₀), P(B = k₀ + 1), …]) for B ~ Bin(n, share), 0 < share < 1. The probabilities
     left out sum to less than 10⁻¹⁵.

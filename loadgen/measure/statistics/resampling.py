@@ -1,6 +1,6 @@
 """Resampling of dependent samples: intervals and tests that assume no shape and draw whole blocks.
 
-Requests of one run share its queue, so neighbours are alike. Drawing stretches of neighbouring
+Requests of a run share its queue, so neighbours are alike. Drawing stretches of neighbouring
 requests together keeps that dependence in the result.
 """
 

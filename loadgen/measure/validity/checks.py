@@ -1,4 +1,4 @@
-"""All validity checks of a run in one table.
+"""All validity checks of a run, as a table.
 
 A *gate* that fails makes the run INVALID, whatever its latencies; other checks only give findings.
 """

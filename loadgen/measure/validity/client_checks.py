@@ -54,7 +54,7 @@ def held_by_cap(run: Run) -> Mask:
     """Rows released while `limits.max_concurrency` was used up and `when_full: wait` held them.
 
     The scenario requests that wait, so it is latency of the request, not lateness of the client. Of
-    n shards each holds cap // n of the cap, the first cap % n one more.
+    n shards each holds cap // n of the cap, and the first cap % n shards hold 1 more.
     """
     rows = run.request_rows
     limits = run.manifest.scenario.limits
@@ -193,7 +193,7 @@ def connections(shards: Sequence[SelfReport]) -> ValidityCheck:
 
 
 def encoding(run: Run, shards: Sequence[SelfReport]) -> ValidityCheck:
-    """Requests whose bytes were not ready when they were due; encoding one then delays others."""
+    """Requests whose bytes were not ready when they were due; encoding them late delays others."""
     n_sent = int(np.count_nonzero(np.isfinite(run.request_rows["sent_s"])))
     if not shards or not n_sent:
         return ValidityCheck("encoding", None, "requests encoded when due were not counted")
@@ -254,8 +254,8 @@ def _stolen_share(shards: Sequence[SelfReport]) -> float:
 
 
 def _stolen_in_stalls(shard: SelfReport) -> str:
-    """The time taken from one core: a worker stalls on one core at a time, and the average over all
-    cores would hide it."""
+    """The time taken from a core: a worker stalls on a single core at a time, and the average over
+    all cores would hide it."""
     stalled_s = _stalled_s(shard)
     stolen_s = 0.0 if shard.cores is None else shard.cores.most_stolen_s or 0.0
     if not stalled_s or stolen_s < EXPLAINED_SHARE * stalled_s:

@@ -17,8 +17,8 @@ class Azure(TraceFormat):
     NumImages.
 
     Timestamps keep their seven digits (100 ns). Files of 2023 have no time zone; those of 2024 have
-    one and may lack the fraction. Requests with images are sent as text of the same number of
-    context tokens, and counted in a note.
+    a time zone and may lack the fraction. Requests with images are sent as text of the same number
+    of context tokens, and counted in a note.
 
     Source: P. Patel et al., Splitwise (ISCA 2024), and the dataset's own README.
     """

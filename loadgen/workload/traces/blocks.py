@@ -1,11 +1,11 @@
-"""Conversion of block hashes of prompts (`hash_ids`) to one shared prefix per row.
+"""Conversion of block hashes of prompts (`hash_ids`) to a shared prefix per row.
 
 The hash lists of a trace form a tree: two prompts share text as far as their lists agree. A row of
-a schedule has only one prefix id and a length, so the tree is cut into chains: a node continues the
-chain of its parent if it is the child that most prompts continue with; every other node begins a
-new chain. A row gets the chain of the deepest node that it shares with another row. Rows of one
-chain share min(d₁, d₂) blocks in the trace, so sharing is never overstated. Blocks that rows of
-different chains share (before they branch) are lost; `Sharing` states how many.
+a schedule has only a single prefix id and a length, so the tree is cut into chains: a node
+continues the chain of its parent if it is the child that most prompts continue with; every other
+node begins a new chain. A row gets the chain of the deepest node that it shares with another row.
+Rows of the same chain share min(d₁, d₂) blocks in the trace, so sharing is never overstated. Blocks
+that rows of different chains share (before they branch) are lost; `Sharing` states how many.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def share_blocks(
     ids: NDArray[np.int64], n_ids: NDArray[np.int64], order: NDArray[np.intp]
 ) -> Sharing:
     """Prefixes of n rows in file order. `ids` is the concatenation of all lists, `n_ids` [n] their
-    lengths, `order` [n] the rows by time (a later row hits the blocks of earlier ones).
+    lengths, `order` [n] the rows by time (a later row hits the blocks of earlier rows).
 
     Only nodes that two or more rows share are built, so the work is linear in the shared blocks.
     """

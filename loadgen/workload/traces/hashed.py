@@ -46,11 +46,11 @@ class _BailianRecord(_HashedRecord, gc=False, kw_only=True):
 
 class Mooncake(TraceFormat):
     """Mooncake traces: JSON lines with timestamp (milliseconds from the start), input_length,
-    output_length, hash_ids (one per block of 512 tokens, the last one partial).
+    output_length, hash_ids (an id per block of 512 tokens, the last block partial).
 
     Prompts that begin with the same hash_ids share that many blocks, which become shared prefixes
-    (the notes state the share of cache hits that one prefix per request keeps). `session_id` is
-    optional; texts and tools are ignored.
+    (the notes state the share of cache hits that a single prefix per request keeps). `session_id`
+    is optional; texts and tools are ignored.
 
     Source: R. Qin et al., Mooncake (FAST 2025), and the trace's own README.
     """
@@ -79,7 +79,7 @@ class Mooncake(TraceFormat):
 
 class Bailian(TraceFormat):
     """Alibaba Bailian (Qwen) traces: JSON lines with chat_id, parent_chat_id, timestamp (seconds),
-    input_length, output_length, type, turn, hash_ids (one per block of 16 tokens).
+    input_length, output_length, type, turn, hash_ids (an id per block of 16 tokens).
 
     `type` is the class; parent_chat_id (−1: none) links the turns of a conversation, which share a
     session. hash_ids become shared prefixes as for `mooncake`.

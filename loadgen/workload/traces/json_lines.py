@@ -35,7 +35,7 @@ class LimitColumns:
         self._ms: list[NDArray[np.float64]] = []
 
     def add(self, records: Sequence[WithLimits]) -> None:
-        """Append the limits of one batch of records."""
+        """Append the limits of a batch of records."""
         if self._names:
             rows = [[getattr(record, name) for name in self._names] for record in records]
             self._ms.append(np.array(rows, np.float64))
@@ -82,7 +82,7 @@ D = TypeVar("D")
 
 
 def decode_line(decoder: msgspec.json.Decoder[D], line: bytes, source: str, number: int) -> D:
-    """One record. Raises TraceFileError with its line number and msgspec's message in plain words:
+    """A record. Raises TraceFileError with its line number and msgspec's message in plain words:
     the key first, and no path syntax."""
     try:
         return decoder.decode(line)

@@ -37,7 +37,7 @@ _INSTANT_EXAMPLE = "2024-05-12 00:00:20.1234567+00:00"
 
 @dataclass(frozen=True)
 class TextTable:
-    """Columns of text by name. `read` yields a column as Arrow arrays one after the other, because
+    """Columns of text by name. `read` yields a column as successive Arrow arrays, because
     text takes ten times the memory of its numbers. `line_of` returns the line number of a row."""
 
     source: str

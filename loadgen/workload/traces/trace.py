@@ -28,9 +28,10 @@ class Trace:
 
     `times_s` counts from the first request; it is NaN throughout for a file without times.
     `prefix_ids` and `prefix_tokens` are the shared text at the start of a prompt and its length:
-    two rows with one id share the shorter of their prefixes. `session_ids` number conversations
-    from 1. `class_ids` index `classes`. `slo_s` holds the limits of the rows, by column of the
-    schedule (0: none). `notes` list the rows that were dropped, reordered or approximated.
+    two rows with the same id share the shorter of their prefixes. `session_ids` number
+    conversations from 1. `class_ids` index `classes`. `slo_s` holds the limits of the rows, by
+    column of the schedule (0: none). `notes` list the rows that were dropped, reordered or
+    approximated.
     """
 
     source: str
