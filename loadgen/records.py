@@ -21,7 +21,7 @@ from loadgen.manifest.self_report import ClientReport
 if TYPE_CHECKING:
     import pandas as pd
 
-    from loadgen.manifest.manifest import Manifest
+    from loadgen.manifest.sections import Manifest
 
 SCHEMA = 1
 
@@ -45,7 +45,7 @@ SCHEDULE = np.dtype(
         ("after_failure", "?"),  # released also when a parent failed: the next request of a user
         ("temperature", "f4"),
         ("cancel_after_s", "f4"),  # cancelled on purpose so long after it was sent; 0 = not
-        ("ttft_slo_s", "f8"),  # what this request was promised; 0 = what its class was
+        ("ttft_slo_s", "f8"),  # SLO of this request; 0 = the SLO of its class
         ("tpot_slo_s", "f8"),
         ("e2e_slo_s", "f8"),
     ]
@@ -147,13 +147,13 @@ class FinishReason(IntEnum):
 
 
 CLIENT_LIMIT = " (the client's own limit)"
-"""How the reason of a `connect_error` ends where the client's machine had no port, file or memory
-left for a connection: no server was asked."""
+"""End of the reason of a `connect_error` if the client's machine had no port, file or memory left
+for a connection; no server was involved."""
 
 
 def own_limits(schedule: Schedule) -> dict[int, tuple[float, ...]]:
-    """By row, for rows that brought promises of their own: their limits in the order of `OWN_SLO`,
-    seconds, 0 for none."""
+    """Row number to limits (s, in the order of `OWN_SLO`, 0: no limit), for rows with SLOs of their
+    own."""
     columns = np.column_stack([schedule[name] for name in OWN_SLO.values()])
     rows = np.flatnonzero(columns.any(axis=1))
     return {int(row): tuple(columns[row].tolist()) for row in rows}

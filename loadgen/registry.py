@@ -31,6 +31,7 @@ from pydantic_core import (
 )
 
 from loadgen.errors import UnknownKind, nearest
+from loadgen.manifest.json_section import JsonObject
 from loadgen.units import as_data
 
 T = TypeVar("T")
@@ -83,6 +84,11 @@ FILLED = AfterValidator(_not_empty)
 """A list with at least one item."""
 
 P = TypeVar("P", bound=Plugin)
+
+
+def bare_word(spec: object) -> Mapping[str, object] | None:
+    """The shorthand of a family whose kinds need no parameters: the name of the kind alone."""
+    return {"kind": spec} if isinstance(spec, str) else None
 
 
 class Registry(Generic[P]):
@@ -140,7 +146,7 @@ class Registry(Generic[P]):
             raise ValueError(
                 f"expected {{kind: …}} naming the {self.noun} (known: {known}), got {spec!r}"
             )
-        parameters: dict[str, Any] = {k: v for k, v in spec.items() if k != "kind"}
+        parameters: JsonObject = {k: v for k, v in spec.items() if k != "kind"}
         return self.get(spec["kind"]).model_validate(parameters)
 
     def dump(self, plugin: P, info: SerializationInfo) -> dict[str, object]:

@@ -6,11 +6,11 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 from pydantic import Field
 
+from loadgen.manifest.json_section import JsonObject
 from loadgen.records import FinishReason
 from loadgen.registry import Plugin, Registry
 
@@ -193,7 +193,7 @@ class Adapter(Plugin, ABC):
     include_usage: bool = True
     continuous_usage: bool = False
     sends_slos: bool = False
-    extra_body: dict[str, Any] = Field(default_factory=dict)
+    extra_body: JsonObject = Field(default_factory=dict)
 
     @abstractmethod
     def encode(self, request: Request) -> HttpRequest: ...

@@ -26,7 +26,8 @@ from pydantic import (
 )
 
 from loadgen.errors import TargetFileError
-from loadgen.manifest.manifest import LabelsSection, TargetSection
+from loadgen.manifest.json_section import JsonObject
+from loadgen.manifest.sections import LabelsSection, TargetSection
 from loadgen.registry import Block
 from loadgen.yaml_document import Document, override, parse_document, write_document
 from targets.address import DEFAULT_PORTS, Address, is_url, parse_metrics_url, parse_url
@@ -67,7 +68,7 @@ class Endpoint(Block):
     model: str = ""
     api_key_env: str | None = None
     headers: dict[str, SecretStr] = Field(default_factory=dict)
-    extra_body: dict[str, Any] = Field(default_factory=dict)
+    extra_body: JsonObject = Field(default_factory=dict)
     ca_cert: Path | None = None
     connections: Literal["reuse", "per_session", "never"] = "reuse"
     labels: Labels = Labels()

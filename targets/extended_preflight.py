@@ -40,7 +40,7 @@ async def extended_preflight(
     """The checks of EXTENDED_CHECKS, in that order, of a server that passed its preflight.
     `text_of` returns a different text for each number."""
     async with HttpSession(endpoint.route) as session:
-        run = _Run(endpoint, preflight, text_of, timeout_s, session)
+        run = _ExtendedRun(endpoint, preflight, text_of, timeout_s, session)
         return tuple([await run.check(name) for name in EXTENDED_CHECKS])
 
 
@@ -49,7 +49,7 @@ class _Unknown(Exception):
 
 
 @dataclass
-class _Run:
+class _ExtendedRun:
     """An extended preflight in progress."""
 
     endpoint: Endpoint

@@ -19,7 +19,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from loadgen.errors import TargetFileError, nearest
-from loadgen.manifest.manifest import LaunchSection
+from loadgen.manifest.sections import LaunchSection
 from loadgen.registry import Block
 from loadgen.units import Seconds
 from targets.safe_text import hide_secrets

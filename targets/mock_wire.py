@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
+from loadgen.manifest.json_section import JsonObject
 from targets.mock_script import Script
 
 _WORDS = " the model of latency token and server time is stream a batch to request value cache"
@@ -36,9 +36,9 @@ class RequestFields(msgspec.Struct):
 
     model: str = ""
     prompt: str = ""
-    messages: list[dict[str, Any]] = []
+    messages: list[JsonObject] = []
     stream: bool = False
-    stream_options: dict[str, Any] | None = None
+    stream_options: JsonObject | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     ignore_eos: bool = False
@@ -158,7 +158,7 @@ class ReplyText:
     def whole(self) -> bytes:
         """The body of a reply that is not streamed."""
         text = "".join(WORDS[k % len(WORDS)] for k in range(self.tokens))
-        content: dict[str, Any] = {"text": text}
+        content: JsonObject = {"text": text}
         if self.is_chat:
             content = {"message": {"role": "assistant", "content": text}}
         body = {

@@ -42,7 +42,7 @@ class OpenAIChat(OpenAICodec):
     decoder: ClassVar = msgspec.json.Decoder(StreamEvent[_ChatChoice])
     limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
 
-    def prompt_fields(self, request: Request) -> dict[str, Any]:
+    def prompt_fields(self, request: Request) -> dict[str, object]:
         messages = request.messages or (("user", request.prompt),)
         return {
             "messages": [{"role": role, "content": content} for role, content in messages],

@@ -6,7 +6,7 @@ Source: the OpenAI API reference, "Completions (legacy)"; vLLM's additions as in
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import msgspec
 
@@ -28,7 +28,7 @@ class OpenAICompletions(OpenAICodec):
     path: ClassVar[str] = "/v1/completions"
     decoder: ClassVar = msgspec.json.Decoder(StreamEvent[_TextChoice])
 
-    def prompt_fields(self, request: Request) -> dict[str, Any]:
+    def prompt_fields(self, request: Request) -> dict[str, object]:
         contents = [content for _, content in request.messages]
         prompt = "\n\n".join(contents) if contents else request.prompt
         return {"prompt": prompt, "max_tokens": request.output_tokens}

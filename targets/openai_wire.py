@@ -18,6 +18,7 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
+from loadgen.manifest.json_section import JsonObject
 from loadgen.records import FinishReason
 from targets.base import Adapter, Delta, HttpRequest, Request, Shape, Usage, is_literal
 from targets.safe_text import strip_controls
@@ -76,7 +77,7 @@ class StreamEvent(msgspec.Struct, Generic[Choice]):
     choices: list[Choice] | None = None
     usage: UsageWire | None = None
     error: Any = None  # an object or a bare string
-    timings: dict[str, Any] | None = None
+    timings: JsonObject | None = None
     object: Any = None
     message: Any = None
 
@@ -94,7 +95,7 @@ class OpenAICodec(Adapter):
     decoder: ClassVar[msgspec.json.Decoder[Any]]
 
     @abstractmethod
-    def prompt_fields(self, request: Request) -> dict[str, Any]:
+    def prompt_fields(self, request: Request) -> JsonObject:
         """The body fields of the prompt and of the output limit."""
 
     @staticmethod
@@ -276,7 +277,7 @@ def _finite(stated: Any) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def tail(event: StreamEvent[Any]) -> dict[str, Any]:
+def tail(event: StreamEvent[Any]) -> JsonObject:
     """The Delta fields that are outside `choices`: usage, error, timings.
 
     Raises ValueError for an object with none of them and without choices: no chunk of this API.
@@ -291,11 +292,11 @@ def tail(event: StreamEvent[Any]) -> dict[str, Any]:
     }
 
 
-def _common_fields(adapter: Adapter, request: Request) -> dict[str, Any]:
+def _common_fields(adapter: Adapter, request: Request) -> JsonObject:
     """The body fields that chat and completions share, before `extra_body`. Always a stream,
     because TTFT needs it.
     """
-    fields: dict[str, Any] = {"temperature": request.temperature, "stream": True}
+    fields: JsonObject = {"temperature": request.temperature, "stream": True}
     if request.seed is not None:
         fields["seed"] = request.seed
     if request.priority:
@@ -325,7 +326,7 @@ def _slos_ms(request: Request) -> dict[str, float]:
     return {name: round(limit * 1e3, 6) for name, limit in limits_s.items() if limit is not None}
 
 
-def merge_body(body: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
+def merge_body(body: Mapping[str, Any], extra: Mapping[str, Any]) -> JsonObject:
     """`body` with `extra` merged into it: mappings merge key by key, null removes the key, and any
     other value replaces.
     """

@@ -11,10 +11,10 @@ import errno
 import socket
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 from urllib.parse import urljoin
 
 import msgspec
@@ -251,7 +251,7 @@ def _is_bundled(body: bytes) -> bool:
     return any(isinstance(m, dict) and m.get("owned_by") == "slobench" for m in models)
 
 
-def _length(model: dict[str, Any]) -> int | None:
+def _length(model: Mapping[str, object]) -> int | None:
     for key in _LENGTH_KEYS:
         value = model.get(key)
         if isinstance(value, int) and not isinstance(value, bool) and value > 0:

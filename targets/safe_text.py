@@ -96,7 +96,7 @@ def hide_secrets(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]
     is_value = False
     for word in words:
         values = [word] if is_value and not word.startswith("-") else list(_secret_parts(word))
-        is_value = _is_secret_flag(word)
+        is_value = word.startswith("-") and "=" not in word and _is_secret_name(word)
         for value in values:
             if "${" not in value:
                 secrets.append(value)
@@ -112,10 +112,6 @@ def _secret_parts(word: str) -> Iterable[str]:
     elif header is not None:
         yield header["value"]
     yield from (match["value"] for match in _IN_URL.finditer(word))
-
-
-def _is_secret_flag(word: str) -> bool:
-    return word.startswith("-") and "=" not in word and _is_secret_name(word)
 
 
 def _is_secret_name(name: str) -> bool:

@@ -24,16 +24,27 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import TypedDict
 
 _PR_SET_CHILD_SUBREAPER = 36  # prctl(2), Linux
 _POLL_S = 0.05
 
 
+class Order(TypedDict):
+    """The first line on stdin, as JSON: the server's command and how to stop it."""
+
+    command: list[str]
+    env: dict[str, str]
+    cwd: str | None
+    log: str
+    stop_signal: int
+    stop_timeout_s: float
+
+
 class SupervisedServer:
     """A server and its descendants. `code` is the leader's exit code once it has ended."""
 
-    def __init__(self, order: dict[str, Any]) -> None:
+    def __init__(self, order: Order) -> None:
         self._signal = int(order["stop_signal"])
         self._timeout_s = float(order["stop_timeout_s"])
         self.code: int | None = None
@@ -110,14 +121,14 @@ def _adopt_orphans() -> None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def _read_order() -> dict[str, Any]:
+def _read_order() -> Order:
     line = b""
     while not line.endswith(b"\n"):
         piece = os.read(0, 65536)
         if not piece:
             raise SystemExit(2)
         line += piece
-    order: dict[str, Any] = json.loads(line)
+    order: Order = json.loads(line)
     return order
 
 

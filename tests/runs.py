@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from loadgen.manifest.json_section import JsonSection
-from loadgen.manifest.manifest import (
+from loadgen.manifest.sections import (
     ClassSection,
     HostSection,
     InstrumentLimits,

@@ -8,7 +8,7 @@ import pytest
 
 from loadgen.drive import store
 from loadgen.errors import RunInvalid
-from loadgen.manifest.manifest import (
+from loadgen.manifest.sections import (
     SCHEMA,
     Manifest,
     read_client_report,

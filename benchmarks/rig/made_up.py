@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from loadgen.drive.instrument import host
-from loadgen.manifest.manifest import (
+from loadgen.manifest.sections import (
     ClassSection,
     InstrumentLimits,
     LabelsSection,

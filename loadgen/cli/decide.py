@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from loadgen.cli import parse
 from loadgen.cli.exit_codes import INTERRUPTED
 from loadgen.cli.flags import (
     Confidence,
@@ -28,20 +29,6 @@ from loadgen.cli.flags import (
     WatchFlags,
     Workers,
     with_flags,
-)
-from loadgen.cli.parse import (
-    base_options,
-    cache_dir,
-    choose_scenario,
-    load_plugins,
-    read_choice,
-    read_confidence,
-    read_duration_s,
-    read_share,
-    read_target,
-    read_workers,
-    shared_watch,
-    slo_flags,
 )
 from loadgen.cli.terminal import print_json, print_summary, stdout
 from loadgen.errors import UsageError, nearest
@@ -89,8 +76,8 @@ def rescore(
     recorded = read_run(run)
     if window is not None:
         recorded = with_window(recorded, window)
-    slos = slo_flags(slo, goodput)
-    summary = summarize(recorded, slo=slos, confidence=read_confidence(confidence))
+    slos = parse.slo_flags(slo, goodput)
+    summary = summarize(recorded, slo=slos, confidence=parse.read_confidence(confidence))
     names = DEFINITIONS if "all" in definitions else dict.fromkeys(["slobench", *definitions])
     rows = defined_values(recorded, tuple(names)) if definitions else []
     if json:
@@ -157,7 +144,7 @@ def compare(
     from reports.compare.view import table
 
     fail_on = _fail_on(fail_on) or "worse"
-    size = None if effect is None else read_share("--effect", effect)
+    size = None if effect is None else parse.read_share("--effect", effect)
     if aa:
         _print_noise(sides, metric or [], 0.05 if size is None else size, confidence, json)
         return
@@ -183,7 +170,7 @@ def compare(
         from reports.compare.page import render
         from reports.page import write_page
 
-        write_page(html, render(comparison, a, b, options, cache_dir(os.environ)))
+        write_page(html, render(comparison, a, b, options, parse.cache_dir(os.environ)))
         typer.echo(f"page: {html}", err=True)
     if json:
         print_json(comparison.to_json())
@@ -267,10 +254,10 @@ def nightly(
     from loadgen.nightly.night import Nightly, NightOptions, write_night
 
     fail_on = _fail_on(fail_on)
-    load_plugins(plugin)
+    parse.load_plugins(plugin)
     environ = dict(os.environ)
     options = NightOptions(
-        baseline, engine, repeats, fail_on or "", job_link(environ), base_options(plugin)
+        baseline, engine, repeats, fail_on or "", job_link(environ), parse.base_options(plugin)
     )
     spec, now = Nightly(file, options), datetime.now().astimezone()
     if accept:
@@ -279,7 +266,7 @@ def nightly(
     directory = out or Path("runs") / f"nightly-{now:%Y%m%d-%H%M%S}"
     try:
         # Without the targets of controls: a control is simulated where its cell is.
-        with shared_watch(watch, [cell.cell.target for cell in spec.cells]) as each:
+        with parse.shared_watch(watch, [cell.cell.target for cell in spec.cells]) as each:
             night = spec.run(Console(stderr=True, highlight=False), now, directory, each)
     except KeyboardInterrupt:
         typer.echo(
@@ -288,7 +275,7 @@ def nightly(
             err=True,
         )
         raise typer.Exit(INTERRUPTED) from None
-    write_night(night, cache_dir(environ))
+    write_night(night, parse.cache_dir(environ))
     _write_github_summary(night, environ)
     if json:
         print_json(night.facts)
@@ -382,27 +369,27 @@ def capacity(
     from loadgen.capacity.search import search
     from reports.capacity.view import table
 
-    scenario = choose_scenario(flags)
-    target = read_target(target)
+    scenario = parse.choose_scenario(flags)
+    target = parse.read_target(target)
     if resume and out is None:
         raise UsageError("--resume: no search: name its directory with --out")
     loads: tuple[Over, Over] = ("rate", "concurrency")
-    load = read_choice("--over", over, loads)
-    options = base_options(
-        flags.plugin, n_workers=read_workers(workers), engine=engine, model=model
+    load = parse.read_choice("--over", over, loads)
+    options = parse.base_options(
+        flags.plugin, n_workers=parse.read_workers(workers), engine=engine, model=model
     )
     spec = CapacitySpec(
         scenario=scenario,
         target=target,
         options=options,
         over=load,
-        attainment=None if attainment is None else read_share("--attainment", attainment),
+        attainment=None if attainment is None else parse.read_share("--attainment", attainment),
         between=None if between is None else _between(between, load),
-        budget_s=math.inf if budget is None else read_duration_s("--budget", budget),
+        budget_s=math.inf if budget is None else parse.read_duration_s("--budget", budget),
         confidence=_inside("--confidence", confidence, 0.5, 0.999),
         precision=_inside("--precision", precision, 0.002, 0.5),
     )
-    with shared_watch(watch, [target]) as each:
+    with parse.shared_watch(watch, [target]) as each:
         spec = replace(spec, options=replace(options, watch=each))
         result = search(spec, out, Console(stderr=True, highlight=False), resume=resume)
     if json:
@@ -435,7 +422,7 @@ def _users(text: str) -> float:
 
 
 def _inside(flag: str, text: str, least: float, most: float) -> float:
-    share = read_share(flag, text)
+    share = parse.read_share(flag, text)
     if not least <= share <= most:
         raise UsageError(f"{flag} {text}: expected {100 * least:g} % to {100 * most:g} %")
     return share

@@ -19,6 +19,10 @@ Goodput = Annotated[
     list[str] | None,
     typer.Option(help="SLOs as vLLM writes them, e.g. 'ttft:500 tpot:50' (ms, from the send)."),
 ]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Change one scenario key, e.g. arrivals.rate=9/s; repeatable."),
+]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
 Confidence = Annotated[
     float | None,
@@ -71,10 +75,7 @@ class ScenarioFlags:
     slo: Slo = None
     goodput: Goodput = None
     seed: Annotated[int | None, typer.Option(help="Another seed draws another schedule.")] = None
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change one scenario key, e.g. arrivals.rate=9/s; repeatable."),
-    ] = None
+    set_: Set = None
     plugin: Plugin = None
 
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from rich.console import Group
 from rich.table import Table
 
+from loadgen.manifest.json_section import JsonObject
 from loadgen.registry import Plugin, Registry
 
 FAMILIES: Mapping[str, str] = {
@@ -28,16 +29,22 @@ FAMILIES: Mapping[str, str] = {
 """Family → `module:REGISTRY`; scenarios are files and presets a table."""
 
 
-def describe(family: str) -> list[dict[str, Any]]:
+def describe(family: str) -> list[JsonObject]:
     """One entry per kind, with the keys `kind`, `what` (its first sentence) and `parameters`
     ({name: {type, default}})."""
     if family == "scenarios":
         return _scenarios()
     if family == "presets":
         return _presets()
+    registry = registry_of(family)
+    return [_kind(registry, kind) for kind in registry.names()]
+
+
+def registry_of(family: str) -> Registry[Any]:
+    """The registry of a family that is neither `scenarios` nor `presets`."""
     module, _, name = FAMILIES[family].partition(":")
     registry: Registry[Any] = getattr(importlib.import_module(module), name)
-    return [_kind(registry, kind) for kind in registry.names()]
+    return registry
 
 
 def tables(entries: Mapping[str, Sequence[Mapping[str, Any]]]) -> Group:
@@ -45,11 +52,11 @@ def tables(entries: Mapping[str, Sequence[Mapping[str, Any]]]) -> Group:
     return Group(*(_table(family, kinds) for family, kinds in entries.items()))
 
 
-def _kind(registry: Registry[Any], kind: str) -> dict[str, Any]:
+def _kind(registry: Registry[Any], kind: str) -> JsonObject:
     try:
         cls: type[Plugin] = registry.get(kind)
     except ModuleNotFoundError as error:  # an optional package, e.g. torch, is not installed
-        return {"kind": kind, "what": f"not available: needs {error.name}", "parameters": {}}
+        return _bare(kind, f"not available: needs {error.name}")
     parameters = {
         field.alias or name: {
             "type": _type_name(field.annotation),
@@ -61,34 +68,28 @@ def _kind(registry: Registry[Any], kind: str) -> dict[str, Any]:
     }
     what = " ".join((cls.__doc__ or "").split("\n\n")[0].split())
     if cls.kind != kind:
-        return {"kind": kind, "what": f"Another name of {cls.kind}.", "parameters": {}}
+        return _bare(kind, f"Another name of {cls.kind}.")
     return {"kind": kind, "what": what, "parameters": parameters}
 
 
-def _scenarios() -> list[dict[str, Any]]:
+def _scenarios() -> list[JsonObject]:
     from loadgen.workload.scenario import read_source, shipped_scenarios
 
-    return [
-        {
-            "kind": name,
-            "what": read_source(name)[1].splitlines()[0].removeprefix("# "),
-            "parameters": {},
-        }
-        for name in shipped_scenarios()
-    ]
+    first_lines = {name: read_source(name)[1].splitlines()[0] for name in shipped_scenarios()}
+    return [_bare(name, line.removeprefix("# ")) for name, line in first_lines.items()]
 
 
-def _presets() -> list[dict[str, Any]]:
+def _presets() -> list[JsonObject]:
     from loadgen.workload.presets import CATALOGUE
 
     return [
-        {
-            "kind": name,
-            "what": f"{', '.join(preset.slos)}. {preset.why} ({preset.source})",
-            "parameters": {},
-        }
+        _bare(name, f"{', '.join(preset.slos)}. {preset.why} ({preset.source})")
         for name, preset in CATALOGUE.items()
     ]
+
+
+def _bare(kind: str, what: str) -> JsonObject:
+    return {"kind": kind, "what": what, "parameters": {}}
 
 
 def _plain(default: Any) -> Any:
@@ -114,11 +115,6 @@ def _table(family: str, kinds: Sequence[Mapping[str, Any]]) -> Table:
             name if detail["default"] == "required" else f"{name}={detail['default']}"
             for name, detail in kind["parameters"].items()
         ]
-        table.add_row(
-            *(
-                [kind["kind"], ", ".join(words), kind["what"]]
-                if has_parameters
-                else [kind["kind"], kind["what"]]
-            )
-        )
+        parameters = [", ".join(words)] if has_parameters else []
+        table.add_row(kind["kind"], *parameters, kind["what"])
     return table

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from loadgen.cli import parse
 from loadgen.cli.exit_codes import INTERRUPTED
 from loadgen.cli.flags import (
     Confidence,
@@ -25,15 +26,6 @@ from loadgen.cli.flags import (
     with_flags,
 )
 from loadgen.cli.measure import run_scenario
-from loadgen.cli.parse import (
-    base_options,
-    cache_dir,
-    choose_scenario,
-    load_plugins,
-    read_confidence,
-    read_duration_s,
-    read_workers,
-)
 from loadgen.cli.terminal import print_json, stdout
 from loadgen.errors import UsageError
 
@@ -90,14 +82,14 @@ def serve(
     from reference_engine.serve import run as serve_until_stopped
     from reference_engine.serving.serve_options import choose
 
-    settings: dict[str, Any] = {
+    settings: dict[str, object] = {
         "mode": mode, "shape": shape, "device": device, "host": host, "port": port,
         "threads": threads, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
         "token_budget": token_budget, "kv_blocks": kv_blocks, "max_queue": max_queue,
         "seed": seed, "model_name": model_name, "api_key_env": api_key_env, "log_dir": log_dir,
-        "drain_s": None if drain is None else read_duration_s("--drain", drain),
+        "drain_s": None if drain is None else parse.read_duration_s("--drain", drain),
     }  # fmt: skip
-    load_plugins(plugin)
+    parse.load_plugins(plugin)
     try:
         options = choose({k: v for k, v in settings.items() if v is not None}, set_ or [])
     except UsageError as error:  # the server's options are this verb's flags
@@ -153,21 +145,21 @@ def simulate(
     others = {"the scenario": flags.scenario, "--engine": engine, "--out": out, "--slo": flags.slo}
     if misses is not None:
         _check_alone("--misses", {**others, "--replay": replay})
-        load_plugins(flags.plugin)
+        parse.load_plugins(flags.plugin)
         _print_misses(misses, json)
         return
     if replay is not None:
         _check_alone("--replay", others)
-        load_plugins(flags.plugin)
+        parse.load_plugins(flags.plugin)
         raise typer.Exit(_print_replay(replay, json))
-    options = base_options(
+    options = parse.base_options(
         flags.plugin,
         out_dir=out,
         force=force,
         engine=f"mode={mode},shape={shape},hardware={hardware},{engine}",
-        confidence=read_confidence(confidence),
+        confidence=parse.read_confidence(confidence),
     )
-    scenario = choose_scenario(flags, traffic)
+    scenario = parse.choose_scenario(flags, traffic)
     raise typer.Exit(run_scenario(scenario, "sim", options, as_json=json))
 
 
@@ -254,7 +246,7 @@ def modes(
     from loadgen.lab.modes import ModesSpec, check_directory, check_target, compare
     from loadgen.lab.simulated_engine import read_settings
 
-    scenario = choose_scenario(flags, traffic)
+    scenario = parse.choose_scenario(flags, traffic)
     check_target(target)
     spec = ModesSpec(
         scenario,
@@ -263,11 +255,11 @@ def modes(
         read_settings(engine),
         None if rates is None else read_rates(rates),
         seeds,
-        read_confidence(confidence) or 0.95,
-        read_workers(workers),
+        parse.read_confidence(confidence) or 0.95,
+        parse.read_workers(workers),
         flags.plugin or [],
         ["slobench", *sys.argv[1:]],
-        cache_dir(os.environ),
+        parse.cache_dir(os.environ),
     )
     directory = out or Path("runs") / f"modes-{scenario.name}-{datetime.now():%Y%m%d-%H%M%S}"
     check_directory(directory)
@@ -275,7 +267,7 @@ def modes(
     if result.facts["n_done"]:
         from loadgen.lab.mode_table import write_all
 
-        write_all(result.facts, directory, cache_dir(os.environ))
+        write_all(result.facts, directory, parse.cache_dir(os.environ))
         if json:
             print_json(result.facts)
         else:

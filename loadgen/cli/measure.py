@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from loadgen.cli import parse
 from loadgen.cli.exit_codes import INTERRUPTED
 from loadgen.cli.flags import (
     Confidence,
@@ -24,24 +25,13 @@ from loadgen.cli.flags import (
     Plugin,
     RunDirectory,
     ScenarioFlags,
+    Set,
     Slo,
     Target,
     TrafficFlags,
     WatchFlags,
     Workers,
     with_flags,
-)
-from loadgen.cli.parse import (
-    base_options,
-    cache_dir,
-    choose_scenario,
-    load_plugins,
-    read_budget_s,
-    read_confidence,
-    read_target,
-    read_transport,
-    read_watch,
-    read_workers,
 )
 from loadgen.cli.terminal import print_json, print_summary, stdout
 from loadgen.errors import UsageError
@@ -97,24 +87,26 @@ def run(
             raise UsageError("--print-launch: no target file: add --target FILE")
         typer.echo(launch_line(target, os.environ))
         return
-    scenario = choose_scenario(flags, traffic)
+    scenario = parse.choose_scenario(flags, traffic)
     if print_scenario:
         typer.echo(scenario.to_yaml(), nl=False)
         return
     exports = read_exports(export or [])
-    options = base_options(
+    options = parse.base_options(
         flags.plugin,
         out_dir=out,
         force=force,
-        n_workers=read_workers(workers),
-        transport=read_transport(transport),
+        n_workers=parse.read_workers(workers),
+        transport=parse.read_transport(transport),
         engine=engine,
         model=model,
-        confidence=read_confidence(confidence),
+        confidence=parse.read_confidence(confidence),
         scrape=scrape,
-        watch=read_watch(watch, os.environ),
+        watch=parse.read_watch(watch, os.environ),
     )
-    raise typer.Exit(run_scenario(scenario, read_target(target), options, exports, as_json=json))
+    raise typer.Exit(
+        run_scenario(scenario, parse.read_target(target), options, exports, as_json=json)
+    )
 
 
 def run_scenario(
@@ -155,7 +147,7 @@ def preview(
     from loadgen.workload.preview import preview as planned_facts
     from loadgen.workload.schedule import make_plan
 
-    scenario = choose_scenario(flags, traffic)
+    scenario = parse.choose_scenario(flags, traffic)
     plan = make_plan(scenario)
     facts = planned_facts(scenario, *plan)
     for note in _trace_notes(scenario):
@@ -165,7 +157,9 @@ def preview(
         from reports.preview.page import render
 
         classes = scenario.names().classes
-        text = render(facts, plan.schedule, classes, scenario.to_yaml(), cache_dir(os.environ))
+        text = render(
+            facts, plan.schedule, classes, scenario.to_yaml(), parse.cache_dir(os.environ)
+        )
         write_page(html, text)
         typer.echo(f"page: {html}", err=True)
     if parquet is not None:
@@ -195,17 +189,14 @@ def validate(
     scenarios: Annotated[
         list[str] | None, typer.Argument(help="Scenario files or names of shipped scenarios.")
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change one scenario key, e.g. arrivals.rate=9/s; repeatable."),
-    ] = None,
+    set_: Set = None,
     plugin: Plugin = None,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the format's JSON schema, for editors.")
     ] = False,
 ) -> None:
     """Check scenarios without running them: every mistake with file, line and key."""
-    load_plugins(plugin)
+    parse.load_plugins(plugin)
     if schema:
         from loadgen.cli.schema import scenario_schema
 
@@ -322,7 +313,7 @@ def doctor(
     else:
         check = check_accuracy if prove else check_machine
         cc = os.environ.get("CC", "")
-        facts = check(read_budget_s(budget), cache_dir(os.environ), cc, console)
+        facts = check(parse.read_budget_s(budget), parse.cache_dir(os.environ), cc, console)
     if json:
         print_json(facts.to_json())
     else:
@@ -377,8 +368,8 @@ def report(
         summary = conclude(
             directory,
             slo,
-            read_confidence(confidence),
-            cache_dir(os.environ),
+            parse.read_confidence(confidence),
+            parse.cache_dir(os.environ),
             engine_reader(directory),
         )
         summaries.append(summary.to_json())

@@ -18,7 +18,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from loadgen.cli.flags import Force, Plugin, RunDirectory, Slo, with_flags
+from loadgen.cli.flags import Force, Plugin, RunDirectory, Set, Slo, with_flags
 from loadgen.errors import MissingDependency, UsageError
 
 PANEL = "Scale"
@@ -90,10 +90,7 @@ def web(
     form: FormFlags,
     processes: ProcessFlags,
     slo: Slo = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Change one scenario key, e.g. arrivals.rate=9/s; repeatable."),
-    ] = None,
+    set_: Set = None,
     out: RunDirectory = None,
     force: Force = False,
     plugin: Plugin = None,

@@ -8,15 +8,15 @@ this schema; `slobench validate` checks more (keys that exclude each other, file
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaMode, JsonSchemaValue
 from pydantic_core import core_schema
 
-from loadgen.cli.kinds import FAMILIES
+from loadgen.cli.kinds import registry_of
 from loadgen.errors import UsageError
+from loadgen.manifest.json_section import JsonObject
 from loadgen.registry import Registry
 from loadgen.units import parse_duration_s, parse_level_per_s, parse_rate_per_s, parse_share
 from loadgen.workload.presets import PRESETS
@@ -50,7 +50,7 @@ _PROBES: tuple[tuple[object, JsonSchemaValue], ...] = (
 )
 
 
-def scenario_schema() -> dict[str, Any]:
+def scenario_schema() -> JsonObject:
     """The JSON schema of a scenario file, with every registered kind, plug-ins included."""
     whole = _of_model(Scenario)
     definitions = whole.pop("$defs", {})
@@ -69,15 +69,15 @@ def scenario_schema() -> dict[str, Any]:
     }
 
 
-def _family(family: str, definitions: dict[str, Any]) -> JsonSchemaValue:
+def _family(family: str, definitions: JsonObject) -> JsonSchemaValue:
     """Any of a registry's kinds, or a shorthand for `{kind: …}`."""
-    registry = _registry(family)
+    registry = registry_of(family)
     kinds = [_kind(registry, name, f"{family}.", definitions) for name in registry.names()]
     return {"anyOf": [*_shorthands(registry), *kinds]}
 
 
 def _kind(
-    registry: Registry[Any], name: str, prefix: str, definitions: dict[str, Any]
+    registry: Registry[Any], name: str, prefix: str, definitions: JsonObject
 ) -> JsonSchemaValue:
     cls = registry.get(name)
     schema = _of_model(cls, prefix)  # two families may have a block of the same name
@@ -110,13 +110,7 @@ def _is_built(registry: Registry[Any], value: object) -> bool:
     return True
 
 
-def _registry(family: str) -> Registry[Any]:
-    module, _, name = FAMILIES[family].partition(":")
-    registry: Registry[Any] = getattr(import_module(module), name)
-    return registry
-
-
-def _of_model(model: type[BaseModel], prefix: str = "") -> dict[str, Any]:
+def _of_model(model: type[BaseModel], prefix: str = "") -> JsonObject:
     template = f"#/$defs/{prefix}{{model}}"
     return model.model_json_schema(schema_generator=_Generator, ref_template=template)
 
@@ -138,7 +132,7 @@ class _Generator(GenerateJsonSchema):
         """A registry's field is built by a method of the registry."""
         registry = getattr(schema["function"]["function"], "__self__", None)
         for family in SCENARIO_FAMILIES:
-            if registry is _registry(family):
+            if registry is registry_of(family):
                 return {"$ref": f"{_ELSEWHERE}{family}"}
         return super().function_plain_schema(schema)
 

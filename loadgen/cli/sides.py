@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from loadgen.drive.store import read_run
 from loadgen.errors import UsageError
@@ -70,7 +69,7 @@ def read_margins(texts: Sequence[str]) -> dict[str, float]:
     return margins
 
 
-def noise_json(runs: Sequence[Measured], noise: Mapping[str, Noise]) -> dict[str, Any]:
+def noise_json(runs: Sequence[Measured], noise: Mapping[str, Noise]) -> dict[str, object]:
     """A noise floor in the format that `--noise` reads."""
     return {
         "schema": 1,

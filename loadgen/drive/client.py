@@ -257,7 +257,7 @@ class Client:
     def send(self, row: int, payload: bytes, session: int = 0, is_last: bool = True) -> None:
         """Sends on an idle connection, or opens a connection if none is idle."""
         exchange = Exchange(row)
-        key = self._key(session)
+        key = session + 1 if self._mode == "per_session" else 0
         while (connection := self._idle.take(key)) is not None:
             if connection.is_usable():
                 exchange.reused = True
@@ -322,9 +322,6 @@ class Client:
 
     def forget(self, connection: Connection) -> None:
         self._idle.discard(connection)
-
-    def _key(self, session: int) -> int:
-        return session + 1 if self._mode == "per_session" else 0
 
     async def _connect(self) -> Connection:
         connection = await self._dialer.dial(lambda: Connection(self))

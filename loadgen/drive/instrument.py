@@ -18,7 +18,7 @@ from loadgen.drive.core_time import (
     most_stolen_s,
     processor_ticks,
 )
-from loadgen.manifest.manifest import HostSection
+from loadgen.manifest.sections import HostSection
 from loadgen.manifest.self_report import CoreSeconds, GcReport
 
 _WAKE_UP_S = 50e-6  # of run-queue delay per timeslice: the cost of waking up (decision 25)
@@ -47,7 +47,7 @@ class ThreadMeter:
 
     def __init__(self) -> None:
         self._before: dict[str, float | None] = {}
-        self._use = ThreadUse(0.0, None, None, None, None, None)
+        self.use = ThreadUse(0.0, None, None, None, None, None)
         self._stat_before = ""
         self._started_s = self._cpu_before_s = 0.0
         self.window_s = 0.0  # between `start` and `stop`
@@ -62,13 +62,11 @@ class ThreadMeter:
         self.window_s = time.monotonic() - self._started_s
         own_s = time.thread_time() - self._cpu_before_s
         shares = {name: self._share(self._before[name], s) for name, s in _readings(stat).items()}
-        self._use = ThreadUse(
+        self.use = ThreadUse(
             self.window_s,
             cpu_share=self._share(0.0, own_s),
-            run_delay_share=shares["run_delay_share"],
-            throttled_share=shares["throttled_share"],
-            stolen_share=shares["stolen_share"],
             cores=self._core_use(stat, own_s),
+            **shares,
         )
 
     def _share(self, before_s: float | None, now_s: float | None) -> float | None:
@@ -92,9 +90,6 @@ class ThreadMeter:
             total_s=round(spent.total_s, 6),
             most_stolen_s=most_stolen_s(stat, self._stat_before, cores),
         )
-
-    def summary(self) -> ThreadUse:
-        return self._use
 
 
 class GcPauses:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from loadgen.drive.transport import Exchange
+from loadgen.manifest.json_section import JsonObject
 from loadgen.records import Schedule, Status, own_limits
 
 GAP_BOUNDS_S = (
@@ -129,7 +130,7 @@ class LiveSamples:
         )
         self._ended.append(sample)
 
-    def take(self) -> dict[str, Any]:
+    def take(self) -> JsonObject:
         """The samples as fields of a progress message (`ended`, `gaps`); then starts afresh."""
         gaps = [[id_, gaps.counts.tolist(), gaps.sum_s] for id_, gaps in self._gaps.items()]
         fields = {"ended": self._ended, "gaps": gaps}

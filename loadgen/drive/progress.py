@@ -7,13 +7,13 @@ view takes less than 1 % of a core (`benchmarks/live_view.py`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from loadgen.drive.live_histogram import LiveCounts
+from loadgen.manifest.json_section import JsonObject
 from loadgen.records import Status
 from loadgen.units import format_duration
 
@@ -55,7 +55,7 @@ class Progress:
     def __init__(self, console: Console, n_scheduled: int, window_s: float, offered_per_s: float):
         self._console, self._window_s, self._n = console, window_s, n_scheduled
         self._offered_per_s = offered_per_s
-        self._beats: dict[int, dict[str, Any]] = {}
+        self._beats: dict[int, JsonObject] = {}
         self._ttft, self._lateness = LiveCounts(), LiveCounts()
         self._live: Live | None = None
         self._note = ""
@@ -78,7 +78,7 @@ class Progress:
             window = format_duration(self._window_s)
             self._console.print(f"sending {self._n} requests in {window}", soft_wrap=True)
 
-    def beat(self, shard: int, message: dict[str, Any]) -> Totals:
+    def beat(self, shard: int, message: JsonObject) -> Totals:
         """Adds a progress message of a shard, draws, and returns the current totals."""
         self._beats[shard] = message
         self._ttft.add(message["ttft_s"])

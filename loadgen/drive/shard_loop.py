@@ -6,7 +6,6 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
 
 from loadgen.drive.decode import answer_text, decode, quick_status
 from loadgen.drive.dispatch import Dispatcher, families
@@ -125,18 +124,13 @@ class Shard:
         decoding = DecodingReport(
             cpu_s=time.thread_time() - before_s, wall_s=time.monotonic() - started_s
         )
-        thread, (loop_lag, stalls) = self._meter.summary(), self._probe.summary()
+        loop_lag, stalls = self._probe.summary()
         self._gc.stop()  # not earlier: decoding makes no cycles, and collections double its time
         self._report()
         return SelfReport(
             shard=self._number,
             broken=self._broken,
-            window_s=thread.window_s,
-            cpu_share=thread.cpu_share,
-            run_delay_share=thread.run_delay_share,
-            throttled_share=thread.throttled_share,
-            stolen_share=thread.stolen_share,
-            cores=thread.cores,
+            **self._meter.use._asdict(),
             loop_lag_s=loop_lag,
             stalls=stalls,
             backlog=self._backlog.summary(self._recorder.n_reads, self._meter.window_s),
@@ -157,7 +151,7 @@ class Shard:
         self._backlog.sample()
         self._speed.sample(self._probe_timer.now_s())
 
-    def _break(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    def _break(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         """Ends the shard after an error in a callback: later measurements could not be trusted.
         Rows recorded before it are kept."""
         loop.default_exception_handler(context)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +24,15 @@ from numpy.typing import NDArray
 from loadgen.drive.shard_process import PreforkedShard, ShardProcess
 from loadgen.drive.task import ShardTask
 from loadgen.errors import RunInvalid
-from loadgen.manifest.json_section import read_section
-from loadgen.manifest.manifest import LiveQuantiles, WorkerSection
+from loadgen.manifest.json_section import JsonObject, read_section
+from loadgen.manifest.sections import LiveQuantiles, WorkerSection
 from loadgen.manifest.self_report import SelfReport
 
 _LEAD_NS = 50_000_000  # from "GO" to the first row, so that every shard arms its alarm in time
 _READY_S = 60.0
 _POLL_S = 0.1
 
-OnBeat = Callable[[int, dict[str, Any]], None]
+OnBeat = Callable[[int, JsonObject], None]
 
 
 class Divisible(Protocol):
@@ -224,7 +224,7 @@ class Shards:
 
     def _messages(
         self, deadline_s: float, on_idle: Callable[[], None] = lambda: None
-    ) -> Iterator[tuple[_Child, dict[str, Any]]]:
+    ) -> Iterator[tuple[_Child, JsonObject]]:
         """Yields messages until every shard is done or dead, or the deadline has passed."""
         while any(not child.is_over for child in self._children):
             left_s = deadline_s - time.monotonic()

@@ -10,7 +10,7 @@ strings, and requests.parquet has the derived columns `ttft_s tpot_s e2e_s slo_m
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import RunInvalid, UsageError
-from loadgen.manifest.manifest import Manifest, read_client_report, read_manifest
+from loadgen.manifest.sections import Manifest, read_client_report, read_manifest
 from loadgen.manifest.self_report import ClientReport
 from loadgen.records import (
     CHUNKS,
@@ -155,7 +155,7 @@ def write_run(directory: Path, run: Run, derived: dict[str, NDArray[Any]]) -> No
     _write_table(directory / "requests.parquet", run.request_rows, run.names, derived)
 
 
-def write_summary(directory: Path, summary: dict[str, Any]) -> None:
+def write_summary(directory: Path, summary: Mapping[str, object]) -> None:
     _write_json(directory / "summary.json", summary)
 
 
@@ -197,7 +197,7 @@ def _lookup(numbers: Sequence[int], codes: NDArray[Any]) -> NDArray[np.int64]:
     return looked_up
 
 
-def _write_json(path: Path, content: dict[str, Any]) -> None:
+def _write_json(path: Path, content: Mapping[str, object]) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
     partial.rename(path)

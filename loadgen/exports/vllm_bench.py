@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.manifest.manifest import Manifest
+from loadgen.manifest.sections import Manifest
 from loadgen.measure.attainment import due_rows, measured_window
 from loadgen.measure.per_request import PerRequest, Seconds, per_request
 from loadgen.measure.slo import parse_slo

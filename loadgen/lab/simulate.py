@@ -29,7 +29,7 @@ from loadgen.lab.simulated_engine import (
     sim_options,
 )
 from loadgen.lab.virtual_client import VirtualClient
-from loadgen.manifest.manifest import (
+from loadgen.manifest.sections import (
     LabelsSection,
     PreflightLine,
     SimulatedEngineSection,

@@ -14,7 +14,7 @@ from loadgen.drive.dispatch import Bounds, Dispatcher
 from loadgen.drive.progress import NEVER_SENT
 from loadgen.drive.stop_rules import StopRules, stop_rules
 from loadgen.lab.prompt_ids import PromptIds
-from loadgen.manifest.manifest import Ended
+from loadgen.manifest.sections import Ended
 from loadgen.records import (
     CHUNKS,
     ON_PURPOSE,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from loadgen.manifest.json_section import JsonObject
 
 Query = tuple[str, str]  # (PromQL, legend)
 _JOIN = ' * on(instance) group_left(run) slobench_run_info{run=~"$run"}'
@@ -62,7 +62,7 @@ PANELS: list[tuple[str, str, list[Query]]] = [
 """Title, unit and queries of each panel."""
 
 
-def dashboard() -> dict[str, Any]:
+def dashboard() -> JsonObject:
     """The dashboard in Grafana's import format, with variables for the Prometheus data source, the
     run and the traffic class."""
     source = {"label": "Prometheus", "type": "datasource", "pluginId": "prometheus"}
@@ -85,7 +85,7 @@ def dashboard() -> dict[str, Any]:
     }
 
 
-def _variable(name: str, query: str) -> dict[str, Any]:
+def _variable(name: str, query: str) -> dict[str, object]:
     return {
         "name": name,
         "label": name,
@@ -100,7 +100,7 @@ def _variable(name: str, query: str) -> dict[str, Any]:
     }
 
 
-def _panel(number: int, title: str, unit: str, queries: list[Query]) -> dict[str, Any]:
+def _panel(number: int, title: str, unit: str, queries: list[Query]) -> dict[str, object]:
     x, y = _WIDTH * (number % 2), _HEIGHT * (number // 2)
     return {
         "id": number + 1,

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 
 from loadgen.live.watched import RunLabels, WatchedRun
-from loadgen.manifest.manifest import TargetSection
+from loadgen.manifest.sections import TargetSection
 from loadgen.workload.scenario import Scenario
 
 

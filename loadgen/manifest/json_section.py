@@ -11,6 +11,7 @@ import msgspec
 from loadgen.errors import RunInvalid
 
 S = TypeVar("S")
+JsonObject = dict[str, Any]  # decoded JSON or YAML whose keys only its reader knows
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]|(\[\.\.\.\])")
 
 
@@ -21,8 +22,8 @@ class JsonSection(msgspec.Struct, frozen=True):
     `section["key"]`, `section.get("key")` and `dict(section)` read the JSON form, for notebooks.
     """
 
-    def to_json(self) -> dict[str, Any]:
-        content: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self))
+    def to_json(self) -> JsonObject:
+        content: JsonObject = msgspec.json.decode(msgspec.json.encode(self))
         return content
 
     def __getitem__(self, key: str) -> Any:

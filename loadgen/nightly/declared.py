@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from loadgen.errors import UsageError
 from loadgen.manifest.json_section import JsonSection
-from loadgen.manifest.manifest import HostSection, LabelsSection, LaunchSection
+from loadgen.manifest.sections import HostSection, LabelsSection, LaunchSection
 from loadgen.nightly.nightly_file import OURS
 from targets.endpoint import Endpoint, load_target
 

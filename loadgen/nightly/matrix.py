@@ -11,7 +11,7 @@ from pathlib import Path
 from loadgen.cells.cell import Cell
 from loadgen.drive.instrument import host
 from loadgen.errors import UsageError
-from loadgen.manifest.manifest import LabelsSection
+from loadgen.manifest.sections import LabelsSection
 from loadgen.measure.comparison.comparable import Configuration, must_agree
 from loadgen.nightly.declared import DeclaredTarget, declared, pinned, without_faults
 from loadgen.nightly.nightly_file import OURS, Control, NightlyFile, read_scenarios, resolved_path

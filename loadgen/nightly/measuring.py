@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from loadgen.cells.runner import CellFailure, CellRun
-from loadgen.manifest.manifest import Manifest
+from loadgen.manifest.sections import Manifest
 from loadgen.measure.comparison.comparable import Configuration, factor, slos_of
 from loadgen.measure.comparison.measures import Measured
 from loadgen.measure.nights.night_record import RunNumbers, numbers_of

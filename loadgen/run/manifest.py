@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from loadgen.drive.instrument import host
-from loadgen.manifest.manifest import (
+from loadgen.manifest.sections import (
     ClassSection,
     Ended,
     HostSection,

@@ -14,7 +14,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -27,7 +27,8 @@ from loadgen.drive.shards import OnBeat, Outcome
 from loadgen.drive.stop_rules import StopRules, stop_rules
 from loadgen.live.watched import WatchedRun
 from loadgen.live.watching import run_labels, watching
-from loadgen.manifest.manifest import Ended, Manifest, Scrapes
+from loadgen.manifest.json_section import JsonObject
+from loadgen.manifest.sections import Ended, Manifest, Scrapes
 from loadgen.manifest.self_report import ClientReport
 from loadgen.measure.attainment import derived
 from loadgen.records import CHUNKS, SERVER, Run, empty_requests
@@ -195,7 +196,7 @@ class Recording:
         finally:
             stop()
 
-    def _on_beat(self, shard: int, message: dict[str, Any]) -> None:
+    def _on_beat(self, shard: int, message: JsonObject) -> None:
         totals = self._progress.beat(shard, message)
         if self._watched is not None:
             self._watched.take(shard, message)

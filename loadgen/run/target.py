@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from loadgen.errors import UsageError, nearest
-from loadgen.manifest.manifest import PreflightLine, TargetSection
+from loadgen.manifest.sections import PreflightLine, TargetSection
 from loadgen.records import Schedule
 from loadgen.run.preload import Preload
 from loadgen.workload.calibration import Calibration

@@ -12,7 +12,7 @@ from typing import Any
 
 from loadgen.cells.cell import Cell
 from loadgen.cells.runner import CellFailure, CellRun
-from loadgen.manifest.manifest import TargetSection
+from loadgen.manifest.sections import TargetSection
 from loadgen.measure.comparison.measures import Measured, measure
 from loadgen.measure.statistics.intervals import Estimate, Interval, estimate, over_runs
 from loadgen.measure.statistics.pareto import Quantity, TradeOff, pareto_front

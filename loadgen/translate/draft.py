@@ -8,6 +8,7 @@ from math import ceil, sqrt
 from typing import Any
 
 from loadgen.errors import UsageError
+from loadgen.manifest.json_section import JsonObject
 from loadgen.units import write_duration, write_rate
 
 DEFAULT_MEASURE_S = 60.0
@@ -81,11 +82,11 @@ class Draft:
     """
 
     tool: str
-    arrivals: dict[str, Any] = field(default_factory=dict)
-    requests: dict[str, Any] = field(default_factory=dict)
-    session: dict[str, Any] = field(default_factory=dict)
-    prompts: dict[str, Any] = field(default_factory=dict)
-    limits: dict[str, Any] = field(default_factory=dict)
+    arrivals: JsonObject = field(default_factory=dict)
+    requests: JsonObject = field(default_factory=dict)
+    session: JsonObject = field(default_factory=dict)
+    prompts: JsonObject = field(default_factory=dict)
+    limits: JsonObject = field(default_factory=dict)
     slo: list[Any] = field(default_factory=list)
     seed: int | None = None
     measure_s: float | None = None
@@ -155,7 +156,7 @@ class Draft:
             self.add_missing(flag, "this translation does not support it")
         return self
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> JsonObject:
         """The mapping of the scenario file."""
         if self.measure_s is None:
             self.measure_s = DEFAULT_MEASURE_S
@@ -163,7 +164,7 @@ class Draft:
                 f"phases.measure is {DEFAULT_MEASURE_S:g}s, because the command has no duration;"
                 " choose one"
             )
-        blocks: dict[str, Any] = {
+        blocks: JsonObject = {
             "name": f"from_{self.tool}",
             "seed": self.seed,
             "arrivals": self.arrivals,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from loadgen.errors import UsageError
+from loadgen.manifest.json_section import JsonObject
 from loadgen.translate.draft import Draft, Flags, around, rate_text
 
 _IGNORED = """
@@ -47,11 +47,11 @@ def translate(words: list[str]) -> Draft:
     return draft.finish(flags, _IGNORED)
 
 
-def _keys(text: str, bare: str = "") -> dict[str, Any]:
+def _keys(text: str, bare: str = "") -> JsonObject:
     """`a=1,b=2` or a JSON object as a mapping; a single word is the value of the key `bare`."""
     if text.startswith("{"):
         try:
-            keys: dict[str, Any] = json.loads(text)
+            keys: JsonObject = json.loads(text)
         except json.JSONDecodeError as error:
             raise UsageError(f"{text}: is not JSON ({error.msg})") from None
         return keys
@@ -61,7 +61,7 @@ def _keys(text: str, bare: str = "") -> dict[str, Any]:
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
-def _lengths(data: dict[str, Any], draft: Draft) -> None:
+def _lengths(data: JsonObject, draft: Draft) -> None:
     if "prompt_tokens" not in data or "output_tokens" not in data:
         source = data.get("source") or data or "(none)"
         draft.add_missing(

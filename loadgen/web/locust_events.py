@@ -26,7 +26,7 @@ from loadgen.drive.live_histogram import LiveCounts
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.records import Status
 from loadgen.web.form import Settings, add_options, worker_environ
-from loadgen.web.frames import Ended
+from loadgen.web.live_frames import Ended
 from loadgen.web.locust_master import NO_WORKER, Master
 from loadgen.web.locust_page import dress
 from loadgen.web.locust_worker import ShardHost

@@ -23,7 +23,7 @@ import gevent.queue
 from gevent.subprocess import PIPE, Popen
 
 from loadgen.web import control_messages as messages
-from loadgen.web.frames import Ended, FrameBuilder
+from loadgen.web.live_frames import Ended, FrameBuilder
 
 LEASE_TICKS = 5
 """Ticks (seconds of this process's running time) without a lease after which the worker releases no

@@ -10,12 +10,12 @@ from typing import Any
 
 from loadgen.drive.live_histogram import LiveCounts
 from loadgen.drive.shards import CutShort, OnBeat, Outcome, RemoteWorkers
-from loadgen.manifest.manifest import LiveQuantiles
+from loadgen.manifest.sections import LiveQuantiles
 from loadgen.manifest.self_report import SelfReport
 from loadgen.run.shard_tasks import Job
 from loadgen.web.assignment import assignments
 from loadgen.web.control_messages import Bad, Frame, encode, read_up
-from loadgen.web.frames import LiveStatus, merged, quantiles
+from loadgen.web.live_frames import LiveStatus, merged, quantiles
 from loadgen.web.relay_pipe import Back, FromWorker, Gone, LiveUpdate, Note, RelayPipe, ToWorker
 from loadgen.web.run_protocol import Controller, Policy, Send
 from loadgen.web.validate import check_part, read_self_report

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from loadgen.errors import RunInvalid, UsageError
-from loadgen.manifest.manifest import FrameCounts, WorkerSection
+from loadgen.manifest.sections import FrameCounts, WorkerSection
 from loadgen.web import control_messages as messages
 from loadgen.web.assignment import Assignment
 from loadgen.web.control_messages import Bad, Frame, PieceAssembler

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from loadgen.errors import nearest
+from loadgen.manifest.json_section import JsonObject
 from loadgen.registry import FILLED, FROM_LIST
 from loadgen.workload.lengths import MAX_TOKENS, Lengths, Shares, TokenCounts, Tokens
 from loadgen.workload.texts import read_text
@@ -90,7 +91,8 @@ class Empirical(Lengths):
 
 
 Columns = dict[str, NDArray[np.float64]]
-Rows = list[tuple[str, dict[str, Any]]]  # (place in the file, value by column)
+Row = Mapping[str, object]  # value by column
+Rows = list[tuple[str, Row]]  # (place in the file, row)
 WEIGHT = "weight"
 
 
@@ -154,7 +156,7 @@ def _json_rows(path: str, text: str, names: Sequence[str]) -> Rows:
     return [(place, _row(place, e, names)) for place, e in zip(places, content, strict=True)]
 
 
-def _transposed(path: str, content: dict[str, Any]) -> list[Any]:
+def _transposed(path: str, content: JsonObject) -> list[Any]:
     """Rows of {"values": […], "weights": […]}."""
     unknown = [key for key in content if key not in ("values", "weights")]
     values, weights = content.get("values"), content.get("weights")
@@ -173,7 +175,7 @@ def _transposed(path: str, content: dict[str, Any]) -> list[Any]:
     ]
 
 
-def _row(where: str, entry: object, names: Sequence[str]) -> dict[str, Any]:
+def _row(where: str, entry: object, names: Sequence[str]) -> Row:
     if isinstance(entry, dict):
         missing = [name for name in names if name not in entry]
         if missing:

@@ -19,6 +19,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from loadgen.errors import TraceFileError
+from loadgen.manifest.json_section import JsonObject
 from loadgen.measure.statistics.time_series import describe_arrivals
 from loadgen.units import write_duration, write_rate
 from loadgen.workload.fit_arrivals import ArrivalFit, dispersion, fit_arrivals, rounded
@@ -44,7 +45,7 @@ class ScenarioFit:
     """
 
     scenario: Scenario
-    facts: dict[str, Any]
+    facts: JsonObject
 
     def to_yaml(self) -> str:
         """The scenario as a file; the first line names the source of its numbers."""
@@ -86,7 +87,7 @@ def fit(trace: Trace) -> ScenarioFit:
         )
     rate_per_s = n / duration_s if duration_s else 1.0
     measure_s = min(max(60.0, float(f"{N_REQUESTS / rate_per_s:.2g}")), 3600.0)
-    requests: dict[str, Any] = {name: law.spec for name, law in lengths.items()}
+    requests: JsonObject = {name: law.spec for name, law in lengths.items()}
     if abs(correlation) >= 0.05:
         requests["correlation"] = correlation
     scenario = Scenario.model_validate(
@@ -111,13 +112,13 @@ def fit(trace: Trace) -> ScenarioFit:
     return ScenarioFit(scenario, facts)
 
 
-def fit_file(path: str | Path, format: str | TraceFormat = "auto") -> tuple[str, dict[str, Any]]:
+def fit_file(path: str | Path, format: str | TraceFormat = "auto") -> tuple[str, JsonObject]:
     """(the proposed scenario as YAML, the figures of the fit as JSON) for a trace file."""
     fitted = fit(load_trace(path, format))
     return fitted.to_yaml(), fitted.facts
 
 
-def _compared(trace: Trace, scenario: Scenario, duration_s: float) -> dict[str, dict[str, Any]]:
+def _compared(trace: Trace, scenario: Scenario, duration_s: float) -> dict[str, JsonObject]:
     """The figures of the trace and of a run of the fitted process over the same time."""
     assert scenario.arrivals is not None, "a fitted scenario has arrivals"
     drawn = scenario.arrivals.times(np.random.Generator(np.random.PCG64(0)), duration_s)
@@ -239,7 +240,7 @@ def copula_correlation(inputs: TokenCounts, outputs: TokenCounts) -> float:
     return 2 * sin(pi * spearman / float(of_outputs.std(ddof=1)) / 6)
 
 
-def _thinned(tokens: TokenCounts) -> dict[str, Any]:
+def _thinned(tokens: TokenCounts) -> JsonObject:
     """The sample as an empirical law: all values if there are few, else a value per 2 % of the
     sample, and several for the last 2 %."""
     values, counts = np.unique(tokens, return_counts=True)

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.manifest.json_section import JsonObject
 from loadgen.records import Times
 from loadgen.units import write_duration, write_rate
 from loadgen.workload.renewal import Gamma
@@ -82,7 +83,7 @@ def fit_arrivals(times_s: Times) -> ArrivalFit:
     curve = dispersion_curve(times_s, rate)
     cv = rounded(min(1 / sqrt(gamma_shape(blocks)), 100.0))
     by_likelihood = fit_mmpp(blocks)
-    specs: dict[str, dict[str, Any]] = {
+    specs: dict[str, JsonObject] = {
         "poisson": {"kind": "poisson", "rate": rate_text},
         "gamma": {"kind": "gamma", "rate": rate_text, "cv": cv},
         "mmpp": _mmpp(rate_text, by_likelihood),
@@ -279,7 +280,7 @@ def _gamma_distance(curve: DispersionCurve, rate_per_s: float, cv: float, n: int
     return curve.distance(np.array(values))
 
 
-def _mmpp(rate: str, states: TwoStates) -> dict[str, Any]:
+def _mmpp(rate: str, states: TwoStates) -> JsonObject:
     listed = [
         {"weight_rate": rounded(r / states.rates[0]), "mean_stay": write_duration(rounded(1 / s))}
         for r, s in zip(states.rates, states.leaving, strict=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +49,7 @@ def _component(spec: object) -> object:
     return Component(_Weight.model_validate(weight).weight, _LENGTHS.validate_python(parameters))
 
 
-def _flat(component: Component, info: SerializationInfo) -> dict[str, Any]:
+def _flat(component: Component, info: SerializationInfo) -> dict[str, object]:
     return {"weight": component.weight, **LENGTHS.dump(component.lengths, info)}
 
 

@@ -3,11 +3,10 @@ and the number of requests that each SLO needs for a proven verdict."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.manifest.json_section import JsonObject
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.slo import Slo, own_slo
 from loadgen.measure.statistics.proportions import least_n
@@ -24,7 +23,7 @@ Means = NDArray[np.float64]  # tokens
 
 def preview(
     scenario: Scenario, schedule: Schedule, edges: Edges | None = None, confidence: float = 0.95
-) -> dict[str, Any]:
+) -> JsonObject:
     """The figures of a plan as JSON; None for a figure that does not exist (a gap of a single row,
     a kind without a rate).
 
@@ -61,7 +60,7 @@ def preview(
 
 def _totals(
     scenario: Scenario, rows: Schedule, slos: tuple[Slo, ...], confidence: float
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The figures of all rows, or of the rows of a class: counts, tokens per second and `slo`."""
     n_measured, n_withdrawn = _measured(rows)
     n, measure_s = n_measured - n_withdrawn, scenario.phases.measure
@@ -76,7 +75,7 @@ def _totals(
     }
 
 
-def _own_slos(rows: Schedule) -> list[dict[str, Any]]:
+def _own_slos(rows: Schedule) -> list[dict[str, object]]:
     """Limits that requests of the measured window carry themselves: their number, and seconds."""
     figures = []
     for metric, column in OWN_SLO.items():
@@ -124,7 +123,7 @@ def _turns(context: NDArray[np.uint8]) -> NDArray[np.int64]:
     return turns
 
 
-def _arrivals(scenario: Scenario, schedule: Schedule) -> dict[str, Any]:
+def _arrivals(scenario: Scenario, schedule: Schedule) -> dict[str, object]:
     """Planned and generated rate of the rows without parents, and their statistics."""
     horizon_s, classes = scenario.horizon_s, scenario.traffic().values()
     kinds = [own.arrivals or scenario.arrivals for own in classes]
@@ -151,7 +150,7 @@ def _lengths(expected_mean: float, tokens: TokenCounts) -> dict[str, float]:
     }
 
 
-def _proof(slo: Slo, n: int, measure_s: float, confidence: float) -> dict[str, Any]:
+def _proof(slo: Slo, n: int, measure_s: float, confidence: float) -> dict[str, object]:
     share = _share(slo)
     n_needed = None if share is None else least_n(0, share, confidence) or None
     return {

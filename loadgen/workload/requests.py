@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, model_validator
 
-from loadgen.registry import Plugin, Registry, Strict
+from loadgen.registry import Plugin, Registry, Strict, bare_word
 from loadgen.units import Share
 from loadgen.workload.durations import DURATIONS, Durations
 from loadgen.workload.lengths import LENGTHS, Lengths, TokenCounts, Tokens
@@ -28,12 +28,8 @@ class Popularity(Plugin, ABC):
         """The probability of each group, float64 [groups], summing to 1."""
 
 
-def _bare_word(spec: object) -> dict[str, object] | None:
-    return {"kind": spec} if isinstance(spec, str) else None
-
-
 POPULARITIES: Registry[Popularity] = Registry(
-    "slobench.popularities", "popularity of shared prefixes", _bare_word
+    "slobench.popularities", "popularity of shared prefixes", bare_word
 )
 
 

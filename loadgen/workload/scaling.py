@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import isclose
-from typing import Any, Literal
+from typing import Literal
 
 from loadgen.errors import UsageError
+from loadgen.manifest.json_section import JsonObject
 from loadgen.units import parse_level_per_s, write_level
 from loadgen.workload.arrivals import Arrivals, StationaryArrivals, Sum, Users
 from loadgen.workload.clusters import Burst
@@ -107,7 +108,7 @@ def _is_steady(arrivals: Arrivals) -> bool:
     return isinstance(arrivals, StationaryArrivals)
 
 
-def _with_rates(arrivals: dict[str, Any], factor: float) -> dict[str, Any]:
+def _with_rates(arrivals: JsonObject, factor: float) -> JsonObject:
     """The resolved arrivals with every rate times `factor`."""
 
     def more(text: object) -> str:
@@ -128,7 +129,7 @@ def _with_rates(arrivals: dict[str, Any], factor: float) -> dict[str, Any]:
     return {**arrivals, **{key: more(arrivals[key]) for key in keys}}
 
 
-def _with_users(arrivals: dict[str, Any], factor: float) -> dict[str, Any]:
+def _with_users(arrivals: JsonObject, factor: float) -> JsonObject:
     return {**arrivals, "users": max(1, round(arrivals["users"] * factor))}
 
 

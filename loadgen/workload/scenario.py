@@ -10,7 +10,7 @@ import importlib.resources
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from loadgen.errors import ScenarioError, nearest
+from loadgen.manifest.json_section import JsonObject
 from loadgen.measure.slo import Slo, lateness_limit_s, parse_slo, ungrounded
 from loadgen.records import OWN_SLO, LimitsS, Names
 from loadgen.registry import Strict
@@ -261,7 +262,7 @@ class Scenario(Strict):
             return self.instrument.lateness
         return lateness_limit_s(self.all_slos())
 
-    def resolved(self) -> dict[str, Any]:
+    def resolved(self) -> JsonObject:
         """Every key with its value, including defaults, as JSON data for `model_validate`."""
         return as_data(self)
 
@@ -314,7 +315,7 @@ def scenario_from_flags(
 ) -> Scenario:
     """The Poisson scenario for a command line without a scenario file. Raises ScenarioError that
     names the flag."""
-    values: dict[str, Any] = {
+    values: JsonObject = {
         "name": name,
         "seed": seed,
         "arrivals": {"kind": "poisson", "rate": rate},

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import ConfigDict, Field
 
 from loadgen.errors import ScenarioError
-from loadgen.registry import Plugin, Registry
+from loadgen.registry import Plugin, Registry, bare_word
 from loadgen.workload.client_tokenizer import TokenCounter, load_tokenizer
 from loadgen.workload.vocabulary import WORDS
 
@@ -68,11 +68,7 @@ class PromptKind(Plugin, ABC):
         return None if self.tokenizer is None else load_tokenizer(self.tokenizer)
 
 
-def _bare_word(spec: object) -> dict[str, object] | None:
-    return {"kind": spec} if isinstance(spec, str) else None
-
-
-PROMPTS: Registry[PromptKind] = Registry("slobench.prompts", "source of prompts", _bare_word)
+PROMPTS: Registry[PromptKind] = Registry("slobench.prompts", "source of prompts", bare_word)
 
 
 class Synthetic(PromptKind):
@@ -182,7 +178,7 @@ def _from_line(line: str, where: str) -> RecordedPrompt:
     return RecordedPrompt(_messages(values, where), output_tokens)
 
 
-def _messages(values: dict[str, Any], where: str) -> Messages:
+def _messages(values: Mapping[str, object], where: str) -> Messages:
     prompt, messages = values.get("prompt"), values.get("messages")
     if isinstance(prompt, str) and prompt and messages is None:
         return (("user", prompt),)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from pydantic import ConfigDict
 
+from loadgen.manifest.json_section import JsonObject
 from loadgen.registry import Plugin, Registry
 from reference_engine.state.plan import Plan, View
 from reference_engine.state.sequence import Request
@@ -71,11 +72,11 @@ class Policy(Plugin, ABC):
         """
         return ()
 
-    def explain(self, request_id: str, view: View) -> dict[str, Any]:
+    def explain(self, request_id: str, view: View) -> JsonObject:
         """The policy's own figures for a request (score, level, counter, …), in JSON types."""
         return {}
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> JsonObject:
         """`{"kind": …}` and the parameters, in JSON types: the input of `POLICIES.build`."""
         return {"kind": self.kind, **self.model_dump(mode="json", by_alias=True)}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import inf
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr
 
@@ -92,7 +92,7 @@ class Bucketed(TokenBudgetPolicy):
             padding=Padding(prefill_tokens=budget.padding_tokens if is_padded else 0),
         )
 
-    def explain(self, request_id: str, view: View) -> dict[str, Any]:
+    def explain(self, request_id: str, view: View) -> dict[str, object]:
         request, buckets = view.find(request_id), self._buckets(view)
         if request is None or request_id not in buckets.overdue:
             return {}

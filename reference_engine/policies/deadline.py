@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import inf
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, PrivateAttr
 
@@ -54,7 +54,7 @@ class Deadline(RankedPolicy):
         self._put_late_behind(view)
         return super().plan(view)
 
-    def explain(self, request_id: str, view: View) -> dict[str, Any]:
+    def explain(self, request_id: str, view: View) -> dict[str, object]:
         request = view.find(request_id)
         if request is None or request_id not in self._ranking:
             return {}

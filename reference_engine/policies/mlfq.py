@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, PrivateAttr
 
+from loadgen.manifest.json_section import JsonObject
 from loadgen.units import Seconds
 from reference_engine.policies.ranked import (
     BlockedRequest,
@@ -93,7 +94,7 @@ class Mlfq(RankedPolicy):
         levels.serve(record.duration_s, self._skipped)
         self._started, self._step_s = [], record.duration_s
 
-    def explain(self, request_id: str, view: View) -> dict[str, Any]:
+    def explain(self, request_id: str, view: View) -> JsonObject:
         if request_id not in self._ranking:
             return {}
         levels = self._levels

@@ -6,10 +6,11 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Iterator
 from math import inf, log10
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, PrivateAttr
 
+from loadgen.manifest.json_section import JsonObject
 from loadgen.units import Seconds
 from reference_engine.policies.ranked import BlockedRequest, plan_by_rank, prefill_s
 from reference_engine.policies.sorted_queue import (
@@ -105,7 +106,7 @@ class Priority(TokenBudgetPolicy):
         ranked = sorted((scores.running(other, now_s), other.id) for other in view.running)
         return [other_id for score, other_id in ranked if score < own]
 
-    def explain(self, request_id: str, view: View) -> dict[str, Any]:
+    def explain(self, request_id: str, view: View) -> JsonObject:
         request, scores = view.find(request_id), self._scores
         if request is None or request_id not in self._overdue:
             return {}

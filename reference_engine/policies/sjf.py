@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, PrivateAttr
 
@@ -58,7 +58,7 @@ class Sjf(RankedPolicy):
         super().on_finish(request, view)
         self._n_predicted.pop(request.id, None)
 
-    def explain(self, request_id: str, view: View) -> dict[str, Any]:
+    def explain(self, request_id: str, view: View) -> dict[str, object]:
         request = view.find(request_id)
         if request is None or request_id not in self._ranking:
             return {}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import Field, PrivateAttr
 
+from loadgen.manifest.json_section import JsonObject
 from loadgen.units import Seconds
 from reference_engine.policies.base import Policy
 from reference_engine.policies.ranked import plan_by_rank
@@ -91,7 +92,7 @@ class SmdpTable(Policy):
             action, note = FALLBACK, "nothing decodes"
         return self._prefill(action, note, view)
 
-    def explain(self, request_id: str, view: View) -> dict[str, Any]:
+    def explain(self, request_id: str, view: View) -> JsonObject:
         queue, lookup = self._queue, self._lookup
         state = queue.macro_state(queue.head(view), view)
         table = lookup.table

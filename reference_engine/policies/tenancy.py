@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from reference_engine.policies.budgets import Budget, WhenOver, budget_of
 from reference_engine.policies.sorted_queue import Key
@@ -149,7 +148,7 @@ class Tenancy:
         self._meter.start(request)
         self._granted.append((request, cost))
 
-    def explain(self, request: Request, view: View) -> dict[str, Any]:
+    def explain(self, request: Request, view: View) -> dict[str, object]:
         if request.id not in self._keys:
             return {}
         tenant, least = self._counters.tenant(request.tenant), self._counters.least()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field, PrivateAttr
 
@@ -90,7 +90,7 @@ class TokenFair(TokenBudgetPolicy):
             wait_until_s=None if budget.items or view.decoding else until_s,
         )
 
-    def explain(self, request_id: str, view: View) -> dict[str, Any]:
+    def explain(self, request_id: str, view: View) -> dict[str, object]:
         request = view.find(request_id)
         return {} if request is None else self._tenancy.explain(request, view)
 

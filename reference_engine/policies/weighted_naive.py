@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -41,7 +41,7 @@ class WeightedNaive(RankedPolicy):
         )
         self._ranking.put(request, (-score_at_0,))
 
-    def explain(self, request_id: str, view: View) -> dict[str, Any]:
+    def explain(self, request_id: str, view: View) -> dict[str, object]:
         if request_id not in self._ranking:
             return {}
         return {"score": self.wait_weight * view.now_s - self._ranking.key(request_id)[0]}

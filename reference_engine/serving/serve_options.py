@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from loadgen.errors import MissingDependency, UsageError, nearest
+from loadgen.manifest.json_section import JsonObject
 from reference_engine.executors.base import EXECUTORS, ExecutorKind
 from reference_engine.executors.delayed import StepDelay, StepDelayOption
 from reference_engine.policies.base import POLICIES, Policy
@@ -64,8 +65,8 @@ class ServeOptions(BaseModel):
     model_name: str | None = None
     printable: bool = True
     prefix_cache: bool = True
-    policy_args: dict[str, Any] = Field(default_factory=dict)
-    executor_args: dict[str, Any] = Field(default_factory=dict)
+    policy_args: JsonObject = Field(default_factory=dict)
+    executor_args: JsonObject = Field(default_factory=dict)
     api_key_env: str | None = None
     log_dir: Path | None = None
     log_level: Level = "sizes"

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
 
+from loadgen.manifest.json_section import JsonObject
 from reference_engine.accounting.explain import Account
 from reference_engine.core import interventions
 from reference_engine.core.core import step
@@ -178,7 +179,7 @@ class _Replay:
 
     def _repeat(self, event: StepEvent) -> ReplayDifference | None:
         self._clock.set(event.t_s)
-        state, detail = self._state, dict[str, Any](event.detail)
+        state, detail = self._state, JsonObject(event.detail)
         by = (event.actor, str(detail.get("reason", "")))
         match event.kind:
             case "start":
@@ -259,7 +260,7 @@ def _answers(events: Sequence[StepEvent]) -> defaultdict[str, deque[list[int]]]:
 
 
 def _request(event: StepEvent) -> Request:
-    detail = dict[str, Any](event.detail)
+    detail = JsonObject(event.detail)
     names = (*ARRIVAL_FIELDS, "oracle_output_tokens")
     parameters = {name: detail[name] for name in names if name != "n_prompt"}
     stop_ids, tokens = frozenset(detail["stop_ids"]), list(detail["tokens"])

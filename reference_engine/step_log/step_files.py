@@ -76,6 +76,7 @@ EVENT_SCHEMA = pa.schema(
 )
 
 Entry = TypeVar("Entry")
+Row = dict[str, Any]  # a row of a Parquet file, by column
 
 
 class StepFiles:
@@ -96,7 +97,7 @@ class _File(Generic[Entry]):
     """One Parquet file, written by a thread of its own until `close`."""
 
     def __init__(
-        self, path: Path, schema: pa.Schema, epoch_ns: int, row: Callable[[Entry], dict[str, Any]]
+        self, path: Path, schema: pa.Schema, epoch_ns: int, row: Callable[[Entry], Row]
     ) -> None:
         self._path, self._partial = path, path.with_suffix(".partial")
         self._schema = schema.with_metadata({EPOCH_KEY: str(epoch_ns), SCHEMA_KEY: str(SCHEMA)})
@@ -131,7 +132,7 @@ class _File(Generic[Entry]):
             log.exception("%s is incomplete: writing it failed", self._path)
 
 
-def _table(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
+def _table(rows: list[Row], schema: pa.Schema) -> pa.Table:
     # By way of JSON lines, which pyarrow parses without the interpreter's lock. Building arrays of
     # lists would import pandas for half a second, while the engine thread needs the interpreter.
     lines = io.BytesIO(msgspec.json.Encoder().encode_lines(rows))
@@ -139,13 +140,13 @@ def _table(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.Table:
     return pj.read_json(lines, pj.ReadOptions(use_threads=False), options).cast(schema)
 
 
-def _step_row(record: StepRecord) -> dict[str, Any]:
+def _step_row(record: StepRecord) -> Row:
     items = [{"request_id": name, "tokens": n} for name, n in record.items]
     causes = [{"reason": name, "requests": n} for name, n in record.causes]
     return record._asdict() | {"items": items, "causes": causes}
 
 
-def _event_row(event: StepEvent) -> dict[str, Any]:
+def _event_row(event: StepEvent) -> Row:
     return event._asdict() | {"detail": json.dumps(dict(event.detail))}
 
 
@@ -156,7 +157,7 @@ def read_log(directory: Path) -> EngineLog:
     return EngineLog([_step(row) for row in steps], [_event(row) for row in events])
 
 
-def _rows(path: Path) -> list[dict[str, Any]]:
+def _rows(path: Path) -> list[Row]:
     if not path.is_file():
         raise UsageError(
             f"{path}: not found; the bundled engine writes it when it ends: "
@@ -172,7 +173,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
         raise UsageError(
             f"{path}: written with schema {version}, this version reads {SCHEMA}; measure again"
         )
-    rows: list[dict[str, Any]] = table.to_pylist()
+    rows: list[Row] = table.to_pylist()
     shift_s = float(metadata.get(SHIFT_KEY.encode(), b"0"))
     if shift_s:
         # The engine's clock counts whole nanoseconds, so rounding restores its instants exactly.
@@ -183,12 +184,12 @@ def _rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _step(row: dict[str, Any]) -> StepRecord:
+def _step(row: Row) -> StepRecord:
     items = tuple((item["request_id"], item["tokens"]) for item in row["items"])
     causes = tuple((cause["reason"], cause["requests"]) for cause in row["causes"])
     return StepRecord(**{**row, "items": items, "causes": causes})
 
 
-def _event(row: dict[str, Any]) -> StepEvent:
+def _event(row: Row) -> StepEvent:
     fields = {name: row[name] for name in StepEvent._fields}  # a run's table has the `row`, too
     return StepEvent(**{**fields, "detail": json.loads(row["detail"])})

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from loadgen.manifest.manifest import SimulatedEngineSection
+from loadgen.manifest.sections import SimulatedEngineSection
 from loadgen.measure.wording import format_count, format_value
 from reports.charts import (
     BLUE,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadgen.manifest.manifest import TargetSection
+from loadgen.manifest.sections import TargetSection
 from loadgen.measure.per_request import Mask
 from loadgen.records import Requests, Run, Schedule, Status
 from reports.redaction import redact

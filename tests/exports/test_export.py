@@ -13,7 +13,7 @@ import slobench
 from loadgen.drive.store import write_run, write_schedule
 from loadgen.errors import UsageError
 from loadgen.exports.formats import FORMATS, export
-from loadgen.manifest.manifest import LabelsSection
+from loadgen.manifest.sections import LabelsSection
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
 from loadgen.records import Names

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from loadgen.exports.vllm_bench import vllm_bench
-from loadgen.manifest.manifest import WindowSection
+from loadgen.manifest.sections import WindowSection
 from loadgen.measure.attainment import due_rows
 from loadgen.records import CHUNKS, Names, Run, Status, TokenSource, empty_requests
 from tests.runs import MANIFEST, changed, measured_run, schedule_rows, with_manifest

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.errors import UsageError
-from loadgen.manifest.manifest import WorkerSection
+from loadgen.manifest.sections import WorkerSection
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
 from loadgen.records import EDGES, Phase, Run, Status

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from loadgen.errors import UsageError
-from loadgen.manifest.manifest import WindowSection
+from loadgen.manifest.sections import WindowSection
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import due_rows, with_window
 from loadgen.measure.definitions import DEFINITIONS, rescore

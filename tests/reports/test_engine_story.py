@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from loadgen.lab.engine_report import engine_section
-from loadgen.manifest.manifest import SimulatedEngineSection
+from loadgen.manifest.sections import SimulatedEngineSection
 from loadgen.measure.aggregate import summarize
 from loadgen.run.conclude import summarized
 from reference_engine.core.setup import Setup

@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from loadgen.manifest.manifest import LabelsSection, TargetSection
+from loadgen.manifest.sections import LabelsSection, TargetSection
 from reports.run.failures import curl
 from tests.runs import changed
 

@@ -9,7 +9,7 @@ from loadgen.drive.live_histogram import LiveCounts
 from loadgen.drive.live_sample import FIELDS
 from loadgen.records import SCHEDULE, Status
 from loadgen.web.control_messages import Frame
-from loadgen.web.frames import FrameBuilder, LiveStatus, ledger, merged
+from loadgen.web.live_frames import FrameBuilder, LiveStatus, ledger, merged
 from loadgen.web.run_protocol import RemoteShard
 
 NOBODY = (0,) * len(Status)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from loadgen.errors import UsageError
-from loadgen.manifest.manifest import LabelsSection, Manifest
+from loadgen.manifest.sections import LabelsSection, Manifest
 
 MUST_AGREE = ("scenario", "clock", "target.api", "target.model", "target.labels.gpu",
               "target.labels.gpus")  # fmt: skip

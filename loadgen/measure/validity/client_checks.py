@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from loadgen.manifest.manifest import InstrumentLimits
+from loadgen.manifest.sections import InstrumentLimits
 from loadgen.manifest.self_report import SelfReport
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.slo import Slo, lateness_limit_s

@@ -12,7 +12,7 @@ from pydantic import ConfigDict
 
 from loadgen.errors import TraceFileError
 from loadgen.records import OWN_SLO, Times
-from loadgen.registry import Plugin, Registry
+from loadgen.registry import Plugin, Registry, bare_word
 from loadgen.workload.lengths import TokenCounts
 
 NS_PER_UNIT = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
@@ -94,14 +94,10 @@ class TraceFormat(Plugin, ABC):
         """
 
 
-def _bare_name(spec: object) -> dict[str, object] | None:
-    return {"kind": spec} if isinstance(spec, str) else None
-
-
 LIMIT_COLUMNS = {f"{own.removesuffix('_s')}_ms": own for own in OWN_SLO.values()}
 """Column or key of a limit in any format → column of the schedule."""
 
-TRACES: Registry[TraceFormat] = Registry("slobench.traces", "trace format", _bare_name)
+TRACES: Registry[TraceFormat] = Registry("slobench.traces", "trace format", bare_word)
 
 
 def build_trace(source: str, kind: str, columns: TraceColumns) -> Trace:

@@ -26,20 +26,7 @@ from yarl import URL
 
 from loadgen.clock import Clock, MonotonicClock
 from reference_engine.serving.guard import Guard, running
-from reference_engine.serving.http_workers.channel import (
-    Admitted,
-    Bye,
-    Channel,
-    Closed,
-    CutOff,
-    Failed,
-    FromEngine,
-    Listening,
-    Message,
-    Open,
-    StepOutput,
-    Submit,
-)
+from reference_engine.serving.http_workers import channel
 from reference_engine.serving.routes.completions import CompletionRoutes
 from reference_engine.serving.streams import StreamProgress, TokenStream
 from reference_engine.serving.wire.call import Call
@@ -59,9 +46,11 @@ class HttpWorker:
 
     def __init__(self, listener: socket.socket) -> None:
         self._listener = listener
-        self._channel: Channel[FromEngine] = Channel(FromEngine, self._on_message, self._on_end)
+        self._channel: channel.Channel[channel.FromEngine] = channel.Channel(
+            channel.FromEngine, self._on_message, self._on_end
+        )
         loop = asyncio.get_running_loop()
-        self._opened: asyncio.Future[Open | None] = loop.create_future()
+        self._opened: asyncio.Future[channel.Open | None] = loop.create_future()
         self._ended = asyncio.Event()
         self._link: EngineLink | None = None
         self._has_bye = False
@@ -74,14 +63,14 @@ class HttpWorker:
         if opening is None:
             return False
         async with self._answering(opening):
-            self._channel.send(Listening())
+            self._channel.send(channel.Listening())
             await self._ended.wait()
         if not self._has_bye:
             _clean_up(Path(opening.engine_path))
         return self._has_bye
 
     @asynccontextmanager
-    async def _answering(self, opening: Open) -> AsyncIterator[None]:
+    async def _answering(self, opening: channel.Open) -> AsyncIterator[None]:
         assert self._link is not None, "the link is made when Open arrives"
         prefix = f"{opening.worker}-"
         completions = CompletionRoutes(self._link, opening.identity, prefix)
@@ -101,12 +90,12 @@ class HttpWorker:
                 with suppress(asyncio.CancelledError):
                     await accepting
 
-    def _on_message(self, message: FromEngine) -> None:
-        if isinstance(message, Open):
+    def _on_message(self, message: channel.FromEngine) -> None:
+        if isinstance(message, channel.Open):
             clock = MonotonicClock(message.epoch_ns)
             self._link = EngineLink(self._channel.send, clock, message.outbox)
             self._opened.set_result(message)
-        elif isinstance(message, Bye):
+        elif isinstance(message, channel.Bye):
             self._has_bye = True
         elif self._link is not None:
             self._link.receive(message)
@@ -123,7 +112,7 @@ class EngineLink:
     """Takes the place of the service in an HTTP worker. A stream whose reader falls `outbox` deltas
     behind is cut off here; the engine counts it."""
 
-    def __init__(self, send: Callable[[Message], None], clock: Clock, outbox: int) -> None:
+    def __init__(self, send: Callable[[channel.Message], None], clock: Clock, outbox: int) -> None:
         self.clock = clock
         self._send, self._outbox = send, outbox
         self._streams: dict[int, TokenStream] = {}
@@ -139,13 +128,13 @@ class EngineLink:
         number = self._n_submitted
         stream = TokenStream(StreamProgress(arrived_s=arrived_s), lambda _: self._close(number))
         self._streams[number] = stream
-        self._send(Submit(number, call, request_id, arrived_s))
+        self._send(channel.Submit(number, call, request_id, arrived_s))
         return stream
 
-    def receive(self, message: FromEngine) -> None:
+    def receive(self, message: channel.FromEngine) -> None:
         """Pass a message to its streams; streams that are closed are skipped."""
         match message:
-            case StepOutput(progress, deltas):
+            case channel.StepOutput(progress, deltas):
                 for number, request in progress:
                     if number in self._streams:
                         self._streams[number].request = request
@@ -157,11 +146,11 @@ class EngineLink:
                     # A backlog counts only if the socket is full; this loop may be late itself.
                     if n_unread > self._outbox and stream.is_blocked:
                         self._cut_off(number, stream)
-            case Admitted(number, request):
+            case channel.Admitted(number, request):
                 if number in self._streams:
                     self._streams[number].request = request
                     self._streams[number].admit()
-            case Failed(number):
+            case channel.Failed(number):
                 self._fail(number, message.error())
 
     def lose(self) -> None:
@@ -176,12 +165,12 @@ class EngineLink:
 
     def _cut_off(self, number: int, stream: TokenStream) -> None:
         del self._streams[number]
-        self._send(CutOff(number))
+        self._send(channel.CutOff(number))
         stream.cut_off()
 
     def _close(self, number: int) -> None:
         if self._streams.pop(number, None) is not None:
-            self._send(Closed(number))
+            self._send(channel.Closed(number))
 
 
 def forward_routes(session: ClientSession) -> list[web.RouteDef]:
@@ -234,10 +223,10 @@ async def _accept(listener: socket.socket, server: web.Server) -> None:
                 await asyncio.sleep(_PAUSE_S)
 
 
-async def _run(channel: int, listener: int) -> int:
-    worker = HttpWorker(socket.socket(fileno=listener))
+async def _run(channel_fd: int, listener_fd: int) -> int:
+    worker = HttpWorker(socket.socket(fileno=listener_fd))
     gc.freeze()  # what was imported lives as long as the process
-    if await worker.run(socket.socket(fileno=channel)):
+    if await worker.run(socket.socket(fileno=channel_fd)):
         return 0
     log.error("the engine's process is gone; leaving")
     return 1
@@ -252,9 +241,9 @@ def main(arguments: list[str]) -> int:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
     )
-    channel, listener = map(int, arguments)
+    channel_fd, listener_fd = map(int, arguments)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(channel, listener))
+        return runner.run(_run(channel_fd, listener_fd))
 
 
 if __name__ == "__main__":

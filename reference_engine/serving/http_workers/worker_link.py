@@ -9,20 +9,7 @@ import socket
 from collections.abc import Callable
 from functools import partial
 
-from reference_engine.serving.http_workers.channel import (
-    Admitted,
-    Bye,
-    Channel,
-    Closed,
-    CutOff,
-    Failed,
-    FromWorker,
-    Listening,
-    Message,
-    Open,
-    StepOutput,
-    Submit,
-)
+from reference_engine.serving.http_workers import channel
 from reference_engine.serving.service import Service
 from reference_engine.serving.streams import Sink, StreamDelta, StreamProgress
 from reference_engine.serving.wire.wire_errors import WireError
@@ -49,10 +36,12 @@ class WorkerLink:
         self._is_settled = asyncio.Event()
         self._service, self._on_lost, self._most_unsent = service, on_lost, most_unsent
         self._relays: dict[int, Relay] = {}
-        self._step = StepOutput([], [])
-        self._channel: Channel[FromWorker] = Channel(FromWorker, self._on_message, self._on_end)
+        self._step = channel.StepOutput([], [])
+        self._channel: channel.Channel[channel.FromWorker] = channel.Channel(
+            channel.FromWorker, self._on_message, self._on_end
+        )
 
-    async def open(self, end: socket.socket, message: Open) -> None:
+    async def open(self, end: socket.socket, message: channel.Open) -> None:
         """Send `message`, and return when the worker accepts connections or is lost."""
         await self._channel.open(end)
         self.send(message)
@@ -60,10 +49,10 @@ class WorkerLink:
 
     def close(self) -> None:
         self._is_closing = True
-        self.send(Bye())
+        self.send(channel.Bye())
         self._channel.close()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: channel.Message) -> None:
         self._channel.send(message)
 
     def put(self, number: int, delta: StreamDelta, request: Request | None) -> None:
@@ -78,29 +67,31 @@ class WorkerLink:
         step.deltas.append((number, delta))
 
     def _send_step(self) -> None:
-        step, self._step = self._step, StepOutput([], [])
+        step, self._step = self._step, channel.StepOutput([], [])
         if self._channel.n_unsent <= self._most_unsent:
             self.send(step)
             return
         for number, relay in self._relays.items():
             self._service.cut_off(relay)
-            self.send(Failed.of(number, WireError("the HTTP worker is too slow", status=500)))
+            self.send(
+                channel.Failed.of(number, WireError("the HTTP worker is too slow", status=500))
+            )
         self._relays.clear()
 
-    def _on_message(self, message: FromWorker) -> None:
+    def _on_message(self, message: channel.FromWorker) -> None:
         match message:
-            case Submit():
+            case channel.Submit():
                 self._submit(message)
-            case Closed(number):
+            case channel.Closed(number):
                 if (relay := self._relays.pop(number, None)) is not None:
                     relay.close()
-            case CutOff(number):
+            case channel.CutOff(number):
                 if (relay := self._relays.pop(number, None)) is not None:
                     self._service.cut_off(relay)
-            case Listening():
+            case channel.Listening():
                 self._is_settled.set()
 
-    def _submit(self, message: Submit) -> None:
+    def _submit(self, message: channel.Submit) -> None:
         number = message.number
         make_relay = partial(Relay, number, self)
         try:
@@ -108,10 +99,10 @@ class WorkerLink:
                 make_relay, message.call, message.request_id, message.arrived_s
             )
         except WireError as error:
-            self.send(Failed.of(number, error))
+            self.send(channel.Failed.of(number, error))
         except Exception:  # the request's boundary: a bug of the server, logged
             log.exception("request %s failed", message.request_id)
-            self.send(Failed.of(number, WireError("internal error", status=500)))
+            self.send(channel.Failed.of(number, WireError("internal error", status=500)))
 
     def _on_end(self) -> None:
         for relay in self._relays.values():
@@ -136,7 +127,7 @@ class Relay:
         self._is_begun = False
 
     def admit(self) -> None:
-        self._link.send(Admitted(self._number, StreamProgress.of(self._request)))
+        self._link.send(channel.Admitted(self._number, StreamProgress.of(self._request)))
 
     def put(self, delta: StreamDelta) -> int:
         """Send a delta. Returns 1 for the last delta, which counts as unread until the worker
@@ -150,7 +141,7 @@ class Relay:
     def fail(self, error: WireError) -> None:
         if not self.is_over:
             self.is_broken = True
-            self._link.send(Failed.of(self._number, error))
+            self._link.send(channel.Failed.of(self._number, error))
 
     def cut_off(self) -> None:
         self.is_over, self.is_broken = False, True

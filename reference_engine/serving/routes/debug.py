@@ -122,7 +122,7 @@ class DebugRoutes:
             raise WireError(str(error), param=param) from None
         actor = _actor(request, body)
 
-        def switch(state: EngineState) -> dict[str, Any]:
+        def switch(state: EngineState) -> dict[str, object]:
             before = _policy_json(state)
             interventions.switch_policy(state, policy, **actor)
             return {"before": before, **_policy_json(state)}
@@ -165,7 +165,7 @@ class DebugRoutes:
     ) -> web.Response:
         tenant, actor = request.match_info["name"], await _actor_of(request)
 
-        def change(state: EngineState) -> dict[str, Any]:
+        def change(state: EngineState) -> dict[str, object]:
             intervene(state, tenant, **actor)
             n_held = sum(held.tenant == tenant for held in state.queues.held.values())
             return {
@@ -177,7 +177,7 @@ class DebugRoutes:
         return web.json_response(await self._service.between_steps(change))
 
 
-def _sizes(state: EngineState) -> dict[str, Any]:
+def _sizes(state: EngineState) -> dict[str, object]:
     return {
         "mode": state.policy.kind,
         "running": len(state.queues.running),
@@ -190,14 +190,14 @@ def _sizes(state: EngineState) -> dict[str, Any]:
     }
 
 
-def _inspect(state: EngineState, request_id: str) -> tuple[Account | None, dict[str, Any], Case]:
+def _inspect(state: EngineState, request_id: str) -> tuple[Account | None, dict[str, object], Case]:
     """The account of a request, the policy's explanation of it, and the input for attribution."""
     is_live = state.queues.find(request_id) is not None
     policy_view = _policy_view(state, request_id) if is_live else {}
     return state.explain(request_id), policy_view, replace(_case(state), only=request_id)
 
 
-def _policy_view(state: EngineState, request_id: str) -> dict[str, Any]:
+def _policy_view(state: EngineState, request_id: str) -> dict[str, object]:
     try:
         return state.policy.explain(request_id, state.view())
     except Exception as error:  # a plug-in's boundary: inspecting must not end the engine thread
@@ -215,18 +215,18 @@ def _case(state: EngineState) -> Case:
     )
 
 
-def _miss_json(miss: Attribution) -> dict[str, Any]:
+def _miss_json(miss: Attribution) -> dict[str, object]:
     return {**miss.as_json(), "culprit": miss.subject or None}
 
 
-def _tenants_json(state: EngineState) -> dict[str, Any]:
+def _tenants_json(state: EngineState) -> dict[str, object]:
     return {
         name: {**asdict(account), "is_paused": name in state.paused_tenants.names}
         for name, account in state.accounting.tenants.items()
     }
 
 
-def _account_json(account: Account) -> dict[str, Any]:
+def _account_json(account: Account) -> dict[str, object]:
     waits = [
         {"why": cause.why.name, "blocker": cause.blocker or None, "seconds": seconds}
         for cause, seconds in account.waits
@@ -236,11 +236,11 @@ def _account_json(account: Account) -> dict[str, Any]:
     return {**account._asdict(), "waits": waits, "blockers": blockers, "sentence": sentence}
 
 
-def _step_json(record: StepRecord) -> dict[str, Any]:
+def _step_json(record: StepRecord) -> dict[str, object]:
     return {**record._asdict(), "items": dict(record.items), "causes": dict(record.causes)}
 
 
-def _policy_json(state: EngineState) -> dict[str, Any]:
+def _policy_json(state: EngineState) -> dict[str, object]:
     """The mode, its knobs, and the names of all modes."""
     policy = state.policy
     return {"mode": policy.kind, "knobs": policy.model_dump(mode="json"), "modes": POLICIES.names()}

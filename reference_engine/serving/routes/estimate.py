@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any
 
 from aiohttp import web
 
@@ -52,7 +51,7 @@ class Estimate:
     n_waiting: int
     refusal: AdmissionError | None
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         output, refusal = self.output_tokens, self.refusal
         return {
             "input_tokens": self.input_tokens,

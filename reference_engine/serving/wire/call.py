@@ -11,17 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reference_engine.serving.wire.fields import (
-    flag,
-    integer,
-    is_int,
-    number,
-    parse_object,
-    seconds,
-    text,
-    valid_unicode,
-    wrong_value,
-)
+from reference_engine.serving.wire import fields
 from reference_engine.serving.wire.wire_errors import WireError
 from reference_engine.state.sequence import Sampling
 
@@ -90,34 +80,35 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 def parse_chat(body: bytes, tenant: str | None = None) -> Call:
     """Parse the body of `/v1/chat/completions`. `tenant` is the request header's and takes
     precedence over the body's. Raises WireError naming the field."""
-    data = parse_object(body)
+    data = fields.parse_object(body)
     return _call(
         data,
         tenant,
         messages=_messages(data),
-        max_tokens=integer(data, "max_completion_tokens", 1) or integer(data, "max_tokens", 1),
-        logprobs=flag(data, "logprobs"),
+        max_tokens=fields.integer(data, "max_completion_tokens", 1)
+        or fields.integer(data, "max_tokens", 1),
+        logprobs=fields.flag(data, "logprobs"),
     )
 
 
 def parse_completion(body: bytes, tenant: str | None = None) -> Call:
     """Parse the body of `/v1/completions`, whose prompt is a string, a list of token ids, or a
     list that holds only such a prompt. Raises WireError naming the field."""
-    data = parse_object(body)
+    data = fields.parse_object(body)
     prompt, prompt_ids = _prompt(data)
     return _call(
         data,
         tenant,
         prompt=prompt,
         prompt_ids=prompt_ids,
-        max_tokens=integer(data, "max_tokens", 1) or 16,
+        max_tokens=fields.integer(data, "max_tokens", 1) or 16,
         logprobs=_has_logprobs(data),
     )
 
 
 def parse_either(body: bytes, tenant: str | None = None) -> Call:
     """Parse a chat body if it has `messages`, else a completion body."""
-    parse = parse_chat if "messages" in parse_object(body) else parse_completion
+    parse = parse_chat if "messages" in fields.parse_object(body) else parse_completion
     return parse(body, tenant)
 
 
@@ -138,44 +129,46 @@ def _call(
             )
     options = data.get("stream_options") or {}
     if not isinstance(options, dict):
-        raise wrong_value("stream_options", "an object", options)
-    if options and not flag(data, "stream"):
+        raise fields.wrong_value("stream_options", "an object", options)
+    if options and not fields.flag(data, "stream"):
         raise WireError(
             "stream_options is only allowed when stream is true", param="stream_options"
         )
-    min_tokens = integer(data, "min_tokens", 0) or 0
+    min_tokens = fields.integer(data, "min_tokens", 0) or 0
     if max_tokens is not None and min_tokens > max_tokens:
         raise WireError(
             f"min_tokens {min_tokens} is above max_tokens {max_tokens}", param="min_tokens"
         )
-    seed = integer(data, "seed", -(1 << 63))
+    seed = fields.integer(data, "seed", -(1 << 63))
     return Call(
-        model=text(data, "model"),
+        model=fields.text(data, "model"),
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         sampling=_sampling(data, seed or 0, logprobs),
         has_seed=seed is not None,
         logprobs=logprobs,
         stop=_stop(data),
-        ignore_eos=flag(data, "ignore_eos"),
-        stream=flag(data, "stream"),
-        include_usage=flag(options, "include_usage", "stream_options."),
-        continuous_usage=flag(options, "continuous_usage_stats", "stream_options."),
-        tenant=_tenant(tenant or text(data, "tenant") or text(data, "user") or "default"),
-        priority=integer(data, "priority", -(1 << 31)) or 0,
-        ttft_slo_s=seconds(data, "ttft_slo_ms"),
-        tpot_slo_s=seconds(data, "tpot_slo_ms"),
-        deadline_s=seconds(data, "deadline_ms"),
+        ignore_eos=fields.flag(data, "ignore_eos"),
+        stream=fields.flag(data, "stream"),
+        include_usage=fields.flag(options, "include_usage", "stream_options."),
+        continuous_usage=fields.flag(options, "continuous_usage_stats", "stream_options."),
+        tenant=_tenant(
+            tenant or fields.text(data, "tenant") or fields.text(data, "user") or "default"
+        ),
+        priority=fields.integer(data, "priority", -(1 << 31)) or 0,
+        ttft_slo_s=fields.seconds(data, "ttft_slo_ms"),
+        tpot_slo_s=fields.seconds(data, "tpot_slo_ms"),
+        deadline_s=fields.seconds(data, "deadline_ms"),
         **prompt,
     )
 
 
 def _sampling(data: Mapping[str, Any], seed: int, logprobs: bool) -> Sampling:
-    top_k = integer(data, "top_k", -1)
-    temperature = number(data, "temperature", 0.0, 2.0, 1.0)
+    top_k = fields.integer(data, "top_k", -1)
+    temperature = fields.number(data, "temperature", 0.0, 2.0, 1.0)
     return Sampling(
         temperature=temperature if temperature >= _LEAST_TEMPERATURE else 0.0,
-        top_p=number(data, "top_p", 0.0, 1.0, 1.0, above=True),
+        top_p=fields.number(data, "top_p", 0.0, 1.0, 1.0, above=True),
         top_k=max(0, top_k or 0),
         seed=seed,
         logprobs=logprobs,
@@ -189,8 +182,8 @@ def _has_logprobs(data: Mapping[str, Any]) -> bool:
     alike, and more would be tokens that were not chosen.
     """
     value = data.get("logprobs")
-    if value is not None and (not is_int(value) or value not in (0, 1)):
-        raise wrong_value("logprobs", "0 or 1 (of the chosen token)", value)
+    if value is not None and (not fields.is_int(value) or value not in (0, 1)):
+        raise fields.wrong_value("logprobs", "0 or 1 (of the chosen token)", value)
     return value is not None
 
 
@@ -202,14 +195,14 @@ def _stop(data: Mapping[str, Any]) -> tuple[str, ...]:
         or len(stops) > _MOST_STOPS
         or not all(isinstance(s, str) and s for s in stops)
     ):
-        raise wrong_value("stop", f"up to {_MOST_STOPS} non-empty strings", stop)
+        raise fields.wrong_value("stop", f"up to {_MOST_STOPS} non-empty strings", stop)
     # Generated text is valid Unicode, so a stop string that is not can never occur in it.
-    return tuple(s for s in stops if valid_unicode(s) == s)
+    return tuple(s for s in stops if fields.valid_unicode(s) == s)
 
 
 def _tenant(name: str) -> str:
     if len(name) > _MOST_TENANT_CHARS or not name.isprintable():
-        raise wrong_value("tenant", f"up to {_MOST_TENANT_CHARS} printable characters", name)
+        raise fields.wrong_value("tenant", f"up to {_MOST_TENANT_CHARS} printable characters", name)
     return name
 
 
@@ -217,31 +210,31 @@ def _messages(data: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
     """Role and text of each message; the text is valid Unicode."""
     messages = data.get("messages")
     if not isinstance(messages, list) or not messages:
-        raise wrong_value("messages", "a non-empty list", messages)
+        raise fields.wrong_value("messages", "a non-empty list", messages)
     return tuple(_message(message, f"messages[{i}]") for i, message in enumerate(messages))
 
 
 def _message(message: object, path: str) -> tuple[str, str]:
     if not isinstance(message, dict):
-        raise wrong_value(path, "an object", message)
+        raise fields.wrong_value(path, "an object", message)
     role = message.get("role")
     if role not in _ROLES:
-        raise wrong_value(f"{path}.role", f"one of {', '.join(_ROLES)}", role)
+        raise fields.wrong_value(f"{path}.role", f"one of {', '.join(_ROLES)}", role)
     content = message.get("content")
     if isinstance(content, list):
         content = "".join(_part(part, f"{path}.content[{i}]") for i, part in enumerate(content))
     if content is None and role == "assistant":
         content = ""
     if not isinstance(content, str):
-        raise wrong_value(f"{path}.content", "a string or a list of text parts", content)
-    return role, valid_unicode(content)
+        raise fields.wrong_value(f"{path}.content", "a string or a list of text parts", content)
+    return role, fields.valid_unicode(content)
 
 
 def _part(part: object, path: str) -> str:
     if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
         return str(part["text"])
     expected = "{'type': 'text', 'text': …}, the only supported kind of part"
-    raise wrong_value(path, expected, part)
+    raise fields.wrong_value(path, expected, part)
 
 
 def _prompt(data: Mapping[str, Any]) -> tuple[str | None, tuple[int, ...] | None]:
@@ -250,11 +243,11 @@ def _prompt(data: Mapping[str, Any]) -> tuple[str | None, tuple[int, ...] | None
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]
     if isinstance(prompt, str):
-        return valid_unicode(prompt), None
-    if isinstance(prompt, list) and prompt and all(is_int(token) for token in prompt):
+        return fields.valid_unicode(prompt), None
+    if isinstance(prompt, list) and prompt and all(fields.is_int(token) for token in prompt):
         for token in prompt:
             if abs(token) >= _MOST_ID:
                 raise WireError(f"prompt: token id {token} is above 32 bits", param="prompt")
         return None, tuple(prompt)
     expected = "a string or a non-empty list of token ids (no batches)"
-    raise wrong_value("prompt", expected, prompt)
+    raise fields.wrong_value("prompt", expected, prompt)

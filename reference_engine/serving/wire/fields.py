@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from loadgen.manifest.json_section import JsonObject
 from reference_engine.serving.wire.wire_errors import WireError
 
 
-def parse_object(body: bytes) -> dict[str, Any]:
+def parse_object(body: bytes) -> JsonObject:
     """The JSON object of a body. Raises WireError for anything else."""
     try:
         data = json.loads(body)

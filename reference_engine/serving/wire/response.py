@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -118,7 +118,7 @@ class Encoder:
         self, text: str, finish_reason: str, usage: TokenUsage, chosen: Sequence[Chosen] = ()
     ) -> bytes:
         """The body of a response that is not streamed."""
-        choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": finish_reason}
+        choice: dict[str, object] = {"index": 0, "logprobs": None, "finish_reason": finish_reason}
         if self._call.is_chat:
             kind, logprobs = "chat.completion", _chat_logprobs
             choice["message"] = {"role": "assistant", "content": text}
@@ -149,7 +149,7 @@ def _quoted(text: str) -> bytes:
         return json.dumps(text).encode()
 
 
-def _chat_logprobs(chosen: Sequence[Chosen]) -> dict[str, Any]:
+def _chat_logprobs(chosen: Sequence[Chosen]) -> dict[str, object]:
     content = [
         {
             "token": token.text,
@@ -162,7 +162,7 @@ def _chat_logprobs(chosen: Sequence[Chosen]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def _completion_logprobs(chosen: Sequence[Chosen]) -> dict[str, Any]:
+def _completion_logprobs(chosen: Sequence[Chosen]) -> dict[str, object]:
     return {
         "tokens": [token.text for token in chosen],
         "token_logprobs": [token.logprob for token in chosen],
@@ -171,7 +171,7 @@ def _completion_logprobs(chosen: Sequence[Chosen]) -> dict[str, Any]:
     }
 
 
-def _usage(usage: TokenUsage) -> dict[str, Any]:
+def _usage(usage: TokenUsage) -> dict[str, object]:
     return {
         "prompt_tokens": usage.input_tokens,
         "completion_tokens": usage.output_tokens,

@@ -13,7 +13,7 @@ import numpy as np
 from loadgen.drive.live_histogram import LiveCounts
 from loadgen.drive.live_sample import FIELDS, FINE_BOUNDS_S
 from loadgen.live.watched import meets_slos
-from loadgen.manifest.manifest import LiveQuantiles
+from loadgen.manifest.sections import LiveQuantiles
 from loadgen.measure.slo import Slo, parse_slo
 from loadgen.records import Schedule, Status
 from loadgen.web.control_messages import METRICS, ClassCounts, Frame

@@ -7,12 +7,12 @@ a key of the file. Schema 2 added `scenario.source` and `scenario.sha256`; schem
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
 from loadgen.errors import RunInvalid
-from loadgen.manifest.json_section import JsonSection, read_section
+from loadgen.manifest.json_section import JsonObject, JsonSection, read_section
 from loadgen.manifest.self_report import ClientReport
 
 SCHEMA = 2
@@ -34,7 +34,7 @@ class ScenarioSection(JsonSection, frozen=True):
     name: str
     source: str
     text: str
-    resolved: dict[str, Any]
+    resolved: JsonObject
     sha256: str
 
     @property
@@ -42,7 +42,7 @@ class ScenarioSection(JsonSection, frozen=True):
         return msgspec.convert(self.resolved.get("limits", {}), LimitsSection)
 
     @property
-    def arrivals(self) -> dict[str, Any]:
+    def arrivals(self) -> JsonObject:
         """`kind` and the keys of that kind; empty where each class has arrivals of its own."""
         return self.resolved.get("arrivals") or {}
 
@@ -92,10 +92,10 @@ class TargetSection(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     api: str | None = None
     model: str
     api_key_env: str | None
-    extra_body: dict[str, Any] | None = None
+    extra_body: JsonObject | None = None
     connections: str | None = None
     headers: tuple[str, ...] | None = None
-    policy: dict[str, Any] | None = None
+    policy: JsonObject | None = None
     labels: LabelsSection
     launch: LaunchSection | None = None
     proxy: str | None = None
@@ -252,7 +252,7 @@ class Manifest(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     scrapes: Scrapes | None = None
     engine: SimulatedEngineSection | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {"schema": SCHEMA, **super().to_json()}
 
     @property
@@ -317,9 +317,9 @@ def _current(content: object, where: str) -> object:
     return _from_schema_1(content) if schema == 1 else content
 
 
-def _from_schema_1(content: dict[str, Any]) -> dict[str, Any]:
+def _from_schema_1(content: JsonObject) -> JsonObject:
     """Adds the keys that schema 1 did not have, or not for a simulated engine."""
-    added: dict[str, Any] = {"server_ended_s": None, **content}
+    added: JsonObject = {"server_ended_s": None, **content}
     if isinstance(scenario := content.get("scenario"), dict):
         sha256 = text_sha256(str(scenario.get("text", "")))
         added["scenario"] = {"source": "", "sha256": sha256, **scenario}
