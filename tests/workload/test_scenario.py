@@ -212,7 +212,7 @@ def test_flags_make_the_scenario_that_a_file_would():
         ({"input_len": 0}, "--input-len: requests.input_tokens.tokens: must be greater"),
         ({"output_len": -5}, "--output-len: requests.output_tokens.tokens: must be greater"),
         ({"max_concurrency": 0}, "--max-concurrency: limits.max_concurrency: must be greater"),
-        ({"slo": ["ttft < 5"]}, "--slo: slo.0: 'ttft < 5': '<' is not a promise"),
+        ({"slo": ["ttft < 5"]}, "--slo: slo.0: 'ttft < 5': '<' is not allowed in an SLO"),
         ({"seed": -1}, "--seed: seed: must be greater than or equal to 0, got -1"),
     ],
 )
