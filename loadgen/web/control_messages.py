@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from loadgen.manifest.json_section import JsonObject
 from loadgen.records import Status
 
 MAX_BYTES = 4 << 20
@@ -85,7 +86,7 @@ class Assign(_Message, frozen=True):
     scenario: str
     target: str
     headers: list[str]
-    adapter: dict[str, Any]
+    adapter: JsonObject
     fit: PromptFitMessage
     salt: bytes
     transport: str
@@ -191,7 +192,7 @@ class Done(_Message, frozen=True):
     shard: Count
     n_pieces: Count
     sha256: Sha256
-    instrument: dict[str, Any]
+    instrument: JsonObject
 
 
 class Died(_Message, frozen=True):

@@ -13,6 +13,7 @@ import numpy as np
 from loadgen.drive.live_histogram import LiveCounts
 from loadgen.drive.live_sample import FIELDS, FINE_BOUNDS_S
 from loadgen.live.watched import meets_slos
+from loadgen.manifest.json_section import JsonObject
 from loadgen.manifest.sections import LiveQuantiles
 from loadgen.measure.slo import Slo, parse_slo
 from loadgen.records import Schedule, Status
@@ -22,7 +23,7 @@ from loadgen.web.run_protocol import RemoteShard
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999, "max": 1.0}
 _NEVER_ENDED = "open"
 _POINT_S = 0.5
-Facts = dict[str, Any]
+Facts = JsonObject
 _COUNTED = ("released", "sent", "in_flight", "waiting", "by_status", "withdrawn")
 
 
@@ -56,7 +57,7 @@ class FrameBuilder:
         ]
         self._classes = [_ClassCounters() for _ in self._names]
         self._counts = {metric: LiveCounts() for metric in METRICS}
-        self._last: dict[str, Any] = {
+        self._last: JsonObject = {
             "now_s": 0.0,
             "by_status": [0] * len(Status),
             **dict.fromkeys(("released", "sent", "in_flight", "waiting", "withdrawn"), 0),

@@ -10,13 +10,13 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
 
 import gevent
 import gevent.queue
 import msgspec
 from gevent.subprocess import Popen
 
+from loadgen.manifest.json_section import JsonObject
 from loadgen.web import relay_pipe
 from loadgen.web.form import RunForm
 
@@ -44,8 +44,8 @@ class Master:
         self._greenlets: list[gevent.Greenlet] = []
         self._roster: list[str] = []
         self.form: RunForm | None = None
-        self.facts: dict[str, Any] = {}
-        self.points: deque[dict[str, Any]] = deque(maxlen=_POINTS)
+        self.facts: JsonObject = {}
+        self.points: deque[JsonObject] = deque(maxlen=_POINTS)
         self.n_points = 0
         self.notes: deque[str] = deque(maxlen=_NOTES)
         self.finished: relay_pipe.RunEnded | None = None

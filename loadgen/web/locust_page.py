@@ -19,6 +19,7 @@ from flask import Response, request
 from loadgen.cli.parse import cache_dir
 from loadgen.cli.scale import password
 from loadgen.errors import SlobenchError
+from loadgen.manifest.json_section import JsonObject
 from loadgen.web.locust_master import Master
 from reports.page import vega_bundle
 
@@ -109,7 +110,7 @@ def _routes(master: Master, guard: Callable[..., Any], base_path: str) -> flask.
     return routes
 
 
-def live_facts(master: Master, since: int) -> dict[str, Any]:
+def live_facts(master: Master, since: int) -> JsonObject:
     """The present state of the run; `points` holds those after the first `since` of this run."""
     form, finished = master.form, master.finished
     n_left_out = master.n_points - len(master.points)
@@ -136,7 +137,7 @@ def live_facts(master: Master, since: int) -> dict[str, Any]:
     }
 
 
-def shard_rows(master: Master) -> list[dict[str, Any]]:
+def shard_rows(master: Master) -> list[JsonObject]:
     """Rows of the tab LLM workers; a worker without a share is idle."""
     rows = [
         {

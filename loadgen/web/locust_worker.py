@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import gevent
 import gevent.queue
 from gevent.subprocess import PIPE, Popen
 
+from loadgen.manifest.json_section import JsonObject
 from loadgen.web import control_messages as messages
 from loadgen.web.live_frames import Ended, FrameBuilder
 
@@ -155,7 +155,7 @@ class _Share:
         if not self._is_done:
             self._send(messages.Died(self.run, self._shard, self._last_words()))
 
-    def _handle(self, line: dict[str, Any]) -> None:
+    def _handle(self, line: JsonObject) -> None:
         kind = line["kind"]
         if kind == "task":
             self._sha256 = line["sha256"]
@@ -173,7 +173,7 @@ class _Share:
         elif kind == "done":
             self._finish(line["instrument"])
 
-    def _finish(self, instrument: dict[str, Any]) -> None:
+    def _finish(self, instrument: JsonObject) -> None:
         """Sends the last frame, then the rows as the load process wrote them. A share that was cut
         short here is reported as broken, although all its rows have a status."""
         self._is_done = True

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from loadgen.manifest.json_section import JsonObject
+
 ENDING = frozenset((signal.SIGINT, signal.SIGTERM))
 """Signals that end a run. The control process starts with them blocked and unblocks them itself."""
 
@@ -19,7 +21,7 @@ ENDING = frozenset((signal.SIGINT, signal.SIGTERM))
 class Begin(msgspec.Struct, frozen=True, tag=True):
     """Starts a run: the values of the start form or the command line, and the workers."""
 
-    form: dict[str, Any]
+    form: JsonObject
     workers: list[str]
 
 
@@ -52,7 +54,7 @@ class ToWorker(msgspec.Struct, frozen=True, tag=True):
 class LiveUpdate(msgspec.Struct, frozen=True, tag=True):
     """The present state of the run (`frames.LiveStatus.snapshot`)."""
 
-    facts: dict[str, Any]
+    facts: JsonObject
 
 
 class Note(msgspec.Struct, frozen=True, tag=True):

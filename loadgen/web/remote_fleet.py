@@ -6,10 +6,10 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from loadgen.drive.live_histogram import LiveCounts
 from loadgen.drive.shards import CutShort, OnBeat, Outcome, RemoteWorkers
+from loadgen.manifest.json_section import JsonObject
 from loadgen.manifest.sections import LiveQuantiles
 from loadgen.manifest.self_report import SelfReport
 from loadgen.run.shard_tasks import Job
@@ -205,7 +205,7 @@ class RemoteFleet:
 
 def _beat_of(
     frame: Frame, counts: dict[str, LiveCounts], before: dict[str, LiveCounts]
-) -> dict[str, Any]:
+) -> JsonObject:
     new = {name: counts[name].more_than(before[name]) for name in ("ttft", "e2e", "lateness")}
     return {
         "kind": "beat",
