@@ -12,6 +12,8 @@ import vl_convert
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.per_request import per_request
 from loadgen.records import SERVER, Run, Status
+from reports.charts import time_unit
+from reports.modes.view import _gain, value_text
 from reports.run.frames import frames
 from reports.run.spectra import spectra
 from reports.run.timeline import timeline
@@ -139,3 +141,26 @@ def test_a_run_without_answers_has_a_timeline_only() -> None:
     assert set(specs) == {"timeline"}
     assert "<path" in drawn(specs["timeline"])
     assert drawn(figures_of(measured_run(0))["timeline"])
+
+
+def test_a_figure_shows_seconds_from_ten_seconds_on():
+    assert time_unit(10.0) == ("s", 1.0)
+    assert time_unit(9.99) == ("ms", 1000.0)
+
+
+def test_a_value_over_seeds_is_shown_with_half_the_width_of_its_interval():
+    estimate = {"value": 0.431, "low": 0.419, "high": 0.443, "n": 3}
+    assert value_text(estimate, "s") == "431 ms ±12"
+    assert value_text({**estimate, "n": 1}, "s") == "431 ms"
+
+
+def test_a_gain_may_be_chance_if_its_interval_contains_zero():
+    def gain(low, high):
+        row = {
+            "mode": "b",
+            "difference": {"goodput": {"value": 2.0, "low": low, "high": high, "n": 3}},
+        }
+        return _gain(row, {"baseline": "a"})
+
+    assert gain(1.0, 3.0) == "; +2/s over a [+1, +3]"
+    assert gain(-1.0, 5.0) == "; +2/s over a [-1, +5], may be chance"
