@@ -9,7 +9,6 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 from loadgen.drive.core_time import (
     TICKS_PER_S,
@@ -19,22 +18,10 @@ from loadgen.drive.core_time import (
     processor_ticks,
 )
 from loadgen.manifest.sections import HostSection
-from loadgen.manifest.self_report import CoreSeconds, GcReport
+from loadgen.manifest.self_report import CoreSeconds, GcReport, ThreadUse
 
 _WAKE_UP_S = 50e-6  # of run-queue delay per timeslice: the cost of waking up (decision 25)
 _THROTTLED = {"throttled_usec": 1e-6, "throttled_time": 1e-9}
-
-
-class ThreadUse(NamedTuple):
-    """Readings of a `ThreadMeter`: shares of `window_s` (s), None where the system does not state
-    them."""
-
-    window_s: float
-    cpu_share: float | None
-    run_delay_share: float | None
-    throttled_share: float | None
-    stolen_share: float | None
-    cores: CoreSeconds | None
 
 
 class ThreadMeter:

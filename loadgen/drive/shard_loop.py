@@ -7,6 +7,8 @@ import sys
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from loadgen.drive.decode import answer_text, decode, quick_status
 from loadgen.drive.dispatch import Dispatcher, families
 from loadgen.drive.instrument import GcPauses, ThreadMeter
@@ -130,7 +132,7 @@ class Shard:
         return SelfReport(
             shard=self._number,
             broken=self._broken,
-            **self._meter.use._asdict(),
+            **msgspec.structs.asdict(self._meter.use),
             loop_lag_s=loop_lag,
             stalls=stalls,
             backlog=self._backlog.summary(self._recorder.n_reads, self._meter.window_s),

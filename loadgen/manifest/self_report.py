@@ -90,19 +90,25 @@ class ConnectionsReport(JsonSection, frozen=True):
     not_opened_ahead: int = 0
 
 
-class SelfReport(JsonSection, frozen=True):
-    """Measurements of one worker. `broken` is the error that ended it early, "" without one;
-    `encoded_late` counts requests whose bytes were made only when they were due; `spilled_bytes`
-    were written to disk while measuring."""
+class ThreadUse(JsonSection, frozen=True):
+    """Use of the processor by a worker's thread: shares of `window_s` (s), None where the system
+    does not state them."""
 
-    shard: int
-    broken: str
     window_s: float
     cpu_share: float | None
     run_delay_share: float | None
     throttled_share: float | None
     stolen_share: float | None
     cores: CoreSeconds | None
+
+
+class SelfReport(ThreadUse, frozen=True):
+    """Measurements of one worker. `broken` is the error that ended it early, "" without one;
+    `encoded_late` counts requests whose bytes were made only when they were due; `spilled_bytes`
+    were written to disk while measuring."""
+
+    shard: int
+    broken: str
     loop_lag_s: LoopLag
     stalls: StallsReport | None
     backlog: BacklogReport | None
