@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.targets.processes import wait_until
+from tests.waits import wait_until
 
 pytestmark = pytest.mark.e2e
 SWEEP = (
@@ -16,10 +16,6 @@ SWEEP = (
     "--over=rate=6/s,12/s", "--repeats=1",
     "--duration=1s", "--warmup=0s", "--set=phases.drain=5s",
 )  # fmt: skip
-
-
-def wait_for(path):
-    assert wait_until(path.exists, within_s=60), f"{path} never came"
 
 
 def test_an_interrupted_sweep_is_resumed(cli, tmp_path):
@@ -32,8 +28,8 @@ def test_an_interrupted_sweep_is_resumed(cli, tmp_path):
     )["turns"]
     first, second = (tmp_path / "s" / turn["cell"] / f"r{turn['repeat']}" for turn in order[:2])
     try:
-        wait_for(first / "report.html")
-        wait_for(second / "manifest.json")
+        wait_until((first / "report.html").exists, 60, "no first report")
+        wait_until((second / "manifest.json").exists, 60, "no second manifest")
         sweep.send_signal(signal.SIGINT)
         out, err = sweep.communicate(timeout=60)
     finally:

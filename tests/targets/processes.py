@@ -1,7 +1,5 @@
 """The state of processes, for tests of child processes."""
 
-import os
-import time
 from pathlib import Path
 
 
@@ -12,11 +10,3 @@ def is_running(pid):
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
-
-
-def wait_until(condition, within_s=10.0):
-    """Whether the condition became true in time; polls without sleeping."""
-    end = time.monotonic() + within_s
-    while not condition() and time.monotonic() < end:
-        os.sched_yield()
-    return condition()

@@ -11,7 +11,8 @@ import pytest
 
 from loadgen.errors import MissingDependency, TargetError, UsageError
 from targets.child import child_server, log_tail
-from tests.targets.processes import is_running, wait_until
+from tests.targets.processes import is_running
+from tests.waits import wait_until
 
 
 def install(tmp_path, monkeypatch, code):
@@ -40,7 +41,7 @@ def test_a_child_runs_for_the_length_of_the_block(tmp_path, monkeypatch, capfd):
         assert child.log == tmp_path / "logs" / "thing.log"
         assert is_running(child.pid)
         line = f"arguments --a b --parent-pid {os.getpid()}"
-        assert wait_until(lambda: line in child.log.read_text())
+        assert wait_until(lambda: line in child.log.read_text(), 10, "no arguments in the log")
     assert child.exit_code == -signal.SIGTERM
     assert not Path(f"/proc/{child.pid}").exists()
     assert {"warming up", "a warning"} <= set(child.log.read_text().splitlines())
@@ -51,7 +52,7 @@ def test_a_child_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
     then = "import signal; signal.signal(15, signal.SIG_IGN); print('deaf'); time.sleep(60)"
     module = install(tmp_path, monkeypatch, READY.format(then=then))
     with child_server("thing", module, [], log_dir=tmp_path, grace_s=0.1) as child:
-        assert wait_until(lambda: "deaf" in child.log.read_text())
+        assert wait_until(lambda: "deaf" in child.log.read_text(), 10, "no line in the log")
     assert child.exit_code == -signal.SIGKILL
 
 
@@ -61,10 +62,10 @@ def test_processes_that_a_child_started_end_with_it(tmp_path, monkeypatch):
     )
     module = install(tmp_path, monkeypatch, READY.format(then=then))
     with child_server("thing", module, [], log_dir=tmp_path) as child:
-        assert wait_until(lambda: "inner " in child.log.read_text())
+        assert wait_until(lambda: "inner " in child.log.read_text(), 10, "no process id in the log")
         inner = int(child.log.read_text().rsplit("inner ", 1)[1].split()[0])
         assert is_running(inner)
-    assert wait_until(lambda: not is_running(inner))
+    assert wait_until(lambda: not is_running(inner), 10, "the inner process did not end")
 
 
 def test_an_error_in_the_block_still_reaps_the_child(tmp_path, monkeypatch):
@@ -156,7 +157,7 @@ def test_a_child_ends_when_its_parent_is_killed_outright(tmp_path):
         pid = int(parent.stdout.readline())
         assert is_running(pid)
         parent.kill()
-    assert wait_until(lambda: not is_running(pid))
+    assert wait_until(lambda: not is_running(pid), 10, "the child did not end")
 
 
 def test_lines_of_a_terminal_that_end_in_a_carriage_return_are_kept(tmp_path):

@@ -18,7 +18,8 @@ from targets.child import log_tail
 from targets.endpoint import read_target
 from targets.launch import launched
 from targets.launch_plan import PRESETS, Launch
-from tests.targets.processes import is_running, wait_until
+from tests.targets.processes import is_running
+from tests.waits import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -65,7 +66,7 @@ def start(tmp_path):
 
 def logged_number(server, word):
     """The number after a word in a server's log, once the log has it."""
-    assert wait_until(lambda: f"{word} " in server.log.read_text())
+    assert wait_until(lambda: f"{word} " in server.log.read_text(), 10, f"no {word!r} in the log")
     return int(server.log.read_text().split(f"{word} ")[1].split()[0])
 
 
@@ -116,7 +117,7 @@ def test_a_command_that_hands_over_to_a_daemon_is_still_watched(start):
         daemon = logged_number(server, "daemon")
         assert server.ended() is None
         os.kill(daemon, signal.SIGKILL)
-        assert wait_until(lambda: server.ended() is not None)
+        assert wait_until(lambda: server.ended() is not None, 10, "the server did not end")
     assert not is_running(daemon)
 
 
@@ -132,7 +133,7 @@ def test_a_server_that_dies_is_reported_with_its_last_line(start):
     with start("serve(sys.argv[1])", environ) as server:
         with pytest.raises(http.client.RemoteDisconnected):
             urllib.request.urlopen(server.endpoint.url + "/die")
-        assert wait_until(lambda: server.ended() is not None)
+        assert wait_until(lambda: server.ended() is not None, 10, "the server did not end")
         assert server.ended() == (
             "the server under test ended with code 9; its last line: CUDA error: [redacted]"
         )
@@ -227,7 +228,7 @@ def test_a_server_ends_when_slobench_is_killed_outright(tmp_path):
         pid = int(parent.stdout.readline())
         assert is_running(pid)
         parent.kill()
-    assert wait_until(lambda: not is_running(pid))
+    assert wait_until(lambda: not is_running(pid), 10, "the server did not end")
 
 
 @pytest.mark.parametrize(
