@@ -117,8 +117,8 @@ def merge_parts(schedule: Schedule, parts: Sequence[Part]) -> Part:
 
 
 def read_manifest_file(directory: Path) -> tuple[Manifest, ClientReport]:
-    """The manifest of a run directory, and the client's measurements of itself, which the same file
-    holds. Raises UsageError for a directory without one, RunInvalid for a damaged one."""
+    """The manifest of a run directory, and the client's measurements of itself from the same file.
+    Raises UsageError if there is no manifest, RunInvalid if it is damaged."""
     path = directory / "manifest.json"
     if not path.is_file():
         raise UsageError(f"{directory}: not a run directory (no manifest.json in it)")

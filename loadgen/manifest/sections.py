@@ -58,7 +58,7 @@ class ClassSection(JsonSection, frozen=True):
 
 
 class LabelsSection(JsonSection, frozen=True, omit_defaults=True):
-    """What the server runs on, as declared in the target file. A client cannot see it."""
+    """Software and hardware of the server, as declared in the target file."""
 
     engine: str | None = None
     gpu: str | None = None
