@@ -30,6 +30,7 @@ from loadgen.measure.per_request import Mask, PerRequest, Samples, per_request, 
 from loadgen.measure.server_load import backends, server_findings, server_summary
 from loadgen.measure.slo import Slo, own_slo, parse_slo, ungrounded
 from loadgen.measure.stalls import stalls
+from loadgen.measure.statistics.dependence import Dependence
 from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.statistics.population import Population
@@ -196,6 +197,7 @@ def _numbers(
     """The fields that the summary of a run and that of a class share."""
     samples, rates = Samples(columns, due), throughput(run, columns, window)
     n_sent = np.count_nonzero(due & inside(run.request_rows["sent_s"], window))
+    attainment = _attainment(due, met, samples.share(met, _limited(slos)), level)
     return {
         "counts": _counts(run, due),
         "offered_rate_per_s": per_second(float(np.count_nonzero(due)), window),
@@ -203,8 +205,8 @@ def _numbers(
         "throughput": rates,
         "metrics": _distributions(samples, level),
         "slo": tuple(_judge(slos, columns, due, met, samples, rates, window, level)),
-        "attainment": _attainment(due, met, level),
-        "goodput": _goodput(columns, due, met, window, level),
+        "attainment": attainment,
+        "goodput": _goodput(columns, met, attainment, window),
     }
 
 
@@ -293,16 +295,18 @@ def _distributions(samples: Samples, confidence: float) -> dict[str, Distributio
     return {name: distribution(m) for name, m in METRICS.items() if m.scope != "run"}
 
 
-def _attainment(due: Mask, met: Mask, confidence: float) -> Attainment:
+def _limited(slos: Sequence[Slo]) -> tuple[str, ...]:
+    """The metrics that have a per-request limit; E2E where none has."""
+    return tuple({slo.metric: 0 for slo in slos if slo.scope == "request"}) or ("e2e_s",)
+
+
+def _attainment(due: Mask, met: Mask, dependence: Dependence, confidence: float) -> Attainment:
     n_met, n_due = _count(met), _count(due)
-    share = wilson(n_met, n_due, confidence)
-    return Attainment(share.value, share.low, share.high, n_met, n_due)
+    share = wilson(n_met, n_due, confidence, dependence.hit_times(confidence))
+    return Attainment(share.value, share.low, share.high, n_met, n_due, dependence.n_effective)
 
 
-def _goodput(
-    columns: PerRequest, due: Mask, met: Mask, window: MeasuredWindow, confidence: float
-) -> Goodput:
-    share = _attainment(due, met, confidence)
+def _goodput(columns: PerRequest, met: Mask, share: Attainment, window: MeasuredWindow) -> Goodput:
     rate = per_second(float(share.due), window)
     per_s = Interval(share.value, share.low, share.high).times(rate)
     n_tokens = float(columns.output_tokens[met].sum())
@@ -321,11 +325,13 @@ def _judge(
     confidence: float,
 ) -> list[SloResult]:
     n_due, n_met, n_ok = (_count(m) for m in (due, met, due & columns.is_ok))
-    shares = Shares(n_due, n_met, n_ok, window.length_s)
+    meeting = samples.share(met, _limited(slos))
+    failing = samples.share(due & ~columns.is_ok)
+    shares = Shares(n_due, n_met, n_ok, window.length_s, meeting, failing)
 
     def rate(metric: str) -> float:
         if metric == "goodput_output_tokens_per_s":
-            return _goodput(columns, due, met, window, confidence).output_tokens_per_s
+            return per_second(float(columns.output_tokens[met].sum()), window)
         value: float = getattr(rates, metric)
         return value
 
@@ -337,7 +343,10 @@ def _judge(
             counted = has_own if math.isinf(slo.limit) else due
             met_slo = counted & slos_met(columns, slo)
             n_met_slo, n_counted, n_own = map(_count, (met_slo, counted, has_own))
-            return request_slo_result(slo, n_met_slo, n_counted, confidence, n_own)
+            dependence = samples.share(met_slo, (slo.metric,))
+            if n_counted < n_due:
+                dependence = dependence.of_run(n_counted)
+            return request_slo_result(slo, n_met_slo, n_counted, confidence, dependence, n_own)
         if slo.quantile is not None:
             return percentile_result(slo, samples.of(metric, with_failures=True), confidence)
         if slo.aggregate == "mean":
@@ -346,8 +355,15 @@ def _judge(
             return max_result(slo, samples.of(metric, with_failures=True))
         return run_metric_result(slo, shares, rate, confidence)
 
+    def seconds_needed(result: SloResult) -> float | None:
+        if not result.n_needed or not result.n:
+            return None
+        return window.length_s * result.n_needed / result.n
+
     return [
-        dataclasses.replace(judge(slo), is_implied=implied) for slo, implied in slo_results(slos)
+        dataclasses.replace(result, is_implied=implied, seconds_needed=seconds_needed(result))
+        for slo, implied in slo_results(slos)
+        for result in [judge(slo)]
     ]
 
 

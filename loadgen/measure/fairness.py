@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.measure.attainment import MeasuredWindow
+from loadgen.measure.catalog import METRICS
 from loadgen.measure.load import per_second
-from loadgen.measure.per_request import Mask, PerRequest
+from loadgen.measure.per_request import Mask, PerRequest, Samples
 from loadgen.measure.statistics.percentiles import Percentile
-from loadgen.measure.statistics.population import Population
 from loadgen.measure.statistics.proportions import wilson
 from loadgen.records import Run
 
@@ -80,8 +80,10 @@ def _tenant(
 ) -> TenantShare:
     ok = of & columns.is_ok
     n_due, n_ok, n_met = (int(np.count_nonzero(rows)) for rows in (of, ok, met))
-    attainment = wilson(n_met, n_due, confidence)
-    ttft = Population(np.sort(columns.ttft_s[ok & np.isfinite(columns.ttft_s)]))
+    samples = Samples(columns, of)
+    times = samples.share(met).hit_times(confidence)
+    attainment = wilson(n_met, n_due, confidence, times)
+    ttft = samples.of(METRICS["ttft_s"])
     plan, counted = run.schedule_rows, run.request_rows["input_tokens"]
     planned: NDArray[np.float64] = plan["input_tokens"] + plan["output_tokens"].astype(np.float64)
     prompts = np.where(counted > 0, counted, plan["input_tokens"])

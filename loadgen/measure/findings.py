@@ -15,9 +15,6 @@ from loadgen.measure.summary import ValidityCheck
 from loadgen.measure.wording import format_count, format_number, format_value
 from loadgen.records import ON_PURPOSE, Run, Status, TokenSource
 
-MOST_CORRELATION = 0.3  # lag-1, of neighbours' TTFT; above it intervals are too narrow
-LEAST_NEIGHBOURS = 50
-
 
 def findings(
     run: Run,
@@ -45,7 +42,6 @@ def findings(
         _uncounted(columns, run, due),
         _chunks(columns, run, due),
         _empty_answers(columns, due),
-        _neighbours(columns, run, due),
         altered_arrivals(sent),
         pinned(run, addresses),
         _disk_writes(run),
@@ -173,25 +169,6 @@ def _empty_answers(columns: PerRequest, due: Mask) -> str:
     if not n:
         return ""
     return f"{format_count(n)} answers succeeded without a single token; they count as misses."
-
-
-def _neighbours(columns: PerRequest, run: Run, due: Mask) -> str:
-    """Lag-1 rank correlation of TTFT in order of release; intervals assume that there is none."""
-    counted = np.flatnonzero(due & columns.is_ok & columns.has_token)
-    if len(counted) < LEAST_NEIGHBOURS:
-        return ""
-    order = np.argsort(run.request_rows["released_s"][counted], kind="stable")
-    ttft_s = columns.ttft_s[counted][order]
-    ranks = np.empty(len(ttft_s))
-    ranks[np.argsort(ttft_s, kind="stable")] = np.arange(len(ttft_s))
-    ranks -= ranks.mean()
-    correlation = float(np.dot(ranks[1:], ranks[:-1]) / np.dot(ranks, ranks))
-    if correlation <= MOST_CORRELATION:
-        return ""
-    return (
-        "Neighbouring requests had similar TTFTs (rank correlation "
-        f"{correlation:.2f}), so repeated runs would vary more than the intervals of this run show."
-    )
 
 
 def _disk_writes(run: Run) -> str:

@@ -7,7 +7,8 @@ An entry per row of `run.request_rows`, failed and warm-up rows included; `attai
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,7 +16,8 @@ from numpy.typing import NDArray
 
 from loadgen.errors import RunInvalid
 from loadgen.measure.catalog import METRICS, PASSES_UNDEFINED, Metric
-from loadgen.measure.statistics.population import BLOCK, Population, clustered, independent
+from loadgen.measure.statistics.dependence import Dependence, of_share
+from loadgen.measure.statistics.population import BLOCK, Population, of_groups, of_requests
 from loadgen.records import OWN_SLO, Chunks, Requests, Run, Schedule, Status, TokenSource
 
 Seconds = NDArray[np.float64]
@@ -68,8 +70,9 @@ class PerRequest:
     """Columns of shape [n_requests], float64 seconds, named and defined as in the catalogue.
 
     `output_tokens` is n: counted as `token_source` states, else 1 per chunk. `chunk_starts` holds
-    the index in `run.chunk_rows` of the first chunk of each request that received any. `own_slo_s`
-    holds, by metric, the limits that requests brought themselves, if any did (0: none).
+    the index in `run.chunk_rows` of the first chunk of each request that received any.
+    `release_order` lists the rows in order of release, unreleased rows last. `own_slo_s` holds, by
+    metric, the limits that requests brought themselves, if any did (0: none).
     """
 
     is_ok: Mask
@@ -90,6 +93,7 @@ class PerRequest:
     lateness_s: Seconds
     gaps: TokenGaps
     chunk_starts: NDArray[np.intp]
+    release_order: NDArray[np.intp]
     own_slo_s: Mapping[str, Seconds] = field(default_factory=dict)
 
     def column(self, metric: str) -> Seconds:
@@ -133,6 +137,7 @@ def per_request(run: Run) -> PerRequest:
         lateness_s=_lateness_s(schedule, sent_s - released_s),
         gaps=gaps,
         chunk_starts=starts,
+        release_order=np.argsort(released_s, kind="stable"),
         own_slo_s={
             metric: _column(schedule, name)
             for metric, name in OWN_SLO.items()
@@ -259,22 +264,46 @@ class Samples:
             )
         return self._populations[key]
 
+    def share(self, hits: Mask, metrics: Sequence[str] = ("e2e_s",)) -> Dependence:
+        """The dependence of the share of due rows that are in `hits`, with the latencies
+        `metrics` as a second witness of the memory of the server."""
+        order = self._columns.release_order
+        series = [self.of(METRICS[name], with_failures=True).series for name in metrics]
+        rows = order[self._due[order]]
+        return of_share(hits[rows], [one for one in series if one is not None])
+
     def _successful(self, metric: Metric) -> Population:
         if metric.scope != "gap":
-            values = self._columns.column(metric.name)
-            return independent(values[self._ok if metric.slo else self._due])
-        gaps = self._columns.gaps
-        kept = self._ok[gaps.rows]
-        if metric.name == "icl_s":
-            return clustered(gaps.icl_s, gaps.starts, kept, None)
-        return clustered(gaps.itl_s, gaps.starts, kept, gaps.tokens)
+            return of_requests(self._in_order(metric, self._ok if metric.slo else self._due))
+        return self._gaps(metric)
 
     def _with_failures(self, metric: Metric) -> Population:
+        if not metric.slo:
+            return self.of(metric)
         missing = self._due & ~self._columns.is_ok
         if metric.scope != "gap":
             missing |= self._due & ~self._columns.has_token
             if metric.name not in PASSES_UNDEFINED:
                 missing |= self._due & np.isnan(self._columns.column(metric.name))
-        n_missing = int(np.count_nonzero(missing)) if metric.slo else 0
-        plain = self.of(metric)
-        return replace(plain, n_infinite=n_missing) if n_missing else plain
+        n_missing = int(np.count_nonzero(missing))
+        if not n_missing:
+            return self.of(metric)
+        if metric.scope == "gap":
+            return replace(self.of(metric), n_infinite=n_missing, _dependences={})
+        order = self._columns.release_order
+        values = np.where(missing, math.inf, self._columns.column(metric.name))
+        return of_requests(values[order[(missing | self._ok)[order]]])
+
+    def _in_order(self, metric: Metric, rows: Mask) -> Seconds:
+        order = self._columns.release_order
+        return self._columns.column(metric.name)[order[rows[order]]]
+
+    def _gaps(self, metric: Metric) -> Population:
+        gaps = self._columns.gaps
+        kept = self._ok[gaps.rows]
+        place = np.empty(len(self._ok), np.intp)
+        place[self._columns.release_order] = np.arange(len(place))
+        order = np.argsort(place[gaps.rows[kept]])
+        if metric.name == "icl_s":
+            return of_groups(gaps.icl_s, gaps.starts, kept, order, None)
+        return of_groups(gaps.itl_s, gaps.starts, kept, order, gaps.tokens)

@@ -48,13 +48,15 @@ class Distribution:
 
 @dataclass(frozen=True, slots=True)
 class Attainment:
-    """The share of due requests that met every per-request SLO, with Wilson's interval."""
+    """The share of due requests that met every per-request SLO, with Wilson's interval over
+    `n_effective`, the number of independent requests that the due requests are worth."""
 
     value: float
     low: float | None
     high: float | None
     met: int
     due: int
+    n_effective: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

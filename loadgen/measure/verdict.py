@@ -9,7 +9,8 @@ from typing import Literal
 
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.slo import Slo, parse_slo
-from loadgen.measure.statistics.intervals import Interval
+from loadgen.measure.statistics.dependence import LEAST_TIMES, Dependence
+from loadgen.measure.statistics.intervals import BoundTimes, Interval
 from loadgen.measure.statistics.population import Population
 from loadgen.measure.statistics.proportions import exact_bounds, needed_n, wilson
 from loadgen.measure.wording import format_count, format_value
@@ -29,7 +30,9 @@ class SloResult:
     would prove it, if nothing else changes. `scope` request: `value` is the *share* of due requests
     that met it, with Wilson's interval. Such SLOs are judged together through attainment, so `met`
     and `proven` are None. `is_implied`: not stated by the user; see `slo_results`. `n_own` of the
-    `n` requests had a limit of their own.
+    `n` requests had a limit of their own. The n samples are worth `n_effective` independent samples
+    (None: not estimated); `too_short`: the run is too short for any bound. `seconds_needed` is
+    `n_needed` at the rate of the run.
     """
 
     text: str
@@ -45,6 +48,9 @@ class SloResult:
     n_needed: int | None
     is_implied: bool = False
     n_own: int = 0
+    n_effective: float | None = None
+    too_short: bool = False
+    seconds_needed: float | None = None
 
     @property
     def shown(self) -> str:
@@ -64,12 +70,15 @@ class SloResult:
 @dataclass(frozen=True, slots=True)
 class Shares:
     """The counts behind shares and rates: requests due, requests that met all SLOs, successful
-    requests."""
+    requests; and how far requests depend on each other in whether they met the SLOs, and in
+    whether they failed."""
 
     due: int
     met: int
     ok: int
     length_s: float
+    meeting: Dependence
+    failing: Dependence
 
 
 def slo_results(slos: Sequence[Slo]) -> list[tuple[Slo, bool]]:
@@ -85,15 +94,23 @@ def slo_results(slos: Sequence[Slo]) -> list[tuple[Slo, bool]]:
 
 
 def request_slo_result(
-    slo: Slo, n_met: int, due: int, confidence: float, n_own: int = 0
+    slo: Slo, n_met: int, due: int, confidence: float, dependence: Dependence, n_own: int = 0
 ) -> SloResult:
     """The share of the due requests that met a per-request SLO; `n_own` of them by their own
     limit."""
-    share = wilson(n_met, due, confidence)
+    share = wilson(n_met, due, confidence, dependence.hit_times(confidence))
     return SloResult(
         slo.text, "request", slo.metric, slo.limit, share.value, share.low, share.high, due,
         met=None, proven=None, n_needed=None, n_own=n_own,
+        n_effective=dependence.n_effective, too_short=dependence.is_open,
     )  # fmt: skip
+
+
+def _times_by_n(
+    dependence: Dependence, n: int, confidence: float
+) -> Callable[[int], BoundTimes | None]:
+    """The autocorrelation times of a run of m samples, of which this run had n."""
+    return lambda m: dependence.of_run(dependence.n_requests * m / n).bound_times(confidence)
 
 
 def percentile_result(slo: Slo, population: Population, confidence: float) -> SloResult:
@@ -101,20 +118,22 @@ def percentile_result(slo: Slo, population: Population, confidence: float) -> Sl
     assert slo.quantile is not None, f"{slo.text} is not a percentile"
     bounds = population.percentile_bounds(slo.quantile, confidence)
     n_misses, n = population.n_beyond(slo.limit), population.n
-    worth = population.n_effective(slo.quantile)
-    needed = needed_n(n_misses, n, slo.quantile, confidence)
-    if needed is not None and worth > 0:
-        needed = math.ceil(needed * n / worth)
-    return _result(slo, bounds, n, needed)
+    found = population.dependence(slo.quantile)
+    times = _times_by_n(found, n, confidence)
+    needed = needed_n(n_misses, n, slo.quantile, confidence, times)
+    return _result(slo, bounds, n, needed, found)
 
 
 def mean_result(slo: Slo, population: Population, confidence: float) -> SloResult:
     """An SLO on the mean of the successful requests; its bounds are by Student's t."""
+    found = population.mean_dependence()
     mean = population.mean(confidence)
     n, needed = len(population.ordered), None
     if mean.high is not None and mean.value != slo.limit:
         needed = math.ceil(n * ((mean.high - mean.value) / (slo.limit - mean.value)) ** 2)
-    return _result(slo, mean, n, needed)
+    elif found.is_open:
+        needed = math.ceil(n * LEAST_TIMES / found.n_effective)
+    return _result(slo, mean, n, needed, found)
 
 
 def max_result(slo: Slo, population: Population) -> SloResult:
@@ -129,36 +148,52 @@ def run_metric_result(
 ) -> SloResult:
     """An SLO on a number of the run; shares get exact bounds, throughputs none."""
     due, length_s = shares.due, shares.length_s
-    if slo.metric == "attainment":
-        needed = needed_n(due - shares.met, due, slo.limit, confidence)
-        return _result(slo, exact_bounds(shares.met, due, confidence), due, needed)
+    n_failed, n_missed = due - shares.ok, due - shares.met
     if slo.metric == "error_rate":
-        needed = needed_n(due - shares.ok, due, 1 - slo.limit, confidence)
-        return _result(slo, exact_bounds(due - shares.ok, due, confidence), due, needed)
+        found = shares.failing
+        bounds = exact_bounds(n_failed, due, confidence, found.bound_times(confidence))
+        times = _times_by_n(found, due, confidence) if due else None
+        needed = needed_n(n_failed, due, 1 - slo.limit, confidence, times) if times else None
+        return _result(slo, bounds, due, needed, found)
+    if slo.metric not in ("attainment", "goodput"):
+        return _result(slo, Interval(throughput(slo.metric)), due, None)
+    rate = 1.0
     if slo.metric == "goodput":
         if length_s <= 0:
             return _result(slo, Interval(math.nan), due, None)
         rate = due / length_s
-        needed_share = slo.limit / rate if rate else math.inf
-        needed = None
-        if needed_share < 1:
-            needed = needed_n(due - shares.met, due, needed_share, confidence)
-        share = exact_bounds(shares.met, due, confidence)
-        return _result(slo, share.times(rate), due, needed)
-    return _result(slo, Interval(throughput(slo.metric)), due, None)
+    found = shares.meeting
+    least = slo.limit / rate if rate else math.inf
+    needed = None
+    if least < 1 or slo.metric == "attainment":
+        times = _times_by_n(found, max(1, due), confidence)
+        needed = needed_n(n_missed, due, least, confidence, times)
+    share = exact_bounds(shares.met, due, confidence, found.hit_times(confidence))
+    return _result(slo, share.times(rate), due, needed, found)
 
 
-def _result(slo: Slo, estimate: Interval, n: int, n_needed: int | None) -> SloResult:
+def _result(
+    slo: Slo,
+    estimate: Interval,
+    n: int,
+    n_needed: int | None,
+    dependence: Dependence | None = None,
+) -> SloResult:
     value, low, high = estimate.value, estimate.low, estimate.high
     met = None if math.isnan(value) else slo.holds(value)
     worst, best = (high, low) if slo.operator == "<=" else (low, high)
+    is_too_short = dependence is not None and dependence.is_open
     proven = None
     if met is not None and (low is not None or high is not None):
         decisive = worst if met else best
         proven = decisive is not None and slo.holds(decisive) is met
+    elif met is not None and is_too_short:
+        proven = False
     return SloResult(
         slo.text, "run", slo.metric, slo.limit, value, low, high, n,
         met, proven, n_needed=None if proven in (True, None) else n_needed,
+        n_effective=None if dependence is None else dependence.worth(n),
+        too_short=is_too_short,
     )  # fmt: skip
 
 
@@ -172,6 +207,8 @@ def sentence(result: SloResult, confidence: float) -> str:
         text += f" because too many requests failed, n = {format_count(result.n)}"
     else:
         text += f" at {format_value(result.value, result.unit)}, n = {format_count(result.n)}"
+    if is_dependent(result):
+        text += f" ({worth(result)})"
     if result.proven is None:
         return text
     level = f"{100 * confidence:g} % confidence"
@@ -179,7 +216,25 @@ def sentence(result: SloResult, confidence: float) -> str:
         return f"{text}, with {level}"
     if result.n_needed is None:
         return f"{text}, without {level}"
-    return f"{text}; {level} needs about {format_count(result.n_needed)} samples"
+    return f"{text}; {level} needs about {format_count(result.n_needed)} samples{duration(result)}"
+
+
+def is_dependent(result: SloResult) -> bool:
+    """Whether the samples count for clearly fewer independent samples."""
+    return result.n_effective is not None and result.n_effective < 0.95 * result.n
+
+
+def worth(result: SloResult) -> str:
+    """`as informative as 12 independent samples`."""
+    count = format_count(max(1, round(result.n_effective or 0.0)))
+    return f"as informative as {count} independent samples"
+
+
+def duration(result: SloResult) -> str:
+    """`, 9 minutes at this rate`; "" where no rate is known."""
+    if result.seconds_needed is None:
+        return ""
+    return f", {format_value(result.seconds_needed, 's')} at this rate"
 
 
 def decide(

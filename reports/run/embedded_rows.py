@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from loadgen.measure.attainment import due_rows
 from loadgen.measure.catalog import METRICS, PASSES_UNDEFINED
 from loadgen.measure.per_request import PerRequest
-from loadgen.measure.summary import Summary
+from loadgen.measure.statistics.dependence import Dependence
+from loadgen.measure.statistics.intervals import BoundTimes
+from loadgen.measure.summary import Attainment, Summary
 from loadgen.records import Run, Status
 from reports.redaction import redact
 
@@ -61,12 +63,27 @@ def embedded_rows(
         "n": int(np.count_nonzero(due)),
         "length_s": summary.window.length_s,
         "z": NormalDist().inv_cdf((1 + summary.confidence) / 2),
+        "times": _times(summary.attainment, summary.confidence),
         "classes": [redact(name) for name in run.names.classes],
+        "class_times": [
+            _times(summary.classes[name].attainment, summary.confidence)
+            if name in summary.classes
+            else _times(summary.attainment, summary.confidence)
+            for name in run.names.classes
+        ],
         "statuses": [status.name for status in Status],
         "limits": [_limit(name, stated_s.get(name), columns.column(name)[ok]) for name in metrics],
         "columns": packed,
         **({"why": why} if waited and n_bytes + len(why) <= MOST_BYTES else {}),
     }
+
+
+def _times(share: Attainment, confidence: float) -> BoundTimes | None:
+    """The autocorrelation times of the attainment, for its lower and its upper bound. The page
+    takes them for other limits, too."""
+    if not share.due or share.n_effective is None:
+        return 1.0, 1.0
+    return Dependence(share.due, share.due / share.n_effective).hit_times(confidence)
 
 
 def _lines(texts: Sequence[str]) -> str:

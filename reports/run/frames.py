@@ -15,6 +15,7 @@ from loadgen.measure.load import mean_in_flight
 from loadgen.measure.per_request import Mask, PerRequest, Samples
 from loadgen.measure.server_load import points
 from loadgen.measure.slo import Slo, parse_slo
+from loadgen.measure.statistics.intervals import BoundTimes
 from loadgen.measure.statistics.percentiles import percentile
 from loadgen.measure.statistics.population import Population
 from loadgen.measure.summary import PERCENTILES, Summary
@@ -31,7 +32,7 @@ MAX_BINS = 600
 MAX_POINTS = 3000
 MAX_ITL_POINTS = 2500
 MAX_FAILED_POINTS = 1000
-N_QUANTILES = 100
+N_QUANTILES = 60
 ANSWERED, WITH_FAILURES = "successful requests", "all due requests, failures as ∞"
 
 
@@ -180,15 +181,13 @@ def _curve(population: Population, series: str, confidence: float) -> list[Recor
     last = math.log10(2 * n)  # the grid ends at the largest sample
     marks = [tail_position(q) for q in PERCENTILES.values() if 1 - q >= 1 / n]
     tails = np.array(sorted({*np.linspace(0.0, last, N_QUANTILES).tolist(), *marks}))
-    worth = _worth_along(population, tails)
+    both_times = _times_along(population, tails, confidence)
     records = []
-    for tail, samples_worth in zip(tails.tolist(), worth.tolist(), strict=True):
+    for tail, times in zip(tails.tolist(), both_times, strict=True):
         quantile = min(max(1 - 10**-tail, 0.5 / n), 1 - 0.5 / n)
         quantile = next((q for q in PERCENTILES.values() if abs(tail_position(q) - tail) < 1e-12),
                         quantile)  # fmt: skip
-        at = percentile(
-            population.ordered, quantile, confidence, population.n_infinite, samples_worth
-        )
+        at = percentile(population.ordered, quantile, confidence, population.n_infinite, times)
         if math.isinf(at.value):
             break
         is_closed = at.low is not None and at.high is not None and at.high < math.inf
@@ -205,13 +204,21 @@ def _curve(population: Population, series: str, confidence: float) -> list[Recor
     return records
 
 
-def _worth_along(population: Population, tails: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Effective sample sizes: computed at the reported percentiles, interpolated between them."""
-    if population.clusters is None:
-        return np.full(len(tails), float(population.n))
+def _times_along(
+    population: Population, tails: NDArray[np.float64], confidence: float
+) -> list[BoundTimes | None]:
+    """Autocorrelation times: computed at the reported percentiles, interpolated between them; None
+    next to a percentile for which the run is too short."""
     anchors = [tail_position(q) for q in PERCENTILES.values()]
-    worth = [population.n_effective(q) for q in PERCENTILES.values()]
-    return np.interp(tails, anchors, worth)
+    found = [population.dependence(q).bound_times(confidence) for q in PERCENTILES.values()]
+    low, high = (
+        np.interp(tails, anchors, [math.nan if times is None else times[side] for times in found])
+        for side in (0, 1)
+    )
+    return [
+        None if math.isnan(one) else (one, other)
+        for one, other in zip(low.tolist(), high.tolist(), strict=True)
+    ]
 
 
 def _limits(summary: Summary) -> dict[str, list[Record]]:

@@ -13,25 +13,29 @@
     });
   }
 
-  // Wilson's score interval, as `stats.wilson` has it.
-  function share(met, due) {
+  // Wilson's score interval over due / time requests, as `proportions.wilson` has it.
+  function share(met, due, times) {
     const z2 = held.z ** 2, p = met / due;
-    const centre = (p + z2 / (2 * due)) / (1 + z2 / due);
-    const half = (held.z / (1 + z2 / due)) * Math.sqrt((p * (1 - p)) / due + z2 / (4 * due * due));
-    return [p, met === 0 ? 0 : centre - half, met === due ? 1 : centre + half];
+    if (!times) return [p, null, null];
+    const bound = (time, sign) => {
+      const n = due / time;
+      const half = Math.sqrt((p * (1 - p)) / n + z2 / (4 * n * n));
+      return (p + z2 / (2 * n) + sign * held.z * half) / (1 + z2 / n);
+    };
+    return [p, met === 0 ? 0 : bound(times[0], -1), met === due ? 1 : bound(times[1], 1)];
   }
 
   const percent = (value) => `${three(100 * value)} %`;
 
-  function row(name, met, due) {
-    const [value, low, high] = share(met, due);
+  function row(name, met, due, times) {
+    const [value, low, high] = share(met, due, times);
     const goodput = met / held.length_s;
     const cells = [
       ["th", name],
       ["td", met, met],
       ["td", due, due],
       ["td", percent(value), value],
-      ["td", `[${percent(low)}, ${percent(high)}]`],
+      ["td", low === null ? "open" : `[${percent(low)}, ${percent(high)}]`],
       ["td", `${three(goodput)}/s`, goodput],
     ];
     const line = document.createElement("tr");
@@ -53,9 +57,9 @@
       group.met += kept(columns, limits, k);
     }
     const all = groups.reduce((sum, g) => ({ met: sum.met + g.met, due: sum.due + g.due }));
-    const lines = [row("all requests", all.met, all.due)];
+    const lines = [row("all requests", all.met, all.due, held.times)];
     if (groups.length > 1) {
-      groups.forEach((g, k) => { if (g.due) lines.push(row(held.classes[k], g.met, g.due)); });
+      groups.forEach((g, k) => { if (g.due) lines.push(row(held.classes[k], g.met, g.due, held.class_times[k])); });
     }
     return lines;
   }

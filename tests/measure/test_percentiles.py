@@ -191,12 +191,12 @@ def test_the_interval_of_a_median_is_hettmansperger_and_sheathers() -> None:
     st.lists(st.floats(0, 1e6), min_size=1, max_size=80),
     st.integers(0, 10),
     st.sampled_from([0.5, 0.9, 0.99]),
-    st.integers(1, 90),
+    st.tuples(st.floats(1, 90), st.floats(1, 90)),
 )
 def test_an_interval_holds_its_estimate_and_lies_within_the_samples(
-    values, n_infinite, quantile, worth
+    values, n_infinite, quantile, times
 ) -> None:
-    found = percentile(np.sort(values), quantile, 0.95, n_infinite, worth)
+    found = percentile(np.sort(values), quantile, 0.95, n_infinite, times)
     assert found.low is None or min(values) <= found.low <= found.value
     assert found.high is None or found.value <= found.high
     assert found.low is None or found.low < math.inf or found.value == math.inf
@@ -223,7 +223,8 @@ def test_gaps_of_one_request_are_not_counted_as_independent() -> None:
         value = percentile(ordered, 0.9, 0.95).value
         worth = effective_n((gaps <= value).sum(axis=1, dtype=float), np.full(n_requests, 40.0))
         naive += _covers(percentile(ordered, 0.9, 0.95), truth)
-        ours += _covers(percentile(ordered, 0.9, 0.95, n_effective=worth), truth)
+        time = gaps.size / worth
+        ours += _covers(percentile(ordered, 0.9, 0.95, times=(time, time)), truth)
     assert naive / 400 < 0.5
     assert ours / 400 > 0.95 - 4 * math.sqrt(0.95 * 0.05 / 400), "seed=21"
 
@@ -314,6 +315,7 @@ def test_ends_lie_between_their_neighbours_in_logarithms():
 
 
 def test_bounds_of_dependent_samples_round_away_from_the_percentile():
-    """1000 samples worth 310: ranks 141 and 170 of 310, i.e. 454.8 and 548.4 of 1000."""
-    bounds = percentile_bounds(np.arange(1.0, 1001.0), 0.5, 0.95, n_effective=310)
-    assert (bounds.low, bounds.value, bounds.high) == (454.0, 500.0, 549.0)
+    """1000 samples with τ = 32 are 250 of τ = 8: whole ranks of 250 become ranks of 1000, the lower
+    rounded down and the upper up, at least as far out as those of the exact distribution."""
+    bounds = percentile_bounds(np.arange(1.0, 1001.0), 0.5, 0.95, times=(32.0, 32.0))
+    assert (bounds.low, bounds.value, bounds.high) == (352.0, 500.0, 652.0)

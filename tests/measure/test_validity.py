@@ -333,13 +333,22 @@ def test_answers_without_usage_are_told() -> None:
     assert any("10 of 200 answers came without" in finding for finding in summarize(run).findings)
 
 
-def test_neighbours_that_are_alike_warn_that_intervals_are_narrow() -> None:
-    run = measured_run()
+def test_neighbours_that_are_alike_count_for_fewer_requests() -> None:
+    run = measured_run(slo=["p50(ttft) <= 10s"])
+    (plain,) = summarize(run).slo
+    assert (plain.n, plain.n_effective, plain.too_short, plain.proven) == (200, 200, False, True)
     wave_s = 0.5 * np.sin(np.arange(220) / 20)
     for name in ("first_token_s", "first_answer_s", "last_token_s", "done_s"):
         run.request_rows[name] += 0.6 + wave_s
-    assert any("similar TTFTs" in finding for finding in summarize(run).findings)
-    assert not any("similar TTFTs" in finding for finding in summarize(measured_run()).findings)
+    summary = summarize(run, confidence=0.95)
+    (waved,) = summary.slo
+    assert waved.n_effective < 20
+    assert (waved.too_short, waved.proven, waved.low, waved.high) == (True, False, None, None)
+    assert summary.verdict == "no_verdict"
+    assert "as informative as" in summary.reasons[0]
+    assert waved.seconds_needed == pytest.approx(20 * waved.n_needed / 200)
+    assert summary.metrics["ttft_s"].percentiles["p50"].low is None
+    assert summary.attainment.n_effective < 20
 
 
 def test_requests_encoded_only_when_they_were_due_are_told_from_1_percent_on() -> None:

@@ -135,11 +135,13 @@ class Measured:
 
     def _estimate_of_run(self, name: str, n_due: int, confidence: float) -> Interval:
         if name == "error_rate":
-            n_failed = int(np.count_nonzero(self.due & ~self.columns.is_ok))
-            return wilson(n_failed, n_due, confidence)
+            failed = self.due & ~self.columns.is_ok
+            times = self._samples.share(failed).bound_times(confidence)
+            return wilson(int(np.count_nonzero(failed)), n_due, confidence, times)
         if name not in ("attainment", "goodput"):
             return Interval(self._of_run(name, n_due))
-        share = wilson(int(np.count_nonzero(self.met)), n_due, confidence)
+        times = self._samples.share(self.met).hit_times(confidence)
+        share = wilson(int(np.count_nonzero(self.met)), n_due, confidence, times)
         if name == "attainment":
             return share
         per_s = per_second(float(n_due), measured_window(self.run))

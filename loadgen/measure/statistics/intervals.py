@@ -15,6 +15,13 @@ Values = NDArray[np.float64]
 """Values of the same quantity: float64, shape [n]."""
 
 
+BoundTimes = tuple[float, float]
+"""Autocorrelation times in samples, for the lower and for the upper bound of an interval: n samples
+count as n/τ independent samples (`dependence`)."""
+
+INDEPENDENT: BoundTimes = (1.0, 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Interval:
     """An estimate with its lower and upper bound. A bound is None where none exists (open)."""
@@ -28,23 +35,26 @@ class Interval:
         return Interval(self.value * factor, low, high)
 
 
-def mean_bounds(sums: Values, sizes: Values, confidence: float) -> Interval:
+def mean_bounds(
+    sums: Values, sizes: Values, confidence: float, times: BoundTimes | None = INDEPENDENT
+) -> Interval:
     """The mean Σ sums / Σ sizes over clusters (requests), with two one-sided bounds by Student's t.
 
     `sums` and `sizes` hold an entry per cluster; with sizes of 1 this is the ordinary mean. With
-    fewer than two clusters both bounds are None; without samples the value is NaN.
+    fewer than two clusters, or without `times` (in clusters), both bounds are None; without samples
+    the value is NaN.
     """
     n_clusters, total = len(sums), float(sizes.sum())
     if total == 0:
         return Interval(math.nan)
     mean = float(sums.sum()) / total
-    if n_clusters < 2:
+    if n_clusters < 2 or times is None:
         return Interval(mean)
     from scipy.special import stdtrit
 
     spread = float(np.square(sums - mean * sizes).sum()) * n_clusters / (n_clusters - 1)
     half = float(stdtrit(n_clusters - 1, confidence)) * math.sqrt(spread) / total
-    return Interval(mean, mean - half, mean + half)
+    return Interval(mean, mean - half * math.sqrt(times[0]), mean + half * math.sqrt(times[1]))
 
 
 Estimate = dict[str, Any]

@@ -3,8 +3,8 @@
 Two-sided intervals are interpolated between order statistics (binomial, without a shape assumed),
 so that they cover the true percentile as often as their confidence level states. One-sided bounds
 are exact order statistics; they prove an SLO met or missed, as in MLPerf's early stopping. Both
-treat the samples as exchangeable. The token gaps of a request are not, so they count as a smaller
-number of independent samples (`effective_n`).
+take autocorrelation times (`dependence`): the requests of a run share its queue, and the token gaps
+of a request are alike (`effective_n`), so n samples count for fewer independent samples.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from functools import lru_cache
 
 import numpy as np
 
-from loadgen.measure.statistics.intervals import Interval, Values
-from loadgen.measure.statistics.proportions import (
-    at_most,
-    tails,
-)
+from loadgen.measure.statistics.intervals import INDEPENDENT, BoundTimes, Interval, Values
+from loadgen.measure.statistics.proportions import at_most, coarse, tails
 
 
 @dataclass(frozen=True, slots=True)
 class Percentile:
-    """A percentile with its two-sided interval. `few`: fewer than ten samples lie beyond it."""
+    """A percentile with its two-sided interval. `few`: fewer than ten samples lie beyond it.
+    `n_effective`: the number of independent samples that the samples are worth; None where that was
+    not estimated."""
 
     value: float
     low: float | None
     high: float | None
     few: bool
+    n_effective: float | None = None
 
 
 def nearest_rank(n: int, quantile: float) -> int:
@@ -43,53 +43,57 @@ def has_few(n: float, quantile: float) -> bool:
 
 
 @lru_cache(4096)  # the figures of a report repeat the same calls
-def order_ranks(n: int, quantile: float, confidence: float) -> tuple[int | None, int | None]:
+def order_ranks(
+    n: int, quantile: float, confidence: float, time: float = 1.0
+) -> tuple[int | None, int | None]:
     """1-based ranks (l, u) with P(X₍l₎ > ξ) ≤ α/2 and P(X₍u₎ < ξ) ≤ α/2; None where no such rank
     exists.
 
-    B ~ Bin(n, q) samples lie at or below the true quantile ξ: l is the largest rank with P(B < l) ≤
-    α/2, u the smallest with P(B ≥ u) ≤ α/2, α = 1 − confidence.
+    B samples, of which q are expected, lie at or below the true quantile ξ: l is the largest rank
+    with P(B < l) ≤ α/2, u the smallest with P(B ≥ u) ≤ α/2, α = 1 − confidence. `time` (≤ 8) is
+    the autocorrelation time of the samples.
 
     Source: David & Nagaraja, Order Statistics (3rd ed.), §7.1.
     """
-    low, high = tails(n, quantile, (1 - confidence) / 2)
+    low, high = tails(n, quantile, (1 - confidence) / 2, time)
     return low or None, high if high <= n else None
 
 
 @lru_cache(4096)
 def interval_places(
-    n: int, quantile: float, confidence: float
+    n: int, quantile: float, confidence: float, time: float = 1.0
 ) -> tuple[float | None, float | None]:
     """The places of a percentile's lower and upper bound among n sorted samples: 1-based ranks with
     a fraction, for interpolation; None where the samples cannot give that bound.
 
     Each bound misses the true quantile with a probability of (nearly) α/2, α = 1 − confidence.
     Where only a single bound exists, it misses the quantile with α, so that the interval still
-    covers as often as its level states.
+    covers as often as its level states. `time` (≤ 8) is the autocorrelation time of the samples.
 
     Source: J. Nyblom, Statistics & Probability Letters 14(2), 1992 (of which Hettmansperger &
     Sheather's interval for the median is a special case).
     """
     half = (1 - confidence) / 2
-    low, high = _place(n, quantile, half), _place(n, 1 - quantile, half)
+    low, high = _place(n, quantile, half, time), _place(n, 1 - quantile, half, time)
     if low is None and high is not None:
-        high = _place(n, 1 - quantile, 2 * half)
+        high = _place(n, 1 - quantile, 2 * half, time)
     elif high is None and low is not None:
-        low = _place(n, quantile, 2 * half)
+        low = _place(n, quantile, 2 * half, time)
     return low, None if high is None else n + 1 - high
 
 
-def _place(n: int, quantile: float, tail: float) -> float | None:
+def _place(n: int, quantile: float, tail: float, time: float) -> float | None:
     """r + λ with P((1 − λ)·X₍r₎ + λ·X₍r+1₎ > ξ) ≈ tail; None where P(X₍₁₎ > ξ) already exceeds
     tail.
 
     π_r = P(X₍r₎ > ξ) = P(B ≤ r − 1), π_r ≤ tail < π_{r+1}, and λ = 1 / (1 + r(1 − q)(π_{r+1} −
     tail) / ((n − r)·q·(tail − π_r))).
     """
-    rank, _ = tails(n, quantile, tail)
+    rank, _ = tails(n, quantile, tail, time)
     if rank == 0 or rank >= n:
         return float(n) if rank >= n else None
-    below, above = at_most(rank - 1, n, quantile), at_most(rank, n, quantile)
+    below = at_most(rank - 1, n, quantile, time)
+    above = at_most(rank, n, quantile, time)
     if below >= tail:  # equal, up to rounding
         return float(rank)
     odds = rank * (1 - quantile) * (above - tail) / ((n - rank) * quantile * (tail - below))
@@ -101,28 +105,30 @@ def percentile(
     quantile: float,
     confidence: float,
     n_infinite: int = 0,
-    n_effective: float | None = None,
+    times: BoundTimes | None = INDEPENDENT,
 ) -> Percentile:
     """The nearest-rank percentile of `ordered` (ascending) followed by `n_infinite` samples of
     +inf, with its two-sided interval at `confidence`.
 
-    `n_effective` is the number of independent samples that these are equivalent to (default: all of
-    them). Without samples the value is NaN and both bounds are open. Where a bound falls between a
-    finite sample and +inf, the lower bound is the finite sample and the upper bound +inf.
+    `times` are the autocorrelation times of the samples; without them both bounds are open. Without
+    samples the value is NaN and both bounds are open. Where a bound falls between a finite sample
+    and +inf, the lower bound is the finite sample and the upper bound +inf.
     """
     n = len(ordered) + n_infinite
     if n == 0:
         return Percentile(math.nan, None, None, True)
-    worth = _worth(n, n_effective)
-    low, high = interval_places(worth, quantile, confidence)
     value = _at(ordered, nearest_rank(n, quantile))
+    if times is None:
+        return Percentile(value, None, None, True)
 
-    def between(place: float, is_low: bool) -> float:
-        """The value at a place among `worth` samples: (p − ½) / worth of all samples lie below it.
+    def between(place: float | None, units: int, is_low: bool) -> float | None:
+        """The value at a place among `units` samples: (p − ½) / units of all samples lie below it.
         Two positive neighbours are interpolated in logarithms, since tail samples lie far apart."""
-        rank, part = divmod((place - 0.5) * n / worth + 0.5, 1)
+        if place is None:
+            return None
+        rank, part = divmod((place - 0.5) * n / units + 0.5, 1)
         if part < 1e-9:
-            return _at(ordered, int(rank))
+            return _at(ordered, min(n, max(1, int(rank))))
         below, above = _at(ordered, max(1, int(rank))), _at(ordered, min(n, int(rank) + 1))
         if math.isinf(above):
             return below if is_low else above
@@ -130,11 +136,15 @@ def percentile(
             return float(below * (above / below) ** part)
         return below + part * (above - below)
 
+    (low_n, low_time), (high_n, high_time) = (coarse(n, time) for time in times)
+    low_place, _ = interval_places(low_n, quantile, confidence, low_time)
+    _, high_place = interval_places(high_n, quantile, confidence, high_time)
+    low, high = between(low_place, low_n, is_low=True), between(high_place, high_n, is_low=False)
     return Percentile(
         value=value,
-        low=None if low is None else min(value, between(low, is_low=True)),
-        high=None if high is None else max(value, between(high, is_low=False)),
-        few=has_few(worth, quantile),
+        low=None if low is None else min(value, low),
+        high=None if high is None else max(value, high),
+        few=has_few(n / max(times), quantile),
     )
 
 
@@ -143,24 +153,24 @@ def percentile_bounds(
     quantile: float,
     confidence: float,
     n_infinite: int = 0,
-    n_effective: float | None = None,
+    times: BoundTimes | None = INDEPENDENT,
 ) -> Interval:
     """The same percentile with two exact one-sided bounds, each an order statistic and valid at
     `confidence` or more. These bounds prove an SLO met or missed."""
     n = len(ordered) + n_infinite
     if n == 0:
         return Interval(math.nan)
-    worth = _worth(n, n_effective)
-    low, high = order_ranks(worth, quantile, 2 * confidence - 1)
+    value = _at(ordered, nearest_rank(n, quantile))
+    if times is None:
+        return Interval(value)
+    (low_n, low_time), (high_n, high_time) = (coarse(n, time) for time in times)
+    low, _ = order_ranks(low_n, quantile, 2 * confidence - 1, low_time)
+    _, high = order_ranks(high_n, quantile, 2 * confidence - 1, high_time)
     return Interval(
-        _at(ordered, nearest_rank(n, quantile)),
-        None if low is None else _at(ordered, max(1, low * n // worth)),
-        None if high is None else _at(ordered, min(n, -(-high * n // worth))),
+        value,
+        None if low is None else _at(ordered, max(1, low * n // low_n)),
+        None if high is None else _at(ordered, min(n, -(-high * n // high_n))),
     )
-
-
-def _worth(n: int, n_effective: float | None) -> int:
-    return n if n_effective is None else max(1, min(n, int(n_effective)))
 
 
 def _at(ordered: Values, rank: int) -> float:

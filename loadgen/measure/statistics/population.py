@@ -1,16 +1,18 @@
-"""The samples behind a percentile: ascending values, failures as +inf, and the number of
-independent samples that are equivalent to clustered samples."""
+"""The samples behind a percentile: ascending values, failures as +inf, and their dependence: on
+their neighbours in time, and on the other samples of the same request."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.measure.statistics import dependence
+from loadgen.measure.statistics.dependence import Dependence, Series
 from loadgen.measure.statistics.intervals import Interval, Values, mean_bounds
 from loadgen.measure.statistics.percentiles import (
     Percentile,
@@ -50,13 +52,14 @@ class Clusters:
 
     `values[k]` counts `weights[k]` times (None: once); group g is values[starts[g]:starts[g+1]] and
     counts where `kept[g]`. Values of other groups stay in place, since a copy takes more memory.
+    `order` lists the counting groups in order of release.
     """
 
     values: Values
     starts: NDArray[np.intp]
     kept: NDArray[np.bool_]
+    order: NDArray[np.intp]
     weights: NDArray[np.integer] | None = None
-    worth: dict[float, float] = field(default_factory=dict, compare=False)  # cache, by quantile
 
     def ordered(self) -> Values:
         """Every sample that counts, ascending."""
@@ -106,12 +109,17 @@ def _stretches(kept: NDArray[np.bool_], starts: NDArray[np.intp], n: int) -> lis
 
 @dataclass(frozen=True, slots=True)
 class Population:
-    """`ordered` (ascending, finite), then `n_infinite` times +inf; `clusters` if the samples depend
-    on each other."""
+    """`ordered` (ascending, finite), then `n_infinite` times +inf.
+
+    `series` holds the same samples in order of release, if there is a sample for each request;
+    `clusters` holds them where a request has several. Without either they count as independent.
+    """
 
     ordered: Values
     n_infinite: int = 0
     clusters: Clusters | None = None
+    series: Series | None = None
+    _dependences: dict[float, Dependence] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def n(self) -> int:
@@ -119,27 +127,47 @@ class Population:
 
     def percentile(self, quantile: float, confidence: float) -> Percentile:
         """Nearest-rank percentile with its two-sided interval."""
-        worth = self.n_effective(quantile)
-        return percentile(self.ordered, quantile, confidence, self.n_infinite, worth)
+        found = self.dependence(quantile)
+        times = found.bound_times(confidence)
+        return replace(
+            percentile(self.ordered, quantile, confidence, self.n_infinite, times),
+            n_effective=found.worth(self.n),
+        )
 
     def percentile_bounds(self, quantile: float, confidence: float) -> Interval:
         """The same percentile with exact one-sided bounds."""
-        worth = self.n_effective(quantile)
-        return percentile_bounds(self.ordered, quantile, confidence, self.n_infinite, worth)
+        times = self.dependence(quantile).bound_times(confidence)
+        return percentile_bounds(self.ordered, quantile, confidence, self.n_infinite, times)
 
     def n_effective(self, quantile: float) -> float:
-        """The number of independent samples that these are equivalent to for a percentile; n where
-        they are independent.
+        """The number of independent samples that these are worth for a percentile."""
+        return self.dependence(quantile).worth(self.n)
 
-        Failures are independent of each other, so each adds 1.
-        """
+    def dependence(self, quantile: float) -> Dependence:
+        """The dependence of the samples for a percentile."""
+        if quantile not in self._dependences:
+            self._dependences[quantile] = self._dependence(quantile)
+        return self._dependences[quantile]
+
+    def _dependence(self, quantile: float) -> Dependence:
+        if self.series is not None:
+            return self.series.at(quantile)
         if self.clusters is None or len(self.ordered) == 0:
-            return float(self.n)
-        cached = self.clusters.worth
-        if quantile not in cached:
-            value = float(self.ordered[nearest_rank(len(self.ordered), quantile) - 1])
-            cached[quantile] = effective_n(self.clusters.hits(value), self.clusters.sizes())
-        return cached[quantile] + self.n_infinite
+            return Dependence(self.n)
+        clusters, sizes = self.clusters, self.clusters.sizes()
+
+        def hits(level: float) -> Values:
+            value = float(self.ordered[nearest_rank(len(self.ordered), level) - 1])
+            return clusters.hits(value)
+
+        def contributions(level: float) -> Values:
+            found = hits(level)
+            deviations: Values = found - found.sum() / sizes.sum() * sizes
+            return deviations[clusters.order]
+
+        # failures are independent of each other, so each adds a sample
+        worth = effective_n(hits(quantile), sizes) + self.n_infinite
+        return dependence.of_contributions(contributions, quantile, self.n / worth)
 
     def n_beyond(self, limit: float) -> int:
         """Samples above a limit."""
@@ -147,9 +175,20 @@ class Population:
 
     def mean(self, confidence: float) -> Interval:
         """The mean of the finite samples with one-sided bounds."""
+        times = self.mean_dependence().bound_times(confidence)
         if self.clusters is not None:
-            return mean_bounds(self.clusters.sums(), self.clusters.sizes(), confidence)
-        return mean_bounds(self.ordered, np.ones(len(self.ordered)), confidence)
+            return mean_bounds(self.clusters.sums(), self.clusters.sizes(), confidence, times)
+        return mean_bounds(self.ordered, np.ones(len(self.ordered)), confidence, times)
+
+    def mean_dependence(self) -> Dependence:
+        """The dependence of the requests for the mean of the finite samples."""
+        if self.clusters is not None:
+            sums, sizes = self.clusters.sums(), self.clusters.sizes()
+            deviations = sums - sums.sum() / sizes.sum() * sizes
+            return dependence.of_values(deviations[self.clusters.order])
+        if self.series is None:
+            return Dependence(len(self.ordered))
+        return dependence.of_values(self.series.finite())
 
     def largest(self) -> float:
         if self.n_infinite:
@@ -157,20 +196,23 @@ class Population:
         return float(self.ordered[-1]) if len(self.ordered) else math.nan
 
 
-def independent(values: Values, n_infinite: int = 0) -> Population:
-    """The population of a metric with a value for each request; NaN (undefined) is left out."""
-    return Population(np.sort(values[~np.isnan(values)]), n_infinite)
+def of_requests(values: Values) -> Population:
+    """The population of a metric with a value for each request, in order of release: +inf for a
+    failed request; NaN (undefined) is left out."""
+    defined = values[~np.isnan(values)]
+    finite = np.sort(defined[np.isfinite(defined)])
+    return Population(finite, len(defined) - len(finite), series=Series(defined))
 
 
-def clustered(
+def of_groups(
     values: Values,
     starts: NDArray[np.intp],
     kept: NDArray[np.bool_],
+    order: NDArray[np.intp],
     weights: NDArray[np.integer] | None,
-    n_infinite: int = 0,
 ) -> Population:
-    """A population of dependent samples, grouped as in `Clusters`."""
+    """A population of samples in groups, as in `Clusters`."""
     if not kept.any():
-        return Population(np.empty(0), n_infinite)
-    clusters = Clusters(values, starts, kept, weights)
-    return Population(clusters.ordered(), n_infinite, clusters)
+        return Population(np.empty(0))
+    clusters = Clusters(values, starts, kept, order, weights)
+    return Population(clusters.ordered(), clusters=clusters)

@@ -23,7 +23,9 @@ def describe_arrivals(times: Times, horizon_s: float) -> dict[str, Any]:
     """
     gaps_s = np.diff(times)
     has_gaps = gaps_s.size > 1 and float(np.mean(gaps_s)) > 0
-    is_varied = gaps_s.size > 2 and float(np.std(gaps_s)) > 1e-9 * float(np.mean(gaps_s))
+    is_varied = gaps_s.size > 2 and all(
+        float(np.std(part)) > 1e-9 * float(np.mean(gaps_s)) for part in (gaps_s[:-1], gaps_s[1:])
+    )
     n_windows = times.size // ARRIVALS_PER_WINDOW
     counts, _ = np.histogram(times, max(n_windows, 1), (0.0, horizon_s))
     return {

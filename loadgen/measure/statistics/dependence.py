@@ -1,0 +1,308 @@
+"""The dependence between the requests of a run: how many independent requests they are worth.
+
+Neighbours wait in the same queue, so n requests carry the information of n/τ independent requests.
+τ = 1 + 2 Σ ρ_k is the integrated autocorrelation time, in requests, of the indicator 1{x ≤ v} over
+the order of release (of the value itself for a mean). It differs from level to level: behind a
+queue the tail remembers longer than the median.
+
+The estimate of τ, and its measured coverage: docs/decisions/0041.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.measure.statistics.intervals import BoundTimes, Values
+
+LEAST_TIMES = 20
+"""A run shorter than this many autocorrelation times gives no bound."""
+
+LEVELS = (0.5, 0.75, 0.9, 0.95, 0.99)
+_WHITE_LAGS = 20
+_MOST_POINTS = 1 << 15  # longer series are averaged in batches before their spectrum is computed
+_FEW_CLUSTERS, _MANY_CLUSTERS = 10.0, 40.0
+_SHORT_RUN_BIAS = 15.0
+_SKEWNESS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Dependence:
+    """n_requests requests in order of release whose statistic has the autocorrelation time
+    `time_requests` (1: independent), and `design`: the number of samples that are worth an
+    independent sample where requests are independent of each other (1 for a sample per request).
+    """
+
+    n_requests: float
+    time_requests: float = 1.0
+    design: float = 1.0
+
+    @property
+    def n_effective(self) -> float:
+        """The number of independent requests that carry the same information."""
+        return self.n_requests / self.time_requests
+
+    def worth(self, n_samples: int) -> float:
+        """The number of independent samples that n samples of these requests are worth."""
+        return n_samples / (self.time_requests * self.design)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the run is too short for a bound. Independent requests never are."""
+        return self.time_requests > 1 and self.n_effective < LEAST_TIMES
+
+    def bound_times(self, confidence: float) -> BoundTimes | None:
+        """τ in samples for the lower and for the upper bound of a percentile, of a mean or of a
+        share of *misses*; None where the run is too short.
+
+        An estimate of τ from n/τ memories is uncertain (Student's t instead of the normal
+        quantile). For the upper bound it is also too small: a short run does not show its longest
+        bursts (the factor 1 + 15 τ/n), and a run with few bursts has low values and a short memory
+        at the same time (1 + 5 √(τ/n)).
+
+        Source of the asymmetry: N. J. Johnson, J. Am. Stat. Assoc. 73(363), 1978; Tafazzoli,
+        Steiger, Wilson, INFORMS J. Comput. 23(1), 2011 (Skart). The constants are calibrated on
+        simulated queues (`benchmarks/interval_coverage.py`).
+        """
+        if self.is_open:
+            return None
+        if self.time_requests <= 1:
+            return self.design, self.design
+        lower = self.time_requests * _t_inflation(self.n_effective / 3, confidence)
+        upper = self.time_requests * (1 + _SHORT_RUN_BIAS / self.n_effective)
+        upper *= _t_inflation(self.n_effective / 10, confidence)
+        upper *= 1 + _SKEWNESS * math.sqrt(min(upper / self.n_requests, 0.2))
+        return lower * self.design, upper * self.design
+
+    def hit_times(self, confidence: float) -> BoundTimes | None:
+        """`bound_times` for a share of hits: few misses are many hits, so its lower bound takes the
+        time of the upper bound of the misses."""
+        times = self.bound_times(confidence)
+        return None if times is None else times[::-1]
+
+    def of_run(self, n_requests: float) -> Dependence:
+        """The same dependence in a run of another length."""
+        return Dependence(n_requests, self.time_requests, self.design)
+
+
+class Series:
+    """The values of a metric in order of release, shape [n], +inf for a failed request, no NaN."""
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+        self._times: dict[float, float] = {}
+        self._is_white: bool | None = None
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def finite(self) -> Values:
+        return self._values[np.isfinite(self._values)]
+
+    @property
+    def is_white(self) -> bool:
+        if self._is_white is None:
+            self._is_white = is_white(_ranks(self._values))
+        return self._is_white
+
+    def at(self, quantile: float) -> Dependence:
+        """The dependence of 1{x ≤ v} at the percentile v."""
+        n = len(self._values)
+        if n == 0 or self.is_white:
+            return Dependence(n)
+        if quantile < 0.5:  # the levels between the median and the percentile, mirrored
+            levels = [1 - level for level in LEVELS if 1 - level > quantile]
+        else:
+            levels = [level for level in LEVELS if level < quantile]
+        longest = max([self._time_at(level) for level in [*levels, quantile]])
+        return Dependence(n, _weighted(self._time_at(quantile), longest, n, quantile))
+
+    def longest_to(self, quantile: float) -> float:
+        """The longest autocorrelation time at any level from the median to the percentile."""
+        if len(self._values) == 0 or self.is_white:
+            return 1.0
+        return max(self._time_at(level) for level in (*LEVELS, 0.5) if level <= max(quantile, 0.5))
+
+    def _time_at(self, quantile: float) -> float:
+        if quantile not in self._times:
+            n = len(self._values)
+            rank = min(n, max(1, math.ceil(round(quantile * n, 9))))
+            level = np.partition(self._values, rank - 1)[rank - 1]
+            self._times[quantile] = autocorrelation_time((self._values <= level).astype(np.float64))
+        return self._times[quantile]
+
+
+def of_share(hits: NDArray[np.bool_], companions: Sequence[Series] = ()) -> Dependence:
+    """The dependence of a share: `hits` in order of release, shape [n].
+
+    A share near 0 or 1 hides its own memory. Then the memory of the `companions` (series of the
+    latencies of the same requests) counts.
+    """
+    n = len(hits)
+    if n == 0:
+        return Dependence(0)
+    values, share = hits.astype(np.float64), float(np.mean(hits))
+    times = [series.longest_to(max(share, 1 - share)) for series in companions]
+    own = 1.0 if is_white(_ranks(values)) else autocorrelation_time(values)
+    return Dependence(n, _weighted(own, max([own, *times]), n, share))
+
+
+def of_values(values: Values) -> Dependence:
+    """The dependence of the mean of `values`, in order of release."""
+    if len(values) == 0 or is_white(_ranks(values)):
+        return Dependence(len(values))
+    return Dependence(len(values), autocorrelation_time(values))
+
+
+def of_contributions(
+    contributions: Callable[[float], Values], quantile: float, design: float
+) -> Dependence:
+    """The dependence of samples that come in groups (the gaps of a request).
+
+    `contributions(q)` returns, for each request in order of release, the sum of the indicators of
+    its samples minus their expectation.
+    """
+    times = []
+    for level in (*(level for level in (0.5, 0.9, 0.99) if level < quantile), quantile):
+        values = contributions(level)
+        times.append(1.0 if is_white(_ranks(values)) else autocorrelation_time(values))
+    n = len(values)
+    return Dependence(n, _weighted(times[-1], max(times), n, quantile), design)
+
+
+def _weighted(own: float, longest: float, n: int, quantile: float) -> float:
+    """The time of the level itself where at least 40 clusters of requests lie beyond it, the
+    longest time of the levels before it where at most 10 do, between them on a logarithmic scale.
+    """
+    n_clusters = n * min(quantile, 1 - quantile) / longest
+    weight = (n_clusters - _FEW_CLUSTERS) / (_MANY_CLUSTERS - _FEW_CLUSTERS)
+    weight = min(1.0, max(0.0, weight))
+    return max(1.0, math.pow(longest, 1 - weight) * math.pow(max(own, 1e-9), weight))
+
+
+def autocorrelation_time(values: Values) -> float:
+    """τ of a series, at least 1: the larger of two estimates.
+
+    - Geyer's initial monotone positive sequence: the sum of neighbouring pairs of autocorrelations
+      up to the first pair that is not positive, each at most the pair before it.
+    - The mean over the posterior of τ where autocorrelations are a·φ^k (a memory below noise, as
+      behind processor sharing), by Whittle's likelihood over a grid of (a, φ).
+
+    Sources: C. J. Geyer, Statistical Science 7(4), 1992, §3.3; P. Whittle, Arkiv för Matematik 2,
+    1953.
+    """
+    n_per_batch = -(-len(values) // _MOST_POINTS)
+    n_batches = len(values) // n_per_batch
+    if n_batches < 4:
+        return 1.0
+    spread = float(np.var(values))
+    if n_per_batch > 1:
+        values = values[: n_batches * n_per_batch].reshape(n_batches, n_per_batch).mean(axis=1)
+    centred = values - values.mean()
+    variance = float(np.mean(np.square(centred)))
+    if variance <= 0 or spread <= 0:
+        return 1.0
+    if n_per_batch > 1:  # so long that the first estimate is enough; batch means are no a·φ^k
+        return max(1.0, n_per_batch * variance / spread * _geyer_time(centred))
+    return max(1.0, _geyer_time(centred), _whittle_time(centred))
+
+
+def is_white(values: Values) -> bool:
+    """Whether Ljung and Box's test at 5 % finds no autocorrelation up to lag 20 (n/4 in a short
+    series).
+
+    Source: G. M. Ljung, G. E. P. Box, Biometrika 65(2), 1978.
+    """
+    n = len(values)
+    n_lags = min(_WHITE_LAGS, n // 4)
+    centred = values - values.mean() if n else values
+    total = float(np.dot(centred, centred))
+    if n_lags < 1 or total <= 0:
+        return True
+    lags = range(1, n_lags + 1)
+    squares = sum((float(np.dot(centred[k:], centred[:-k])) / total) ** 2 / (n - k) for k in lags)
+    # the 95 % point of χ² by Wilson and Hilferty's cube, within 0.1 % for two lags and more
+    point = n_lags * (1 - 2 / (9 * n_lags) + 1.6449 * math.sqrt(2 / (9 * n_lags))) ** 3
+    return n * (n + 2) * squares <= point
+
+
+def _ranks(values: Values) -> Values:
+    """The ranks, ties by their mean, so that equal values add no order of their own."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    ends = np.cumsum(counts)
+    ranks: Values = (ends - (counts - 1) / 2)[place]
+    return ranks
+
+
+def _geyer_time(centred: Values) -> float:
+    n = len(centred)
+    spectrum = np.fft.rfft(centred, 1 << (2 * n - 1).bit_length())
+    covariances = np.fft.irfft(np.square(spectrum.real) + np.square(spectrum.imag))[: n // 2 * 2]
+    pairs = (covariances[0::2] + covariances[1::2]) / covariances[0]
+    ends = np.flatnonzero(pairs <= 0)
+    pairs = pairs[: ends[0]] if len(ends) else pairs
+    return float(2 * np.minimum.accumulate(pairs).sum() - 1)
+
+
+_SHARES = np.array([0.04, 0.08, 0.13, 0.2, 0.3, 0.4, 0.55, 0.7, 0.85, 1.0])
+_DECAYS = np.concatenate([[0.0], 1 - np.geomspace(0.98, 1 / 3000, 70)])
+
+
+def _whittle_time(centred: Values) -> float:
+    """The posterior mean of τ = (1 − a) + a·(1 + φ)/(1 − φ), scaled to the spectrum near zero."""
+    n = len(centred)
+    power = np.square(np.abs(np.fft.rfft(centred)))[1 : (n - 1) // 2 + 1] / n
+    if not len(power):
+        return 1.0
+    starts, counts, cosines = _bins(n)
+    variance = float(np.mean(np.square(centred)))
+    power = np.maximum(np.add.reduceat(power, starts) / counts, 1e-12 * variance)
+    decays = _DECAYS[max(0.0, 1 - 4 / n) >= _DECAYS]
+    memory = (1 - decays**2)[:, None] / (1 - 2 * decays[:, None] * cosines + decays[:, None] ** 2)
+    shapes = (1 - _SHARES)[:, None, None] + _SHARES[:, None, None] * memory
+    n_frequencies = counts.sum()
+    variances = (1 / shapes) @ (counts * power) / n_frequencies
+    costs = np.log(shapes) @ counts + n_frequencies * np.log(variances)
+    weights = np.exp(costs.min() - costs)
+    times = (1 - _SHARES)[:, None] + _SHARES[:, None] * (1 + decays) / (1 - decays)
+    return float((weights * times * variances).sum() / weights.sum() / variance)
+
+
+@lru_cache(16)
+def _bins(n: int) -> tuple[NDArray[np.intp], Values, Values]:
+    """Frequencies of a series of length n in at most 80 bins of geometric width: the first index
+    of each, the number of frequencies in it, the cosine of its mean frequency."""
+    n_frequencies = (n - 1) // 2
+    edges = np.unique(np.round(np.geomspace(1, n_frequencies + 1, 80)).astype(np.intp)) - 1
+    if len(edges) < 2:
+        edges = np.array([0, n_frequencies])
+    counts = np.diff(edges).astype(np.float64)
+    middles = (edges[:-1] + edges[1:] + 1) / 2
+    return edges[:-1], counts, np.cos(2 * np.pi * middles / n)
+
+
+def _t_inflation(degrees: float, confidence: float) -> float:
+    """(t / z)²: Student's quantile of a two-sided interval over the normal one."""
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    return (student_t(z, max(1.0, degrees)) / z) ** 2
+
+
+def student_t(z: float, degrees: float) -> float:
+    """Student's t quantile at the level of the normal quantile z; for 2 degrees of freedom within
+    1 %, for 3 within 0.2 % at the levels up to 97.5 %.
+
+    Source: Abramowitz & Stegun 26.7.5.
+    """
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
+    )
+    return z + sum(term / degrees ** (power + 1) for power, term in enumerate(terms))
