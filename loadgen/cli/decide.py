@@ -26,6 +26,7 @@ from loadgen.cli.flags import (
     ScenarioFlags,
     Slo,
     Target,
+    TrafficFlags,
     WatchFlags,
     Workers,
     with_flags,
@@ -331,6 +332,7 @@ def _write_github_summary(night: FinishedNight, environ: Mapping[str, str]) -> N
 @with_flags
 def capacity(
     flags: ScenarioFlags,
+    traffic: TrafficFlags,
     watch: WatchFlags,
     target: Target = None,
     attainment: Annotated[
@@ -369,7 +371,7 @@ def capacity(
     from loadgen.capacity.search import search
     from reports.capacity.view import table
 
-    scenario = parse.choose_scenario(flags)
+    scenario = parse.choose_scenario(flags, traffic)
     target = parse.read_target(target)
     if resume and out is None:
         raise UsageError("--resume: no search: name its directory with --out")
