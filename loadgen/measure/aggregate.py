@@ -13,20 +13,30 @@ from loadgen.errors import UsageError
 from loadgen.measure.attainment import (
     MeasuredWindow,
     due_rows,
+    failed_rows,
     measured_window,
     meets,
     meets_own,
     slos_by_class,
     slos_met,
+    unfinished_rows,
     warmup_rows,
     withdrawn_rows,
 )
 from loadgen.measure.catalog import METRICS, Metric
 from loadgen.measure.drivers import drivers
 from loadgen.measure.fairness import fairness
-from loadgen.measure.findings import findings
-from loadgen.measure.load import Throughput, inside, load_through, per_second, throughput
+from loadgen.measure.findings import findings, unfinished_text
+from loadgen.measure.load import (
+    Throughput,
+    falls_behind,
+    inside,
+    load_through,
+    per_second,
+    throughput,
+)
 from loadgen.measure.per_request import Mask, PerRequest, Samples, per_request, without_own
+from loadgen.measure.search_command import capacity_command
 from loadgen.measure.server_load import backends, server_findings, server_summary
 from loadgen.measure.slo import Slo, own_slo, parse_slo, ungrounded
 from loadgen.measure.stalls import stalls
@@ -78,7 +88,7 @@ def summarize(
         run, by_class = without_own(run), {name: [] for name in by_class}
     window, columns, due = measured_window(run), per_request(run), due_rows(run)
     everything = [*slos, *(own for class_slos in by_class.values() for own in class_slos)]
-    shared = tuple(slos)
+    shared, command = tuple(slos), capacity_command(run, everything, is_own=slo is None)
     slos += _brought_to_all(run, columns, shared, by_class)
     everything += _tightest_own(columns, due)
     level = DEFAULT_CONFIDENCE if confidence is None else confidence
@@ -96,7 +106,7 @@ def summarize(
     verdict, exit_code, reasons = decide(
         asked,
         doubts,
-        next((_sentence(c) for c in found if c.name == "load" and c.ok is False), ""),
+        _overload(run, columns, due, found, whole["counts"]),
         level,
         is_strict=confidence is not None,
         n_ok=whole["counts"][Status.ok.name],
@@ -120,6 +130,7 @@ def summarize(
         server=server_summary(run, columns, window),
         backends=addresses,
         stimulus=sent,
+        capacity_command=command,
     )
 
 
@@ -195,14 +206,16 @@ def _numbers(
 ) -> dict[str, Any]:
     """The fields that the summary of a run and that of a class share."""
     samples, rates = Samples(columns, due), throughput(run, columns, window)
+    counts = _counts(run, due)
+    shares = Shares(counts["due"], _count(met), counts["failed"], window.length_s)
     n_sent = np.count_nonzero(due & inside(run.request_rows["sent_s"], window))
     return {
-        "counts": _counts(run, due),
+        "counts": counts,
         "offered_rate_per_s": per_second(float(np.count_nonzero(due)), window),
         "achieved_rate_per_s": per_second(float(n_sent), window),
         "throughput": rates,
         "metrics": _distributions(samples, level),
-        "slo": tuple(_judge(slos, columns, due, met, samples, rates, window, level)),
+        "slo": tuple(_judge(slos, columns, due, met, samples, rates, window, shares, level)),
         "attainment": _attainment(due, met, level),
         "goodput": _goodput(columns, due, met, window, level),
     }
@@ -260,6 +273,8 @@ def _counts(run: Run, due: Mask) -> dict[str, int]:
         "due": n_due,
         "withdrawn": n_withdrawn,
         "not_due": n_scheduled - n_warmup - n_due - n_withdrawn,
+        "failed": _count(failed_rows(run)),
+        "unfinished": _count(unfinished_rows(run)),
         **{status.name: int(by_status[status]) for status in Status},
     }
 
@@ -318,11 +333,9 @@ def _judge(
     samples: Samples,
     rates: Throughput,
     window: MeasuredWindow,
+    shares: Shares,
     confidence: float,
 ) -> list[SloResult]:
-    n_due, n_met, n_ok = (_count(m) for m in (due, met, due & columns.is_ok))
-    shares = Shares(n_due, n_met, n_ok, window.length_s)
-
     def rate(metric: str) -> float:
         if metric == "goodput_output_tokens_per_s":
             return _goodput(columns, due, met, window, confidence).output_tokens_per_s
@@ -362,6 +375,20 @@ def _doubts(run: Run, found: Sequence[ValidityCheck], due: Mask) -> list[str]:
     if not due.any():
         reasons.append("No request was due in the measured window.")
     return reasons
+
+
+def _overload(
+    run: Run,
+    columns: PerRequest,
+    due: Mask,
+    found: Sequence[ValidityCheck],
+    counts: Mapping[str, int],
+) -> str:
+    """The sentence on an offered rate above the server's capacity; "" for none."""
+    grown = next((_sentence(c) for c in found if c.name == "load" and c.ok is False), "")
+    if counts["unfinished"] and (grown or falls_behind(run, columns, due)):
+        return f"Overloaded: {unfinished_text(run, counts['unfinished'], counts['due'])}."
+    return grown
 
 
 def _sentence(check: ValidityCheck) -> str:

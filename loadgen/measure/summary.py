@@ -113,13 +113,15 @@ class ClassSummary:
 class Summary:
     """Everything that the CLI prints, summary.json holds and the report shows. Seconds throughout.
 
-    `counts`: scheduled = warmup + due + withdrawn + not_due; each status counts due rows.
+    `counts`: scheduled = warmup + due + withdrawn + not_due; each status counts due rows;
+    `unfinished` were cancelled at the end of the drain, `failed` ended without success before.
     `confidence` is the level of every interval and proof; the verdict follows the point estimate
     unless a confidence was requested. `classes` is empty where all traffic is of a single class;
     the verdict is met only if the SLOs of every class are. `fairness` is None where all traffic
     belongs to a single tenant, `server` where the server's metrics were not read. `backends` are
     the addresses that requests went to, busiest first; `stimulus` compares the traffic sent with
-    the schedule; `drivers` are the factors that latency correlates with.
+    the schedule; `drivers` are the factors that latency correlates with. `capacity_command`
+    searches the highest load that meets the SLOs ("" where the run does not give one).
     """
 
     run: str
@@ -144,6 +146,7 @@ class Summary:
     server: ServerSummary | None = None
     backends: tuple[Backend, ...] = ()
     stimulus: Stimulus | None = None
+    capacity_command: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """The content of summary.json; NaN, +inf and open bounds are null."""

@@ -63,12 +63,12 @@ class SloResult:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The counts behind shares and rates: requests due, requests that met all SLOs, successful
+    """The counts behind shares and rates: requests due, requests that met all SLOs, failed
     requests."""
 
     due: int
     met: int
-    ok: int
+    failed: int
     length_s: float
 
 
@@ -133,8 +133,8 @@ def run_metric_result(
         needed = needed_n(due - shares.met, due, slo.limit, confidence)
         return _result(slo, exact_bounds(shares.met, due, confidence), due, needed)
     if slo.metric == "error_rate":
-        needed = needed_n(due - shares.ok, due, 1 - slo.limit, confidence)
-        return _result(slo, exact_bounds(due - shares.ok, due, confidence), due, needed)
+        needed = needed_n(shares.failed, due, 1 - slo.limit, confidence)
+        return _result(slo, exact_bounds(shares.failed, due, confidence), due, needed)
     if slo.metric == "goodput":
         if length_s <= 0:
             return _result(slo, Interval(math.nan), due, None)
@@ -169,7 +169,7 @@ def sentence(result: SloResult, confidence: float) -> str:
         return f"{result.text}: no value, because there are no samples"
     text = f"{result.text}: {'met' if result.met else 'missed'}"
     if math.isinf(result.value):
-        text += f" because too many requests failed, n = {format_count(result.n)}"
+        text += f" because too many requests failed or did not finish, n = {format_count(result.n)}"
     else:
         text += f" at {format_value(result.value, result.unit)}, n = {format_count(result.n)}"
     if result.proven is None:
@@ -210,7 +210,7 @@ def decide(
     ]
     if missed or overload:
         reasons = [f"{sentence(result, confidence)}." for result in missed]
-        return "missed", 1, (*reasons, *([overload] if overload else []))
+        return "missed", 1, (*([overload] if overload else []), *reasons)
     if any(is_open):
         unsettled = [r for r, unknown in zip(judged, is_open, strict=True) if unknown]
         return "no_verdict", 3, tuple(f"{sentence(r, confidence)}." for r in unsettled)

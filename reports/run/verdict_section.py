@@ -79,7 +79,7 @@ def _bound(result: SloResult, path: str) -> TableCell:
     if bound is None:
         return TableCell("open", small="too few samples")
     if math.isinf(bound):
-        return TableCell("failures")
+        return TableCell("∞")
     return TableCell(f"{sign} {format_value(bound, result.unit)}", f"{path}.{name}", result.unit)
 
 
@@ -130,9 +130,9 @@ def _all_slos(summary: Summary) -> list[SloResult]:
     return [*summary.slo, *(r for of_class in summary.classes.values() for r in of_class.slo)]
 
 
-def next_steps(summary: Summary, scenario: str, target: str, place: str) -> list[NextStep]:
-    """The steps that follow from a verdict. `scenario` and `target` are words for the command line
-    of another run, '' for none; `place` is the directory of this run."""
+def next_steps(summary: Summary, place: str, is_probe: bool = False) -> list[NextStep]:
+    """The steps that follow from a verdict. `place` is the directory of this run; a probe of a
+    capacity search needs no further search."""
     if not summary.validity.trusted:
         return _repair(summary)
     if summary.verdict == "no_verdict" and not is_inconclusive(summary):
@@ -140,11 +140,15 @@ def next_steps(summary: Summary, scenario: str, target: str, place: str) -> list
     steps = [*_failures(summary), *_longer(summary)]
     if summary.verdict == "missed":
         steps += _missed(summary)
-    if scenario and summary.verdict != "no_verdict":
-        more = "" if summary.verdict == "missed" else " more"
-        command = f"slobench capacity {scenario} {target}".rstrip()
-        steps.append(NextStep(f"Find how much{more} load meets the SLO:", command))
+    if summary.capacity_command and not is_probe and summary.verdict != "no_verdict":
+        steps.append(search_step(summary))
     return steps
+
+
+def search_step(summary: Summary) -> NextStep:
+    """The search for the highest load that meets the SLO."""
+    more = "" if summary.verdict == "missed" else " more"
+    return NextStep(f"Find how much{more} load meets the SLO:", summary.capacity_command)
 
 
 def _repair(summary: Summary) -> list[NextStep]:
@@ -180,10 +184,10 @@ def _no_verdict(summary: Summary, place: str) -> list[NextStep]:
 
 
 def _failures(summary: Summary) -> list[NextStep]:
-    due, ok = summary.counts["due"], summary.counts["ok"]
-    if due - ok <= _MANY_FAILURES * due:
+    due, n_failed = summary.counts["due"], summary.counts["failed"]
+    if n_failed <= _MANY_FAILURES * due:
         return []
-    failed = f"{format_count(due - ok)} of {format_count(due)} requests failed"
+    failed = f"{format_count(n_failed)} of {format_count(due)} requests failed"
     return [NextStep(f"{failed}: see the section “How requests failed” first.")]
 
 
