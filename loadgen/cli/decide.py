@@ -21,6 +21,7 @@ from loadgen.cli.flags import (
     FailOn,
     Goodput,
     Json,
+    MinRequests,
     Model,
     Plugin,
     ScenarioFlags,
@@ -59,6 +60,7 @@ def rescore(
         str | None, typer.Option(help="Another measured window: 30s:90s, or steady (MSER-5).")
     ] = None,
     confidence: Confidence = None,
+    min_requests: MinRequests = None,
     json: Json = False,
 ) -> None:
     """Check a recorded run against another SLO, window, or another tool's definitions."""
@@ -78,7 +80,8 @@ def rescore(
     if window is not None:
         recorded = with_window(recorded, window)
     slos = parse.slo_flags(slo, goodput)
-    summary = summarize(recorded, slo=slos, confidence=parse.read_confidence(confidence))
+    level = parse.read_confidence(confidence)
+    summary = summarize(recorded, slos, level, min_requests)
     names = DEFINITIONS if "all" in definitions else dict.fromkeys(["slobench", *definitions])
     rows = defined_values(recorded, tuple(names)) if definitions else []
     if json:

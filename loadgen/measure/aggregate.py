@@ -72,13 +72,17 @@ from loadgen.records import Run, Status
 
 
 def summarize(
-    run: Run, slo: Sequence[str] | None = None, confidence: float | None = None
+    run: Run,
+    slo: Sequence[str] | None = None,
+    confidence: float | None = None,
+    min_requests: int | None = None,
 ) -> Summary:
     """The summary and the verdict of a run, under its own SLOs or under others.
 
     With `confidence` the verdict follows the bounds instead of the estimates, and an SLO that they
-    leave open gives no verdict. Raises UsageError for invalid other SLOs, ValueError for a
-    confidence outside (0.5, 1), RunInvalid for tables that do not fit together.
+    leave open gives no verdict. With fewer successful requests than `min_requests` (None: as the
+    run was made with) there is no verdict. Raises UsageError for invalid other SLOs, ValueError for
+    a confidence outside (0.5, 1), RunInvalid for tables that do not fit together.
     """
     if confidence is not None and not 0.5 < confidence < 1:
         raise ValueError(f"expected a confidence above 50 % and below 100 %, not {confidence}")
@@ -97,6 +101,7 @@ def summarize(
     doubts = _doubts(run, found, due)
     sent, addresses = stimulus(run, columns, window), tuple(backends(run, columns, due))
     met = due & meets_own(run, columns, slos, by_class)
+    least = run.manifest.min_requests if min_requests is None else min_requests
     whole = _numbers(run, columns, slos, due, met, window, level)
     classes = {
         name: _class_summary(run, name, shared, own, window, level, confidence is not None)
@@ -110,6 +115,7 @@ def summarize(
         level,
         is_strict=confidence is not None,
         n_ok=whole["counts"][Status.ok.name],
+        min_requests=least,
     )
     return Summary(
         run=run.manifest.run,
@@ -131,6 +137,7 @@ def summarize(
         backends=addresses,
         stimulus=sent,
         capacity_command=command,
+        min_requests=least,
     )
 
 

@@ -121,7 +121,8 @@ class Summary:
     belongs to a single tenant, `server` where the server's metrics were not read. `backends` are
     the addresses that requests went to, busiest first; `stimulus` compares the traffic sent with
     the schedule; `drivers` are the factors that latency correlates with. `capacity_command`
-    searches the highest load that meets the SLOs ("" where the run does not give one).
+    searches the highest load that meets the SLOs ("" where the run does not give one). With fewer
+    successful requests than `min_requests` there is no verdict.
     """
 
     run: str
@@ -147,6 +148,7 @@ class Summary:
     backends: tuple[Backend, ...] = ()
     stimulus: Stimulus | None = None
     capacity_command: str = ""
+    min_requests: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The content of summary.json; NaN, +inf and open bounds are null."""

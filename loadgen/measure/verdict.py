@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from loadgen.measure.catalog import METRICS
@@ -29,7 +29,8 @@ class SloResult:
     would prove it, if nothing else changes. `scope` request: `value` is the *share* of due requests
     that met it, with Wilson's interval. Such SLOs are judged together through attainment, so `met`
     and `proven` are None. `is_implied`: not stated by the user; see `slo_results`. `n_own` of the
-    `n` requests had a limit of their own.
+    `n` requests had a limit of their own. `note` is the reason where no server could have met the
+    SLO, or where there is no verdict on it: `met` is None then, and `n_needed` samples give one.
     """
 
     text: str
@@ -45,6 +46,7 @@ class SloResult:
     n_needed: int | None
     is_implied: bool = False
     n_own: int = 0
+    note: str = ""
 
     @property
     def shown(self) -> str:
@@ -97,8 +99,20 @@ def request_slo_result(
 
 
 def percentile_result(slo: Slo, population: Population, confidence: float) -> SloResult:
-    """A percentile SLO, with failures as +inf; its bounds are exact order statistics."""
+    """A percentile SLO, with failures as +inf; its bounds are exact order statistics. There is no
+    verdict on a percentile that so few samples do not have."""
     assert slo.quantile is not None, f"{slo.text} is not a percentile"
+    least = fewest_samples(slo.quantile)
+    if 0 < population.n < least:
+        value = population.percentile(slo.quantile, confidence).value
+        has = (
+            f"{format_count(population.n)} {'sample has' if population.n == 1 else 'samples have'}"
+        )
+        note = f"{has} no P{100 * slo.quantile:g}, which needs at least {format_count(least)}"
+        return SloResult(
+            slo.text, "run", slo.metric, slo.limit, value, None, None, population.n,
+            met=None, proven=None, n_needed=least, note=note,
+        )  # fmt: skip
     bounds = population.percentile_bounds(slo.quantile, confidence)
     n_misses, n = population.n_beyond(slo.limit), population.n
     worth = population.n_effective(slo.quantile)
@@ -106,6 +120,11 @@ def percentile_result(slo: Slo, population: Population, confidence: float) -> Sl
     if needed is not None and worth > 0:
         needed = math.ceil(needed * n / worth)
     return _result(slo, bounds, n, needed)
+
+
+def fewest_samples(quantile: float) -> int:
+    """The smallest n that has a percentile: ⌈1 / (1 − q)⌉ samples, so that one lies beyond it."""
+    return math.ceil(round(1 / (1 - quantile), 6))
 
 
 def mean_result(slo: Slo, population: Population, confidence: float) -> SloResult:
@@ -140,11 +159,14 @@ def run_metric_result(
             return _result(slo, Interval(math.nan), due, None)
         rate = due / length_s
         needed_share = slo.limit / rate if rate else math.inf
+        note = ""
+        if needed_share > 1:
+            note = f"cannot be kept at this rate: only {format_value(rate, 'per_s')} was offered"
         needed = None
         if needed_share < 1:
             needed = needed_n(due - shares.met, due, needed_share, confidence)
         share = exact_bounds(shares.met, due, confidence)
-        return _result(slo, share.times(rate), due, needed)
+        return replace(_result(slo, share.times(rate), due, needed), note=note)
     return _result(slo, Interval(throughput(slo.metric)), due, None)
 
 
@@ -166,7 +188,10 @@ def sentence(result: SloResult, confidence: float) -> str:
     """The result of an SLO as a sentence, for the reasons of a verdict: the value, and whether it
     is proven."""
     if result.met is None:
-        return f"{result.text}: no value, because there are no samples"
+        return f"{result.text}: {result.note or 'no value, because there are no samples'}"
+    if result.note:
+        value = format_value(result.value, result.unit)
+        return f"{result.text}: missed at {value}; it {result.note}"
     text = f"{result.text}: {'met' if result.met else 'missed'}"
     if math.isinf(result.value):
         text += f" because too many requests failed or did not finish, n = {format_count(result.n)}"
@@ -189,17 +214,22 @@ def decide(
     confidence: float,
     is_strict: bool,
     n_ok: int,
+    min_requests: int = 0,
 ) -> tuple[Verdict, int, tuple[str, ...]]:
     """The verdict, its exit code and the reasons for it.
 
-    `doubts` (an invalid measurement, a run cut short) allow no verdict. Otherwise a missed SLO or
+    `doubts` (an invalid measurement, a run cut short) allow no verdict, nor do fewer successful
+    requests (`n_ok`) than `min_requests`, nor a run without any. Otherwise a missed SLO or
     an `overload` makes the run missed; otherwise all SLOs are met. `is_strict`: only proven results
     count, and an open SLO gives no verdict. A run without any SLO has no verdict either, which is a
-    failure only if none of its due requests was successful (`n_ok`).
+    failure only if none of its due requests was successful.
     """
     judged = [result for result in results if result.scope == "run"]
     if doubts:
         return "no_verdict", 3, tuple(doubts)
+    if n_ok < min_requests:
+        fewer = f"fewer than the {format_count(min_requests)} that --min-requests asks for"
+        return "no_verdict", 3, (f"{format_count(n_ok)} requests were successful, {fewer}.",)
     if not judged and not n_ok:
         return "no_verdict", 3, ("No request was successful.",)
     if not judged:
@@ -214,4 +244,6 @@ def decide(
     if any(is_open):
         unsettled = [r for r, unknown in zip(judged, is_open, strict=True) if unknown]
         return "no_verdict", 3, tuple(f"{sentence(r, confidence)}." for r in unsettled)
+    if not n_ok:
+        return "no_verdict", 3, ("No request was successful.",)
     return "met", 0, tuple(f"{sentence(result, confidence)}." for result in judged)

@@ -3,7 +3,7 @@
 import pytest
 
 from loadgen.measure.aggregate import summarize
-from reports.run.verdict_section import banner, is_inconclusive, next_steps
+from reports.run.verdict_section import banner, is_inconclusive, next_steps, slo_rows
 from tests.runs import measured_run, two_classes, with_manifest, with_shard
 
 URL = ("--target", "http://h")
@@ -104,3 +104,35 @@ def test_what_the_samples_leave_open_is_inconclusive(run):
     assert banner(summary).word == "INCONCLUSIVE"
     cut = with_manifest(run, ended="interrupted")
     assert banner(summarize(cut, confidence=0.95)).word == "NO VERDICT"
+
+
+def test_too_few_requests_for_a_percentile_lead_to_a_longer_run():
+    """40 due requests in 20 s at 2/s: P99 needs 100, so 50 s."""
+    run = measured_run(44, rate_per_s=2.0, slo=["p99(ttft) <= 1s"])
+    assert told(run) == [("Measure for at least 50 s (--duration, phases.measure).", "")]
+    assert banner(summarize(run)).word == "NO VERDICT"
+    [row] = slo_rows(summarize(run))
+    assert (row[4].text, row[4].small) == (
+        "? no verdict", "40 samples have no P99, which needs at least 100",
+    )  # fmt: skip
+    assert (row[5].text, row[5].small) == ("–", "needs n ≈ 100")
+
+
+def test_too_few_successful_requests_lead_to_a_longer_run():
+    run = measured_run(slo=["ttft <= 1s"])
+    assert told(run, min_requests=300) == [
+        ("Measure for at least 30 s (--duration, phases.measure).", "")
+    ]
+
+
+def test_a_goodput_out_of_reach_does_not_blame_the_server():
+    run = measured_run(slo=["ttft <= 1s", "goodput >= 50/s"])
+    assert told(run, *FLAGS) == [
+        (
+            "Offer more than 50/s (--rate, arrivals.rate): goodput cannot exceed the offered rate.",
+            "",
+        )
+    ]
+    assert banner(summarize(run)).reasons == (
+        "goodput >= 50/s: missed at 10/s; it cannot be kept at this rate: only 10/s was offered.",
+    )
