@@ -63,7 +63,7 @@ PROCESSES: Mapping[str, Process] = {
     "ps-0.9": processor_sharing(0.9),
 }
 ENGINE_RATES = (8.0, 11.0, 13.0)
-ENGINE = {"shape": "8b", "hardware": "h200", "max_num_seqs": 8}
+ENGINE: dict[str, Any] = {"shape": "8b", "hardware": "h200", "max_num_seqs": 8}
 
 
 def main() -> None:
@@ -168,6 +168,7 @@ def judged(values: Values, quantile: float, truth: float) -> dict[str, Any]:
     bounds = population.percentile_bounds(quantile, CONFIDENCE)
     times = population.dependence(quantile).bound_times(CONFIDENCE)
     hits = values <= truth
+    assert population.series is not None
     found = of_share(hits, [population.series])
     n, n_hits = len(hits), int(hits.sum())
     share = wilson(n_hits, n, CONFIDENCE, found.hit_times(CONFIDENCE))

@@ -240,6 +240,27 @@ def two_classes(
     )
 
 
+FROM_SERVER = ("first_chunk_s", "first_token_s", "first_answer_s", "last_token_s")
+
+
+def cut_off(run: Run, rows: Any, end_s: float = 32.0, has_begun: bool = False) -> Run:
+    """The run with some rows still running at the end of the drain; they have no token unless they
+    have begun."""
+    requests = run.request_rows
+    requests["status"][rows], requests["http_status"][rows] = Status.cancelled, 0
+    requests["error_id"][rows] = 2
+    for name in () if has_begun else FROM_SERVER:
+        requests[name][rows] = np.nan
+    requests["done_s"][rows] = end_s
+    ids = [] if has_begun else run.schedule_rows["request_id"][rows]
+    texts = ("", "HTTP 503: overloaded", "still running when the drain ended")
+    return replace(
+        run,
+        chunk_rows=run.chunk_rows[~np.isin(run.chunk_rows["request_id"], ids)],
+        names=replace(run.names, errors=texts),
+    )
+
+
 def _fail(rows: Requests, which: np.ndarray[Any, Any]) -> None:
     rows["status"][which], rows["http_status"][which] = Status.http_error, 503
     rows["error_id"][which] = 1

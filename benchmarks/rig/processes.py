@@ -84,7 +84,8 @@ def processor_sharing(load: float, n_run_in: int = 3000) -> Process:
         total = n + n_run_in
         arrivals = np.cumsum(rng.exponential(1 / load, total)).tolist()
         services = rng.exponential(size=total).tolist()
-        ended_s, active = np.zeros(total), []
+        ended_s = np.zeros(total)
+        active: list[tuple[float, int]] = []
         now, share = 0.0, 0.0  # share: the service that each request present so far has received
         for number in range(total + 1):
             until = arrivals[number] if number < total else math.inf
@@ -96,6 +97,7 @@ def processor_sharing(load: float, n_run_in: int = 3000) -> Process:
                 share += (until - now) / len(active) if active else 0.0
                 now = until
                 heapq.heappush(active, (share + services[number], number))
-        return (ended_s - np.array(arrivals))[n_run_in:]
+        responses: Values = (ended_s - np.array(arrivals))[n_run_in:]
+        return responses
 
     return draw

@@ -21,11 +21,13 @@ from loadgen.cli.flags import (
     FailOn,
     Goodput,
     Json,
+    MinRequests,
     Model,
     Plugin,
     ScenarioFlags,
     Slo,
     Target,
+    TrafficFlags,
     WatchFlags,
     Workers,
     with_flags,
@@ -58,6 +60,7 @@ def rescore(
         str | None, typer.Option(help="Another measured window: 30s:90s, or steady (MSER-5).")
     ] = None,
     confidence: Confidence = None,
+    min_requests: MinRequests = None,
     json: Json = False,
 ) -> None:
     """Check a recorded run against another SLO, window, or another tool's definitions."""
@@ -77,7 +80,8 @@ def rescore(
     if window is not None:
         recorded = with_window(recorded, window)
     slos = parse.slo_flags(slo, goodput)
-    summary = summarize(recorded, slo=slos, confidence=parse.read_confidence(confidence))
+    level = parse.read_confidence(confidence)
+    summary = summarize(recorded, slos, level, min_requests)
     names = DEFINITIONS if "all" in definitions else dict.fromkeys(["slobench", *definitions])
     rows = defined_values(recorded, tuple(names)) if definitions else []
     if json:
@@ -331,6 +335,7 @@ def _write_github_summary(night: FinishedNight, environ: Mapping[str, str]) -> N
 @with_flags
 def capacity(
     flags: ScenarioFlags,
+    traffic: TrafficFlags,
     watch: WatchFlags,
     target: Target = None,
     attainment: Annotated[
@@ -369,7 +374,7 @@ def capacity(
     from loadgen.capacity.search import search
     from reports.capacity.view import table
 
-    scenario = parse.choose_scenario(flags)
+    scenario = parse.choose_scenario(flags, traffic)
     target = parse.read_target(target)
     if resume and out is None:
         raise UsageError("--resume: no search: name its directory with --out")

@@ -28,6 +28,12 @@ Confidence = Annotated[
     float | None,
     typer.Option(help="E.g. 0.95: no verdict if the confidence interval contains the limit."),
 ]
+MinRequests = Annotated[
+    int | None,
+    typer.Option(
+        min=1, help="No verdict (exit code 3) with fewer successful requests, e.g. 100 in CI."
+    ),
+]
 Target = Annotated[
     str | None,
     typer.Option(

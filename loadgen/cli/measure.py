@@ -21,6 +21,7 @@ from loadgen.cli.flags import (
     Export,
     Force,
     Json,
+    MinRequests,
     Model,
     Plugin,
     RunDirectory,
@@ -66,6 +67,7 @@ def run(
         str, typer.Option(help="fast, or aiohttp: slower, to check the fast transport against.")
     ] = "fast",
     confidence: Confidence = None,
+    min_requests: MinRequests = None,
     print_scenario: Annotated[
         bool, typer.Option("--print-scenario", help="Print the scenario as YAML and stop.")
     ] = False,
@@ -101,6 +103,7 @@ def run(
         engine=engine,
         model=model,
         confidence=parse.read_confidence(confidence),
+        min_requests=min_requests or 0,
         scrape=scrape,
         watch=parse.read_watch(watch, os.environ),
     )

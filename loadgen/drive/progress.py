@@ -42,7 +42,13 @@ class Totals:
 
     @property
     def n_failed(self) -> int:
-        return self.n_ended - self.by_status[Status.ok] - self.withdrawn
+        """Ended without success, except those that the load generator cancelled."""
+        return self.n_ended - self.by_status[Status.ok] - self.by_status[Status.cancelled]
+
+    @property
+    def n_unfinished(self) -> int:
+        """Cancelled at the end of the drain."""
+        return self.by_status[Status.cancelled] - self.withdrawn
 
     @property
     def n_dropped(self) -> int:
@@ -118,6 +124,7 @@ class Progress:
             f"TTFT {_percentiles(self._ttft)}",
             f"failed {totals.n_failed}"
             + (f", dropped {totals.n_dropped}" if totals.n_dropped else "")
+            + (f", unfinished {totals.n_unfinished}" if totals.n_unfinished else "")
             + (f", cancelled on purpose {totals.withdrawn}" if totals.withdrawn else ""),
             f"send lateness {_percentiles(self._lateness)}",
         ]

@@ -78,6 +78,7 @@ class Simulated(Opener):
             command=options.command,
             name=options.name,
             early=options.early,
+            min_requests=options.min_requests,
         )
 
     def engine_section(
@@ -151,6 +152,7 @@ def record(
     command: Sequence[str] = (),
     name: str = "",
     early: Early | None = None,
+    min_requests: int = 0,
     is_interruptible: bool = True,
 ) -> Run:
     """Sends a plan to a simulated engine; with a `directory` the run is written into it and,
@@ -165,6 +167,7 @@ def record(
     name = name or (scenario.name if directory is None else directory.name)
     started_utc = datetime.now(UTC)
     planned = manifest(name, scenario, plan, target, b"", command)
+    planned = msgspec.structs.replace(planned, min_requests=min_requests)
     simulation = _Simulation(scenario, plan, options, engine, console, early)
     with simulation.interruptible() if is_interruptible else contextlib.nullcontext():
         simulation.run()

@@ -342,7 +342,7 @@ class VirtualClient:
             - self._n_unreleased
             - self._by_status[Status.not_released],
             n_ended=n_ended,
-            n_failed=n_ended - self._by_status[Status.ok] - self._n_withdrawn,
+            n_failed=n_ended - self._by_status[Status.ok] - self._by_status[Status.cancelled],
             ttft_s=ttft_s,
             e2e_s=e2e_s,
         )

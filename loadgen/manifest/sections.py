@@ -217,7 +217,8 @@ class Manifest(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     both are None until the run has ended. `server_ended_s` is the time, since the epoch, at which a
     server that slobench had started ended by itself; None where it did not. `n_bad_messages`,
     `workers` and `live` (metric → quantiles) belong to a distributed run, `engine` to a simulated
-    one, and `scrapes` to one that read the server's metrics; they are None for other runs.
+    one, and `scrapes` to one that read the server's metrics; they are None for other runs. With
+    fewer successful requests than `min_requests` the run has no verdict.
     """
 
     run: str
@@ -251,6 +252,7 @@ class Manifest(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     live: dict[str, LiveQuantiles] | None = None
     scrapes: Scrapes | None = None
     engine: SimulatedEngineSection | None = None
+    min_requests: int = 0
 
     def to_json(self) -> JsonObject:
         return {"schema": SCHEMA, **super().to_json()}

@@ -13,20 +13,30 @@ from loadgen.errors import UsageError
 from loadgen.measure.attainment import (
     MeasuredWindow,
     due_rows,
+    failed_rows,
     measured_window,
     meets,
     meets_own,
     slos_by_class,
     slos_met,
+    unfinished_rows,
     warmup_rows,
     withdrawn_rows,
 )
 from loadgen.measure.catalog import METRICS, Metric
 from loadgen.measure.drivers import drivers
 from loadgen.measure.fairness import fairness
-from loadgen.measure.findings import findings
-from loadgen.measure.load import Throughput, inside, load_through, per_second, throughput
+from loadgen.measure.findings import findings, unfinished_text
+from loadgen.measure.load import (
+    Throughput,
+    falls_behind,
+    inside,
+    load_through,
+    per_second,
+    throughput,
+)
 from loadgen.measure.per_request import Mask, PerRequest, Samples, per_request, without_own
+from loadgen.measure.search_command import capacity_command
 from loadgen.measure.server_load import backends, server_findings, server_summary
 from loadgen.measure.slo import Slo, own_slo, parse_slo, ungrounded
 from loadgen.measure.stalls import stalls
@@ -63,13 +73,17 @@ from loadgen.records import Run, Status
 
 
 def summarize(
-    run: Run, slo: Sequence[str] | None = None, confidence: float | None = None
+    run: Run,
+    slo: Sequence[str] | None = None,
+    confidence: float | None = None,
+    min_requests: int | None = None,
 ) -> Summary:
     """The summary and the verdict of a run, under its own SLOs or under others.
 
     With `confidence` the verdict follows the bounds instead of the estimates, and an SLO that they
-    leave open gives no verdict. Raises UsageError for invalid other SLOs, ValueError for a
-    confidence outside (0.5, 1), RunInvalid for tables that do not fit together.
+    leave open gives no verdict. With fewer successful requests than `min_requests` (None: as the
+    run was made with) there is no verdict. Raises UsageError for invalid other SLOs, ValueError for
+    a confidence outside (0.5, 1), RunInvalid for tables that do not fit together.
     """
     if confidence is not None and not 0.5 < confidence < 1:
         raise ValueError(f"expected a confidence above 50 % and below 100 %, not {confidence}")
@@ -79,7 +93,7 @@ def summarize(
         run, by_class = without_own(run), {name: [] for name in by_class}
     window, columns, due = measured_window(run), per_request(run), due_rows(run)
     everything = [*slos, *(own for class_slos in by_class.values() for own in class_slos)]
-    shared = tuple(slos)
+    shared, command = tuple(slos), capacity_command(run, everything, is_own=slo is None)
     slos += _brought_to_all(run, columns, shared, by_class)
     everything += _tightest_own(columns, due)
     level = DEFAULT_CONFIDENCE if confidence is None else confidence
@@ -88,6 +102,7 @@ def summarize(
     doubts = _doubts(run, found, due)
     sent, addresses = stimulus(run, columns, window), tuple(backends(run, columns, due))
     met = due & meets_own(run, columns, slos, by_class)
+    least = run.manifest.min_requests if min_requests is None else min_requests
     whole = _numbers(run, columns, slos, due, met, window, level)
     classes = {
         name: _class_summary(run, name, shared, own, window, level, confidence is not None)
@@ -97,10 +112,11 @@ def summarize(
     verdict, exit_code, reasons = decide(
         asked,
         doubts,
-        next((_sentence(c) for c in found if c.name == "load" and c.ok is False), ""),
+        _overload(run, columns, due, found, whole["counts"]),
         level,
         is_strict=confidence is not None,
         n_ok=whole["counts"][Status.ok.name],
+        min_requests=least,
     )
     return Summary(
         run=run.manifest.run,
@@ -121,6 +137,8 @@ def summarize(
         server=server_summary(run, columns, window),
         backends=addresses,
         stimulus=sent,
+        capacity_command=command,
+        min_requests=least,
     )
 
 
@@ -196,15 +214,19 @@ def _numbers(
 ) -> dict[str, Any]:
     """The fields that the summary of a run and that of a class share."""
     samples, rates = Samples(columns, due), throughput(run, columns, window)
+    counts = _counts(run, due)
+    meeting = samples.share(met, _limited(slos))
+    failing = samples.share(due & failed_rows(run))
+    shares = Shares(counts["due"], _count(met), counts["failed"], window.length_s, meeting, failing)
     n_sent = np.count_nonzero(due & inside(run.request_rows["sent_s"], window))
-    attainment = _attainment(due, met, samples.share(met, _limited(slos)), level)
+    attainment = _attainment(due, met, meeting, level)
     return {
-        "counts": _counts(run, due),
+        "counts": counts,
         "offered_rate_per_s": per_second(float(np.count_nonzero(due)), window),
         "achieved_rate_per_s": per_second(float(n_sent), window),
         "throughput": rates,
         "metrics": _distributions(samples, level),
-        "slo": tuple(_judge(slos, columns, due, met, samples, rates, window, level)),
+        "slo": tuple(_judge(slos, columns, due, met, samples, rates, window, shares, level)),
         "attainment": attainment,
         "goodput": _goodput(columns, met, attainment, window),
     }
@@ -262,6 +284,8 @@ def _counts(run: Run, due: Mask) -> dict[str, int]:
         "due": n_due,
         "withdrawn": n_withdrawn,
         "not_due": n_scheduled - n_warmup - n_due - n_withdrawn,
+        "failed": _count(failed_rows(run)),
+        "unfinished": _count(unfinished_rows(run)),
         **{status.name: int(by_status[status]) for status in Status},
     }
 
@@ -322,13 +346,9 @@ def _judge(
     samples: Samples,
     rates: Throughput,
     window: MeasuredWindow,
+    shares: Shares,
     confidence: float,
 ) -> list[SloResult]:
-    n_due, n_met, n_ok = (_count(m) for m in (due, met, due & columns.is_ok))
-    meeting = samples.share(met, _limited(slos))
-    failing = samples.share(due & ~columns.is_ok)
-    shares = Shares(n_due, n_met, n_ok, window.length_s, meeting, failing)
-
     def rate(metric: str) -> float:
         if metric == "goodput_output_tokens_per_s":
             return per_second(float(columns.output_tokens[met].sum()), window)
@@ -344,7 +364,7 @@ def _judge(
             met_slo = counted & slos_met(columns, slo)
             n_met_slo, n_counted, n_own = map(_count, (met_slo, counted, has_own))
             dependence = samples.share(met_slo, (slo.metric,))
-            if n_counted < n_due:
+            if n_counted < shares.due:
                 dependence = dependence.of_run(n_counted)
             return request_slo_result(slo, n_met_slo, n_counted, confidence, dependence, n_own)
         if slo.quantile is not None:
@@ -378,6 +398,20 @@ def _doubts(run: Run, found: Sequence[ValidityCheck], due: Mask) -> list[str]:
     if not due.any():
         reasons.append("No request was due in the measured window.")
     return reasons
+
+
+def _overload(
+    run: Run,
+    columns: PerRequest,
+    due: Mask,
+    found: Sequence[ValidityCheck],
+    counts: Mapping[str, int],
+) -> str:
+    """The sentence on an offered rate above the server's capacity; "" for none."""
+    grown = next((_sentence(c) for c in found if c.name == "load" and c.ok is False), "")
+    if counts["unfinished"] and (grown or falls_behind(run, columns, due)):
+        return f"Overloaded: {unfinished_text(run, counts['unfinished'], counts['due'])}."
+    return grown
 
 
 def _sentence(check: ValidityCheck) -> str:

@@ -82,6 +82,20 @@ def came_due(run: Run) -> Mask:
     return came
 
 
+def unfinished_rows(run: Run) -> Mask:
+    """Due rows that the end of the drain cancelled. They are misses, but not failures."""
+    unfinished: Mask = due_rows(run) & (run.request_rows["status"] == Status.cancelled)
+    return unfinished
+
+
+def failed_rows(run: Run) -> Mask:
+    """Due rows that ended without success, those that were dropped or never sent included; not
+    those that had no time to finish (`unfinished_rows`)."""
+    status = run.request_rows["status"]
+    failed: Mask = due_rows(run) & (status != Status.ok) & (status != Status.cancelled)
+    return failed
+
+
 def _is_drawn(run: Run) -> Mask:
     drawn: Mask = run.schedule_rows["cancel_after_s"] > 0
     return drawn

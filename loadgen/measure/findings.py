@@ -6,7 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from loadgen.measure.attainment import MeasuredWindow, warmup_rows, withdrawn_rows
+from loadgen.measure.attainment import (
+    MeasuredWindow,
+    unfinished_rows,
+    warmup_rows,
+    withdrawn_rows,
+)
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.server_load import Backend, pinned
 from loadgen.measure.slo import Slo
@@ -35,6 +40,7 @@ def findings(
     sentences = (
         _server_ended(run),
         _shortened(run, window),
+        _unfinished(run, due),
         _withdrawn(run),
         _not_due(run, due),
         _below_template(run, due),
@@ -68,6 +74,26 @@ def _shortened(run: Run, window: MeasuredWindow) -> str:
     return (
         f"The measured window is {format_value(window.length_s, 's')} long, not "
         f"{format_value(planned_s, 's')} as planned."
+    )
+
+
+def unfinished_text(run: Run, n: int, n_due: int) -> str:
+    """`12 of 300 requests had not finished 30 s after the last was sent`, with the planned drain;
+    without it for a run that ended early, whose drain was shorter."""
+    text = f"{format_count(n)} of {format_count(n_due)} requests had not finished"
+    if run.manifest.ended != "completed":
+        return f"{text} when the run ended"
+    return f"{text} {format_value(run.manifest.window.drain_s, 's')} after the last was sent"
+
+
+def _unfinished(run: Run, due: Mask) -> str:
+    """Requests that the end of the drain cancelled."""
+    n = int(np.count_nonzero(unfinished_rows(run)))
+    if not n:
+        return ""
+    return (
+        f"{unfinished_text(run, n, int(np.count_nonzero(due)))}. They count as misses, not as "
+        "failures; phases.drain sets how long they have."
     )
 
 

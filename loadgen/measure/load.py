@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 from loadgen.measure.attainment import MeasuredWindow
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.statistics.population import BLOCK
-from loadgen.records import Run, Times
+from loadgen.records import Run, Status, Times
 
 LEAST_DUE = 40
+LEAST_LATE = 3  # requests of the last quarter that the drain cut off
 GROWTH_SHARE = 0.05  # of what arrived between the middles of the first and the last quarter
 LEAST_GROWTH = 10.0
 SLOWER_BY = 1.5
 RAMP_BY = 1.25
+FULL = 0.99  # of `limits.max_concurrency`
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +71,10 @@ def load_through(
 
     Growing means all of the following: arrivals do not increase (a ramp increases on purpose);
     requests in flight rise from quarter to quarter, by at least 5 % of the arrivals in between and
-    by at least 10; the median TTFT of the last quarter (failures count as +inf) is at least 1.5
-    times that of the first. A start-up transient meets the first two but not the third; noise below
-    capacity seldom meets all.
+    by at least 10, or stay at `limits.max_concurrency` after such a rise; the median TTFT of the
+    last quarter is at least 1.5 times that of the first. Failures count as +inf, answers that the
+    drain cut off by their TTFT. A start-up transient meets the first two but not the third; noise
+    below capacity seldom meets all.
     """
     due = due & np.isfinite(run.request_rows["released_s"])
     if int(due.sum()) < LEAST_DUE or window.length_s <= 0:
@@ -83,16 +86,47 @@ def load_through(
     arrived = np.bincount(quarter, minlength=4)
     if arrived.min() == 0:
         return None
-    answered = columns.is_ok & columns.has_token
-    ttft_s = np.where(answered, columns.ttft_s, np.inf)[due]
+    has_begun = columns.is_ok | (run.request_rows["status"] == Status.cancelled)
+    ttft_s = np.where(has_begun & columns.has_token, columns.ttft_s, np.inf)[due]
     medians = [float(np.quantile(ttft_s[quarter == k], 0.5, method="higher")) for k in range(4)]
     is_steady = arrived[3] <= RAMP_BY * arrived[0] + 3 * np.sqrt(arrived[0])
     least = max(LEAST_GROWTH, GROWTH_SHARE * 0.75 * len(released_s))
-    grows = bool(np.all(np.diff(flight) > 0)) and flight[3] - flight[0] >= least
+    cap = run.manifest.scenario.limits.max_concurrency or math.inf
+    rises = (np.diff(flight) > 0) | (flight[1:] >= FULL * cap)
+    grows = bool(np.all(rises)) and flight[3] - flight[0] >= least
     slows = medians[3] >= SLOWER_BY * medians[0]
     return LoadByQuarter(
         tuple(flight.tolist()), tuple(medians), bool(is_steady and grows and slows)
     )
+
+
+def falls_behind(run: Run, columns: PerRequest, due: Mask) -> bool:
+    """Whether the end of the drain cut off requests because the server had become slower, also
+    where `load_through` has too few requests or a ramp.
+
+    The due requests that were answered or cut off are split by release. Those of the first quarter
+    give the share that lasts longer than a request of the last quarter had time for. Clearly more
+    of the last quarter (twice as many plus 3) must have been cut off, and their median TTFT must be
+    at least 1.5 times that of the first quarter. A drain that is shorter than the usual answer does
+    not suffice.
+    """
+    rows = run.request_rows
+    unfinished = rows["status"] == Status.cancelled
+    counted = np.flatnonzero(due & (columns.is_ok | unfinished) & np.isfinite(rows["released_s"]))
+    counted = counted[np.argsort(rows["released_s"][counted], kind="stable")]
+    first, last = counted[: len(counted) // 4], counted[len(counted) - len(counted) // 4 :]
+    n_late = int(np.count_nonzero(unfinished[last]))
+    if n_late < LEAST_LATE:
+        return False
+    end_s = np.nanmax(np.where(unfinished, rows["done_s"], rows["released_s"]))
+    done_s = np.where(unfinished, end_s, rows["done_s"])
+    lasted_s = np.sort(done_s[first] - rows["released_s"][first])
+    n_shorter = np.searchsorted(lasted_s, end_s - rows["released_s"][last], side="right")
+    n_expected = float((1 - n_shorter / len(first)).sum())
+    ttft_s = np.where(columns.has_token, columns.ttft_s, np.inf)
+    early_s, late_s = (float(np.quantile(ttft_s[part], 0.5, method="higher"))
+                       for part in (first, last))  # fmt: skip
+    return n_late >= 2 * n_expected + LEAST_LATE and late_s >= SLOWER_BY * early_s
 
 
 @dataclass(frozen=True, slots=True)

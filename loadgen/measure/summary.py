@@ -115,13 +115,16 @@ class ClassSummary:
 class Summary:
     """Everything that the CLI prints, summary.json holds and the report shows. Seconds throughout.
 
-    `counts`: scheduled = warmup + due + withdrawn + not_due; each status counts due rows.
+    `counts`: scheduled = warmup + due + withdrawn + not_due; each status counts due rows;
+    `unfinished` were cancelled at the end of the drain, `failed` ended without success before.
     `confidence` is the level of every interval and proof; the verdict follows the point estimate
     unless a confidence was requested. `classes` is empty where all traffic is of a single class;
     the verdict is met only if the SLOs of every class are. `fairness` is None where all traffic
     belongs to a single tenant, `server` where the server's metrics were not read. `backends` are
     the addresses that requests went to, busiest first; `stimulus` compares the traffic sent with
-    the schedule; `drivers` are the factors that latency correlates with.
+    the schedule; `drivers` are the factors that latency correlates with. `capacity_command`
+    searches the highest load that meets the SLOs ("" where the run does not give one). With fewer
+    successful requests than `min_requests` there is no verdict.
     """
 
     run: str
@@ -146,6 +149,8 @@ class Summary:
     server: ServerSummary | None = None
     backends: tuple[Backend, ...] = ()
     stimulus: Stimulus | None = None
+    capacity_command: str = ""
+    min_requests: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The content of summary.json; NaN, +inf and open bounds are null."""

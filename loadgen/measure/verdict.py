@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from loadgen.measure.catalog import METRICS
@@ -30,9 +30,10 @@ class SloResult:
     would prove it, if nothing else changes. `scope` request: `value` is the *share* of due requests
     that met it, with Wilson's interval. Such SLOs are judged together through attainment, so `met`
     and `proven` are None. `is_implied`: not stated by the user; see `slo_results`. `n_own` of the
-    `n` requests had a limit of their own. The n samples are worth `n_effective` independent samples
-    (None: not estimated); `too_short`: the run is too short for any bound. `seconds_needed` is
-    `n_needed` at the rate of the run.
+    `n` requests had a limit of their own. `note` is the reason where no server could have met the
+    SLO, or where there is no verdict on it: `met` is None then, and `n_needed` samples give one.
+    The n samples are worth `n_effective` independent samples (None: not estimated); `too_short`:
+    the run is too short for any bound. `seconds_needed` is `n_needed` at the rate of the run.
     """
 
     text: str
@@ -51,6 +52,7 @@ class SloResult:
     n_effective: float | None = None
     too_short: bool = False
     seconds_needed: float | None = None
+    note: str = ""
 
     @property
     def shown(self) -> str:
@@ -69,16 +71,16 @@ class SloResult:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The counts behind shares and rates: requests due, requests that met all SLOs, successful
+    """The counts behind shares and rates: requests due, requests that met all SLOs, failed
     requests; and how far requests depend on each other in whether they met the SLOs, and in
-    whether they failed."""
+    whether they failed (None: not at all)."""
 
     due: int
     met: int
-    ok: int
+    failed: int
     length_s: float
-    meeting: Dependence
-    failing: Dependence
+    meeting: Dependence | None = None
+    failing: Dependence | None = None
 
 
 def slo_results(slos: Sequence[Slo]) -> list[tuple[Slo, bool]]:
@@ -114,14 +116,31 @@ def _times_by_n(
 
 
 def percentile_result(slo: Slo, population: Population, confidence: float) -> SloResult:
-    """A percentile SLO, with failures as +inf; its bounds are exact order statistics."""
+    """A percentile SLO, with failures as +inf; its bounds are exact order statistics. There is no
+    verdict on a percentile that so few samples do not have."""
     assert slo.quantile is not None, f"{slo.text} is not a percentile"
+    least = fewest_samples(slo.quantile)
+    if 0 < population.n < least:
+        value = population.percentile(slo.quantile, confidence).value
+        has = (
+            f"{format_count(population.n)} {'sample has' if population.n == 1 else 'samples have'}"
+        )
+        note = f"{has} no P{100 * slo.quantile:g}, which needs at least {format_count(least)}"
+        return SloResult(
+            slo.text, "run", slo.metric, slo.limit, value, None, None, population.n,
+            met=None, proven=None, n_needed=least, note=note,
+        )  # fmt: skip
     bounds = population.percentile_bounds(slo.quantile, confidence)
     n_misses, n = population.n_beyond(slo.limit), population.n
     found = population.dependence(slo.quantile)
     times = _times_by_n(found, n, confidence)
     needed = needed_n(n_misses, n, slo.quantile, confidence, times)
     return _result(slo, bounds, n, needed, found)
+
+
+def fewest_samples(quantile: float) -> int:
+    """The smallest n that has a percentile: ⌈1 / (1 − q)⌉ samples, so that one lies beyond it."""
+    return math.ceil(round(1 / (1 - quantile), 6))
 
 
 def mean_result(slo: Slo, population: Population, confidence: float) -> SloResult:
@@ -148,12 +167,11 @@ def run_metric_result(
 ) -> SloResult:
     """An SLO on a number of the run; shares get exact bounds, throughputs none."""
     due, length_s = shares.due, shares.length_s
-    n_failed, n_missed = due - shares.ok, due - shares.met
     if slo.metric == "error_rate":
-        found = shares.failing
-        bounds = exact_bounds(n_failed, due, confidence, found.bound_times(confidence))
+        found = shares.failing or Dependence(due)
+        bounds = exact_bounds(shares.failed, due, confidence, found.bound_times(confidence))
         times = _times_by_n(found, due, confidence) if due else None
-        needed = needed_n(n_failed, due, 1 - slo.limit, confidence, times) if times else None
+        needed = needed_n(shares.failed, due, 1 - slo.limit, confidence, times) if times else None
         return _result(slo, bounds, due, needed, found)
     if slo.metric not in ("attainment", "goodput"):
         return _result(slo, Interval(throughput(slo.metric)), due, None)
@@ -162,14 +180,17 @@ def run_metric_result(
         if length_s <= 0:
             return _result(slo, Interval(math.nan), due, None)
         rate = due / length_s
-    found = shares.meeting
+    found = shares.meeting or Dependence(due)
     least = slo.limit / rate if rate else math.inf
     needed = None
     if least < 1 or slo.metric == "attainment":
         times = _times_by_n(found, max(1, due), confidence)
-        needed = needed_n(n_missed, due, least, confidence, times)
+        needed = needed_n(due - shares.met, due, least, confidence, times)
     share = exact_bounds(shares.met, due, confidence, found.hit_times(confidence))
-    return _result(slo, share.times(rate), due, needed, found)
+    note = ""
+    if least > 1 and slo.metric == "goodput":
+        note = f"cannot be kept at this rate: only {format_value(rate, 'per_s')} was offered"
+    return replace(_result(slo, share.times(rate), due, needed, found), note=note)
 
 
 def _result(
@@ -201,10 +222,13 @@ def sentence(result: SloResult, confidence: float) -> str:
     """The result of an SLO as a sentence, for the reasons of a verdict: the value, and whether it
     is proven."""
     if result.met is None:
-        return f"{result.text}: no value, because there are no samples"
+        return f"{result.text}: {result.note or 'no value, because there are no samples'}"
+    if result.note:
+        value = format_value(result.value, result.unit)
+        return f"{result.text}: missed at {value}; it {result.note}"
     text = f"{result.text}: {'met' if result.met else 'missed'}"
     if math.isinf(result.value):
-        text += f" because too many requests failed, n = {format_count(result.n)}"
+        text += f" because too many requests failed or did not finish, n = {format_count(result.n)}"
     else:
         text += f" at {format_value(result.value, result.unit)}, n = {format_count(result.n)}"
     if is_dependent(result):
@@ -244,17 +268,22 @@ def decide(
     confidence: float,
     is_strict: bool,
     n_ok: int,
+    min_requests: int = 0,
 ) -> tuple[Verdict, int, tuple[str, ...]]:
     """The verdict, its exit code and the reasons for it.
 
-    `doubts` (an invalid measurement, a run cut short) allow no verdict. Otherwise a missed SLO or
+    `doubts` (an invalid measurement, a run cut short) allow no verdict, nor do fewer successful
+    requests (`n_ok`) than `min_requests`, nor a run without any. Otherwise a missed SLO or
     an `overload` makes the run missed; otherwise all SLOs are met. `is_strict`: only proven results
     count, and an open SLO gives no verdict. A run without any SLO has no verdict either, which is a
-    failure only if none of its due requests was successful (`n_ok`).
+    failure only if none of its due requests was successful.
     """
     judged = [result for result in results if result.scope == "run"]
     if doubts:
         return "no_verdict", 3, tuple(doubts)
+    if n_ok < min_requests:
+        fewer = f"fewer than the {format_count(min_requests)} that --min-requests asks for"
+        return "no_verdict", 3, (f"{format_count(n_ok)} requests were successful, {fewer}.",)
     if not judged and not n_ok:
         return "no_verdict", 3, ("No request was successful.",)
     if not judged:
@@ -265,8 +294,10 @@ def decide(
     ]
     if missed or overload:
         reasons = [f"{sentence(result, confidence)}." for result in missed]
-        return "missed", 1, (*reasons, *([overload] if overload else []))
+        return "missed", 1, (*([overload] if overload else []), *reasons)
     if any(is_open):
         unsettled = [r for r, unknown in zip(judged, is_open, strict=True) if unknown]
         return "no_verdict", 3, tuple(f"{sentence(r, confidence)}." for r in unsettled)
+    if not n_ok:
+        return "no_verdict", 3, ("No request was successful.",)
     return "met", 0, tuple(f"{sentence(result, confidence)}." for result in judged)

@@ -147,7 +147,11 @@ class Recording:
             self._options.command,
         )
         return Run(
-            msgspec.structs.replace(content, transport=self._options.transport),
+            msgspec.structs.replace(
+                content,
+                transport=self._options.transport,
+                min_requests=self._options.min_requests,
+            ),
             self._plan.schedule,
             empty_requests(self._plan.schedule),
             np.empty(0, CHUNKS),

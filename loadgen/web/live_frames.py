@@ -208,7 +208,6 @@ def _sums(frames: Sequence[Frame]) -> dict[str, float]:
     by_status = [sum(column) for column in zip(*(f.by_status for f in frames), strict=False)]
     by_status = by_status or [0] * len(Status)
     not_sent = by_status[Status.not_released] + by_status[Status.dropped]
-    withdrawn = sum(frame.withdrawn for frame in frames)
     classes = [counts for frame in frames for counts in frame.classes.values()]
     return {
         "released": sum(frame.released for frame in frames),
@@ -216,7 +215,7 @@ def _sums(frames: Sequence[Frame]) -> dict[str, float]:
         "in_flight": sum(frame.in_flight for frame in frames),
         "waiting": sum(frame.waiting for frame in frames),
         "ok": by_status[Status.ok],
-        "failed": sum(by_status) - by_status[Status.ok] - not_sent - withdrawn,
+        "failed": sum(by_status) - by_status[Status.ok] - by_status[Status.cancelled] - not_sent,
         "kept": sum(counts.slo_met for counts in classes),
         "events": sum(counts.events for counts in classes),
     }
@@ -251,6 +250,7 @@ def _shard_row(shard: RemoteShard) -> Facts:
         "sent": frame.sent if frame else 0,
         "ok": ended[Status.ok],
         "ended": sum(ended),
+        "failed": sum(ended) - ended[Status.ok] - ended[Status.cancelled],
         "in_flight": frame.in_flight if frame else 0,
         "lateness_p99_s": _or_none(late.quantile(0.99)),
         "skew_bound_s": shard.skew.bound_s if shard.skew else None,

@@ -147,7 +147,7 @@ def shard_rows(master: Master) -> list[JsonObject]:
             "scheduled": shard["scheduled"],
             "sent": shard["sent"],
             "ok": shard["ok"],
-            "failed": shard["ended"] - shard["ok"],
+            "failed": shard["failed"],
             "in_flight": shard["in_flight"],
             "lateness_p99": _ms(shard["lateness_p99_s"]),
             "skew": _ms(shard["skew_bound_s"]),

@@ -31,6 +31,9 @@ def table(summary: Summary) -> Group:
     verdict = Text(f"{banner.word}{sure}", style=_STYLES[banner.tone])
     parts: list[Text | Table] = [verdict]
     parts += [Text(f"  {reason}", overflow="fold") for reason in banner.reasons]
+    step = verdict_section.search_step(summary) if summary.verdict == "missed" else None
+    if step is not None:
+        parts.append(Text(f"  {step.text} {step.command}", overflow="fold"))
     if summary.slo:
         parts.append(_slos(summary))
     parts.append(_latencies(summary))

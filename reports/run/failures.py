@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadgen.manifest.sections import TargetSection
-from loadgen.measure.per_request import Mask
+from loadgen.measure.attainment import failed_rows
 from loadgen.records import Requests, Run, Schedule, Status
 from reports.redaction import redact
 
@@ -46,9 +46,9 @@ class Failures:
     samples: tuple[FailedRequest, ...]
 
 
-def failures(run: Run, due: Mask) -> list[Failures]:
+def failures(run: Run) -> list[Failures]:
     """Kinds of failure among due requests, the most frequent first."""
-    failed = due & (run.request_rows["status"] != Status.ok)
+    failed = failed_rows(run)
     rows, plans = run.request_rows[failed], run.schedule_rows[failed]
     kinds, which, counts = np.unique(
         rows[["status", "http_status", "error_id"]], return_inverse=True, return_counts=True

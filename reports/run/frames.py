@@ -33,7 +33,7 @@ MAX_POINTS = 3000
 MAX_ITL_POINTS = 2500
 MAX_FAILED_POINTS = 1000
 N_QUANTILES = 60
-ANSWERED, WITH_FAILURES = "successful requests", "all due requests, failures as ∞"
+ANSWERED, WITH_FAILURES = "successful requests", "all due requests, unanswered as ∞"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,8 @@ class Frames:
     `server`: the server's own metrics in the same bins: from_s, to_s, running, waiting, kv_usage,
     gpu_memory_bytes (the largest of each bin), gpu_utilization, gpu_power_w (the mean; None
     without a reading); empty where it reports none.
-    `points`: released_s, ttft_s (for failed requests the time from release to failure), status.
+    `points`: released_s, ttft_s (for failed requests the time from release to failure), status;
+    none for a request that was cancelled, whose age is no latency.
     `itl`: at_s (arrival of the chunk), itl_s (its gap per token), status, request_id; for broken
     streams the time of the failure and the silence before it. `n_itl`: all gaps, shown or not.
     `limits[metric]`: the SLOs that a spectrum shows, tail None for limits on each request.
@@ -83,7 +84,7 @@ def frames(run: Run, summary: Summary, columns: PerRequest) -> Frames:
         n_failed_points=n_failed,
         window_s=(summary.window.start_s, summary.window.end_s),
         end_s=end_s,
-        failures=failures(run, due),
+        failures=failures(run),
         server=_server(run, end_s),
         itl=itl,
         n_itl=n_itl,
@@ -161,7 +162,7 @@ def _broken_off(run: Run, columns: PerRequest) -> list[Record]:
     """Requests that failed after their first token: the time, and the silence before it."""
     rows = run.request_rows
     silent_s = rows["done_s"] - rows["last_token_s"]
-    broken = np.flatnonzero(~columns.is_ok & columns.has_token & np.isfinite(silent_s))
+    broken = np.flatnonzero(_has_failed(run) & columns.has_token & np.isfinite(silent_s))
     return [
         {
             "at_s": float(rows["done_s"][row]),
@@ -341,13 +342,20 @@ def _points(run: Run, columns: PerRequest) -> tuple[list[Record], int, int]:
     thinned out, but with the slowest."""
     rows = run.request_rows
     answered = np.flatnonzero(columns.is_ok & columns.has_token)
-    failed = np.flatnonzero(np.isfinite(rows["released_s"]) & ~columns.is_ok)
+    failed = np.flatnonzero(np.isfinite(rows["released_s"]) & _has_failed(run))
     shown = _thinned(answered, columns.ttft_s[answered], MAX_POINTS)
     failed_after_s = np.nan_to_num(rows["done_s"] - rows["released_s"], nan=0.0)
     shown_failed = _thinned(failed, failed_after_s[failed], MAX_FAILED_POINTS)
     records = [_point(run, row, float(columns.ttft_s[row])) for row in shown.tolist()]
     records += [_point(run, row, float(failed_after_s[row])) for row in shown_failed.tolist()]
     return records, len(answered), len(failed)
+
+
+def _has_failed(run: Run) -> Mask:
+    """Rows that ended without success, except those that the load generator cancelled."""
+    status = run.request_rows["status"]
+    failed: Mask = (status != Status.ok) & (status != Status.cancelled)
+    return failed
 
 
 def _point(run: Run, row: int, at_s: float) -> Record:

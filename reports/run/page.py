@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -85,7 +84,7 @@ def render(
         data={"summary": summary.to_json(), **({"rows": rows} if rows else {})},
         scripts=("static/rows.js", "static/rescore.js", "static/lookup.js"),
         rescoring=rows,
-        next_steps=next_steps(summary, *_command_words(run, search), place),
+        next_steps=next_steps(summary, place, is_probe=search is not None),
         search=search,
         title=f"{summary.run or 'run'} · slobench",
         run=summary.run,
@@ -102,7 +101,7 @@ def render(
         blockers=[] if engine is None else blocker_rows(engine),
         slowest=worst,
         slowest_head=(*SLOWEST_HEAD, *(["reason for waiting in the engine"] if waited else [])),
-        points_note=_points_note(tables_of_run),
+        points_note=_points_note(tables_of_run, summary.counts["unfinished"]),
         end_s=tables_of_run.end_s,
         failures=tables_of_run.failures,
         level=f"{100 * summary.confidence:g} %",
@@ -125,6 +124,7 @@ def _redacted(summary: Summary) -> Summary:
         summary,
         reasons=tuple(map(redact, summary.reasons)),
         findings=tuple(map(redact, summary.findings)),
+        capacity_command=redact(summary.capacity_command),
         validity=replace(summary.validity, checks=checks),
     )
 
@@ -136,36 +136,6 @@ def _subject(run: Run) -> str:
     return " · ".join(redact(part) for part in parts if part)
 
 
-def _command_words(run: Run, search: Searched | None) -> tuple[str, str]:
-    """The scenario and the target as words of a command line. Empty for a scenario made of flags,
-    and for a probe of a search, which needs no further search."""
-    if search is not None:
-        return "", ""
-    command = run.manifest.command
-    if command[1:2] != ("run",) or len(command) < 3 or command[2].startswith("-"):
-        return "", ""
-    words = [command[2]]
-    for setting in _flags(command, "--set"):
-        words += ["--set", setting]
-    target = [word for flag in ("--target", "--engine") for value in _flags(command, flag)[-1:]
-              for word in (flag, value)]  # fmt: skip
-    return (
-        " ".join(shlex.quote(redact(word)) for word in words),
-        " ".join(shlex.quote(redact(word)) for word in target),
-    )
-
-
-def _flags(command: Sequence[str], flag: str) -> list[str]:
-    """The values of a flag on a command line."""
-    values: list[str] = []
-    for number, word in enumerate(command, start=1):
-        if word == flag:
-            values += command[number : number + 1]
-        elif word.startswith(f"{flag}="):
-            values.append(word.partition("=")[2])
-    return values
-
-
 def _window(summary: Summary) -> str:
     window = summary.window
     return (
@@ -174,14 +144,21 @@ def _window(summary: Summary) -> str:
     )
 
 
-def _points_note(shown: Frames) -> str:
-    """A sentence on how many of the points the timeline shows."""
+def _points_note(shown: Frames, n_unfinished: int) -> str:
+    """How many of the points the timeline shows."""
+    if not n_unfinished:
+        return _points_shown(shown, "request")
+    left_out = f"{format_count(n_unfinished)} unfinished requests have no point."
+    return f"{_points_shown(shown, 'request that ended')} {left_out}"
+
+
+def _points_shown(shown: Frames, each: str) -> str:
     n_failed = sum(p["status"] != "ok" for p in shown.points)
     n_ok = len(shown.points) - n_failed
     n_gaps = sum(p["status"] == "ok" for p in shown.itl)
     counts = ((n_ok, shown.n_points), (n_failed, shown.n_failed_points), (n_gaps, shown.n_itl))
     if all(n == total for n, total in counts):
-        return "Every request is a point, and so is every gap between its tokens."
+        return f"Every {each} is a point, and so is every gap between its tokens."
     ok, failed, gaps = (f"{format_count(n)} of {format_count(total)}" for n, total in counts)
     return (
         f"Points: {ok} successful requests, {failed} failed requests, {gaps} gaps between tokens,"

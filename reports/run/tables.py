@@ -23,7 +23,7 @@ MORE_METRICS = tuple(
     n for n, m in METRICS.items() if m.slo and m.scope != "run" and n not in MAIN_METRICS
 )
 CLIENT_METRICS = tuple(n for n, m in METRICS.items() if not m.slo)
-FAILURES = "failures as ∞"
+FAILURES = "unanswered as ∞"
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,8 @@ def percentile_text(percentile: Percentile, unit: Unit) -> str:
 def tiles(summary: Summary) -> list[tuple[str, TableCell]]:
     """The headline numbers: (name, cell with the number and its context)."""
     goodput, share = summary.goodput.requests_per_s, summary.attainment
-    failed = summary.counts["due"] - summary.counts["ok"]
+    counts = summary.counts
+    late = f", {format_count(counts['unfinished'])} unfinished" if counts["unfinished"] else ""
     return [
         (
             "Goodput",
@@ -243,10 +244,10 @@ def tiles(summary: Summary) -> list[tuple[str, TableCell]]:
         (
             "Failed",
             TableCell(
-                format_count(failed),
-                "",
+                format_count(counts["failed"]),
+                "counts.failed",
                 "count",
-                f"of {format_count(summary.counts['due'])} due",
+                f"of {format_count(counts['due'])} due{late}",
                 METRICS["error_rate"].meaning,
             ),
         ),
@@ -338,7 +339,8 @@ def count_rows(summary: Summary) -> list[tuple[str, TableCell]]:
     names = {"scheduled": "scheduled", "warmup": "warm-up", "due": "due"}
     names |= {"withdrawn": "cancelled on purpose", "not_due": "never due"}
     rows = [(names[key], key) for key in names if summary.counts[key] or key != "withdrawn"]
-    rows += [(s.name.replace("_", " "), s.name) for s in Status if summary.counts[s.name]]
+    of_due = ["unfinished" if s is Status.cancelled else s.name for s in Status]
+    rows += [(name.replace("_", " "), name) for name in of_due if summary.counts[name]]
     return [
         (word, TableCell(format_count(summary.counts[key]), f"counts.{key}")) for word, key in rows
     ]

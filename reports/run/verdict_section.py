@@ -63,8 +63,10 @@ def _slo_row(result: SloResult, k: int) -> list[TableCell]:
             TableCell(text), share, TableCell(between(both, result.unit)), n,
             TableCell("–", small="counted in attainment"), TableCell("–"),
         ]  # fmt: skip
-    verdict = {True: "✓ met", False: "✗ missed", None: "? no sample"}[result.met]
-    return [TableCell(text), value, _bound(result, path), n, TableCell(verdict), _proof(result)]
+    unknown = "? no verdict" if result.n else "? no sample"
+    verdict = {True: "✓ met", False: "✗ missed", None: unknown}[result.met]
+    cells = [TableCell(text), value, _bound(result, path), n]
+    return [*cells, TableCell(verdict, small=result.note), _proof(result)]
 
 
 def _bound(result: SloResult, path: str) -> TableCell:
@@ -79,14 +81,15 @@ def _bound(result: SloResult, path: str) -> TableCell:
     if bound is None:
         return TableCell("open", small="too few samples")
     if math.isinf(bound):
-        return TableCell("failures")
+        return TableCell("∞")
     return TableCell(f"{sign} {format_value(bound, result.unit)}", f"{path}.{name}", result.unit)
 
 
 def _proof(result: SloResult) -> TableCell:
-    if result.proven is None or result.proven or result.n_needed is None:
-        return TableCell({None: "–", True: "yes", False: "no"}[result.proven])
-    return TableCell("no", small=f"needs n ≈ {format_count(result.n_needed)}")
+    word = {None: "–", True: "yes", False: "no"}[result.proven]
+    if result.n_needed is None:
+        return TableCell(word)
+    return TableCell(word, small=f"needs n ≈ {format_count(result.n_needed)}")
 
 
 _MANY_FAILURES = 0.01  # of the due requests
@@ -130,21 +133,39 @@ def _all_slos(summary: Summary) -> list[SloResult]:
     return [*summary.slo, *(r for of_class in summary.classes.values() for r in of_class.slo)]
 
 
-def next_steps(summary: Summary, scenario: str, target: str, place: str) -> list[NextStep]:
-    """The steps that follow from a verdict. `scenario` and `target` are words for the command line
-    of another run, '' for none; `place` is the directory of this run."""
+def next_steps(summary: Summary, place: str, is_probe: bool = False) -> list[NextStep]:
+    """The steps that follow from a verdict. `place` is the directory of this run; a probe of a
+    capacity search needs no further search."""
     if not summary.validity.trusted:
         return _repair(summary)
     if summary.verdict == "no_verdict" and not is_inconclusive(summary):
         return _no_verdict(summary, place)
-    steps = [*_failures(summary), *_longer(summary)]
-    if summary.verdict == "missed":
+    steps = [*_failures(summary), *_longer(summary), *_unreachable(summary)]
+    if summary.verdict == "missed" and not _unreachable(summary):
         steps += _missed(summary)
-    if scenario and summary.verdict != "no_verdict":
-        more = "" if summary.verdict == "missed" else " more"
-        command = f"slobench capacity {scenario} {target}".rstrip()
-        steps.append(NextStep(f"Find how much{more} load meets the SLO:", command))
-    return steps
+    search = None if is_probe else search_step(summary)
+    return [*steps, *([search] if search else [])]
+
+
+def search_step(summary: Summary) -> NextStep | None:
+    """The search for the highest load that meets the SLO; None where it has no command or would not
+    help."""
+    if not summary.capacity_command or summary.verdict == "no_verdict" or _unreachable(summary):
+        return None
+    more = "" if summary.verdict == "missed" else " more"
+    return NextStep(f"Find how much{more} load meets the SLO:", summary.capacity_command)
+
+
+def _unreachable(summary: Summary) -> list[NextStep]:
+    """How to give the server a chance, if all that the run missed was out of reach of any server at
+    the offered rate."""
+    missed = [r for r in run_slos(summary) if r.met is False]
+    is_overloaded = len(summary.reasons) > len(missed)
+    if summary.verdict != "missed" or is_overloaded or not all(r.note for r in missed):
+        return []
+    most = max(r.limit for r in missed)
+    offered = f"Offer more than {format_value(most, 'per_s')} (--rate, arrivals.rate)"
+    return [NextStep(f"{offered}: goodput cannot exceed the offered rate.")]
 
 
 def _repair(summary: Summary) -> list[NextStep]:
@@ -175,15 +196,24 @@ def _no_verdict(summary: Summary, place: str) -> list[NextStep]:
                 f"slobench rescore {place} --slo 'p99(ttft) <= 500ms'",
             )
         ]
+    n_ok, least = summary.counts["ok"], summary.min_requests
+    times = [r.n_needed / r.n for r in run_slos(summary) if r.met is None and r.n and r.n_needed]
+    times += [least / n_ok] if 0 < n_ok < least else []
+    if times:
+        length = format_value(max(times) * summary.window.length_s, "s")
+        return [
+            *_failures(summary),
+            NextStep(f"Measure for at least {length} (--duration, phases.measure)."),
+        ]
     text = "Fix the causes of failed requests and failed checks below, and measure again."
     return [NextStep(text)]
 
 
 def _failures(summary: Summary) -> list[NextStep]:
-    due, ok = summary.counts["due"], summary.counts["ok"]
-    if due - ok <= _MANY_FAILURES * due:
+    due, n_failed = summary.counts["due"], summary.counts["failed"]
+    if n_failed <= _MANY_FAILURES * due:
         return []
-    failed = f"{format_count(due - ok)} of {format_count(due)} requests failed"
+    failed = f"{format_count(n_failed)} of {format_count(due)} requests failed"
     return [NextStep(f"{failed}: see the section “How requests failed” first.")]
 
 

@@ -207,6 +207,7 @@ def test_waking_up_is_no_contention_and_waiting_for_a_core_is():
 def beat(now_s, **counts):
     by_status = [0] * len(Status)
     by_status[Status.ok], by_status[Status.timeout] = counts["ok"], counts["timeout"]
+    by_status[Status.cancelled] = counts.get("cancelled", 0)
     return {
         "now_s": now_s, "released": counts["ok"] + counts["timeout"], "sent": 0, "in_flight": 3,
         "waiting": 0, "by_status": by_status, "ttft_s": [0.1] * 10, "lateness_s": [0.0001],
@@ -230,12 +231,12 @@ def test_the_live_view_sums_shards_and_prints_lines_without_a_terminal():
     assert note == "ending the run: because"
 
 
-def test_what_was_cancelled_on_purpose_has_not_failed():
+def test_what_was_cancelled_on_purpose_or_at_the_drain_has_not_failed():
     out = io.StringIO()
     with Progress(Console(file=out, width=200), 100, 60.0, 4.0) as progress:
-        totals = progress.beat(0, beat(6.0, ok=6, timeout=5, withdrawn=3))
-    assert (totals.n_ended, totals.n_failed) == (11, 2)
-    assert "failed 2, cancelled on purpose 3" in out.getvalue()
+        totals = progress.beat(0, beat(6.0, ok=6, timeout=2, cancelled=7, withdrawn=3))
+    assert (totals.n_ended, totals.n_failed, totals.n_unfinished) == (15, 2, 4)
+    assert "failed 2, unfinished 4, cancelled on purpose 3" in out.getvalue()
 
 
 def test_the_live_view_draws_on_a_terminal():

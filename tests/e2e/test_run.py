@@ -125,10 +125,36 @@ def test_an_existing_run_is_not_overwritten_without_force(plain, cli):
 def test_a_missed_slo_exits_1_with_the_verdict_in_json(cli, tmp_path):
     result = cli(
         "run", "--target=mock", "--engine=ttft=50ms,itl=1ms", *flags(seconds="1s"),
-        "--slo=p99(ttft)<=20ms", *cli.lenient, "--json", cwd=tmp_path,
+        "--slo=p50(ttft)<=20ms", *cli.lenient, "--json", cwd=tmp_path,
     )  # fmt: skip
     assert result.returncode == 1, result.stderr
     assert json.loads(result.stdout)["verdict"] == "missed"
+
+
+def test_a_percentile_of_too_few_requests_exits_3(cli, tmp_path):
+    run = ("run", "--target=mock", "--engine=ttft=1ms,itl=1ms", *flags(seconds="1s"), *cli.lenient)
+    result = cli(*run, "--slo=p99.9(ttft)<=5s", "--json", "--out=run", cwd=tmp_path)
+    assert result.returncode == 3, result.stderr
+    summary = json.loads(result.stdout)
+    assert summary["verdict"] == "no_verdict"
+    assert "which needs at least 1\u202f000" in summary["reasons"][0]
+    assert "which needs at least 1\u202f000" in (tmp_path / "run" / "report.html").read_text()
+    assert "which needs at least 1\u202f000" in cli("rescore", "run", cwd=tmp_path).stdout
+
+
+def test_fewer_successful_requests_than_asked_for_exit_3(cli, tmp_path):
+    """The run keeps the number; `rescore` may ask for another."""
+    run = ("run", "--target=mock", "--engine=ttft=1ms,itl=1ms", *flags(seconds="1s"), *cli.lenient)
+    result = cli(
+        *run, "--slo=error_rate<=1%", "--min-requests=1000", "--json", "--out=run", cwd=tmp_path
+    )
+    assert result.returncode == 3, result.stderr
+    summary = json.loads(result.stdout)
+    assert summary["min_requests"] == 1000
+    assert "fewer than the 1\u202f000 that --min-requests asks for" in summary["reasons"][0]
+    assert cli("rescore", "run", cwd=tmp_path).returncode == 3
+    assert cli("rescore", "run", "--min-requests=2", cwd=tmp_path).returncode == 0
+    assert cli("rescore", "run", "--min-requests=0", cwd=tmp_path).returncode == 2
 
 
 def test_a_stall_shows_from_the_release_and_not_from_the_send(cli, tmp_path):
@@ -346,7 +372,7 @@ def test_report_recomputes_a_run_under_other_slos(plain, cli, tmp_path):
     directory = plain[1]
     before = (directory / "requests.parquet").read_bytes()
     assert "MET" in (directory / "report.html").read_text()
-    result = cli("report", directory, "--slo=p99(ttft)<=1ms", "--json", cwd=tmp_path)
+    result = cli("report", directory, "--slo=p50(ttft)<=1ms", "--json", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["verdict"] == "missed"
     cli("report", directory, cwd=tmp_path)

@@ -151,3 +151,14 @@ def test_a_release_after_a_parent_that_was_never_sent_is_not_held_against_it():
     run.request_rows["status"][50] = Status.dropped
     run.request_rows["done_s"][50] = np.nan
     assert stimulus(run).ok is True
+
+
+def test_a_class_with_too_few_requests_for_its_percentile_has_no_verdict():
+    """50 rag requests have no P99; 150 chat requests do."""
+    summary = summarize(two_classes(chat=["p99(ttft) <= 5s"], rag=["p99(ttft) <= 5s"]))
+    verdicts = {name: found.verdict for name, found in summary.classes.items()}
+    assert verdicts == {"chat": "met", "rag": "no_verdict"}
+    assert (summary.verdict, summary.exit_code) == ("no_verdict", 3)
+    assert summary.reasons == (
+        "rag: p99(ttft) <= 5s: 50 samples have no P99, which needs at least 100.",
+    )

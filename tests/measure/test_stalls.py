@@ -69,6 +69,24 @@ def test_a_stall_that_touched_nobody_is_told_without_a_warning() -> None:
     assert "0 of 200 requests" in check(run, "stalls").detail
 
 
+def test_a_stall_that_changes_no_percentile_is_no_finding() -> None:
+    """One request in the middle of the others was sent in a stall."""
+    run = with_stalls(measured_run(), (12.0001, 12.0003, 0.09))
+    assert check(run, "stalls").ok is True
+    assert "during stalls 1 of 200 requests" in check(run, "stalls").detail
+    assert "without them" not in check(run, "stalls").detail
+    assert not any("Stalls" in sentence for sentence in summarize(run).findings)
+
+
+def test_stalls_that_touched_every_request_are_compared_with_nothing() -> None:
+    run = with_stalls(measured_run(23), (0.0, 500.0, 0.09))
+    assert check(run, "stalls").ok is None
+    assert check(run, "stalls").detail.endswith(
+        "during stalls 3 of 3 requests were sent or got their first or last token"
+    )
+    assert not any("Stalls" in sentence for sentence in summarize(run).findings)
+
+
 @given(
     runs(),
     st.lists(st.floats(0.0, 25.0), max_size=8, unique=True),

@@ -342,12 +342,15 @@ def test_neighbours_that_are_alike_count_for_fewer_requests() -> None:
         run.request_rows[name] += 0.6 + wave_s
     summary = summarize(run, confidence=0.95)
     (waved,) = summary.slo
+    assert waved.n_effective is not None
+    assert waved.n_needed is not None
     assert waved.n_effective < 20
     assert (waved.too_short, waved.proven, waved.low, waved.high) == (True, False, None, None)
     assert summary.verdict == "no_verdict"
     assert "as informative as" in summary.reasons[0]
     assert waved.seconds_needed == pytest.approx(20 * waved.n_needed / 200)
     assert summary.metrics["ttft_s"].percentiles["p50"].low is None
+    assert summary.attainment.n_effective is not None
     assert summary.attainment.n_effective < 20
 
 

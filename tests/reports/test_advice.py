@@ -3,17 +3,22 @@
 import pytest
 
 from loadgen.measure.aggregate import summarize
-from reports.run.verdict_section import banner, is_inconclusive, next_steps
+from reports.run.verdict_section import banner, is_inconclusive, next_steps, slo_rows
 from tests.runs import measured_run, two_classes, with_manifest, with_shard
 
-CHAT, URL = "scenarios/chat.yaml", "--target http://h"
+URL = ("--target", "http://h")
 
 
-def told(run, scenario=CHAT, target=URL, **options):
-    return [
-        (s.text, s.command)
-        for s in next_steps(summarize(run, **options), scenario, target, "runs/chat-1")
-    ]
+def told(run, *command, **options):
+    command = ("slobench", "run", *(command or ("chat.yaml", *URL)))
+    source = "scenarios/chat.yaml" if command[2] == "chat.yaml" else ""
+    run = with_manifest(run, command=command, scenario={"source": source})
+    summary = summarize(run, **options)
+    return [(s.text, s.command) for s in next_steps(summary, "runs/chat-1")]
+
+
+def search(*args, **options):
+    return [command for _, command in told(*args, **options) if "slobench capacity" in command]
 
 
 def test_a_client_that_was_the_limit_is_sent_to_the_doctor():
@@ -38,7 +43,10 @@ def test_a_kept_promise_leads_to_how_much_more_and_an_unproven_one_to_how_much_l
     assert proof.startswith("Measure for 1m")
     assert "about 299 requests are needed, which take 29.9 s" in proof  # ln 0.05 / ln 0.99, at 10/s
     assert more == "Find how much more load meets the SLO:"
-    assert command == "slobench capacity scenarios/chat.yaml --target http://h"
+    assert command == (
+        "slobench capacity scenarios/chat.yaml --slo 'ttft <= 300ms' --attainment 99% "
+        "--target http://h"
+    )
 
 
 def test_failures_come_before_anything_else():
@@ -47,8 +55,43 @@ def test_failures_come_before_anything_else():
     )
 
 
-def test_flags_alone_name_no_scenario_to_search_with():
-    assert not [c for _, c in told(measured_run(slo=["p50(ttft) <= 1ms"]), "", "") if c]
+FLAGS = ("--rate", "40/s", "--input-len=2000", "--output-len", "200", "--duration", "30s")
+
+
+def test_the_search_has_the_flags_of_the_run():
+    run = measured_run(slo=["ttft <= 1ms", "attainment >= 90%"])
+    slos = ("--slo", "ttft <= 1ms", "--slo=attainment >= 90%")
+    assert search(run, *FLAGS, *slos, "--target", "sim", "--engine", "shape=8b", "--force") == [
+        "slobench capacity --rate 40/s --input-len 2000 --output-len 200 --duration 30s "
+        "--slo 'ttft <= 1ms' --slo 'attainment >= 90%' --target sim --engine shape=8b"
+    ]
+    assert search(run, "chat.yaml", "--set", "seed=3", *URL, "--seed", "4") == [
+        "slobench capacity scenarios/chat.yaml --set seed=3 --seed 4 --target http://h"
+    ]
+
+
+def test_a_search_needs_a_limit_for_each_request():
+    """Percentiles become limits, and the highest the attainment; a mean and a gap cannot."""
+    slo = ["p50(ttft) <= 1ms", "p90(tpot)<=2s", "mean(e2e) <= 1s", "p99(itl) <= 1s"]
+    assert search(measured_run(slo=slo), *FLAGS) == [
+        "slobench capacity --rate 40/s --input-len 2000 --output-len 200 --duration 30s "
+        "--slo 'ttft <= 1ms' --slo 'tpot<=2s' --attainment 90%"
+    ]
+    assert search(measured_run(slo=["mean(e2e) <= 1ms"]), *FLAGS) == []
+
+
+def test_other_slos_than_those_of_the_run_are_searched_with():
+    run = measured_run(slo=["ttft <= 10s"])
+    assert search(run, "chat.yaml", "--slo", "ttft <= 10s", *URL, slo=["ttft <= 1ms"]) == [
+        "slobench capacity scenarios/chat.yaml --slo 'ttft <= 1ms' --target http://h"
+    ]
+
+
+def test_a_run_of_another_verb_names_no_search():
+    run = with_manifest(measured_run(slo=["ttft <= 1ms"]), command=("slobench", "sweep", "x.yaml"))
+    assert summarize(run).capacity_command == ""
+    run = with_manifest(run, command=())
+    assert summarize(run).capacity_command == ""
 
 
 @pytest.mark.parametrize("run", [
@@ -61,3 +104,35 @@ def test_what_the_samples_leave_open_is_inconclusive(run):
     assert banner(summary).word == "INCONCLUSIVE"
     cut = with_manifest(run, ended="interrupted")
     assert banner(summarize(cut, confidence=0.95)).word == "NO VERDICT"
+
+
+def test_too_few_requests_for_a_percentile_lead_to_a_longer_run():
+    """40 due requests in 20 s at 2/s: P99 needs 100, so 50 s."""
+    run = measured_run(44, rate_per_s=2.0, slo=["p99(ttft) <= 1s"])
+    assert told(run) == [("Measure for at least 50 s (--duration, phases.measure).", "")]
+    assert banner(summarize(run)).word == "NO VERDICT"
+    [row] = slo_rows(summarize(run))
+    assert (row[4].text, row[4].small) == (
+        "? no verdict", "40 samples have no P99, which needs at least 100",
+    )  # fmt: skip
+    assert (row[5].text, row[5].small) == ("–", "needs n ≈ 100")
+
+
+def test_too_few_successful_requests_lead_to_a_longer_run():
+    run = measured_run(slo=["ttft <= 1s"])
+    assert told(run, min_requests=300) == [
+        ("Measure for at least 30 s (--duration, phases.measure).", "")
+    ]
+
+
+def test_a_goodput_out_of_reach_does_not_blame_the_server():
+    run = measured_run(slo=["ttft <= 1s", "goodput >= 50/s"])
+    assert told(run, *FLAGS) == [
+        (
+            "Offer more than 50/s (--rate, arrivals.rate): goodput cannot exceed the offered rate.",
+            "",
+        )
+    ]
+    assert banner(summarize(run)).reasons == (
+        "goodput >= 50/s: missed at 10/s; it cannot be kept at this rate: only 10/s was offered.",
+    )

@@ -79,8 +79,8 @@ def test_percentiles_come_with_interval_n_and_mark() -> None:
 
 
 def test_failures_have_their_own_line() -> None:
-    assert "failures as ∞" in printed(measured_run(n_failed=3))
-    assert "failures as ∞" not in printed(measured_run())
+    assert "unanswered as ∞" in printed(measured_run(n_failed=3))
+    assert "unanswered as ∞" not in printed(measured_run())
 
 
 def test_words_in_brackets_are_text_not_markup() -> None:

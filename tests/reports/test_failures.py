@@ -2,14 +2,13 @@
 
 import pytest
 
-from loadgen.measure.attainment import due_rows
 from reports.run.failures import failures
 from tests.runs import measured_run
 
 
 def test_failures_are_grouped_by_how_they_ended() -> None:
     run = measured_run(n_failed=5)
-    (kind,) = failures(run, due_rows(run))
+    (kind,) = failures(run)
     assert (kind.status, kind.http_status, kind.n) == ("http_error", 503, 5)
     assert kind.first_s == pytest.approx(21.5)
     assert kind.by_class == {"default": 5}

@@ -20,7 +20,7 @@ from reports.run.frames import (
     frames,
     rows_met,
 )
-from tests.runs import measured_run, with_manifest
+from tests.runs import cut_off, measured_run, with_manifest
 
 
 def frames_of(run: Run) -> Frames:
@@ -118,6 +118,19 @@ def test_points_are_thinned_but_the_slowest_and_the_failures_stay() -> None:
     ttft_s = run.request_rows["first_token_s"] - run.request_rows["released_s"]
     slowest = np.sort(ttft_s[~np.isnan(ttft_s)])[-200:]
     assert set(slowest.tolist()) <= {p["ttft_s"] for p in ok}
+
+
+def test_the_age_of_an_unfinished_request_is_plotted_nowhere() -> None:
+    """Ten have no token, ten were cut off between two tokens; both after 10 s or more."""
+    run = cut_off(measured_run(n_failed=2), slice(100, 110))
+    run = cut_off(run, slice(110, 120), has_begun=True)
+    drawn = frames_of(run)
+    assert (drawn.n_points, drawn.n_failed_points) == (198, 2)
+    assert {point["request_id"] for point in drawn.points}.isdisjoint(range(100, 120))
+    assert {record["status"] for record in (*drawn.points, *drawn.itl)} == {"ok", "http_error"}
+    assert max(point["ttft_s"] for point in drawn.points) < 1.0
+    assert max(record["itl_s"] for record in drawn.itl) < 1.0
+    assert [kind.n for kind in drawn.failures] == [2]
 
 
 def test_limits_stand_where_their_percentile_is() -> None:

@@ -14,7 +14,7 @@ import pytest
 from loadgen.measure.aggregate import summarize
 from loadgen.records import Names, Run, Status
 from reports.run.page import render
-from tests.runs import measured_run, two_classes, with_manifest, with_shard
+from tests.runs import cut_off, measured_run, two_classes, with_manifest, with_shard
 from tests.shown import number
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "reports"
@@ -222,10 +222,9 @@ def test_only_the_pages_own_scripts_may_run(cache: Path) -> None:
     [
         (
             "run chat.yaml --target=sim --set arrivals.rate=8/s --engine shape=8b --set seed=3",
-            "slobench capacity chat.yaml --set arrivals.rate=8/s --set seed=3 --target sim"
-            " --engine shape=8b",
+            "slobench capacity scenarios/quickstart.yaml --set arrivals.rate=8/s --set seed=3"
+            " --target sim --engine shape=8b",
         ),
-        ("run --rate 4/s --target http://h", None),  # no scenario that could be named again
         ("nightly night.yaml", None),
     ],
 )
@@ -234,6 +233,15 @@ def test_a_met_run_says_which_command_finds_how_much_more(command, told, cache: 
     text = Page(page_of(run, cache)).text
     asked = [line.strip() for line in text.splitlines() if "slobench capacity" in line]
     assert asked == ([] if told is None else [told])
+
+
+def test_unfinished_requests_are_counted_apart_from_failures(cache: Path) -> None:
+    page = Page(page_of(cut_off(measured_run(slo=SLO, n_failed=2), slice(100, 110)), cache))
+    assert ("counts.failed", "2") in {(path, text.strip()) for path, _, text in page.numbers}
+    assert ("counts.unfinished", "10") in {(path, text.strip()) for path, _, text in page.numbers}
+    assert "of 200 due, 10 unfinished" in page.text
+    assert "10 unfinished requests have no point." in page.text
+    assert "cancelled" not in page.text.partition("How requests failed")[2].partition("Prov")[0]
 
 
 def test_keys_on_the_command_line_are_not_shown(cache: Path) -> None:

@@ -126,15 +126,16 @@ def test_two_close_frames_make_one_point_and_the_next_holds_both():
     assert (points[0]["ok_per_s"], points[2]["ok_per_s"]) == (2.0, 6.0)
 
 
-def test_requests_withdrawn_on_purpose_or_never_sent_have_not_failed():
+def test_requests_that_were_cancelled_or_never_sent_have_not_failed():
     builder = FrameBuilder("r", 0, {"default": []})
     by_status = [0] * len(Status)
     by_status[Status.ok], by_status[Status.cancelled], by_status[Status.timeout] = 3, 4, 2
     by_status[Status.not_released], by_status[Status.dropped] = 5, 1
     builder.take(beat(by_status=by_status, withdrawn=3))
     shard = RemoteShard(0, "w", 15, "running", frame=builder.frame())
-    sums = LiveStatus(np.zeros(15, SCHEDULE), 10.0).snapshot([shard])["sums"]
-    assert (sums["ok"], sums["failed"]) == (3, 3)  # two timeouts and a cancellation
+    live = LiveStatus(np.zeros(15, SCHEDULE), 10.0).snapshot([shard])
+    assert (live["sums"]["ok"], live["sums"]["failed"]) == (3, 2)  # the two timeouts
+    assert live["shards"][0]["failed"] == 8  # with those that were never sent
 
 
 def test_requests_of_a_lost_shard_are_not_in_flight():

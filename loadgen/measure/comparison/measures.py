@@ -11,7 +11,13 @@ import numpy as np
 
 from loadgen.errors import UsageError
 from loadgen.measure.aggregate import summarize
-from loadgen.measure.attainment import due_rows, measured_window, meets_own, slos_by_class
+from loadgen.measure.attainment import (
+    due_rows,
+    failed_rows,
+    measured_window,
+    meets_own,
+    slos_by_class,
+)
 from loadgen.measure.catalog import Metric
 from loadgen.measure.load import per_second, throughput
 from loadgen.measure.per_request import Mask, PerRequest, Samples, per_request
@@ -121,7 +127,7 @@ class Measured:
         for gap metrics a value per gap.
         """
         if measure.metric.name == "error_rate":
-            return (~self.columns.is_ok[self.due]).astype(np.float64)
+            return failed_rows(self.run)[self.due].astype(np.float64)
         if measure.metric.name == "attainment":
             return self.met[self.due].astype(np.float64)
         if measure.metric.scope == "gap":
@@ -135,7 +141,7 @@ class Measured:
 
     def _estimate_of_run(self, name: str, n_due: int, confidence: float) -> Interval:
         if name == "error_rate":
-            failed = self.due & ~self.columns.is_ok
+            failed = failed_rows(self.run)
             times = self._samples.share(failed).bound_times(confidence)
             return wilson(int(np.count_nonzero(failed)), n_due, confidence, times)
         if name not in ("attainment", "goodput"):
@@ -149,7 +155,7 @@ class Measured:
 
     def _of_run(self, name: str, n_due: int) -> float:
         if name in ("attainment", "error_rate"):
-            rows = self.met if name == "attainment" else self.due & ~self.columns.is_ok
+            rows = self.met if name == "attainment" else failed_rows(self.run)
             return float(np.count_nonzero(rows)) / n_due if n_due else math.nan
         window = measured_window(self.run)
         if name == "goodput":

@@ -1,0 +1,56 @@
+"""The command that searches the capacity of the target of a run."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from loadgen.measure.catalog import METRICS
+from loadgen.measure.slo import Slo
+from loadgen.records import Run
+
+_KEPT = (
+    *("--plugin", "--set", "--seed", "--rate", "--input-len", "--output-len"),
+    *("--duration", "--warmup", "--max-concurrency"),
+)
+_SLO_FLAGS = ("--slo", "--goodput")
+_TARGET_FLAGS = ("--target", "--engine", "--model")
+
+
+def capacity_command(run: Run, slos: Sequence[Slo], is_own: bool) -> str:
+    """`slobench capacity …` for the scenario and the target of `slobench run`.
+
+    `slos` are those that judge the run, of every class; `is_own`: it was made under them. A search
+    needs a limit per request. Without any, each `p99(ttft) <= 1s` becomes `ttft <= 1s`, and the
+    highest percentile becomes the attainment. "" for a run that was started in another way, and
+    where no SLO gives a limit.
+    """
+    command, source = run.manifest.command, run.manifest.scenario.source
+    if command[1:2] != ("run",):
+        return ""
+    words = ["slobench", "capacity", *([source] if source else [])]
+    words += _values(command, _KEPT)
+    if any(slo.scope == "request" for slo in slos):
+        words += (
+            _values(command, _SLO_FLAGS)
+            if is_own
+            else [word for slo in slos for word in ("--slo", slo.text)]
+        )
+    else:
+        limits = [s for s in slos if s.quantile and METRICS[s.metric].scope == "request"]
+        if not limits:
+            return ""
+        for slo in limits:
+            words += ["--slo", slo.text.partition("(")[2].replace(")", "", 1)]
+        words += ["--attainment", f"{100 * max(slo.quantile or 0.0 for slo in limits):g}%"]
+    return shlex.join([*words, *_values(command, _TARGET_FLAGS)])
+
+
+def _values(command: Sequence[str], flags: Sequence[str]) -> Iterator[str]:
+    """The flags of a command line that are among `flags`, each with its value."""
+    for number, word in enumerate(command):
+        name, equals, value = word.partition("=")
+        if name in flags and equals:
+            yield from (name, value)
+        elif word in flags:
+            yield from command[number : number + 2]
