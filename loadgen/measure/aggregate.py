@@ -13,6 +13,7 @@ from loadgen.errors import UsageError
 from loadgen.measure.attainment import (
     MeasuredWindow,
     due_rows,
+    limited_rows,
     measured_window,
     meets,
     meets_own,
@@ -30,12 +31,12 @@ from loadgen.measure.per_request import Mask, PerRequest, Samples, per_request, 
 from loadgen.measure.server_load import backends, server_findings, server_summary
 from loadgen.measure.slo import Slo, own_slo, parse_slo, ungrounded
 from loadgen.measure.stalls import stalls
-from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.statistics.population import Population
 from loadgen.measure.statistics.proportions import wilson
 from loadgen.measure.stimulus import stimulus
 from loadgen.measure.summary import (
+    NO_LIMIT,
     PERCENTILES,
     Attainment,
     ClassSummary,
@@ -87,7 +88,8 @@ def summarize(
     doubts = _doubts(run, found, due)
     sent, addresses = stimulus(run, columns, window), tuple(backends(run, columns, due))
     met = due & meets_own(run, columns, slos, by_class)
-    whole = _numbers(run, columns, slos, due, met, window, level)
+    limited = limited_rows(run, columns, slos, by_class)
+    whole = _numbers(run, columns, slos, due, met, limited, window, level)
     classes = {
         name: _class_summary(run, name, shared, own, window, level, confidence is not None)
         for name, own in by_class.items()
@@ -116,7 +118,7 @@ def summarize(
         ),
         classes=classes,
         drivers=drivers(run, columns, due, level),
-        fairness=fairness(run, columns, due, met, window, level),
+        fairness=fairness(run, columns, due, met, limited, window, level),
         server=server_summary(run, columns, window),
         backends=addresses,
         stimulus=sent,
@@ -190,6 +192,7 @@ def _numbers(
     slos: Sequence[Slo],
     due: Mask,
     met: Mask,
+    limited: Mask,
     window: MeasuredWindow,
     level: float,
 ) -> dict[str, Any]:
@@ -203,7 +206,7 @@ def _numbers(
         "throughput": rates,
         "metrics": _distributions(samples, level),
         "slo": tuple(_judge(slos, columns, due, met, samples, rates, window, level)),
-        "attainment": _attainment(due, met, level),
+        "attainment": _attainment(due, met, limited, level),
         "goodput": _goodput(columns, due, met, window, level),
     }
 
@@ -221,8 +224,11 @@ def _class_summary(
     part = _only(run, run.names.classes.index(name))
     columns, due = per_request(part), due_rows(part)
     own = [*own, *_brought_to_class(columns, due, shared, own)]
-    met = due & meets(columns, [*shared, *own])
-    numbers = _numbers(part, columns, own, due, met, window, level)
+    met, limited = (
+        due & meets(columns, [*shared, *own]),
+        limited_rows(part, columns, shared, {name: own}),
+    )
+    numbers = _numbers(part, columns, own, due, met, limited, window, level)
     stated = run.manifest.classes[name]
     return ClassSummary(
         tenant=stated.tenant,
@@ -293,20 +299,23 @@ def _distributions(samples: Samples, confidence: float) -> dict[str, Distributio
     return {name: distribution(m) for name, m in METRICS.items() if m.scope != "run"}
 
 
-def _attainment(due: Mask, met: Mask, confidence: float) -> Attainment:
+def _attainment(due: Mask, met: Mask, limited: Mask, confidence: float) -> Attainment:
+    """The attainment; there is none where no due request has a per-request limit."""
     n_met, n_due = _count(met), _count(due)
+    if n_due and not (due & limited).any():
+        return Attainment(math.nan, None, None, None, n_due, NO_LIMIT)
     share = wilson(n_met, n_due, confidence)
-    return Attainment(share.value, share.low, share.high, n_met, n_due)
+    reason = "" if n_due else "no request was due"
+    return Attainment(share.value, share.low, share.high, n_met, n_due, reason)
 
 
 def _goodput(
     columns: PerRequest, due: Mask, met: Mask, window: MeasuredWindow, confidence: float
 ) -> Goodput:
-    share = _attainment(due, met, confidence)
-    rate = per_second(float(share.due), window)
-    per_s = Interval(share.value, share.low, share.high).times(rate)
+    n_met, n_due = _count(met), _count(due)
+    per_s = wilson(n_met, n_due, confidence).times(per_second(float(n_due), window))
     n_tokens = float(columns.output_tokens[met].sum())
-    requests_per_s = dataclasses.replace(per_s, value=per_second(float(share.met), window))
+    requests_per_s = dataclasses.replace(per_s, value=per_second(float(n_met), window))
     return Goodput(requests_per_s, per_second(n_tokens, window))
 
 

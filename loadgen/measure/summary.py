@@ -46,15 +46,23 @@ class Distribution:
     with_failures: Mapping[str, Percentile]
 
 
+NO_LIMIT = "no per-request limit"
+
+
 @dataclass(frozen=True, slots=True)
 class Attainment:
-    """The share of due requests that met every per-request SLO, with Wilson's interval."""
+    """The share of due requests that met every per-request SLO, with Wilson's interval.
+
+    `reason` is why there is no such share, "" where there is: then `value` is NaN, the bounds are
+    open, and without any per-request limit (`NO_LIMIT`) `met` is None.
+    """
 
     value: float
     low: float | None
     high: float | None
-    met: int
+    met: int | None
     due: int
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

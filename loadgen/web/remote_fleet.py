@@ -75,7 +75,9 @@ class RemoteFleet:
         controller = self._controller = Controller(
             job.run_name, self._workers, shares, self._max_skew_s, self._on_loss
         )
-        live = LiveStatus(job.plan.schedule, job.scenario.horizon_s)
+        live = LiveStatus(
+            job.plan.schedule, job.scenario.horizon_s, job.scenario.has_per_request_limit
+        )
         self._send(controller.start(time.monotonic_ns()))
         started, updated_s, reported_dead = False, 0.0, set[int]()
         limit_at_s = float("inf")

@@ -246,6 +246,12 @@ class Scenario(Strict):
         kinds = (self.arrivals, *(own.arrivals for own in self.classes.values()))
         return tuple(dict.fromkeys(m for kind in kinds if kind for m in kind.own_slo_metrics()))
 
+    @property
+    def has_per_request_limit(self) -> bool:
+        """Whether any request has a limit: of all traffic, of its class, or of its own."""
+        stated = any(slo.scope == "request" for slo in self.all_slos())
+        return stated or bool(self.own_slo_metrics())
+
     def limits_by_class(self) -> tuple[LimitsS, ...]:
         """The per-request limits of each class for the metrics in `OWN_SLO`, by class_id; the
         tightest of several, None without a limit. A limit of the request's own takes precedence."""

@@ -129,10 +129,13 @@ def _rates(summary: Summary) -> list[str]:
         for word, cell in tables.count_rows(summary)
         if word not in ("scheduled", "warm-up", "due", "never due")
     )
+    attainment = f"n/a: {share.reason}"
+    if share.met is not None and not share.reason:
+        n_met, n_due = format_count(share.met), format_count(share.due)
+        attainment = f"{format_value(share.value, 'share')} ({n_met} of {n_due} due)"
     return [
         f"goodput {format_value(goodput.value, 'per_s')} {tables.between(goodput, 'per_s')},"
-        f" attainment {format_value(share.value, 'share')} ({format_count(share.met)} of"
-        f" {format_count(share.due)} due)",
+        f" attainment {attainment}",
         f"rate offered {format_value(summary.offered_rate_per_s, 'per_s')}, achieved"
         f" {format_value(summary.achieved_rate_per_s, 'per_s')}; output tokens"
         f" {format_value(rates.output_tokens_per_s, 'per_s')}; {outcomes or 'no requests due'}",

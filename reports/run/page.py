@@ -68,6 +68,8 @@ def render(
     waited = {} if engine is None else engine.why
     worst, rows = slowest(run, columns, waited), embedded_rows(run, summary, columns, waited)
     cells = attainment_cells(run, due, rows_met(run, summary, columns, due))
+    if summary.attainment.reason:
+        cells = []
     drawn = {
         **spectra(tables_of_run),
         "timeline": timeline(tables_of_run),

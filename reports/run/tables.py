@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from loadgen.measure.catalog import METRICS, Unit
 from loadgen.measure.fairness import TenantShare
 from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.statistics.percentiles import Percentile
-from loadgen.measure.summary import PERCENTILES, ClassSummary, Distribution, Summary
+from loadgen.measure.summary import NO_LIMIT, PERCENTILES, ClassSummary, Distribution, Summary
 from loadgen.measure.wording import format_count, format_number, format_value
 from loadgen.records import Status
 
@@ -46,6 +46,10 @@ def between(interval: Interval | Percentile, unit: Unit) -> str:
     return f"[{low}, {high}]"
 
 
+def _no_attainment(reason: str) -> TableCell:
+    return TableCell("n/a", small=reason)
+
+
 CLASS_HEAD = (
     *("class", "due", "offered", "attainment", "goodput"),
     *("TTFT p50", "TTFT p99", "TPOT p99", "verdict"),
@@ -67,7 +71,9 @@ def _class_row(name: str, found: ClassSummary) -> list[TableCell]:
         TableCell(
             format_value(found.offered_rate_per_s, "per_s"), f"{path}.offered_rate_per_s", "per_s"
         ),
-        TableCell(
+        _no_attainment(share.reason)
+        if share.reason
+        else TableCell(
             format_value(share.value, "share"),
             f"{path}.attainment.value",
             "share",
@@ -106,7 +112,9 @@ def _tenant_row(name: str, found: TenantShare) -> list[TableCell]:
     cells = [
         TableCell(name),
         TableCell(format_count(found.due), f"{path}.due"),
-        TableCell(
+        _no_attainment(NO_LIMIT)
+        if found.met is None
+        else TableCell(
             format_value(share.value, "share"),
             f"{path}.attainment",
             "share",
@@ -211,12 +219,14 @@ def tiles(summary: Summary) -> list[tuple[str, TableCell]]:
         ),
         (
             "SLO attainment",
-            TableCell(
+            replace(_no_attainment(share.reason), title=METRICS["attainment"].meaning)
+            if share.reason
+            else TableCell(
                 format_value(share.value, "share"),
                 "attainment.value",
                 "share",
                 f"{between(Interval(share.value, share.low, share.high), 'share')},"
-                f" {format_count(share.met)} of {format_count(share.due)}",
+                f" {format_count(share.met or 0)} of {format_count(share.due)}",
                 METRICS["attainment"].meaning,
             ),
         ),

@@ -23,15 +23,15 @@
 
   const percent = (value) => `${three(100 * value)} %`;
 
-  function row(name, met, due) {
+  function row(name, met, due, hasLimit) {
     const [value, low, high] = share(met, due);
     const goodput = met / held.length_s;
     const cells = [
       ["th", name],
       ["td", met, met],
       ["td", due, due],
-      ["td", percent(value), value],
-      ["td", `[${percent(low)}, ${percent(high)}]`],
+      hasLimit ? ["td", percent(value), value] : ["td", "n/a: no per-request limit"],
+      ["td", hasLimit ? `[${percent(low)}, ${percent(high)}]` : "–"],
       ["td", `${three(goodput)}/s`, goodput],
     ];
     const line = document.createElement("tr");
@@ -53,9 +53,10 @@
       group.met += kept(columns, limits, k);
     }
     const all = groups.reduce((sum, g) => ({ met: sum.met + g.met, due: sum.due + g.due }));
-    const lines = [row("all requests", all.met, all.due)];
+    const hasLimit = limits.length > 0;
+    const lines = [row("all requests", all.met, all.due, hasLimit)];
     if (groups.length > 1) {
-      groups.forEach((g, k) => { if (g.due) lines.push(row(held.classes[k], g.met, g.due)); });
+      groups.forEach((g, k) => { if (g.due) lines.push(row(held.classes[k], g.met, g.due, hasLimit)); });
     }
     return lines;
   }

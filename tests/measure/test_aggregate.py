@@ -17,7 +17,7 @@ from loadgen.manifest.sections import WorkerSection
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
 from loadgen.records import EDGES, Phase, Run, Status
-from tests.runs import measured_run, runs, schedule_rows, with_manifest, with_shard
+from tests.runs import measured_run, runs, schedule_rows, two_classes, with_manifest, with_shard
 
 LOST_WORKER = WorkerSection(0, "w0", "bench-2", 220, "lost", "silent for 5 s", None, None)
 
@@ -62,6 +62,28 @@ def test_every_scheduled_row_is_counted_once() -> None:
     counts = summarize(measured_run(n_failed=4)).counts
     assert counts["scheduled"] == counts["warmup"] + counts["due"] + counts["not_due"] == 220
     assert counts["due"] == sum(counts[status.name] for status in Status)
+
+
+def test_without_a_per_request_limit_there_is_no_attainment() -> None:
+    summary = summarize(measured_run(slo=["p99(ttft) <= 50ms"]))
+    share = summary.to_json()["attainment"]
+    assert (share["value"], share["low"], share["high"], share["met"]) == (None, None, None, None)
+    assert (share["due"], share["reason"]) == (200, "no per-request limit")
+    assert summary.verdict == "missed"
+    assert summary.goodput.requests_per_s.value == pytest.approx(10.0)  # successful requests
+
+
+def test_a_limit_of_a_class_gives_it_and_the_whole_run_an_attainment() -> None:
+    summary = summarize(two_classes(chat=["ttft <= 500ms"], rag=["p50(ttft) <= 2s"]))
+    chat, rag = summary.classes["chat"].attainment, summary.classes["rag"].attainment
+    assert (chat.value, chat.reason) == (1.0, "")
+    assert (rag.met, rag.due, rag.reason) == (None, 50, "no per-request limit")
+    assert (summary.attainment.met, summary.attainment.reason) == (200, "")
+
+
+def test_a_run_without_due_requests_has_no_attainment_for_that_reason() -> None:
+    share = summarize(measured_run(0, slo=["ttft <= 1s"])).attainment
+    assert (share.due, share.reason) == (0, "no request was due")
 
 
 def test_a_turn_whose_parent_failed_is_not_due() -> None:

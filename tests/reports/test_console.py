@@ -78,6 +78,13 @@ def test_percentiles_come_with_interval_n_and_mark() -> None:
     assert "146 ms* [136, …]" in line
 
 
+def test_without_a_per_request_limit_there_is_no_attainment() -> None:
+    assert "attainment n/a: no per-request limit" in printed(measured_run(slo=["p50(ttft) <= 1s"]))
+    assert "attainment 100 % (200 of 200 due)" in printed(measured_run(slo=["ttft <= 1s"]))
+    classes = printed(two_classes(chat=["ttft <= 500ms"])).splitlines()
+    assert next(x for x in classes if x.startswith("rag ")).split()[3] == "n/a"
+
+
 def test_failures_have_their_own_line() -> None:
     assert "failures as ∞" in printed(measured_run(n_failed=3))
     assert "failures as ∞" not in printed(measured_run())

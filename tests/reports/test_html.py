@@ -116,6 +116,15 @@ def test_every_number_on_the_page_is_the_one_in_the_summary(cache: Path, run: Ru
             assert shown == pytest.approx(expected, rel=5.1e-3), (path, text)
 
 
+def test_without_a_per_request_limit_the_page_shows_no_attainment(cache: Path) -> None:
+    page = page_of(measured_run(slo=["p99(ttft) <= 50ms"]), cache)
+    tile = page[page.index("<h3>SLO attainment</h3>") :].partition("</div>")[0]
+    assert '<span class="value">n/a</span>' in tile
+    assert "<small>no per-request limit</small>" in tile
+    assert 'id="heat-attainment"' not in page_of(two_classes(), cache)
+    assert 'id="heat-attainment"' in page_of(two_classes(slo=SLO), cache)
+
+
 def test_the_page_carries_its_summary_for_machines(cache: Path) -> None:
     run = measured_run(slo=SLO)
     scripts = {attrs.get("id"): text for attrs, text in Page(page_of(run, cache)).scripts}

@@ -168,9 +168,10 @@
       facts.textContent = about;
       return;
     }
-    const share = f.goodput_share_of_due === null ? "" : ` (${(100 * f.goodput_share_of_due).toFixed(1)} % of the requests due)`;
+    const attainment = !f.has_limits ? "n/a: no per-request limit"
+      : f.goodput_share_of_due === null ? "–" : `${(100 * f.goodput_share_of_due).toFixed(1)} % of the requests due`;
     facts.textContent = `${about}Scheduled ${number(f.asked_per_s)}/s, sent ${number(f.achieved_per_s)}/s; `
-      + `goodput ${number(f.goodput_per_s)}/s${share}; in flight ${f.sums.in_flight}.`;
+      + `goodput ${number(f.goodput_per_s)}/s; attainment ${attainment}; in flight ${f.sums.in_flight}.`;
     const states = STATUSES.filter((s) => f.ledger[s] || s === "ok" || s === "lost");
     ledger.textContent = `${f.scheduled} scheduled = ${states.map((s) => `${f.ledger[s]} ${s.replace("_", " ")}`).join(" + ")}.`;
     const head = element("tr", {}, ...["", "n", "p50", "p90", "p99", "p99.9", "max"].map((text) => {
