@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,7 @@ from loadgen.measure.summary import (
 from loadgen.measure.validity.checks import checks, is_trusted
 from loadgen.measure.verdict import (
     DEFAULT_CONFIDENCE,
+    Bound,
     Shares,
     SloResult,
     decide,
@@ -60,6 +62,9 @@ from loadgen.measure.verdict import (
     slo_results,
 )
 from loadgen.records import Run, Status
+
+_ANY_SHARE = parse_slo("attainment >= 0%")
+"""Always met: its bound is the lower bound of an attainment that no SLO is about."""
 
 
 def summarize(
@@ -199,14 +204,21 @@ def _numbers(
     """The fields that the summary of a run and that of a class share."""
     samples, rates = Samples(columns, due), throughput(run, columns, window)
     n_sent = np.count_nonzero(due & inside(run.request_rows["sent_s"], window))
+    judge = partial(
+        _judge, columns=columns, due=due, met=met, samples=samples, rates=rates, window=window,
+        confidence=level,
+    )  # fmt: skip
+    results = judge(slos)
+    of_share = [r for r in results if r.metric == "attainment"] or judge([_ANY_SHARE])
+    bound = min(of_share, key=lambda result: result.met is not False).bound
     return {
         "counts": _counts(run, due),
         "offered_rate_per_s": per_second(float(np.count_nonzero(due)), window),
         "achieved_rate_per_s": per_second(float(n_sent), window),
         "throughput": rates,
         "metrics": _distributions(samples, level),
-        "slo": tuple(_judge(slos, columns, due, met, samples, rates, window, level)),
-        "attainment": _attainment(due, met, limited, level),
+        "slo": tuple(results),
+        "attainment": _attainment(due, met, limited, level, bound),
         "goodput": _goodput(columns, due, met, window, level),
     }
 
@@ -299,14 +311,16 @@ def _distributions(samples: Samples, confidence: float) -> dict[str, Distributio
     return {name: distribution(m) for name, m in METRICS.items() if m.scope != "run"}
 
 
-def _attainment(due: Mask, met: Mask, limited: Mask, confidence: float) -> Attainment:
+def _attainment(
+    due: Mask, met: Mask, limited: Mask, confidence: float, bound: Bound | None
+) -> Attainment:
     """The attainment; there is none where no due request has a per-request limit."""
     n_met, n_due = _count(met), _count(due)
     if n_due and not (due & limited).any():
         return Attainment(math.nan, None, None, None, n_due, NO_LIMIT)
     share = wilson(n_met, n_due, confidence)
     reason = "" if n_due else "no request was due"
-    return Attainment(share.value, share.low, share.high, n_met, n_due, reason)
+    return Attainment(share.value, share.low, share.high, n_met, n_due, reason, bound)
 
 
 def _goodput(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from loadgen.measure.stalls import Stalls
 from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.stimulus import Stimulus
-from loadgen.measure.verdict import SloResult, Verdict
+from loadgen.measure.verdict import Bound, SloResult, Verdict
 
 SCHEMA = 1
 PERCENTILES: Mapping[str, float] = {
@@ -53,8 +53,9 @@ NO_LIMIT = "no per-request limit"
 class Attainment:
     """The share of due requests that met every per-request SLO, with Wilson's interval.
 
-    `reason` is why there is no such share, "" where there is: then `value` is NaN, the bounds are
-    open, and without any per-request limit (`NO_LIMIT`) `met` is None.
+    `bound` is the one-sided bound that an SLO on the share is judged by. `reason` is why there is
+    no such share, "" where there is: then `value` is NaN, the bounds are open, and without any
+    per-request limit (`NO_LIMIT`) `met` is None.
     """
 
     value: float
@@ -63,6 +64,7 @@ class Attainment:
     met: int | None
     due: int
     reason: str = ""
+    bound: Bound | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,21 @@ class Summary:
         """The content of summary.json; NaN, +inf and open bounds are null."""
         content: dict[str, Any] = plain_json(dataclasses.asdict(self))
         content["window"]["length_s"] = self.window.length_s
+        content["slo"] = _slo_json(self.slo)
+        for name, of_class in self.classes.items():
+            content["classes"][name]["slo"] = _slo_json(of_class.slo)
         return {"schema": SCHEMA, **content}
+
+
+def _slo_json(results: Sequence[SloResult]) -> list[dict[str, Any]]:
+    """Each result with the bound that decides, which is computed from its fields."""
+    bounds = [
+        None if result.bound is None else dataclasses.asdict(result.bound) for result in results
+    ]
+    return [
+        plain_json({**dataclasses.asdict(result), "bound": bound})
+        for result, bound in zip(results, bounds, strict=True)
+    ]
 
 
 def plain_json(value: Any) -> Any:

@@ -130,16 +130,19 @@ def _rates(summary: Summary) -> list[str]:
         if word not in ("scheduled", "warm-up", "due", "never due")
     )
     attainment = f"n/a: {share.reason}"
-    if share.met is not None and not share.reason:
-        n_met, n_due = format_count(share.met), format_count(share.due)
-        attainment = f"{format_value(share.value, 'share')} ({n_met} of {n_due} due)"
+    if not share.reason:
+        basis = tables.attainment_basis(share, summary.confidence)
+        attainment = f"{format_value(share.value, 'share')} ({basis})"
+    bound = tables.goodput_bound(summary, summary.confidence)
     return [
-        f"goodput {format_value(goodput.value, 'per_s')} {tables.between(goodput, 'per_s')},"
-        f" attainment {attainment}",
+        f"goodput {format_value(goodput.value, 'per_s')} {bound}",
+        f"attainment {attainment}",
         f"rate offered {format_value(summary.offered_rate_per_s, 'per_s')}, achieved"
         f" {format_value(summary.achieved_rate_per_s, 'per_s')}; output tokens"
         f" {format_value(rates.output_tokens_per_s, 'per_s')}; {outcomes or 'no requests due'}",
         *([tables.fairness_text(summary)] if summary.fairness else []),
         *([] if summary.server is None else [f"server: {describe_server(summary.server)}"]),
-        "* fewer than ten samples lie beyond this percentile; …: too few samples for this bound",
+        f"[…]: two-sided {100 * summary.confidence:g} % confidence intervals; … in them: too few"
+        " samples for this bound",
+        "* fewer than ten samples lie beyond this percentile",
     ]

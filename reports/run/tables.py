@@ -14,7 +14,14 @@ from loadgen.measure.catalog import METRICS, Unit
 from loadgen.measure.fairness import TenantShare
 from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.statistics.percentiles import Percentile
-from loadgen.measure.summary import NO_LIMIT, PERCENTILES, ClassSummary, Distribution, Summary
+from loadgen.measure.summary import (
+    NO_LIMIT,
+    PERCENTILES,
+    Attainment,
+    ClassSummary,
+    Distribution,
+    Summary,
+)
 from loadgen.measure.wording import format_count, format_number, format_value
 from loadgen.records import Status
 
@@ -46,6 +53,22 @@ def between(interval: Interval | Percentile, unit: Unit) -> str:
     return f"[{low}, {high}]"
 
 
+def attainment_basis(share: Attainment, confidence: float) -> str:
+    """`62 of 62 due; at least 95.3 % with 95 % confidence`."""
+    basis = f"{format_count(share.met or 0)} of {format_count(share.due)} due"
+    if share.bound is None:
+        return basis
+    return f"{basis}; {share.bound.at_level('share', confidence)}"
+
+
+def goodput_bound(found: Summary | ClassSummary, confidence: float) -> str:
+    """The bound that an SLO on goodput is judged by; without such an SLO the two-sided interval."""
+    for result in found.slo:
+        if result.metric == "goodput" and result.bound is not None:
+            return result.bound.at_level("per_s", confidence)
+    return between(found.goodput.requests_per_s, "per_s")
+
+
 def _no_attainment(reason: str) -> TableCell:
     return TableCell("n/a", small=reason)
 
@@ -59,10 +82,10 @@ _CLASS_PERCENTILES = (("ttft_s", "p50"), ("ttft_s", "p99"), ("tpot_s", "p99"))
 
 def class_rows(summary: Summary) -> list[list[TableCell]]:
     """A row per class; none where all traffic is of the same class."""
-    return [_class_row(name, found) for name, found in summary.classes.items()]
+    return [_class_row(name, found, summary.confidence) for name, found in summary.classes.items()]
 
 
-def _class_row(name: str, found: ClassSummary) -> list[TableCell]:
+def _class_row(name: str, found: ClassSummary, confidence: float) -> list[TableCell]:
     path = f"classes.{name}"
     share, goodput = found.attainment, found.goodput.requests_per_s
     cells = [
@@ -77,13 +100,13 @@ def _class_row(name: str, found: ClassSummary) -> list[TableCell]:
             format_value(share.value, "share"),
             f"{path}.attainment.value",
             "share",
-            between(Interval(share.value, share.low, share.high), "share"),
+            "" if share.bound is None else share.bound.at_level("share", confidence),
         ),
         TableCell(
             format_value(goodput.value, "per_s"),
             f"{path}.goodput.requests_per_s.value",
             "per_s",
-            between(goodput, "per_s"),
+            goodput_bound(found, confidence),
         ),
     ]
     for metric, key in _CLASS_PERCENTILES:
@@ -213,7 +236,7 @@ def tiles(summary: Summary) -> list[tuple[str, TableCell]]:
                 format_value(goodput.value, "per_s"),
                 "goodput.requests_per_s.value",
                 "per_s",
-                between(goodput, "per_s"),
+                goodput_bound(summary, summary.confidence),
                 METRICS["goodput"].meaning,
             ),
         ),
@@ -225,8 +248,7 @@ def tiles(summary: Summary) -> list[tuple[str, TableCell]]:
                 format_value(share.value, "share"),
                 "attainment.value",
                 "share",
-                f"{between(Interval(share.value, share.low, share.high), 'share')},"
-                f" {format_count(share.met or 0)} of {format_count(share.due)}",
+                attainment_basis(share, summary.confidence),
                 METRICS["attainment"].meaning,
             ),
         ),

@@ -6,12 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from loadgen.measure.catalog import METRICS
-from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.summary import Summary
 from loadgen.measure.verdict import SloResult, sentence
 from loadgen.measure.wording import format_count, format_value
-from reports.run.tables import TableCell, between
+from reports.run.tables import TableCell
 
 Tone = Literal["met", "missed", "unknown", "invalid"]
 
@@ -58,9 +56,8 @@ def _slo_row(result: SloResult, k: int) -> list[TableCell]:
     n = TableCell(format_count(result.n), f"{path}.n")
     if result.scope == "request":
         share = TableCell(f"{value.text} of requests", value.path, result.unit)
-        both = Interval(result.value, result.low, result.high)
         return [
-            TableCell(text), share, TableCell(between(both, result.unit)), n,
+            TableCell(text), share, _bound(result, path), n,
             TableCell("–", small="counted in attainment"), TableCell("–"),
         ]  # fmt: skip
     verdict = {True: "✓ met", False: "✗ missed", None: "? no sample"}[result.met]
@@ -68,19 +65,13 @@ def _slo_row(result: SloResult, k: int) -> list[TableCell]:
 
 
 def _bound(result: SloResult, path: str) -> TableCell:
-    """The one-sided confidence bound that decides: the worst plausible value of an SLO that was
-    met, the best plausible value of an SLO that was missed."""
-    is_upper = (METRICS[result.metric].direction == "lower") is (result.met is not False)
-    bound, name, sign = (
-        (result.high, "high", "at most") if is_upper else (result.low, "low", "at least")
-    )
-    if result.met is None or (result.low is None and result.high is None):
-        return TableCell("–")
+    """The one-sided confidence bound that the proof uses."""
+    bound = result.bound
     if bound is None:
-        return TableCell("open", small="too few samples")
-    if math.isinf(bound):
-        return TableCell("failures")
-    return TableCell(f"{sign} {format_value(bound, result.unit)}", f"{path}.{name}", result.unit)
+        return TableCell("–")
+    if bound.value is None or math.isinf(bound.value):
+        return TableCell(bound.text(result.unit), small="" if bound.value else "too few samples")
+    return TableCell(bound.text(result.unit), f"{path}.bound.value", result.unit)
 
 
 def _proof(result: SloResult) -> TableCell:

@@ -33,7 +33,7 @@ def test_a_broken_promise_is_missed_and_exits_1() -> None:
     summary = summarize(measured_run(slo=["p50(ttft) <= 50ms"]))
     assert (summary.verdict, summary.exit_code) == ("missed", 1)
     assert summary.reasons == (
-        "p50(ttft) <= 50ms: missed at 97.7 ms, n = 200, with 95 % confidence.",
+        "p50(ttft) <= 50ms: missed at 97.7 ms, n = 200; at least 96 ms with 95 % confidence.",
     ), summary.reasons
 
 
@@ -71,6 +71,36 @@ def test_without_a_per_request_limit_there_is_no_attainment() -> None:
     assert (share["due"], share["reason"]) == (200, "no per-request limit")
     assert summary.verdict == "missed"
     assert summary.goodput.requests_per_s.value == pytest.approx(10.0)  # successful requests
+
+
+def test_the_summary_holds_the_bound_that_each_slo_is_judged_by() -> None:
+    """194 of 200: the one-sided Clopper-Pearson bounds are 94.17 % and 98.69 % (R: binom.test)."""
+    slo = ["ttft <= 150ms", "p99(ttft) <= 300ms", "output_tokens_per_s >= 1/s"]
+    content = summarize(measured_run(slo=[*slo, "attainment >= 95%"], n_failed=5)).to_json()
+    each, percentile, throughput, share = content["slo"]
+    assert (content["attainment"]["met"], content["attainment"]["due"]) == (194, 200)
+    for bound in (each["bound"], share["bound"], content["attainment"]["bound"]):
+        assert bound == {"side": "at_least", "value": pytest.approx(0.9417, abs=5e-5)}
+    assert percentile["bound"] == {
+        "side": "at_most" if percentile["met"] else "at_least",
+        "value": percentile["high" if percentile["met"] else "low"],
+    }
+    assert throughput["bound"] is None
+    missed = summarize(measured_run(slo=["ttft <= 150ms"], n_failed=5)).to_json()
+    assert missed["slo"][1]["text"] == "attainment >= 99%"
+    for bound in (missed["slo"][1]["bound"], missed["attainment"]["bound"]):
+        assert bound == {"side": "at_most", "value": pytest.approx(0.9869, abs=5e-5)}
+    rag = summarize(two_classes(rag=["ttft <= 500ms"])).to_json()["classes"]["rag"]
+    assert rag["slo"][0]["bound"] == {"side": "at_least", "value": 0.0}
+
+
+def test_an_attainment_that_no_slo_is_about_has_its_lower_bound() -> None:
+    share = summarize(
+        measured_run(slo=["ttft <= 150ms", "goodput >= 9.9/s"], n_failed=5)
+    ).attainment
+    assert share.bound is not None
+    assert share.bound.side == "at_least"
+    assert share.bound.value == pytest.approx(0.9417, abs=5e-5)
 
 
 def test_a_limit_of_a_class_gives_it_and_the_whole_run_an_attainment() -> None:

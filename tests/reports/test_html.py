@@ -116,6 +116,19 @@ def test_every_number_on_the_page_is_the_one_in_the_summary(cache: Path, run: Ru
             assert shown == pytest.approx(expected, rel=5.1e-3), (path, text)
 
 
+def test_a_card_shows_the_bound_that_the_proof_uses(cache: Path) -> None:
+    """200 of 200: 0.05^(1/200) = 98.51 %."""
+    page = page_of(measured_run(slo=["ttft <= 1s", "attainment >= 98.5%", "goodput >= 9/s"]), cache)
+    bound = "at least 98.5 % with 95 % confidence"
+    tile = page[page.index("<h3>SLO attainment</h3>") :].partition("</div>")[0]
+    assert f"<small>200 of 200 due; {bound}</small>" in tile
+    goodput = page[page.index("<h3>Goodput</h3>") :].partition("</div>")[0]
+    assert "<small>at least 9.85/s with 95 % confidence</small>" in goodput
+    slos = page[page.index('<h2 id="slos">') :].partition("</section>")[0]
+    assert slos.count("at least 98.5 %") == 2
+    assert "[" not in slos
+
+
 def test_without_a_per_request_limit_the_page_shows_no_attainment(cache: Path) -> None:
     page = page_of(measured_run(slo=["p99(ttft) <= 50ms"]), cache)
     tile = page[page.index("<h3>SLO attainment</h3>") :].partition("</div>")[0]
