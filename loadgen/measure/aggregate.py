@@ -30,7 +30,7 @@ from loadgen.measure.findings import findings
 from loadgen.measure.load import Throughput, inside, load_through, per_second, throughput
 from loadgen.measure.per_request import Mask, PerRequest, Samples, per_request, without_own
 from loadgen.measure.server_load import backends, server_findings, server_summary
-from loadgen.measure.slo import Slo, own_slo, parse_slo, ungrounded
+from loadgen.measure.slo import Slo, own_slo, parse_slo, ungrounded, with_implied
 from loadgen.measure.stalls import stalls
 from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.statistics.population import Population
@@ -59,7 +59,6 @@ from loadgen.measure.verdict import (
     percentile_result,
     request_slo_result,
     run_metric_result,
-    slo_results,
 )
 from loadgen.records import Run, Status
 
@@ -370,7 +369,7 @@ def _judge(
         return run_metric_result(slo, shares, rate, confidence)
 
     return [
-        dataclasses.replace(judge(slo), is_implied=implied) for slo, implied in slo_results(slos)
+        dataclasses.replace(judge(slo), is_implied=implied) for slo, implied in with_implied(slos)
     ]
 
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadgen.measure.catalog import METRICS, Unit
-from loadgen.measure.slo import Slo, parse_slo
+from loadgen.measure.slo import Slo
 from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.statistics.population import Population
 from loadgen.measure.statistics.proportions import exact_bounds, needed_n
 from loadgen.measure.wording import format_count, format_value
 
-IMPLIED_ATTAINMENT = "attainment >= 99%"
 DEFAULT_CONFIDENCE = 0.95
 Verdict = Literal["met", "missed", "no_verdict"]
 _WITHOUT_BOUNDS = (
@@ -56,8 +55,8 @@ class SloResult:
     side meets it too, a missed SLO when its bound misses it. Otherwise about `n_needed` samples
     would prove it, if nothing else changes. `scope` request: `value` is the *share* of due requests
     that met it, with the same kind of bounds. Such SLOs are judged together through attainment, so
-    `met` and `proven` are None. `is_implied`: not stated by the user; see `slo_results`. `n_own` of
-    the `n` requests had a limit of their own.
+    `met` and `proven` are None. `is_implied`: not stated by the user; see `with_implied`. `n_own`
+    of the `n` requests had a limit of their own.
     """
 
     text: str
@@ -110,18 +109,6 @@ class Shares:
     met: int
     ok: int
     length_s: float
-
-
-def slo_results(slos: Sequence[Slo]) -> list[tuple[Slo, bool]]:
-    """The SLOs, each with whether it is implied.
-
-    Per-request SLOs need a share of requests that must meet them. If no SLO states it (attainment
-    or goodput), attainment >= 99 % is implied, and shown as such.
-    """
-    stated = [(slo, False) for slo in slos]
-    has_per_request = any(slo.scope == "request" for slo in slos)
-    states_share = any(slo.metric in ("attainment", "goodput") for slo in slos)
-    return stated + [(parse_slo(IMPLIED_ATTAINMENT), True)] * (has_per_request and not states_share)
 
 
 def request_slo_result(
