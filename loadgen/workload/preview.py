@@ -3,12 +3,14 @@ and the number of requests that each SLO needs for a proven verdict."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.manifest.json_section import JsonObject
 from loadgen.measure.catalog import METRICS
-from loadgen.measure.slo import Slo, own_slo
+from loadgen.measure.slo import Slo, own_slo, with_implied
 from loadgen.measure.statistics.proportions import least_n
 from loadgen.measure.statistics.time_series import describe_arrivals
 from loadgen.records import OWN_SLO, Edges, Phase, Schedule
@@ -28,7 +30,8 @@ def preview(
     a kind without a rate).
 
     `n` and all figures of arrivals and lengths cover warm-up and measured window; `slo` covers the
-    measured window only, without requests that are cancelled on purpose. n_needed is the smallest
+    measured window only, without requests that are cancelled on purpose; each class has its own.
+    n_needed is the smallest
     number of requests that proves an SLO about a share of requests if none of them misses; None for
     other SLOs and for a share of 100 %.
     """
@@ -38,7 +41,7 @@ def preview(
         "scenario": scenario.name,
         "seed": scenario.seed,
         "schedule_sha256": schedule_sha256(schedule, edges),
-        **_totals(scenario, schedule, scenario.slos(), confidence),
+        **_totals(scenario, schedule, _with_brought(scenario, schedule), confidence),
         "n_withdrawn": _measured(schedule)[1],
         "duration_s": scenario.horizon_s,
         "window": {
@@ -71,8 +74,21 @@ def _totals(
             f"{name}_per_s": float(rows[name].sum(dtype=np.float64)) / scenario.horizon_s
             for name in ("input_tokens", "output_tokens")
         },
-        "slo": [_proof(slo, n, measure_s, confidence) for slo in slos],
+        "slo": [
+            {**_proof(slo, n, measure_s, confidence), "is_implied": is_implied}
+            for slo, is_implied in with_implied(slos)
+            if not math.isinf(slo.limit)  # a limit of the request's own: see `own_slo`
+        ],
     }
+
+
+def _with_brought(scenario: Scenario, schedule: Schedule) -> tuple[Slo, ...]:
+    """The SLOs of all traffic, with the limits that requests bring themselves: these imply a share,
+    too. With classes, each class states its own."""
+    if scenario.classes:
+        return scenario.slos()
+    brought = [metric for metric, column in OWN_SLO.items() if (schedule[column] > 0).any()]
+    return (*scenario.slos(), *map(own_slo, brought))
 
 
 def _own_slos(rows: Schedule) -> list[dict[str, object]]:
@@ -155,6 +171,7 @@ def _proof(slo: Slo, n: int, measure_s: float, confidence: float) -> dict[str, o
     n_needed = None if share is None else least_n(0, share, confidence) or None
     return {
         "text": slo.text,
+        "scope": slo.scope,
         "n_needed": n_needed,
         "n": n,
         "minutes_needed": None if n_needed is None or not n else n_needed * measure_s / n / 60,

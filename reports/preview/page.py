@@ -41,7 +41,7 @@ def render(
         length_head=view.LENGTH_HEAD,
         lengths=view.length_rows(facts),
         slo_head=view.SLO_HEAD,
-        slos=[*map(_own_slo, facts["own_slo"]), *view.slo_rows(facts["slo"])],
+        slos=[*map(_own_slo, facts["own_slo"]), *view.slo_rows(facts)],
         no_slo=view.NO_SLO,
         captions=_CAPTIONS,
         raster_note=shown_note(facts),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -74,25 +74,31 @@ def length_rows(facts: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
-def slo_rows(slos: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, str]]:
-    """A row per SLO, in the order of `SLO_HEAD`."""
-    rows = []
-    for slo in slos:
-        if slo["n_needed"] is None:
-            rows.append((slo["text"], "–", "", ""))
-            continue
-        enough = "enough" if slo["is_provable"] else "too few"
-        window = f"{slo['n']} ({enough})"
-        rows.append((slo["text"], str(slo["n_needed"]), window, number_text(slo["minutes_needed"])))
+def slo_rows(facts: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """A row for each SLO of all traffic, then for those of each class, in the order of
+    `SLO_HEAD`."""
+    rows = [_slo_row(slo, "") for slo in facts["slo"]]
+    for name, of_class in facts["classes"].items():
+        rows += [_slo_row(slo, f"{name}: ") for slo in of_class["slo"]]
     return rows
 
 
+def _slo_row(slo: Mapping[str, Any], prefix: str) -> tuple[str, str, str, str]:
+    text = f"{prefix}{slo['text']}{' (implied)' if slo['is_implied'] else ''}"
+    if slo["scope"] == "request":
+        return text, "–", "counted in attainment", ""
+    if slo["n_needed"] is None:
+        return text, "–", "", ""
+    window = f"{slo['n']} ({'enough' if slo['is_provable'] else 'too few'})"
+    return text, str(slo["n_needed"]), window, number_text(slo["minutes_needed"])
+
+
 def _slos(facts: Mapping[str, Any]) -> Group | Table | Text:
-    slos, own = facts["slo"], facts["own_slo"]
-    if not slos and not own:
+    rows, own = slo_rows(facts), facts["own_slo"]
+    if not rows and not own:
         return Text(NO_SLO, style="yellow")
     stated = _table(*SLO_HEAD)
-    for cells in slo_rows(slos):
+    for cells in rows:
         stated.add_row(*cells)
     if not own:
         return stated
@@ -100,7 +106,7 @@ def _slos(facts: Mapping[str, Any]) -> Group | Table | Text:
     for slo in own:
         limits = (format_duration(slo[key]) for key in ("min_s", "p50_s", "max_s"))
         table.add_row(slo["text"], str(slo["n"]), *limits)
-    return Group(table, "", stated) if slos else table
+    return Group(table, "", stated) if rows else table
 
 
 def fit_tables(facts: Mapping[str, Any]) -> Group:

@@ -31,8 +31,8 @@ def table(summary: Summary) -> Group:
     verdict = Text(f"{banner.word}{sure}", style=_STYLES[banner.tone])
     parts: list[Text | Table] = [verdict]
     parts += [Text(f"  {reason}", overflow="fold") for reason in banner.reasons]
-    if summary.slo:
-        parts.append(_slos(summary))
+    if slo_rows := verdict_section.slo_rows(summary):
+        parts.append(_slos(verdict_section.slo_head(summary), slo_rows))
     parts.append(_latencies(summary))
     if summary.classes:
         parts.append(_filled(tables.CLASS_HEAD, tables.class_rows(summary)))
@@ -88,12 +88,11 @@ def _with_interval(percentile: Percentile, name: str) -> str:
     return f"{text} {bounds}"
 
 
-def _slos(summary: Summary) -> Table:
+def _slos(head: Sequence[str], rows: Sequence[Sequence[tables.TableCell]]) -> Table:
     from rich.text import Text
 
-    grid = _grid("SLO", "measured", f"with {summary.confidence:.0%} confidence", "n", "verdict",
-                 "proven")  # fmt: skip
-    for cells in verdict_section.slo_rows(summary):
+    grid = _grid(*head)
+    for cells in rows:
         words = [cell.text for cell in cells]
         if cells[-1].small:
             words[-1] += f", {cells[-1].small}"

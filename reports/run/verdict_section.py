@@ -44,14 +44,25 @@ def banner(summary: Summary) -> Banner:
     return Banner("met" if word == "MET" else "missed", word, text, summary.reasons)
 
 
+def slo_head(summary: Summary) -> tuple[str, ...]:
+    """The columns of `slo_rows`."""
+    level = f"with {100 * summary.confidence:g} % confidence"
+    return "SLO", "measured", level, "n", "verdict", "proven"
+
+
 def slo_rows(summary: Summary) -> list[list[TableCell]]:
-    """Cells per SLO: SLO, measured value, confidence bound, n, verdict, proven."""
-    return [_slo_row(result, k) for k, result in enumerate(summary.slo)]
+    """A row for each SLO of all traffic, then for those of each class: `chat: p99(ttft) <= 1s`."""
+    rows = [_slo_row(result, f"slo.{k}") for k, result in enumerate(summary.slo)]
+    for name, of_class in summary.classes.items():
+        rows += [
+            _slo_row(result, f"classes.{name}.slo.{k}", f"{name}: ")
+            for k, result in enumerate(of_class.slo)
+        ]
+    return rows
 
 
-def _slo_row(result: SloResult, k: int) -> list[TableCell]:
-    path = f"slo.{k}"
-    text = f"{result.shown} (implied)" if result.is_implied else result.shown
+def _slo_row(result: SloResult, path: str, prefix: str = "") -> list[TableCell]:
+    text = f"{prefix}{result.shown}{' (implied)' if result.is_implied else ''}"
     value = TableCell(format_value(result.value, result.unit), f"{path}.value", result.unit)
     n = TableCell(format_count(result.n), f"{path}.n")
     if result.scope == "request":

@@ -86,6 +86,18 @@ def test_without_a_per_request_limit_there_is_no_attainment() -> None:
     assert next(x for x in classes if x.startswith("rag ")).split()[3] == "n/a"
 
 
+def test_the_slos_of_classes_stand_in_the_table_with_their_bounds() -> None:
+    """150 of 150: 0.05^(1/150) = 98.02 %."""
+    run = two_classes(chat=["ttft <= 500ms"], rag=["p50(ttft) <= 500ms"], slo=["error_rate <= 5%"])
+    lines = [" ".join(line.split()) for line in printed(run).splitlines()]
+    start = next(k for k, line in enumerate(lines) if line.startswith("SLO "))
+    table = " ".join(lines[start : start + 10])
+    assert "error_rate <= 5% 0 % at most 1.49 % 200 ✓ met yes" in table
+    assert "chat: ttft <= 500ms 100 % of requests at least 98 % 150" in table
+    assert "chat: attainment >= 100 % at least 98 % 150 ✓ met no, needs n ≈ 299" in table
+    assert "rag: p50(ttft) <= 1 s at least 1 s 50 ✗ missed yes" in table
+
+
 def test_failures_have_their_own_line() -> None:
     assert "failures as ∞" in printed(measured_run(n_failed=3))
     assert "failures as ∞" not in printed(measured_run())

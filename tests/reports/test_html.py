@@ -129,6 +129,18 @@ def test_a_card_shows_the_bound_that_the_proof_uses(cache: Path) -> None:
     assert "[" not in slos
 
 
+def test_the_slos_of_classes_stand_in_the_table_of_slos(cache: Path) -> None:
+    page = page_of(two_classes(chat=["ttft <= 500ms"], rag=["p50(ttft) <= 2s"]), cache)
+    slos = page[page.index('<h2 id="slos">') :].partition("</section>")[0]
+    heads = re.findall(r'<th scope="row">(.*?)</th>', slos)
+    assert heads == [
+        "chat: ttft &lt;= 500ms",
+        "chat: attainment &gt;= 99% (implied)",
+        "rag: p50(ttft) &lt;= 2s",
+    ]
+    assert 'data-path="classes.rag.slo.0.bound.value"' in slos
+
+
 def test_without_a_per_request_limit_the_page_shows_no_attainment(cache: Path) -> None:
     page = page_of(measured_run(slo=["p99(ttft) <= 50ms"]), cache)
     tile = page[page.index("<h3>SLO attainment</h3>") :].partition("</div>")[0]

@@ -34,6 +34,7 @@
   const reasons = element("ul", { id: "slo-reasons" });
   const facts = element("p", { id: "slo-facts" });
   const ledger = element("p", { id: "slo-ledger" });
+  const slos = element("table", { id: "slo-results", hidden: true });
   const table = element("table", { id: "slo-table" });
   const charts = element("div", { id: "slo-charts" });
   const style = element("style", {
@@ -43,13 +44,14 @@
       #slo-verdict .bad { color: #c62828; } #slo-verdict .good { color: #2e7d32; }
       #slo.dark #slo-verdict .bad { color: #ef9a9a; } #slo.dark #slo-verdict .good { color: #a5d6a7; }
       #slo p, #slo ul { margin: .25rem 0; }
+      #slo table[hidden] { display: none; }
       #slo table { border-collapse: collapse; display: block; margin: 1rem 0; overflow-x: auto; font-variant-numeric: tabular-nums; }
       #slo th, #slo td { white-space: nowrap; border-bottom: 1px solid #8886; padding: .25rem 1rem .25rem 0; text-align: right; }
       #slo th:first-child { text-align: left; }
       #slo-charts { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); }
       #slo-charts > div { height: 210px; overflow: hidden; width: 100%; }`,
   });
-  const panel = element("section", { id: "slo" }, style, verdict, reasons, facts, ledger, table, charts);
+  const panel = element("section", { id: "slo" }, style, verdict, reasons, slos, facts, ledger, table, charts);
   panel.setAttribute("aria-label", "LLM SLO");
 
   const SERIES = [
@@ -160,6 +162,21 @@
     const lines = result ? [result.error, ...result.reasons] : live.notes;
     reasons.append(...lines.filter(Boolean).map((text) => element("li", { textContent: text })));
   };
+  const showSlos = (live) => {
+    const [head, ...lines] = live.result?.slo || [];
+    slos.hidden = !lines.length;
+    if (slos.hidden) return;
+    const cell = (tag, scope) => (text, k) => {
+      const made = element(k ? tag : "th", { textContent: text });
+      if (scope || !k) made.scope = scope || "row";
+      return made;
+    };
+    slos.replaceChildren(
+      element("caption", { textContent: "SLOs of the run and of its classes" }),
+      element("thead", {}, element("tr", {}, ...head.map(cell("th", "col")))),
+      element("tbody", {}, ...lines.map((cells) => element("tr", {}, ...cells.map(cell("td", ""))))),
+    );
+  };
   const showFacts = (live) => {
     const f = live.facts;
     table.hidden = ledger.hidden = f.now_s === undefined;
@@ -206,6 +223,7 @@
         }
         points.push(...live.points);
         showVerdict(live);
+        showSlos(live);
         showFacts(live);
         if (panel.isConnected && !panel.hidden) await draw();
       }
