@@ -60,7 +60,7 @@ from loadgen.measure.verdict import (
     request_slo_result,
     run_metric_result,
 )
-from loadgen.records import Run, Status
+from loadgen.records import OWN_SLO, Run, Status
 
 _ANY_SHARE = parse_slo("attainment >= 0%")
 """Always met: its bound is the lower bound of an attainment that no SLO is about."""
@@ -79,6 +79,7 @@ def summarize(
         raise ValueError(f"expected a confidence above 50 % and below 100 %, not {confidence}")
     slos = [parse_slo(text) for text in run.manifest.slo] if slo is None else _other_slos(slo)
     by_class = slos_by_class(run)
+    made_under = slos_of_run(run)
     if slo is not None:
         run, by_class = without_own(run), {name: [] for name in by_class}
     window, columns, due = measured_window(run), per_request(run), due_rows(run)
@@ -126,7 +127,20 @@ def summarize(
         server=server_summary(run, columns, window),
         backends=addresses,
         stimulus=sent,
+        made_under=made_under,
+        judged_by=made_under if slo is None else tuple(parse_slo(text).text for text in slo),
     )
+
+
+def slos_of_run(run: Run) -> tuple[str, ...]:
+    """The SLOs that a run was made under: of all traffic, of requests, then `chat: …` of each
+    class."""
+    manifest, rows = run.manifest, run.schedule_rows
+    brought = [own_slo(metric).text for metric, name in OWN_SLO.items() if (rows[name] > 0).any()]
+    of_classes = [
+        f"{name}: {text}" for name, section in manifest.classes.items() for text in section.slo
+    ]
+    return (*manifest.slo, *brought, *of_classes)
 
 
 def _brought_to_all(

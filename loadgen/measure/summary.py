@@ -129,7 +129,9 @@ class Summary:
     the verdict is met only if the SLOs of every class are. `fairness` is None where all traffic
     belongs to a single tenant, `server` where the server's metrics were not read. `backends` are
     the addresses that requests went to, busiest first; `stimulus` compares the traffic sent with
-    the schedule; `drivers` are the factors that latency correlates with.
+    the schedule; `drivers` are the factors that latency correlates with. `made_under` are the SLOs
+    that the run was made under, `judged_by` those that it is judged by here; an SLO of a class
+    begins with its name.
     """
 
     run: str
@@ -154,6 +156,13 @@ class Summary:
     server: ServerSummary | None = None
     backends: tuple[Backend, ...] = ()
     stimulus: Stimulus | None = None
+    made_under: tuple[str, ...] = ()
+    judged_by: tuple[str, ...] = ()
+
+    @property
+    def has_other_slos(self) -> bool:
+        """Whether the run is judged by other SLOs than those that it was made under."""
+        return set(self.judged_by) != set(self.made_under)
 
     def to_json(self) -> dict[str, Any]:
         """The content of summary.json; NaN, +inf and open bounds are null."""

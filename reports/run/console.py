@@ -31,6 +31,8 @@ def table(summary: Summary) -> Group:
     verdict = Text(f"{banner.word}{sure}", style=_STYLES[banner.tone])
     parts: list[Text | Table] = [verdict]
     parts += [Text(f"  {reason}", overflow="fold") for reason in banner.reasons]
+    if summary.has_other_slos:
+        parts.append(Text(f"  {verdict_section.slos_text(summary)}", overflow="fold"))
     if slo_rows := verdict_section.slo_rows(summary):
         parts.append(_slos(verdict_section.slo_head(summary), slo_rows))
     parts.append(_latencies(summary))

@@ -127,6 +127,8 @@ def _redacted(summary: Summary) -> Summary:
         summary,
         reasons=tuple(map(redact, summary.reasons)),
         findings=tuple(map(redact, summary.findings)),
+        made_under=tuple(map(redact, summary.made_under)),
+        judged_by=tuple(map(redact, summary.judged_by)),
         validity=replace(summary.validity, checks=checks),
     )
 

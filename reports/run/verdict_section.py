@@ -44,6 +44,17 @@ def banner(summary: Summary) -> Banner:
     return Banner("met" if word == "MET" else "missed", word, text, summary.reasons)
 
 
+def slos_text(summary: Summary) -> str:
+    """The SLOs that the run was made under, and those that judge it here if they are others; ""
+    without any."""
+    if not summary.made_under and not summary.judged_by:
+        return ""
+    made = ", ".join(summary.made_under) or "no SLO"
+    if not summary.has_other_slos:
+        return f"Made under and judged by: {made}."
+    return f"Made under: {made}. Judged here by other SLOs: {', '.join(summary.judged_by)}."
+
+
 def slo_head(summary: Summary) -> tuple[str, ...]:
     """The columns of `slo_rows`."""
     level = f"with {100 * summary.confidence:g} % confidence"
