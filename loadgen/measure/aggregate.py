@@ -13,6 +13,7 @@ import numpy as np
 from loadgen.errors import UsageError
 from loadgen.measure.attainment import (
     MeasuredWindow,
+    came_due,
     due_rows,
     limited_rows,
     measured_window,
@@ -94,7 +95,10 @@ def summarize(
     sent, addresses = stimulus(run, columns, window), tuple(backends(run, columns, due))
     met = due & meets_own(run, columns, slos, by_class)
     limited = limited_rows(run, columns, slos, by_class)
-    whole = _numbers(run, columns, slos, due, met, limited, window, level)
+    whole = {
+        **_numbers(run, columns, slos, due, met, limited, window, level),
+        **_rates(run, window, run.manifest.requested_rate_per_s, run.manifest.has_closed_loop),
+    }
     classes = {
         name: _class_summary(run, name, shared, own, window, level, confidence is not None)
         for name, own in by_class.items()
@@ -216,7 +220,6 @@ def _numbers(
 ) -> dict[str, Any]:
     """The fields that the summary of a run and that of a class share."""
     samples, rates = Samples(columns, due), throughput(run, columns, window)
-    n_sent = np.count_nonzero(due & inside(run.request_rows["sent_s"], window))
     judge = partial(
         _judge, columns=columns, due=due, met=met, samples=samples, rates=rates, window=window,
         confidence=level,
@@ -226,8 +229,6 @@ def _numbers(
     bound = min(of_share, key=lambda result: result.met is not False).bound
     return {
         "counts": _counts(run, due),
-        "offered_rate_per_s": per_second(float(np.count_nonzero(due)), window),
-        "achieved_rate_per_s": per_second(float(n_sent), window),
         "throughput": rates,
         "metrics": _distributions(samples, level),
         "slo": tuple(results),
@@ -255,6 +256,7 @@ def _class_summary(
     )
     numbers = _numbers(part, columns, own, due, met, limited, window, level)
     stated = run.manifest.classes[name]
+    numbers |= _rates(part, window, stated.requested_rate_per_s, stated.is_closed_loop)
     return ClassSummary(
         tenant=stated.tenant,
         priority=stated.priority,
@@ -263,6 +265,30 @@ def _class_summary(
         ],
         **numbers,
     )
+
+
+def _rates(
+    run: Run, window: MeasuredWindow, requested_per_s: float | None, is_closed_loop: bool
+) -> dict[str, Any]:
+    """The rate requested, offered and achieved, of the requests that came due; requests cancelled
+    on purpose belong to the traffic, too."""
+    came = came_due(run)
+    is_sent = came & inside(run.request_rows["sent_s"], window)
+    offered_per_s = None if is_closed_loop else per_second(float(_count(came)), window)
+    if is_closed_loop:
+        note = "closed loop: the server's speed sets the rate"
+    elif requested_per_s is None:
+        note = "requested: no mean rate was recorded"
+    elif (run.schedule_rows["n_parents"] > 0).any():
+        note = "requested: starts of sessions and chains"
+    else:
+        note = ""
+    return {
+        "requested_rate_per_s": requested_per_s,
+        "offered_rate_per_s": offered_per_s,
+        "achieved_rate_per_s": per_second(float(_count(is_sent)), window),
+        "rate_note": note,
+    }
 
 
 def _only(run: Run, class_id: int) -> Run:

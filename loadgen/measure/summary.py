@@ -110,8 +110,10 @@ class ClassSummary:
     priority: int
     verdict: Verdict
     counts: Mapping[str, int]
-    offered_rate_per_s: float
+    requested_rate_per_s: float | None
+    offered_rate_per_s: float | None
     achieved_rate_per_s: float
+    rate_note: str
     throughput: Throughput
     metrics: Mapping[str, Distribution]
     slo: tuple[SloResult, ...]
@@ -123,15 +125,17 @@ class ClassSummary:
 class Summary:
     """Everything that the CLI prints, summary.json holds and the report shows. Seconds throughout.
 
-    `counts`: scheduled = warmup + due + withdrawn + not_due; each status counts due rows.
-    `confidence` is the level of every interval and proof; the verdict follows the point estimate
-    unless a confidence was requested. `classes` is empty where all traffic is of a single class;
-    the verdict is met only if the SLOs of every class are. `fairness` is None where all traffic
-    belongs to a single tenant, `server` where the server's metrics were not read. `backends` are
-    the addresses that requests went to, busiest first; `stimulus` compares the traffic sent with
-    the schedule; `drivers` are the factors that latency correlates with. `made_under` are the SLOs
-    that the run was made under, `judged_by` those that it is judged by here; an SLO of a class
-    begins with its name.
+    `counts`: scheduled = warmup + due + withdrawn + not_due; each status counts due rows. Requests
+    per second of the measured window: `requested_rate_per_s` by the scenario's arrivals,
+    `offered_rate_per_s` by the schedule drawn from them, `achieved_rate_per_s` as sent; `rate_note`
+    is why a rate is None, or what else it counts. `confidence` is the level of every interval and
+    proof; the verdict follows the point estimate unless a confidence was requested. `classes` is
+    empty where all traffic is of a single class; the verdict is met only if the SLOs of every class
+    are. `fairness` is None where all traffic belongs to a single tenant, `server` where the
+    server's metrics were not read. `backends` are the addresses that requests went to, busiest
+    first; `stimulus` compares the traffic sent with the schedule; `drivers` are the factors that
+    latency correlates with. `made_under` are the SLOs that the run was made under, `judged_by`
+    those that it is judged by here; an SLO of a class begins with its name.
     """
 
     run: str
@@ -141,8 +145,10 @@ class Summary:
     confidence: float
     window: MeasuredWindow
     counts: Mapping[str, int]
-    offered_rate_per_s: float
+    requested_rate_per_s: float | None
+    offered_rate_per_s: float | None
     achieved_rate_per_s: float
+    rate_note: str
     throughput: Throughput
     metrics: Mapping[str, Distribution]
     slo: tuple[SloResult, ...]

@@ -76,7 +76,11 @@ class RemoteFleet:
             job.run_name, self._workers, shares, self._max_skew_s, self._on_loss
         )
         live = LiveStatus(
-            job.plan.schedule, job.scenario.horizon_s, job.scenario.has_per_request_limit
+            job.plan.schedule,
+            job.scenario.horizon_s,
+            job.scenario.has_per_request_limit,
+            job.scenario.requested_rate_per_s(),
+            job.scenario.has_closed_loop,
         )
         self._send(controller.start(time.monotonic_ns()))
         started, updated_s, reported_dead = False, 0.0, set[int]()

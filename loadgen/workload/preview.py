@@ -27,7 +27,7 @@ def preview(
     scenario: Scenario, schedule: Schedule, edges: Edges | None = None, confidence: float = 0.95
 ) -> JsonObject:
     """The figures of a plan as JSON; None for a figure that does not exist (a gap of a single row,
-    a kind without a rate).
+    a kind without a rate, a rate of a closed loop).
 
     `n` and all figures of arrivals and lengths cover warm-up and measured window; `slo` covers the
     measured window only, without requests that are cancelled on purpose; each class has its own.
@@ -41,7 +41,14 @@ def preview(
         "scenario": scenario.name,
         "seed": scenario.seed,
         "schedule_sha256": schedule_sha256(schedule, edges),
-        **_totals(scenario, schedule, _with_brought(scenario, schedule), confidence),
+        "is_closed_loop": scenario.has_closed_loop,
+        **_totals(
+            scenario,
+            schedule,
+            _with_brought(scenario, schedule),
+            confidence,
+            scenario.has_closed_loop,
+        ),
         "n_withdrawn": _measured(schedule)[1],
         "duration_s": scenario.horizon_s,
         "window": {
@@ -55,23 +62,37 @@ def preview(
         "prefix_share": float(schedule["prefix_tokens"].sum(dtype=np.float64) / inputs.sum()),
         "own_slo": _own_slos(schedule),
         "classes": {
-            name: _totals(scenario, schedule[schedule["class_id"] == k], own.slos(), confidence)
+            name: _totals(
+                scenario,
+                schedule[schedule["class_id"] == k],
+                own.slos(),
+                confidence,
+                scenario.is_closed_loop(name),
+            )
             for k, (name, own) in enumerate(scenario.classes.items())
         },
     }
 
 
 def _totals(
-    scenario: Scenario, rows: Schedule, slos: tuple[Slo, ...], confidence: float
+    scenario: Scenario,
+    rows: Schedule,
+    slos: tuple[Slo, ...],
+    confidence: float,
+    is_closed_loop: bool,
 ) -> dict[str, object]:
-    """The figures of all rows, or of the rows of a class: counts, tokens per second and `slo`."""
+    """The figures of all rows, or of the rows of a class: counts, tokens per second and `slo`. A
+    closed loop plans more requests than it sends, so it has no rates."""
     n_measured, n_withdrawn = _measured(rows)
-    n, measure_s = n_measured - n_withdrawn, scenario.phases.measure
+    n = None if is_closed_loop else n_measured - n_withdrawn
+    measure_s = scenario.phases.measure
     return {
         "n": len(rows),
         "n_measured": n_measured,
         **{
-            f"{name}_per_s": float(rows[name].sum(dtype=np.float64)) / scenario.horizon_s
+            f"{name}_per_s": None
+            if is_closed_loop
+            else float(rows[name].sum(dtype=np.float64)) / scenario.horizon_s
             for name in ("input_tokens", "output_tokens")
         },
         "slo": [
@@ -149,7 +170,7 @@ def _arrivals(scenario: Scenario, schedule: Schedule) -> dict[str, object]:
     return {
         "kind": " + ".join(kind.kind for kind in distinct),
         "asked_rate_per_s": total_rate_per_s(distinct, horizon_s) if has_single_starts else None,
-        "generated_rate_per_s": len(times) / horizon_s,
+        "generated_rate_per_s": None if scenario.has_closed_loop else len(times) / horizon_s,
         **describe_arrivals(np.sort(times), horizon_s),
     }
 
@@ -166,7 +187,7 @@ def _lengths(expected_mean: float, tokens: TokenCounts) -> dict[str, float]:
     }
 
 
-def _proof(slo: Slo, n: int, measure_s: float, confidence: float) -> dict[str, object]:
+def _proof(slo: Slo, n: int | None, measure_s: float, confidence: float) -> dict[str, object]:
     share = _share(slo)
     n_needed = None if share is None else least_n(0, share, confidence) or None
     return {
@@ -175,7 +196,7 @@ def _proof(slo: Slo, n: int, measure_s: float, confidence: float) -> dict[str, o
         "n_needed": n_needed,
         "n": n,
         "minutes_needed": None if n_needed is None or not n else n_needed * measure_s / n / 60,
-        "is_provable": None if n_needed is None else n >= n_needed,
+        "is_provable": None if n_needed is None or n is None else n >= n_needed,
     }
 
 

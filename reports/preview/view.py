@@ -13,6 +13,7 @@ from loadgen.units import format_duration
 
 NO_SLO = "No SLO is stated: the run will have no verdict."
 SLO_HEAD = ("SLO", "requests needed for certainty", "in this window", "minutes needed")
+ARRIVAL_HEAD = ("requested", "offered")
 LENGTH_HEAD = ("tokens", "mean requested", "mean", "p50", "p90", "p99", "max", "per s")
 _FIT_ROWS = {
     "rate_per_s": "requests per s",
@@ -29,11 +30,10 @@ def tables(facts: Mapping[str, Any]) -> Group:
     title = Text.assemble(
         (facts["scenario"], "bold"),
         f"  seed {facts['seed']}, schedule {facts['schedule_sha256'][:12]}: ",
-        f"{facts['n']} requests in {format_duration(facts['duration_s'])}, ",
-        f"{facts['n_measured']} of them in the measured window",
+        f"{number_of_requests(facts)}",
         f" ({facts['n_withdrawn']} to be cancelled on purpose)" if facts["n_withdrawn"] else "",
     )
-    arrivals = _table(f"arrivals ({facts['arrivals']['kind']})", "requested", "generated")
+    arrivals = _table(f"arrivals ({facts['arrivals']['kind']})", *ARRIVAL_HEAD)
     for cells in arrival_rows(facts["arrivals"]):
         arrivals.add_row(*cells)
     lengths = _table(*LENGTH_HEAD)
@@ -44,21 +44,35 @@ def tables(facts: Mapping[str, Any]) -> Group:
     return Group(title, "", arrivals, "", lengths, "", _slos(facts))
 
 
+def number_of_requests(facts: Mapping[str, Any]) -> str:
+    """`303 requests in 30 s, 303 of them in the measured window`."""
+    duration = format_duration(facts["duration_s"])
+    if facts["is_closed_loop"]:
+        return f"at most {facts['n']} requests in {duration}: a closed loop"
+    return (
+        f"{facts['n']} requests in {duration}, {facts['n_measured']} of them in the measured window"
+    )
+
+
 def arrival_rows(arrivals: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(name, requested, generated)"""
+    """(name, requested, offered: the draw of the schedule)"""
     requested, window_s = arrivals["asked_rate_per_s"], arrivals["dispersion_window_s"]
     name = f"dispersion in windows of {format_duration(window_s)}" if window_s else "dispersion"
     return [
         (
             "rate per s",
-            number_text(requested or None),
-            number_text(arrivals["generated_rate_per_s"]),
+            _rate_text(requested or None),
+            _rate_text(arrivals["generated_rate_per_s"]),
         ),
         ("gap cv", "", number_text(arrivals["gap_cv"])),
         ("lag-1 correlation of gaps", "", number_text(arrivals["gap_lag1"])),
         (name, "", number_text(arrivals["dispersion"])),
         ("most in any second", "", str(arrivals["peak_in_1s"])),
     ]
+
+
+def _rate_text(rate_per_s: float | None) -> str:
+    return "n/a" if rate_per_s is None else number_text(rate_per_s)
 
 
 def length_rows(facts: Mapping[str, Any]) -> list[list[str]]:
@@ -89,6 +103,8 @@ def _slo_row(slo: Mapping[str, Any], prefix: str) -> tuple[str, str, str, str]:
         return text, "–", "counted in attainment", ""
     if slo["n_needed"] is None:
         return text, "–", "", ""
+    if slo["n"] is None:
+        return text, str(slo["n_needed"]), "n/a: closed loop", ""
     window = f"{slo['n']} ({'enough' if slo['is_provable'] else 'too few'})"
     return text, str(slo["n_needed"]), window, number_text(slo["minutes_needed"])
 

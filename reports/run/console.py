@@ -138,9 +138,9 @@ def _rates(summary: Summary) -> list[str]:
     return [
         f"goodput {format_value(goodput.value, 'per_s')} {bound}",
         f"attainment {attainment}",
-        f"rate offered {format_value(summary.offered_rate_per_s, 'per_s')}, achieved"
-        f" {format_value(summary.achieved_rate_per_s, 'per_s')}; output tokens"
-        f" {format_value(rates.output_tokens_per_s, 'per_s')}; {outcomes or 'no requests due'}",
+        f"rate {tables.rate_text(summary)}",
+        f"output tokens {format_value(rates.output_tokens_per_s, 'per_s')};"
+        f" {outcomes or 'no requests due'}",
         *([tables.fairness_text(summary)] if summary.fairness else []),
         *([] if summary.server is None else [f"server: {describe_server(summary.server)}"]),
         f"[…]: two-sided {100 * summary.confidence:g} % confidence intervals; … in them: too few"

@@ -53,6 +53,18 @@ def between(interval: Interval | Percentile, unit: Unit) -> str:
     return f"[{low}, {high}]"
 
 
+def rate_text(found: Summary | ClassSummary, has_achieved: bool = True) -> str:
+    """`requested 10/s, offered 10.1/s, achieved 10.1/s`, with a note where a rate is n/a."""
+    rates = {"requested": found.requested_rate_per_s, "offered": found.offered_rate_per_s}
+    if has_achieved:
+        rates["achieved"] = found.achieved_rate_per_s
+    text = ", ".join(
+        f"{word} {'n/a' if rate is None else format_value(rate, 'per_s')}"
+        for word, rate in rates.items()
+    )
+    return f"{text} ({found.rate_note})" if found.rate_note else text
+
+
 def attainment_basis(share: Attainment, confidence: float) -> str:
     """`62 of 62 due; at least 95.3 % with 95 % confidence`."""
     basis = f"{format_count(share.met or 0)} of {format_count(share.due)} due"
@@ -92,7 +104,12 @@ def _class_row(name: str, found: ClassSummary, confidence: float) -> list[TableC
         TableCell(name, title=f"tenant {found.tenant}, priority {found.priority}"),
         TableCell(format_count(found.counts["due"]), f"{path}.counts.due"),
         TableCell(
-            format_value(found.offered_rate_per_s, "per_s"), f"{path}.offered_rate_per_s", "per_s"
+            "n/a"
+            if found.offered_rate_per_s is None
+            else format_value(found.offered_rate_per_s, "per_s"),
+            f"{path}.offered_rate_per_s",
+            "per_s",
+            title=f"rate {rate_text(found)}",
         ),
         _no_attainment(share.reason)
         if share.reason
@@ -258,8 +275,9 @@ def tiles(summary: Summary) -> list[tuple[str, TableCell]]:
                 format_value(summary.achieved_rate_per_s, "per_s"),
                 "achieved_rate_per_s",
                 "per_s",
-                f"of {format_value(summary.offered_rate_per_s, 'per_s')} offered",
-                "Requests sent inside the measured window, compared with those due in it.",
+                rate_text(summary, has_achieved=False),
+                "Requests sent inside the measured window; requested: the mean rate of the"
+                " scenario's arrivals; offered: the schedule drawn from them.",
             ),
         ),
         (
@@ -327,7 +345,9 @@ def stimulus_rows(summary: Summary) -> list[list[TableCell]]:
         ("lag-1 correlation of gaps", "gap_lag1"),
         ("dispersion of counts", "dispersion"),
     )
-    rows = [[TableCell("requests"), *counts], [TableCell("rate"), *rates]]
+    rows = [[TableCell("requests"), *counts]]
+    if summary.offered_rate_per_s is not None:  # a closed loop schedules only the first requests
+        rows.append([TableCell("rate"), *rates])
     for word, name in patterns:
         figures = (TableCell(_figure(getattr(side, name))) for _, side in sides)
         rows.append([TableCell(word), *figures])

@@ -203,10 +203,10 @@ def _failures(summary: Summary) -> list[NextStep]:
 def _longer(summary: Summary) -> list[NextStep]:
     """The length of a run that would make the open SLOs certain."""
     needed = [r.n_needed for r in run_slos(summary) if r.proven is False and r.n_needed]
-    rate = summary.offered_rate_per_s
-    if not needed or rate <= 0:
+    n_due = summary.counts["due"]
+    if not needed or not n_due:
         return []
-    length_s = max(needed) / rate
+    length_s = max(needed) * summary.window.length_s / n_due
     return [
         NextStep(
             f"Measure for {_whole_minutes(length_s)} (phases.measure) to reach"

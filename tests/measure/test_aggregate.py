@@ -103,6 +103,22 @@ def test_an_attainment_that_no_slo_is_about_has_its_lower_bound() -> None:
     assert share.bound.value == pytest.approx(0.9417, abs=5e-5)
 
 
+def test_the_rates_requested_offered_and_achieved_are_three_numbers() -> None:
+    """The draw has 200 of 210 requested requests in 20 s; 10 of them were never sent."""
+    run = with_manifest(measured_run(), requested_rate_per_s=10.5)
+    run.request_rows["sent_s"][-10:] = np.nan
+    content = summarize(run).to_json()
+    rates = [content[f"{word}_rate_per_s"] for word in ("requested", "offered", "achieved")]
+    assert rates == [10.5, 10.0, 9.5]
+    assert content["rate_note"] == ""
+
+
+def test_a_run_of_an_earlier_version_has_no_requested_rate() -> None:
+    summary = summarize(measured_run())
+    assert (summary.requested_rate_per_s, summary.offered_rate_per_s) == (None, 10.0)
+    assert summary.rate_note == "requested: no mean rate was recorded"
+
+
 def test_a_limit_of_a_class_gives_it_and_the_whole_run_an_attainment() -> None:
     summary = summarize(two_classes(chat=["ttft <= 500ms"], rag=["p50(ttft) <= 2s"]))
     chat, rag = summary.classes["chat"].attainment, summary.classes["rag"].attainment

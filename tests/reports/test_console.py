@@ -8,7 +8,7 @@ from rich.console import Console
 from loadgen.measure.aggregate import summarize
 from loadgen.records import Run
 from reports.run.console import table
-from tests.runs import measured_run, two_classes, with_manifest, with_shard
+from tests.runs import measured_run, traffic, two_classes, with_manifest, with_shard
 
 SLO = [
     "ttft <= 150ms",
@@ -96,6 +96,16 @@ def test_the_slos_of_classes_stand_in_the_table_with_their_bounds() -> None:
     assert "chat: ttft <= 500ms 100 % of requests at least 98 % 150" in table
     assert "chat: attainment >= 100 % at least 98 % 150 ✓ met no, needs n ≈ 299" in table
     assert "rag: p50(ttft) <= 1 s at least 1 s 50 ✗ missed yes" in table
+
+
+def test_the_three_rates_stand_in_a_line() -> None:
+    open_loop = with_manifest(measured_run(), requested_rate_per_s=10.5)
+    assert "  rate requested 10.5/s, offered 10/s, achieved 10/s\n" in printed(open_loop)
+    closed = with_manifest(measured_run(), classes={"default": traffic(is_closed_loop=True)})
+    assert (
+        "  rate requested n/a, offered n/a, achieved 10/s"
+        " (closed loop: the server's speed sets the rate)\n"
+    ) in printed(closed)
 
 
 def test_failures_have_their_own_line() -> None:

@@ -14,7 +14,7 @@ import pytest
 from loadgen.measure.aggregate import summarize
 from loadgen.records import Names, Run, Status
 from reports.run.page import render
-from tests.runs import measured_run, two_classes, with_manifest, with_shard
+from tests.runs import measured_run, traffic, two_classes, with_manifest, with_shard
 from tests.shown import number
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "reports"
@@ -139,6 +139,19 @@ def test_the_slos_of_classes_stand_in_the_table_of_slos(cache: Path) -> None:
         "rag: p50(ttft) &lt;= 2s",
     ]
     assert 'data-path="classes.rag.slo.0.bound.value"' in slos
+
+
+def test_the_page_shows_the_three_rates(cache: Path) -> None:
+    def tile(run: Run) -> str:
+        page = page_of(run, cache)
+        return page[page.index("<h3>Achieved rate</h3>") :].partition("</div>")[0]
+
+    open_loop = tile(with_manifest(measured_run(), requested_rate_per_s=10.5))
+    assert "<small>requested 10.5/s, offered 10/s</small>" in open_loop
+    classes = {"default": traffic(is_closed_loop=True)}
+    closed = tile(with_manifest(measured_run(), classes=classes))
+    assert '<span class="value">10/s</span>' in closed
+    assert "<small>requested n/a, offered n/a (closed loop: " in closed
 
 
 def test_without_a_per_request_limit_the_page_shows_no_attainment(cache: Path) -> None:

@@ -1,5 +1,7 @@
 """Frames and the live status: exact merging, and a ledger that adds up to the schedule."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -72,6 +74,9 @@ def ended(class_id=0, status=Status.ok, n_events=8, **seconds):
 OK_S = {"lateness_s": 0.001, "tpot_s": 0.01, "max_stall_s": 0.02}
 
 
+OPEN_LOOP: dict[str, Any] = {"requested_per_s": 1.0, "is_closed_loop": False}
+
+
 def beat(*ended, **changes):
     said = {
         "now_s": 1.0, "released": 2, "sent": 2, "in_flight": 0, "waiting": 0,
@@ -103,7 +108,7 @@ def test_goodput_so_far_refers_to_the_requests_due_so_far():
     schedule["scheduled_s"] = np.arange(10)
     builder = FrameBuilder("r", 0, {"default": []})
     builder.take(beat(ended(ttft_s=0.05, e2e_s=0.5, **OK_S), now_s=3.5))
-    facts = LiveStatus(schedule, 10.0, has_limits=True).snapshot(
+    facts = LiveStatus(schedule, 10.0, has_limits=True, **OPEN_LOOP).snapshot(
         [RemoteShard(0, "w", 10, "running", frame=builder.frame())]
     )
     assert facts["due"] == 4
@@ -118,14 +123,23 @@ def test_without_a_per_request_limit_there_is_no_attainment_so_far():
     builder = FrameBuilder("r", 0, {"default": []})
     builder.take(beat(ended(ttft_s=0.05, e2e_s=0.5, **OK_S), now_s=3.5))
     shards = [RemoteShard(0, "w", 10, "running", frame=builder.frame())]
-    facts = LiveStatus(schedule, 10.0, has_limits=False).snapshot(shards)
+    facts = LiveStatus(schedule, 10.0, has_limits=False, **OPEN_LOOP).snapshot(shards)
     assert (facts["has_limits"], facts["goodput_share_of_due"]) == (False, None)
+
+
+def test_a_closed_loop_offers_no_rate():
+    schedule = np.zeros(10, SCHEDULE)
+    live: dict[str, Any] = {"has_limits": True, "requested_per_s": None}
+    closed = LiveStatus(schedule, 10.0, **live, is_closed_loop=True).snapshot([])
+    assert (closed["requested_per_s"], closed["asked_per_s"]) == (None, None)
+    known = LiveStatus(schedule, 10.0, has_limits=True, **OPEN_LOOP).snapshot([])
+    assert (known["requested_per_s"], known["asked_per_s"]) == (1.0, 1.0)
 
 
 def test_two_close_frames_make_one_point_and_the_next_holds_both():
     """Frames of several shards arrive in turn: the counts of a single frame are no rate."""
     live, builder = (
-        LiveStatus(np.zeros(10, SCHEDULE), 10.0, has_limits=True),
+        LiveStatus(np.zeros(10, SCHEDULE), 10.0, has_limits=True, **OPEN_LOOP),
         FrameBuilder("r", 0, {"default": []}),
     )
     points = []
@@ -146,7 +160,9 @@ def test_requests_withdrawn_on_purpose_or_never_sent_have_not_failed():
     by_status[Status.not_released], by_status[Status.dropped] = 5, 1
     builder.take(beat(by_status=by_status, withdrawn=3))
     shard = RemoteShard(0, "w", 15, "running", frame=builder.frame())
-    sums = LiveStatus(np.zeros(15, SCHEDULE), 10.0, has_limits=True).snapshot([shard])["sums"]
+    sums = LiveStatus(np.zeros(15, SCHEDULE), 10.0, has_limits=True, **OPEN_LOOP).snapshot([shard])[
+        "sums"
+    ]
     assert (sums["ok"], sums["failed"]) == (3, 3)  # two timeouts and a cancellation
 
 
@@ -154,7 +170,7 @@ def test_requests_of_a_lost_shard_are_not_in_flight():
     builder = FrameBuilder("r", 0, {"default": []})
     builder.take(beat(in_flight=4))
     shard = RemoteShard(0, "w", 10, "running", frame=builder.frame())
-    live = LiveStatus(np.zeros(10, SCHEDULE), 10.0, has_limits=True)
+    live = LiveStatus(np.zeros(10, SCHEDULE), 10.0, has_limits=True, **OPEN_LOOP)
     assert live.snapshot([shard])["sums"]["in_flight"] == 4
     shard.state = "lost"
     assert live.snapshot([shard])["sums"]["in_flight"] == 0

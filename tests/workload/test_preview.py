@@ -9,7 +9,7 @@ from rich.console import Console
 from loadgen.workload.preview import preview
 from loadgen.workload.scenario import load_scenario, scenario_from_flags
 from loadgen.workload.schedule import make_schedule
-from reports.preview.view import NO_SLO, slo_rows, tables
+from reports.preview.view import NO_SLO, arrival_rows, number_of_requests, slo_rows, tables
 
 
 def previewed(**changes):
@@ -129,3 +129,27 @@ def test_a_scenario_with_slos_in_classes_only_has_a_table():
     Console(file=out, width=120, color_system=None).print(tables(figures))
     assert NO_SLO not in out.getvalue()
     assert "requests needed for certainty" in out.getvalue()
+
+
+CLOSED = """\
+schema: 1
+name: users
+arrivals: {kind: users, users: 4, think: 100ms}
+requests: {input_tokens: 100, output_tokens: 10}
+phases: {measure: 20s}
+slo: ["p99(ttft) <= 1s"]
+"""
+
+
+def test_a_closed_loop_has_no_rate_and_no_known_number_of_requests(tmp_path):
+    path = tmp_path / "users.yaml"
+    path.write_text(CLOSED)
+    scenario = load_scenario(path)
+    figures = preview(scenario, make_schedule(scenario))
+    assert figures["arrivals"]["asked_rate_per_s"] is None
+    assert figures["arrivals"]["generated_rate_per_s"] is None
+    assert figures["output_tokens_per_s"] is None
+    assert arrival_rows(figures["arrivals"])[0] == ("rate per s", "n/a", "n/a")
+    assert slo_rows(figures) == [("p99(ttft) <= 1s", "299", "n/a: closed loop", "")]
+    assert number_of_requests(figures).endswith("in 20 s: a closed loop")
+    assert number_of_requests(previewed(duration="1s")).endswith("of them in the measured window")

@@ -187,7 +187,9 @@
     }
     const attainment = !f.has_limits ? "n/a: no per-request limit"
       : f.goodput_share_of_due === null ? "–" : `${(100 * f.goodput_share_of_due).toFixed(1)} % of the requests due`;
-    facts.textContent = `${about}Scheduled ${number(f.asked_per_s)}/s, sent ${number(f.achieved_per_s)}/s; `
+    const rate = (value) => value === null ? "n/a" : `${number(value)}/s`;
+    facts.textContent = `${about}Rate requested ${rate(f.requested_per_s)}, offered ${rate(f.asked_per_s)}, `
+      + `achieved ${rate(f.achieved_per_s)}; `
       + `goodput ${number(f.goodput_per_s)}/s; attainment ${attainment}; in flight ${f.sums.in_flight}.`;
     const states = STATUSES.filter((s) => f.ledger[s] || s === "ok" || s === "lost");
     ledger.textContent = `${f.scheduled} scheduled = ${states.map((s) => `${f.ledger[s]} ${s.replace("_", " ")}`).join(" + ")}.`;
