@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from loadgen.measure.summary import Summary
+from loadgen.measure.summary import ClassSummary, Summary
 from loadgen.measure.verdict import SloResult, sentence
 from loadgen.measure.wording import format_count, format_value
 from reports.run.tables import TableCell
@@ -201,17 +201,24 @@ def _failures(summary: Summary) -> list[NextStep]:
 
 
 def _longer(summary: Summary) -> list[NextStep]:
-    """The length of a run that would make the open SLOs certain."""
-    needed = [r.n_needed for r in run_slos(summary) if r.proven is False and r.n_needed]
-    n_due = summary.counts["due"]
-    if not needed or not n_due:
+    """The length of a run that would make the open SLOs certain. An SLO of a class needs requests
+    of that class."""
+    parts: dict[str, Summary | ClassSummary] = {"": summary, **summary.classes}
+    needs = [
+        (result.n_needed * summary.window.length_s / part.counts["due"], result.n_needed, name)
+        for name, part in parts.items()
+        for result in part.slo
+        if result.proven is False and result.n_needed and part.counts["due"]
+    ]
+    if not needs:
         return []
-    length_s = max(needed) * summary.window.length_s / n_due
+    length_s, n_needed, name = max(needs)
+    requests = f"requests of {name}" if name else "requests"
     return [
         NextStep(
             f"Measure for {_whole_minutes(length_s)} (phases.measure) to reach"
-            f" {100 * summary.confidence:g} % confidence: about {format_count(max(needed))}"
-            f" requests are needed, which take {format_value(length_s, 's')}."
+            f" {100 * summary.confidence:g} % confidence: about {format_count(n_needed)}"
+            f" {requests} are needed, which take {format_value(length_s, 's')}."
         )
     ]
 
