@@ -87,7 +87,7 @@ def per_beat_s(rate_per_s: float, workers: int, n: int = 200) -> float:
     """CPU seconds to take in one beat of a worker's, drawing as often as a run does."""
     with open(os.devnull, "w") as nowhere:
         console = Console(file=nowhere, force_terminal=True, width=120)
-        with Progress(console, 100_000, 60.0, rate_per_s) as progress:
+        with Progress(console, 100_000, 60.0, is_closed_loop=False) as progress:
             started_s = time.process_time()
             for number in range(n):
                 now_s = (number // workers) / BEATS_PER_S

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from loadgen.errors import UsageError
 from loadgen.measure.capacity.capacity_result import Unit
 from loadgen.measure.capacity.next_probe import Question
-from loadgen.measure.slo import parse_slo
-from loadgen.measure.verdict import IMPLIED_ATTAINMENT
+from loadgen.measure.slo import IMPLIED_ATTAINMENT, parse_slo
 from loadgen.run.run_options import RunOptions
 from loadgen.workload.scaling import Over, offered_load
 from loadgen.workload.scenario import Scenario

@@ -343,6 +343,9 @@ def init(
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
     slo: Slo = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="With --slo: replace the verdict of the run.")
+    ] = False,
     confidence: Confidence = None,
     export: Export = None,
     png: Annotated[
@@ -354,8 +357,9 @@ def report(
     svg: Annotated[bool, typer.Option("--svg", help="Also each figure as figures/*.svg.")] = False,
     json: Json = False,
 ) -> None:
-    """Compute the numbers of recorded runs again and rewrite their report.html."""
-    from loadgen.run.conclude import conclude
+    """Compute the numbers of recorded runs again and rewrite their report.html. To check other
+    SLOs without changing the run: slobench rescore."""
+    from loadgen.run.conclude import check_replacement, conclude
     from loadgen.run.execute import engine_reader
     from reports.printed import find_browser
 
@@ -366,6 +370,9 @@ def report(
             "or write one table with slobench export"
         )
     browser = find_browser(os.environ.get("PATH", "")) if png or pdf else ""
+    if slo is not None and not overwrite:
+        for directory in runs:  # before any of them is written
+            check_replacement(directory, slo)
     summaries = []
     for directory in runs:
         summary = conclude(

@@ -56,11 +56,17 @@ class Totals:
 
 
 class Progress:
-    """The live view: redrawn on a terminal, elsewhere a line every 5 s. A context manager."""
+    """The live view: redrawn on a terminal, elsewhere a line every 5 s. A context manager.
 
-    def __init__(self, console: Console, n_scheduled: int, window_s: float, offered_per_s: float):
+    A closed loop plans more requests than it sends, so its view has no number and no rate of
+    planned requests.
+    """
+
+    def __init__(
+        self, console: Console, n_scheduled: int, window_s: float, is_closed_loop: bool
+    ) -> None:
         self._console, self._window_s, self._n = console, window_s, n_scheduled
-        self._offered_per_s = offered_per_s
+        self._is_closed_loop = is_closed_loop
         self._beats: dict[int, JsonObject] = {}
         self._ttft, self._lateness = LiveCounts(), LiveCounts()
         self._live: Live | None = None
@@ -82,7 +88,8 @@ class Progress:
         """Announces the first request, where there is no terminal."""
         if self._live is None:
             window = format_duration(self._window_s)
-            self._console.print(f"sending {self._n} requests in {window}", soft_wrap=True)
+            number = "up to " if self._is_closed_loop else ""
+            self._console.print(f"sending {number}{self._n} requests in {window}", soft_wrap=True)
 
     def beat(self, shard: int, message: JsonObject) -> Totals:
         """Adds a progress message of a shard, draws, and returns the current totals."""
@@ -116,10 +123,13 @@ class Progress:
     def _facts(self, totals: Totals) -> list[str]:
         elapsed_s = min(totals.now_s, self._window_s)
         achieved = totals.released / elapsed_s if elapsed_s > 0 else 0.0
+        sent = f"sent {totals.released} ({achieved:.1f}/s)"
+        if not self._is_closed_loop:
+            offered = f"offered {self._n / self._window_s:.1f}/s"
+            sent = f"sent {totals.released}/{self._n} ({achieved:.1f}/s, {offered})"
         facts = [
             f"{elapsed_s:.0f}/{self._window_s:.0f} s",
-            f"sent {totals.released}/{self._n} "
-            f"({achieved:.1f}/s, offered {self._offered_per_s:.1f}/s)",
+            sent,
             f"in flight {totals.in_flight}" + (f" +{totals.waiting}" if totals.waiting else ""),
             f"TTFT {_percentiles(self._ttft)}",
             f"failed {totals.n_failed}"

@@ -49,6 +49,7 @@ def _numbers(name: str, part: Summary | ClassSummary) -> Row:
         "verdict": part.verdict,
         "slo": "; ".join(slo.text for slo in part.slo),
         "slo_missed": "; ".join(slo.text for slo in part.slo if slo.met is False),
+        "requested_rate_per_s": part.requested_rate_per_s,
         "offered_rate_per_s": part.offered_rate_per_s,
         "achieved_rate_per_s": part.achieved_rate_per_s,
         "requests_per_s": part.throughput.requests_per_s,

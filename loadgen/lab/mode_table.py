@@ -55,9 +55,7 @@ def _row(
         "class": name,
         "n_seeds": len(cells),
         "n_due": sum(_part(cell, name)["n_due"] for cell in cells),
-        "offered_rate_per_s": float(
-            np.mean([_part(cell, name)["offered_rate_per_s"] for cell in cells])
-        ),
+        "offered_rate_per_s": _mean_offered_per_s(cells, name),
         **{q: over_runs([_part(c, name)[q] for c in cells], confidence) for q in QUANTITIES},
         "difference": {
             q: difference(cells, baseline, name, q, confidence)
@@ -66,6 +64,12 @@ def _row(
         "ratio": {q: ratio(cells, baseline, name, q, confidence) for q in RATIOS},
         "waits_s": _waits(cells, name),
     }
+
+
+def _mean_offered_per_s(cells: Sequence[Cell], name: str) -> float | None:
+    """None for a closed loop, which offers no rate."""
+    rates = [_part(cell, name)["offered_rate_per_s"] for cell in cells]
+    return None if None in rates else float(np.mean(rates))
 
 
 def difference(

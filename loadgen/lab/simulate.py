@@ -197,9 +197,7 @@ class _Simulation:
     ) -> None:
         n_requests = len(plan.schedule)
         self._engine = engine
-        self._progress = Progress(
-            console, n_requests, scenario.horizon_s, n_requests / scenario.horizon_s
-        )
+        self._progress = Progress(console, n_requests, scenario.horizon_s, scenario.has_closed_loop)
         self._n_interrupts = self._n_handled = 0
         self._next_beat = time.monotonic() + _BEAT_S
         self._started = time.monotonic()

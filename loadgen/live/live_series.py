@@ -70,7 +70,7 @@ _ALL = (
     _counter("events", "Stream events received that carried a token.", "class", unit="{event}"),
     _gauge("in_flight", "Requests sent and not finished."),
     _gauge("waiting", "Released requests that wait for a free slot (limits.max_concurrency)."),
-    _rate("asked_rate", "Mean request rate of the schedule."),
+    _rate("asked_rate", "Mean request rate of the schedule (offered); none for a closed loop."),
     _rate("achieved_rate", "Requests sent per second so far."),
     _rate("goodput", "Requests per second so far that met every per-request SLO."),
     _gauge("elapsed", "Time since the start of the run.", "s", "_seconds"),

@@ -22,7 +22,8 @@ _SUMMED = ("released", "sent", "in_flight", "waiting")
 @dataclass(frozen=True)
 class RunLabels:
     """The names that identify a run in its live metrics, and the per-request SLOs of each class.
-    `horizon_s` is the length of warm-up and measured window together."""
+    `horizon_s` is the length of warm-up and measured window together. A closed loop offers no
+    rate."""
 
     run: str
     scenario: str
@@ -32,6 +33,7 @@ class RunLabels:
     classes: tuple[str, ...]
     slos: Mapping[str, Sequence[Slo]]
     horizon_s: float
+    is_closed_loop: bool = False
 
 
 class WatchedRun:
@@ -79,7 +81,10 @@ class WatchedRun:
         """The current values of every series."""
         values: dict[str, Mapping[Labels, float | SecondsHistogram]]
         with self._lock:
-            values = {name: {(): value} for name, value in self._totals().items()}
+            values = {
+                name: {} if math.isnan(value) else {(): value}
+                for name, value in self._totals().items()
+            }
             values |= {name: dict(counts) for name, counts in self._counts.items()}
             for name, histograms in self._histograms.items():
                 values[name] = {labels: h.copy() for labels, h in histograms.items()}
@@ -118,7 +123,9 @@ class WatchedRun:
             "slobench_sent_total": sums["sent"],
             "slobench_in_flight": sums["in_flight"],
             "slobench_waiting": sums["waiting"],
-            "slobench_asked_rate_per_second": self._n_requests / self.labels.horizon_s,
+            "slobench_asked_rate_per_second": math.nan
+            if self.labels.is_closed_loop
+            else self._n_requests / self.labels.horizon_s,
             "slobench_achieved_rate_per_second": sums["sent"] / elapsed_s if elapsed_s else 0.0,
             "slobench_goodput_per_second": n_met / elapsed_s if elapsed_s else 0.0,
             "slobench_elapsed_seconds": max(now_s, 0.0),

@@ -40,6 +40,7 @@ def run_labels(scenario: Scenario, target: TargetSection, run: str) -> RunLabels
             for name, slos in scenario.slos_by_class().items()
         },
         horizon_s=scenario.horizon_s,
+        is_closed_loop=scenario.has_closed_loop,
     )
 
 

@@ -47,14 +47,15 @@ class ScenarioSection(JsonSection, frozen=True):
         return self.resolved.get("arrivals") or {}
 
 
-class ClassSection(JsonSection, frozen=True):
+class ClassSection(JsonSection, frozen=True, omit_defaults=True):
     """One class of traffic. `slo` holds the SLOs of this class alone; those of all traffic are the
-    manifest's."""
+    manifest's. `requested_rate_per_s`: as in the manifest, of this class."""
 
     slo: tuple[str, ...]
     priority: int
     tenant: str
     is_closed_loop: bool
+    requested_rate_per_s: float | None = None
 
 
 class LabelsSection(JsonSection, frozen=True, omit_defaults=True):
@@ -211,14 +212,17 @@ class Manifest(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     """The manifest of a run.
 
     `command` holds no secret. `salt` (hexadecimal) was mixed into the prompts, "" for none. `slo`
-    holds the SLOs of all traffic. `clock` is `virtual` for a simulated run. `git` is the commit of
-    the working directory, "" outside of a repository. `epoch_monotonic_s` is the run's epoch on
-    CLOCK_MONOTONIC, from which all times in the tables count, and `epoch_utc` the same instant;
-    both are None until the run has ended. `server_ended_s` is the time, since the epoch, at which a
-    server that slobench had started ended by itself; None where it did not. `n_bad_messages`,
-    `workers` and `live` (metric → quantiles) belong to a distributed run, `engine` to a simulated
-    one, and `scrapes` to one that read the server's metrics; they are None for other runs. With
-    fewer successful requests than `min_requests` the run has no verdict.
+    holds the SLOs of all traffic. `requested_rate_per_s` is the mean rate that the scenario's
+    arrivals state for the measured window, of requests or of the starts of sessions and chains;
+    None with a closed loop, and in manifests of earlier versions. `clock` is `virtual` for a
+    simulated run. `git` is the commit of the working directory, "" outside of a repository.
+    `epoch_monotonic_s` is the run's epoch on CLOCK_MONOTONIC, from which all times in the tables
+    count, and `epoch_utc` the same instant; both are None until the run has ended. `server_ended_s`
+    is the time, since the epoch, at which a server that slobench had started ended by itself; None
+    where it did not. `n_bad_messages`, `workers` and `live` (metric → quantiles) belong to a
+    distributed run, `engine` to a simulated one, and `scrapes` to one that read the server's
+    metrics; they are None for other runs. With fewer successful requests than `min_requests` the
+    run has no verdict.
     """
 
     run: str
@@ -243,6 +247,7 @@ class Manifest(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     started_utc: str
     ended: Ended
     end_reason: str
+    requested_rate_per_s: float | None = None
     transport: str | None = None
     epoch_monotonic_s: float | None = None
     epoch_utc: str | None = None

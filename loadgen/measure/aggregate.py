@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,8 +13,10 @@ import numpy as np
 from loadgen.errors import UsageError
 from loadgen.measure.attainment import (
     MeasuredWindow,
+    came_due,
     due_rows,
     failed_rows,
+    limited_rows,
     measured_window,
     meets,
     meets_own,
@@ -38,15 +41,15 @@ from loadgen.measure.load import (
 from loadgen.measure.per_request import Mask, PerRequest, Samples, per_request, without_own
 from loadgen.measure.search_command import capacity_command
 from loadgen.measure.server_load import backends, server_findings, server_summary
-from loadgen.measure.slo import Slo, own_slo, parse_slo, ungrounded
+from loadgen.measure.slo import Slo, own_slo, parse_slo, ungrounded, with_implied
 from loadgen.measure.stalls import stalls
 from loadgen.measure.statistics.dependence import Dependence
-from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.statistics.population import Population
 from loadgen.measure.statistics.proportions import wilson
 from loadgen.measure.stimulus import stimulus
 from loadgen.measure.summary import (
+    NO_LIMIT,
     PERCENTILES,
     Attainment,
     ClassSummary,
@@ -59,6 +62,7 @@ from loadgen.measure.summary import (
 from loadgen.measure.validity.checks import checks, is_trusted
 from loadgen.measure.verdict import (
     DEFAULT_CONFIDENCE,
+    Bound,
     Shares,
     SloResult,
     decide,
@@ -67,9 +71,11 @@ from loadgen.measure.verdict import (
     percentile_result,
     request_slo_result,
     run_metric_result,
-    slo_results,
 )
-from loadgen.records import Run, Status
+from loadgen.records import OWN_SLO, Run, Status
+
+_ANY_SHARE = parse_slo("attainment >= 0%")
+"""Always met: its bound is the lower bound of an attainment that no SLO is about."""
 
 
 def summarize(
@@ -89,6 +95,7 @@ def summarize(
         raise ValueError(f"expected a confidence above 50 % and below 100 %, not {confidence}")
     slos = [parse_slo(text) for text in run.manifest.slo] if slo is None else _other_slos(slo)
     by_class = slos_by_class(run)
+    made_under = slos_of_run(run)
     if slo is not None:
         run, by_class = without_own(run), {name: [] for name in by_class}
     window, columns, due = measured_window(run), per_request(run), due_rows(run)
@@ -103,7 +110,11 @@ def summarize(
     sent, addresses = stimulus(run, columns, window), tuple(backends(run, columns, due))
     met = due & meets_own(run, columns, slos, by_class)
     least = run.manifest.min_requests if min_requests is None else min_requests
-    whole = _numbers(run, columns, slos, due, met, window, level)
+    limited = limited_rows(run, columns, slos, by_class)
+    whole = {
+        **_numbers(run, columns, slos, due, met, limited, window, level),
+        **_rates(run, window, run.manifest.requested_rate_per_s, run.manifest.has_closed_loop),
+    }
     classes = {
         name: _class_summary(run, name, shared, own, window, level, confidence is not None)
         for name, own in by_class.items()
@@ -133,13 +144,26 @@ def summarize(
         ),
         classes=classes,
         drivers=drivers(run, columns, due, level),
-        fairness=fairness(run, columns, due, met, window, level),
+        fairness=fairness(run, columns, due, met, limited, window, level),
         server=server_summary(run, columns, window),
         backends=addresses,
         stimulus=sent,
         capacity_command=command,
         min_requests=least,
+        made_under=made_under,
+        judged_by=made_under if slo is None else tuple(parse_slo(text).text for text in slo),
     )
+
+
+def slos_of_run(run: Run) -> tuple[str, ...]:
+    """The SLOs that a run was made under: of all traffic, of requests, then `chat: …` of each
+    class."""
+    manifest, rows = run.manifest, run.schedule_rows
+    brought = [own_slo(metric).text for metric, name in OWN_SLO.items() if (rows[name] > 0).any()]
+    of_classes = [
+        f"{name}: {text}" for name, section in manifest.classes.items() for text in section.slo
+    ]
+    return (*manifest.slo, *brought, *of_classes)
 
 
 def _brought_to_all(
@@ -209,26 +233,30 @@ def _numbers(
     slos: Sequence[Slo],
     due: Mask,
     met: Mask,
+    limited: Mask,
     window: MeasuredWindow,
     level: float,
 ) -> dict[str, Any]:
     """The fields that the summary of a run and that of a class share."""
     samples, rates = Samples(columns, due), throughput(run, columns, window)
     counts = _counts(run, due)
-    meeting = samples.share(met, _limited(slos))
+    meeting = samples.share(met, _judged(slos))
     failing = samples.share(due & failed_rows(run))
     shares = Shares(counts["due"], _count(met), counts["failed"], window.length_s, meeting, failing)
-    n_sent = np.count_nonzero(due & inside(run.request_rows["sent_s"], window))
-    attainment = _attainment(due, met, meeting, level)
+    judge = partial(
+        _judge, columns=columns, due=due, met=met, samples=samples, rates=rates, window=window,
+        shares=shares, confidence=level,
+    )  # fmt: skip
+    results = judge(slos)
+    of_share = [r for r in results if r.metric == "attainment"] or judge([_ANY_SHARE])
+    bound = min(of_share, key=lambda result: result.met is not False).bound
     return {
         "counts": counts,
-        "offered_rate_per_s": per_second(float(np.count_nonzero(due)), window),
-        "achieved_rate_per_s": per_second(float(n_sent), window),
         "throughput": rates,
         "metrics": _distributions(samples, level),
-        "slo": tuple(_judge(slos, columns, due, met, samples, rates, window, shares, level)),
-        "attainment": attainment,
-        "goodput": _goodput(columns, met, attainment, window),
+        "slo": tuple(results),
+        "attainment": _attainment(due, met, limited, meeting, level, bound),
+        "goodput": _goodput(columns, due, met, meeting, window, level),
     }
 
 
@@ -245,9 +273,13 @@ def _class_summary(
     part = _only(run, run.names.classes.index(name))
     columns, due = per_request(part), due_rows(part)
     own = [*own, *_brought_to_class(columns, due, shared, own)]
-    met = due & meets(columns, [*shared, *own])
-    numbers = _numbers(part, columns, own, due, met, window, level)
+    met, limited = (
+        due & meets(columns, [*shared, *own]),
+        limited_rows(part, columns, shared, {name: own}),
+    )
+    numbers = _numbers(part, columns, own, due, met, limited, window, level)
     stated = run.manifest.classes[name]
+    numbers |= _rates(part, window, stated.requested_rate_per_s, stated.is_closed_loop)
     return ClassSummary(
         tenant=stated.tenant,
         priority=stated.priority,
@@ -256,6 +288,30 @@ def _class_summary(
         ],
         **numbers,
     )
+
+
+def _rates(
+    run: Run, window: MeasuredWindow, requested_per_s: float | None, is_closed_loop: bool
+) -> dict[str, Any]:
+    """The rate requested, offered and achieved, of the requests that came due; requests cancelled
+    on purpose belong to the traffic, too."""
+    came = came_due(run)
+    is_sent = came & inside(run.request_rows["sent_s"], window)
+    offered_per_s = None if is_closed_loop else per_second(float(_count(came)), window)
+    if is_closed_loop:
+        note = "closed loop: the server's speed sets the rate"
+    elif requested_per_s is None:
+        note = "requested: no mean rate was recorded"
+    elif (run.schedule_rows["n_parents"] > 0).any():
+        note = "requested: starts of sessions and chains"
+    else:
+        note = ""
+    return {
+        "requested_rate_per_s": requested_per_s,
+        "offered_rate_per_s": offered_per_s,
+        "achieved_rate_per_s": per_second(float(_count(is_sent)), window),
+        "rate_note": note,
+    }
 
 
 def _only(run: Run, class_id: int) -> Run:
@@ -319,22 +375,43 @@ def _distributions(samples: Samples, confidence: float) -> dict[str, Distributio
     return {name: distribution(m) for name, m in METRICS.items() if m.scope != "run"}
 
 
-def _limited(slos: Sequence[Slo]) -> tuple[str, ...]:
+def _judged(slos: Sequence[Slo]) -> tuple[str, ...]:
     """The metrics that have a per-request limit; E2E where none has."""
     return tuple({slo.metric: 0 for slo in slos if slo.scope == "request"}) or ("e2e_s",)
 
 
-def _attainment(due: Mask, met: Mask, dependence: Dependence, confidence: float) -> Attainment:
+def _attainment(
+    due: Mask,
+    met: Mask,
+    limited: Mask,
+    dependence: Dependence,
+    confidence: float,
+    bound: Bound | None,
+) -> Attainment:
+    """The attainment; there is none where no due request has a per-request limit."""
+    n_met, n_due = _count(met), _count(due)
+    if n_due and not (due & limited).any():
+        return Attainment(math.nan, None, None, None, n_due, NO_LIMIT)
+    share = wilson(n_met, n_due, confidence, dependence.hit_times(confidence))
+    reason = "" if n_due else "no request was due"
+    return Attainment(
+        share.value, share.low, share.high, n_met, n_due, reason, bound, dependence.n_effective
+    )
+
+
+def _goodput(
+    columns: PerRequest,
+    due: Mask,
+    met: Mask,
+    dependence: Dependence,
+    window: MeasuredWindow,
+    confidence: float,
+) -> Goodput:
     n_met, n_due = _count(met), _count(due)
     share = wilson(n_met, n_due, confidence, dependence.hit_times(confidence))
-    return Attainment(share.value, share.low, share.high, n_met, n_due, dependence.n_effective)
-
-
-def _goodput(columns: PerRequest, met: Mask, share: Attainment, window: MeasuredWindow) -> Goodput:
-    rate = per_second(float(share.due), window)
-    per_s = Interval(share.value, share.low, share.high).times(rate)
+    per_s = share.times(per_second(float(n_due), window))
     n_tokens = float(columns.output_tokens[met].sum())
-    requests_per_s = dataclasses.replace(per_s, value=per_second(float(share.met), window))
+    requests_per_s = dataclasses.replace(per_s, value=per_second(float(n_met), window))
     return Goodput(requests_per_s, per_second(n_tokens, window))
 
 
@@ -382,7 +459,7 @@ def _judge(
 
     return [
         dataclasses.replace(result, is_implied=implied, seconds_needed=seconds_needed(result))
-        for slo, implied in slo_results(slos)
+        for slo, implied in with_implied(slos)
         for result in [judge(slo)]
     ]
 

@@ -152,6 +152,23 @@ def meets_own(
     return met
 
 
+def limited_rows(
+    run: Run, columns: PerRequest, slos: Sequence[Slo], by_class: Mapping[str, Sequence[Slo]]
+) -> Mask:
+    """Rows with a per-request limit: of all traffic, of their class, or of their own."""
+    limited: Mask = np.full(len(run.schedule_rows), _has_limit(slos))
+    for number, name in enumerate(run.names.classes):
+        if _has_limit(by_class.get(name, ())):
+            limited |= run.schedule_rows["class_id"] == number
+    for own_s in columns.own_slo_s.values():
+        limited |= own_s > 0
+    return limited
+
+
+def _has_limit(slos: Sequence[Slo]) -> bool:
+    return any(slo.scope == "request" for slo in slos)
+
+
 def derived(run: Run) -> dict[str, NDArray[np.generic]]:
     """The computed columns of requests.parquet: `ttft_s tpot_s e2e_s`, `slo_met` by the run's own
     SLOs, and `client_stalled` where any of their times fell into a stall of the load generator."""

@@ -176,7 +176,7 @@ _ALL = (
         "attainment",
         "The share of due requests that met every per-request SLO.",
         "met / due",
-        "Failed, unfinished, dropped and unsent requests are misses.",
+        "Failed, unfinished, dropped and unsent requests are misses. No per-request limit: n/a.",
         source="DistServe (OSDI 2024)",
         unit="share",
         direction="higher",

@@ -13,6 +13,7 @@ from loadgen.measure.attainment import MeasuredWindow
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.load import per_second
 from loadgen.measure.per_request import Mask, PerRequest, Samples
+from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.statistics.proportions import wilson
 from loadgen.records import Run
@@ -21,12 +22,13 @@ from loadgen.records import Run
 @dataclass(frozen=True, slots=True)
 class TenantShare:
     """The due requests of a tenant: `attainment` (with Wilson's interval) is the share that met
-    every SLO, TTFT is of the successful requests. Tokens (prompt and answer) per second of the
+    every SLO, NaN and `met` None where none of them has a per-request limit. TTFT is of the
+    successful requests. Tokens (prompt and answer) per second of the
     measured window: `asked` by all requests, `served` to the successful ones."""
 
     due: int
     ok: int
-    met: int
+    met: int | None
     attainment: float
     attainment_low: float | None
     attainment_high: float | None
@@ -48,15 +50,21 @@ class Fairness:
 
 
 def fairness(
-    run: Run, columns: PerRequest, due: Mask, met: Mask, window: MeasuredWindow, confidence: float
+    run: Run,
+    columns: PerRequest,
+    due: Mask,
+    met: Mask,
+    limited: Mask,
+    window: MeasuredWindow,
+    confidence: float,
 ) -> Fairness | None:
     """None where all due requests belong to a single tenant. `met` are the due rows that met every
-    SLO."""
+    SLO, `limited` the rows with a per-request limit."""
     tenants = {}
     for number, name in enumerate(run.names.tenants):
         of = due & (run.schedule_rows["tenant_id"] == number)
         if of.any():
-            tenants[name] = _tenant(run, columns, of, met & of, window, confidence)
+            tenants[name] = _tenant(run, columns, of, met, limited, window, confidence)
     if len(tenants) < 2:
         return None
     served = [tenant.served_tokens_per_s for tenant in tenants.values()]
@@ -76,13 +84,21 @@ def jain_index(allocations: Sequence[float]) -> float:
 
 
 def _tenant(
-    run: Run, columns: PerRequest, of: Mask, met: Mask, window: MeasuredWindow, confidence: float
+    run: Run,
+    columns: PerRequest,
+    of: Mask,
+    met: Mask,
+    limited: Mask,
+    window: MeasuredWindow,
+    confidence: float,
 ) -> TenantShare:
     ok = of & columns.is_ok
-    n_due, n_ok, n_met = (int(np.count_nonzero(rows)) for rows in (of, ok, met))
+    n_due, n_ok, n_met = (int(np.count_nonzero(rows)) for rows in (of, ok, met & of))
     samples = Samples(columns, of)
-    times = samples.share(met).hit_times(confidence)
-    attainment = wilson(n_met, n_due, confidence, times)
+    attainment, has_limit = Interval(math.nan), bool((of & limited).any())
+    if has_limit:
+        times = samples.share(met & of).hit_times(confidence)
+        attainment = wilson(n_met, n_due, confidence, times)
     ttft = samples.of(METRICS["ttft_s"])
     plan, counted = run.schedule_rows, run.request_rows["input_tokens"]
     planned: NDArray[np.float64] = plan["input_tokens"] + plan["output_tokens"].astype(np.float64)
@@ -90,7 +106,7 @@ def _tenant(
     return TenantShare(
         due=n_due,
         ok=n_ok,
-        met=n_met,
+        met=n_met if has_limit else None,
         attainment=attainment.value,
         attainment_low=attainment.low,
         attainment_high=attainment.high,

@@ -210,6 +210,6 @@ def _goodput_without_limits(slos: Sequence[Slo]) -> str:
     if any(slo.scope == "request" for slo in slos):
         return ""
     return (
-        "No per-request limit was given, so goodput counts every successful request, and "
-        "attainment is the share of successful requests."
+        "No per-request limit was given, so goodput counts every successful request, and there "
+        "is no attainment."
     )

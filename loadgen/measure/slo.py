@@ -32,6 +32,7 @@ _SYNONYMS = {
     "errors": "'error_rate'",
 }
 _OF_MET_REQUESTS = ("attainment", "goodput", "goodput_output_tokens_per_s")
+IMPLIED_ATTAINMENT = "attainment >= 99%"
 _LATENESS_S = 5e-3
 _LATENESS_SHARE_OF_TTFT = 0.02
 _EXAMPLES = "'ttft <= 500ms', 'p99(ttft) <= 500ms', 'attainment >= 99%'"
@@ -119,6 +120,18 @@ def slos_of_request(slos: Sequence[Slo], own_s: Mapping[str, float]) -> list[Slo
     own = {metric: limit_s for metric, limit_s in own_s.items() if limit_s > 0}
     common = [slo for slo in slos if slo.scope == "request" and slo.metric not in own]
     return common + [replace(own_slo(m), limit=limit_s) for m, limit_s in own.items()]
+
+
+def with_implied(slos: Sequence[Slo]) -> list[tuple[Slo, bool]]:
+    """The SLOs, each with whether it is implied.
+
+    Per-request SLOs need a share of requests that must meet them. If no SLO states it (attainment
+    or goodput), attainment >= 99 % is implied, and shown as such.
+    """
+    stated = [(slo, False) for slo in slos]
+    has_per_request = any(slo.scope == "request" for slo in slos)
+    states_share = any(slo.metric in ("attainment", "goodput") for slo in slos)
+    return stated + [(parse_slo(IMPLIED_ATTAINMENT), True)] * (has_per_request and not states_share)
 
 
 def from_goodput(pairs: Iterable[str]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from loadgen.measure.stalls import Stalls
 from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.stimulus import Stimulus
-from loadgen.measure.verdict import SloResult, Verdict
+from loadgen.measure.verdict import Bound, SloResult, Verdict
 
 SCHEMA = 1
 PERCENTILES: Mapping[str, float] = {
@@ -46,16 +46,26 @@ class Distribution:
     with_failures: Mapping[str, Percentile]
 
 
+NO_LIMIT = "no per-request limit"
+
+
 @dataclass(frozen=True, slots=True)
 class Attainment:
     """The share of due requests that met every per-request SLO, with Wilson's interval over
-    `n_effective`, the number of independent requests that the due requests are worth."""
+    `n_effective`, the number of independent requests that the due requests are worth.
+
+    `bound` is the one-sided bound that an SLO on the share is judged by. `reason` is why there is
+    no such share, "" where there is: then `value` is NaN, the bounds are open, and without any
+    per-request limit (`NO_LIMIT`) `met` is None.
+    """
 
     value: float
     low: float | None
     high: float | None
-    met: int
+    met: int | None
     due: int
+    reason: str = ""
+    bound: Bound | None = None
     n_effective: float | None = None
 
 
@@ -102,8 +112,10 @@ class ClassSummary:
     priority: int
     verdict: Verdict
     counts: Mapping[str, int]
-    offered_rate_per_s: float
+    requested_rate_per_s: float | None
+    offered_rate_per_s: float | None
     achieved_rate_per_s: float
+    rate_note: str
     throughput: Throughput
     metrics: Mapping[str, Distribution]
     slo: tuple[SloResult, ...]
@@ -117,14 +129,18 @@ class Summary:
 
     `counts`: scheduled = warmup + due + withdrawn + not_due; each status counts due rows;
     `unfinished` were cancelled at the end of the drain, `failed` ended without success before.
-    `confidence` is the level of every interval and proof; the verdict follows the point estimate
-    unless a confidence was requested. `classes` is empty where all traffic is of a single class;
-    the verdict is met only if the SLOs of every class are. `fairness` is None where all traffic
-    belongs to a single tenant, `server` where the server's metrics were not read. `backends` are
-    the addresses that requests went to, busiest first; `stimulus` compares the traffic sent with
-    the schedule; `drivers` are the factors that latency correlates with. `capacity_command`
-    searches the highest load that meets the SLOs ("" where the run does not give one). With fewer
-    successful requests than `min_requests` there is no verdict.
+    Requests per second of the measured window: `requested_rate_per_s` by the scenario's arrivals,
+    `offered_rate_per_s` by the schedule drawn from them, `achieved_rate_per_s` as sent; `rate_note`
+    is why a rate is None, or what else it counts. `confidence` is the level of every interval and
+    proof; the verdict follows the point estimate unless a confidence was requested. `classes` is
+    empty where all traffic is of a single class; the verdict is met only if the SLOs of every class
+    are. `fairness` is None where all traffic belongs to a single tenant, `server` where the
+    server's metrics were not read. `backends` are the addresses that requests went to, busiest
+    first; `stimulus` compares the traffic sent with the schedule; `drivers` are the factors that
+    latency correlates with. `capacity_command` searches the highest load that meets the SLOs (""
+    where the run does not give one). With fewer successful requests than `min_requests` there is no
+    verdict. `made_under` are the SLOs that the run was made under, `judged_by` those that it is
+    judged by here; an SLO of a class begins with its name.
     """
 
     run: str
@@ -134,8 +150,10 @@ class Summary:
     confidence: float
     window: MeasuredWindow
     counts: Mapping[str, int]
-    offered_rate_per_s: float
+    requested_rate_per_s: float | None
+    offered_rate_per_s: float | None
     achieved_rate_per_s: float
+    rate_note: str
     throughput: Throughput
     metrics: Mapping[str, Distribution]
     slo: tuple[SloResult, ...]
@@ -151,12 +169,33 @@ class Summary:
     stimulus: Stimulus | None = None
     capacity_command: str = ""
     min_requests: int = 0
+    made_under: tuple[str, ...] = ()
+    judged_by: tuple[str, ...] = ()
+
+    @property
+    def has_other_slos(self) -> bool:
+        """Whether the run is judged by other SLOs than those that it was made under."""
+        return set(self.judged_by) != set(self.made_under)
 
     def to_json(self) -> dict[str, Any]:
         """The content of summary.json; NaN, +inf and open bounds are null."""
         content: dict[str, Any] = plain_json(dataclasses.asdict(self))
         content["window"]["length_s"] = self.window.length_s
+        content["slo"] = _slo_json(self.slo)
+        for name, of_class in self.classes.items():
+            content["classes"][name]["slo"] = _slo_json(of_class.slo)
         return {"schema": SCHEMA, **content}
+
+
+def _slo_json(results: Sequence[SloResult]) -> list[dict[str, Any]]:
+    """Each result with the bound that decides, which is computed from its fields."""
+    bounds = [
+        None if result.bound is None else dataclasses.asdict(result.bound) for result in results
+    ]
+    return [
+        plain_json({**dataclasses.asdict(result), "bound": bound})
+        for result, bound in zip(results, bounds, strict=True)
+    ]
 
 
 def plain_json(value: Any) -> Any:

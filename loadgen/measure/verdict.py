@@ -7,17 +7,44 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from loadgen.measure.catalog import METRICS
-from loadgen.measure.slo import Slo, parse_slo
+from loadgen.measure.catalog import METRICS, Unit
+from loadgen.measure.slo import Slo
 from loadgen.measure.statistics.dependence import LEAST_TIMES, Dependence
 from loadgen.measure.statistics.intervals import BoundTimes, Interval
 from loadgen.measure.statistics.population import Population
-from loadgen.measure.statistics.proportions import exact_bounds, needed_n, wilson
+from loadgen.measure.statistics.proportions import exact_bounds, needed_n
 from loadgen.measure.wording import format_count, format_value
 
-IMPLIED_ATTAINMENT = "attainment >= 99%"
 DEFAULT_CONFIDENCE = 0.95
 Verdict = Literal["met", "missed", "no_verdict"]
+_WITHOUT_BOUNDS = (
+    *("requests_per_s", "output_tokens_per_s", "input_tokens_per_s"),
+    "goodput_output_tokens_per_s",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A one-sided confidence bound: the true value is `at_least` or `at_most` this `value`. None:
+    open, because the samples cannot give it."""
+
+    side: Literal["at_least", "at_most"]
+    value: float | None
+
+    def text(self, unit: Unit) -> str:
+        """`at most 412 ms`; "open" for an open bound, "failures" where failures decide."""
+        if self.value is None:
+            return "open"
+        if math.isinf(self.value):
+            return "failures"
+        return f"{self.side.replace('_', ' ')} {format_value(self.value, unit)}"
+
+    def at_level(self, unit: Unit, confidence: float) -> str:
+        """`at most 412 ms with 95 % confidence`, or the reason why there is no such bound."""
+        level = f"{100 * confidence:g} % confidence"
+        if self.value is None:
+            return f"no bound at {level}: too few samples"
+        return f"{self.text(unit)} with {level}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +55,13 @@ class SloResult:
     summary's confidence (None: open, or none exists). A met SLO is `proven` when the bound on its
     side meets it too, a missed SLO when its bound misses it. Otherwise about `n_needed` samples
     would prove it, if nothing else changes. `scope` request: `value` is the *share* of due requests
-    that met it, with Wilson's interval. Such SLOs are judged together through attainment, so `met`
-    and `proven` are None. `is_implied`: not stated by the user; see `slo_results`. `n_own` of the
-    `n` requests had a limit of their own. `note` is the reason where no server could have met the
-    SLO, or where there is no verdict on it: `met` is None then, and `n_needed` samples give one.
-    The n samples are worth `n_effective` independent samples (None: not estimated); `too_short`:
-    the run is too short for any bound. `seconds_needed` is `n_needed` at the rate of the run.
+    that met it, with the same kind of bounds. Such SLOs are judged together through attainment, so
+    `met` and `proven` are None. `is_implied`: not stated by the user; see `with_implied`. `n_own`
+    of the `n` requests had a limit of their own. `note` is the reason where no server could have
+    met the SLO, or where there is no verdict on it: `met` is None then, and `n_needed` samples give
+    one. The n samples are worth `n_effective` independent samples (None: not estimated);
+    `too_short`: the run is too short for any bound. `seconds_needed` is `n_needed` at the rate of
+    the run.
     """
 
     text: str
@@ -68,6 +96,18 @@ class SloResult:
         """The unit of value, low and high."""
         return "share" if self.scope == "request" else METRICS[self.metric].unit
 
+    @property
+    def bound(self) -> Bound | None:
+        """The bound that the proof uses: the worst plausible value of an SLO that was met, the best
+        plausible value of an SLO that was missed. None without a value, and for a throughput."""
+        has_value = self.met is not None or (self.scope == "request" and self.n > 0)
+        if not has_value or self.metric in _WITHOUT_BOUNDS:
+            return None
+        if self.scope == "request":
+            return Bound("at_least", self.low)
+        is_upper = (METRICS[self.metric].direction == "lower") is bool(self.met)
+        return Bound("at_most", self.high) if is_upper else Bound("at_least", self.low)
+
 
 @dataclass(frozen=True, slots=True)
 class Shares:
@@ -83,24 +123,12 @@ class Shares:
     failing: Dependence | None = None
 
 
-def slo_results(slos: Sequence[Slo]) -> list[tuple[Slo, bool]]:
-    """The SLOs, each with whether it is implied.
-
-    Per-request SLOs need a share of requests that must meet them. If no SLO states it (attainment
-    or goodput), attainment >= 99 % is implied, and shown as such.
-    """
-    stated = [(slo, False) for slo in slos]
-    has_per_request = any(slo.scope == "request" for slo in slos)
-    states_share = any(slo.metric in ("attainment", "goodput") for slo in slos)
-    return stated + [(parse_slo(IMPLIED_ATTAINMENT), True)] * (has_per_request and not states_share)
-
-
 def request_slo_result(
     slo: Slo, n_met: int, due: int, confidence: float, dependence: Dependence, n_own: int = 0
 ) -> SloResult:
     """The share of the due requests that met a per-request SLO; `n_own` of them by their own
     limit."""
-    share = wilson(n_met, due, confidence, dependence.hit_times(confidence))
+    share = exact_bounds(n_met, due, confidence, dependence.hit_times(confidence))
     return SloResult(
         slo.text, "request", slo.metric, slo.limit, share.value, share.low, share.high, due,
         met=None, proven=None, n_needed=None, n_own=n_own,
@@ -203,18 +231,15 @@ def _result(
     value, low, high = estimate.value, estimate.low, estimate.high
     met = None if math.isnan(value) else slo.holds(value)
     worst, best = (high, low) if slo.operator == "<=" else (low, high)
-    is_too_short = dependence is not None and dependence.is_open
     proven = None
-    if met is not None and (low is not None or high is not None):
+    if met is not None and slo.metric not in _WITHOUT_BOUNDS:
         decisive = worst if met else best
         proven = decisive is not None and slo.holds(decisive) is met
-    elif met is not None and is_too_short:
-        proven = False
     return SloResult(
         slo.text, "run", slo.metric, slo.limit, value, low, high, n,
         met, proven, n_needed=None if proven in (True, None) else n_needed,
         n_effective=None if dependence is None else dependence.worth(n),
-        too_short=is_too_short,
+        too_short=dependence is not None and dependence.is_open,
     )  # fmt: skip
 
 
@@ -237,7 +262,10 @@ def sentence(result: SloResult, confidence: float) -> str:
         return text
     level = f"{100 * confidence:g} % confidence"
     if result.proven:
-        return f"{text}, with {level}"
+        bound = result.bound
+        if bound is None or bound.value is None or math.isinf(bound.value):
+            return f"{text}, with {level}"
+        return f"{text}; {bound.at_level(result.unit, confidence)}"
     if result.n_needed is None:
         return f"{text}, without {level}"
     return f"{text}; {level} needs about {format_count(result.n_needed)} samples{duration(result)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -11,7 +12,8 @@ from pathlib import Path
 import msgspec
 
 from loadgen.drive import store
-from loadgen.measure.aggregate import summarize
+from loadgen.errors import UsageError
+from loadgen.measure.aggregate import slos_of_run, summarize
 from loadgen.measure.attainment import derived
 from loadgen.measure.capacity.capacity_result import read_answer
 from loadgen.measure.summary import Summary
@@ -43,6 +45,34 @@ def conclude(
         store.write_run(directory, run, derived(run))
         shutil.rmtree(directory / "parts")
     return summarized(run, directory, slo, confidence, cache_dir, read_section)
+
+
+def check_replacement(directory: Path, slo: Sequence[str]) -> None:
+    """Raises UsageError where other SLOs would replace the verdict in a run directory."""
+    before = _judged_by(directory)
+    if before is None or set(before) == set(slo):
+        return
+    flags = " ".join(f"--slo {shlex.quote(text)}" for text in slo)
+    raise UsageError(
+        f"{directory}: its verdict was reached by {_listed(before)}; --slo would replace it by one "
+        f"for {_listed(slo)}. To check other SLOs and keep the run's verdict: slobench rescore "
+        f"{shlex.quote(str(directory))} {flags}. To replace it: add --overwrite"
+    )
+
+
+def _judged_by(directory: Path) -> tuple[str, ...] | None:
+    """The SLOs behind the verdict in summary.json; None without a verdict that can be read."""
+    try:
+        content = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+        return tuple(content["judged_by"])
+    except KeyError:  # written by an earlier version
+        return slos_of_run(store.read_run(directory))
+    except (OSError, ValueError):
+        return None
+
+
+def _listed(slos: Sequence[str]) -> str:
+    return ", ".join(f"'{text}'" for text in slos) or "no SLO"
 
 
 def summarized(

@@ -75,6 +75,7 @@ def manifest(
         n_requests=len(plan.schedule),
         slo=scenario.slo_texts(),
         classes=_classes(scenario),
+        requested_rate_per_s=scenario.requested_rate_per_s(),
         target=target.to_manifest(),
         preflight=tuple(target.checks),
         names=NamesSection(names.classes, names.tenants),
@@ -136,12 +137,14 @@ def version() -> str:
 
 
 def _classes(scenario: Scenario) -> dict[str, ClassSection]:
+    requested_rates_per_s = scenario.requested_rates_per_s()
     return {
         name: ClassSection(
             slo=traffic.slo_texts(),
             priority=traffic.priority,
             tenant=traffic.tenant,
             is_closed_loop=scenario.is_closed_loop(name),
+            requested_rate_per_s=requested_rates_per_s[name],
         )
         for name, traffic in scenario.traffic().items()
     }

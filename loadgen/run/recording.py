@@ -85,7 +85,7 @@ class Recording:
         self._n_interrupts = self._n_handled = 0
         self._signal = ""
         self._progress = Progress(
-            setup.console, len(schedule), scenario.horizon_s, len(schedule) / scenario.horizon_s
+            setup.console, len(schedule), scenario.horizon_s, scenario.has_closed_loop
         )
         self._scraper = Scraper(target.metrics, target.endpoint) if target.metrics else None
         self._watched: WatchedRun | None = None

@@ -23,12 +23,14 @@ from loadgen.cli.exit_codes import INTERRUPTED, guarded
 from loadgen.cli.parse import cache_dir
 from loadgen.cli.terminal import print_summary
 from loadgen.errors import RunInvalid, SlobenchError, UsageError
+from loadgen.measure.summary import Summary
 from loadgen.run.execute import FinishedRun, execute
 from loadgen.run.run_options import RunOptions, RunSetup
 from loadgen.web.assignment import environ_for
 from loadgen.web.form import RunForm, read_form
 from loadgen.web.relay_pipe import ENDING, Begin, Note, RelayPipe, RunEnded
 from loadgen.web.remote_fleet import RemoteFleet
+from reports.run.verdict_section import slo_head, slo_rows
 from targets.endpoint import DEFAULT_KEY_ENV
 
 _BEGIN_S = 60.0
@@ -61,7 +63,15 @@ def _result(line: RelayPipe) -> RunEnded:
         directory=str(finished.directory.resolve()),
         verdict=str(summary["verdict"]),
         reasons=[str(reason) for reason in summary["reasons"]],
+        slo=slo_table(finished.summary),
     )
+
+
+def slo_table(summary: Summary) -> list[list[str]]:
+    """The SLOs of all traffic and of each class as on the run's page, the head first; empty
+    without SLOs."""
+    rows = [[f"{c.text} {c.small}".strip() for c in cells] for cells in slo_rows(summary)]
+    return [list(slo_head(summary)), *rows] if rows else []
 
 
 def _receive_begin(line: RelayPipe) -> Begin:

@@ -142,9 +142,19 @@ def ledger(shards: Sequence[RemoteShard], frames: Sequence[Frame], is_over: bool
 
 class LiveStatus:
     """The live status of a run. `snapshot` is called once a second and appends a point to each
-    series."""
+    series. `has_limits`: a per-request limit was given, so there is an attainment. A closed loop
+    offers no rate; `requested_per_s` is that of the scenario."""
 
-    def __init__(self, schedule: Schedule, horizon_s: float) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        horizon_s: float,
+        has_limits: bool,
+        requested_per_s: float | None,
+        is_closed_loop: bool,
+    ) -> None:
+        self._has_limits, self._requested_per_s = has_limits, requested_per_s
+        self._is_closed_loop = is_closed_loop
         planned_s = schedule["scheduled_s"]
         self._planned_s = np.sort(planned_s[~np.isnan(planned_s)])
         self._n, self._horizon_s = len(schedule), horizon_s
@@ -173,10 +183,12 @@ class LiveStatus:
             "due": due,
             "ledger": ledger(shards, frames, is_over),
             "sums": sums,
-            "asked_per_s": self._n / self._horizon_s,
+            "requested_per_s": self._requested_per_s,
+            "asked_per_s": None if self._is_closed_loop else self._n / self._horizon_s,
             "achieved_per_s": sums["sent"] / lasted_s if lasted_s else 0.0,
             "goodput_per_s": sums["kept"] / lasted_s if lasted_s else 0.0,
-            "goodput_share_of_due": sums["kept"] / due if due else None,
+            "has_limits": self._has_limits,
+            "goodput_share_of_due": sums["kept"] / due if due and self._has_limits else None,
             "metrics": {name: _quantiles(one).to_json() for name, one in counts.items()},
             "classes": _classes(frames),
             "shards": [_shard_row(shard) for shard in shards],

@@ -131,6 +131,7 @@ def live_facts(master: Master, since: int) -> JsonObject:
             "exit_code": finished.exit_code,
             "verdict": finished.verdict,
             "reasons": finished.reasons,
+            "slo": finished.slo,
             "error": finished.error,
             "has_report": bool(finished.directory),
         },

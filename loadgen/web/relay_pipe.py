@@ -64,13 +64,15 @@ class Note(msgspec.Struct, frozen=True, tag=True):
 
 
 class RunEnded(msgspec.Struct, frozen=True, tag=True):
-    """The result of the run; the last message of the control process."""
+    """The result of the run; the last message of the control process. `slo` is the table of its
+    SLOs, the head first; empty without SLOs."""
 
     exit_code: int
     directory: str = ""
     verdict: str = ""
     reasons: list[str] = []
     error: str = ""
+    slo: list[list[str]] = []
 
 
 ToControl = Begin | FromWorker | Gone | Back

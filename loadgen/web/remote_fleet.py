@@ -75,7 +75,13 @@ class RemoteFleet:
         controller = self._controller = Controller(
             job.run_name, self._workers, shares, self._max_skew_s, self._on_loss
         )
-        live = LiveStatus(job.plan.schedule, job.scenario.horizon_s)
+        live = LiveStatus(
+            job.plan.schedule,
+            job.scenario.horizon_s,
+            job.scenario.has_per_request_limit,
+            job.scenario.requested_rate_per_s(),
+            job.scenario.has_closed_loop,
+        )
         self._send(controller.start(time.monotonic_ns()))
         started, updated_s, reported_dead = False, 0.0, set[int]()
         limit_at_s = float("inf")

@@ -148,6 +148,15 @@ def total_rate_per_s(parts: Iterable[Arrivals], horizon_s: float) -> float | Non
     return sum(stated) if len(stated) == len(rates) else None
 
 
+def window_rate_per_s(arrivals: Arrivals, start_s: float, end_s: float) -> float | None:
+    """The expected number of arrivals in [start_s, end_s) per second; None if the kind has no mean
+    rate."""
+    before, whole = (arrivals.mean_rate_per_s(at_s) if at_s else 0.0 for at_s in (start_s, end_s))
+    if before is None or whole is None:
+        return None
+    return (whole * end_s - before * start_s) / (end_s - start_s)
+
+
 class Users(Arrivals):
     """`users` people in a closed loop: each sends a request, waits for the response, pauses for
     `think`, and sends the next. The rate depends on the server's speed (throughput =

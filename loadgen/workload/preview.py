@@ -3,12 +3,14 @@ and the number of requests that each SLO needs for a proven verdict."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.manifest.json_section import JsonObject
 from loadgen.measure.catalog import METRICS
-from loadgen.measure.slo import Slo, own_slo
+from loadgen.measure.slo import Slo, own_slo, with_implied
 from loadgen.measure.statistics.proportions import least_n
 from loadgen.measure.statistics.time_series import describe_arrivals
 from loadgen.records import OWN_SLO, Edges, Phase, Schedule
@@ -25,10 +27,11 @@ def preview(
     scenario: Scenario, schedule: Schedule, edges: Edges | None = None, confidence: float = 0.95
 ) -> JsonObject:
     """The figures of a plan as JSON; None for a figure that does not exist (a gap of a single row,
-    a kind without a rate).
+    a kind without a rate, a rate of a closed loop).
 
     `n` and all figures of arrivals and lengths cover warm-up and measured window; `slo` covers the
-    measured window only, without requests that are cancelled on purpose. n_needed is the smallest
+    measured window only, without requests that are cancelled on purpose; each class has its own.
+    n_needed is the smallest
     number of requests that proves an SLO about a share of requests if none of them misses; None for
     other SLOs and for a share of 100 %.
     """
@@ -38,7 +41,14 @@ def preview(
         "scenario": scenario.name,
         "seed": scenario.seed,
         "schedule_sha256": schedule_sha256(schedule, edges),
-        **_totals(scenario, schedule, scenario.slos(), confidence),
+        "is_closed_loop": scenario.has_closed_loop,
+        **_totals(
+            scenario,
+            schedule,
+            _with_brought(scenario, schedule),
+            confidence,
+            scenario.has_closed_loop,
+        ),
         "n_withdrawn": _measured(schedule)[1],
         "duration_s": scenario.horizon_s,
         "window": {
@@ -52,27 +62,54 @@ def preview(
         "prefix_share": float(schedule["prefix_tokens"].sum(dtype=np.float64) / inputs.sum()),
         "own_slo": _own_slos(schedule),
         "classes": {
-            name: _totals(scenario, schedule[schedule["class_id"] == k], own.slos(), confidence)
+            name: _totals(
+                scenario,
+                schedule[schedule["class_id"] == k],
+                own.slos(),
+                confidence,
+                scenario.is_closed_loop(name),
+            )
             for k, (name, own) in enumerate(scenario.classes.items())
         },
     }
 
 
 def _totals(
-    scenario: Scenario, rows: Schedule, slos: tuple[Slo, ...], confidence: float
+    scenario: Scenario,
+    rows: Schedule,
+    slos: tuple[Slo, ...],
+    confidence: float,
+    is_closed_loop: bool,
 ) -> dict[str, object]:
-    """The figures of all rows, or of the rows of a class: counts, tokens per second and `slo`."""
+    """The figures of all rows, or of the rows of a class: counts, tokens per second and `slo`. A
+    closed loop plans more requests than it sends, so it has no rates."""
     n_measured, n_withdrawn = _measured(rows)
-    n, measure_s = n_measured - n_withdrawn, scenario.phases.measure
+    n = None if is_closed_loop else n_measured - n_withdrawn
+    measure_s = scenario.phases.measure
     return {
         "n": len(rows),
         "n_measured": n_measured,
         **{
-            f"{name}_per_s": float(rows[name].sum(dtype=np.float64)) / scenario.horizon_s
+            f"{name}_per_s": None
+            if is_closed_loop
+            else float(rows[name].sum(dtype=np.float64)) / scenario.horizon_s
             for name in ("input_tokens", "output_tokens")
         },
-        "slo": [_proof(slo, n, measure_s, confidence) for slo in slos],
+        "slo": [
+            {**_proof(slo, n, measure_s, confidence), "is_implied": is_implied}
+            for slo, is_implied in with_implied(slos)
+            if not math.isinf(slo.limit)  # a limit of the request's own: see `own_slo`
+        ],
     }
+
+
+def _with_brought(scenario: Scenario, schedule: Schedule) -> tuple[Slo, ...]:
+    """The SLOs of all traffic, with the limits that requests bring themselves: these imply a share,
+    too. With classes, each class states its own."""
+    if scenario.classes:
+        return scenario.slos()
+    brought = [metric for metric, column in OWN_SLO.items() if (schedule[column] > 0).any()]
+    return (*scenario.slos(), *map(own_slo, brought))
 
 
 def _own_slos(rows: Schedule) -> list[dict[str, object]]:
@@ -133,7 +170,7 @@ def _arrivals(scenario: Scenario, schedule: Schedule) -> dict[str, object]:
     return {
         "kind": " + ".join(kind.kind for kind in distinct),
         "asked_rate_per_s": total_rate_per_s(distinct, horizon_s) if has_single_starts else None,
-        "generated_rate_per_s": len(times) / horizon_s,
+        "generated_rate_per_s": None if scenario.has_closed_loop else len(times) / horizon_s,
         **describe_arrivals(np.sort(times), horizon_s),
     }
 
@@ -150,15 +187,16 @@ def _lengths(expected_mean: float, tokens: TokenCounts) -> dict[str, float]:
     }
 
 
-def _proof(slo: Slo, n: int, measure_s: float, confidence: float) -> dict[str, object]:
+def _proof(slo: Slo, n: int | None, measure_s: float, confidence: float) -> dict[str, object]:
     share = _share(slo)
     n_needed = None if share is None else least_n(0, share, confidence) or None
     return {
         "text": slo.text,
+        "scope": slo.scope,
         "n_needed": n_needed,
         "n": n,
         "minutes_needed": None if n_needed is None or not n else n_needed * measure_s / n / 60,
-        "is_provable": None if n_needed is None else n >= n_needed,
+        "is_provable": None if n_needed is None or n is None else n >= n_needed,
     }
 
 

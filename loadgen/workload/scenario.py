@@ -29,7 +29,7 @@ from loadgen.measure.slo import Slo, lateness_limit_s, parse_slo, ungrounded
 from loadgen.records import OWN_SLO, LimitsS, Names
 from loadgen.registry import Strict
 from loadgen.units import Seconds, Share, as_data
-from loadgen.workload.arrivals import ARRIVALS, Arrivals
+from loadgen.workload.arrivals import ARRIVALS, Arrivals, window_rate_per_s
 from loadgen.workload.classes import (
     Chain,
     Problem,
@@ -217,6 +217,40 @@ class Scenario(Strict):
         arrivals = self.traffic()[class_name].arrivals or self.arrivals
         return arrivals is not None and arrivals.pause() is not None
 
+    def requested_rate_per_s(self) -> float | None:
+        """The mean rate of all arrivals in the measured window, in closed form: of requests, or of
+        the starts of sessions and chains. None with a closed loop or a kind without a mean rate."""
+        kinds = [self.arrivals, *(own.arrivals for own in self.classes.values())]
+        rates = [self._window_rate_per_s(kind) for kind in kinds if kind is not None]
+        stated = [rate for rate in rates if rate is not None]
+        return sum(stated) if len(stated) == len(rates) else None
+
+    def requested_rates_per_s(self) -> dict[str, float | None]:
+        """The same by class; None also for classes that share a trace, which names its classes."""
+        sharing = {name: own for name, own in self.traffic().items() if own.arrivals is None}
+        whole = None if self.arrivals is None else self._window_rate_per_s(self.arrivals)
+        if len(sharing) > 1 and self.arrivals is not None and self.arrivals.gives_lengths:
+            whole = None
+        total = sum(own.weight or 1.0 for own in sharing.values())
+        return {
+            name: self._window_rate_per_s(own.arrivals)
+            if own.arrivals is not None
+            else None
+            if whole is None
+            else whole * (own.weight or 1.0) / total
+            for name, own in self.traffic().items()
+        }
+
+    def _window_rate_per_s(self, arrivals: Arrivals) -> float | None:
+        if arrivals.pause() is not None:
+            return None
+        return window_rate_per_s(arrivals, self.phases.warmup, self.horizon_s)
+
+    @property
+    def has_closed_loop(self) -> bool:
+        """Whether any class is a closed loop."""
+        return any(map(self.is_closed_loop, self.traffic()))
+
     def names(self) -> Names:
         """The names behind class_id and tenant_id of the schedule."""
         traffic = self.traffic()
@@ -245,6 +279,12 @@ class Scenario(Strict):
         """The per-request metrics for which requests may carry limits of their own."""
         kinds = (self.arrivals, *(own.arrivals for own in self.classes.values()))
         return tuple(dict.fromkeys(m for kind in kinds if kind for m in kind.own_slo_metrics()))
+
+    @property
+    def has_per_request_limit(self) -> bool:
+        """Whether any request has a limit: of all traffic, of its class, or of its own."""
+        stated = any(slo.scope == "request" for slo in self.all_slos())
+        return stated or bool(self.own_slo_metrics())
 
     def limits_by_class(self) -> tuple[LimitsS, ...]:
         """The per-request limits of each class for the metrics in `OWN_SLO`, by class_id; the

@@ -94,10 +94,8 @@ def lead(facts: Mapping[str, Any]) -> list[str]:
         at = "" if rate is None else f"At {rate:g}/s: "
         goodput = value_text(best["goodput"], "per_s")
         share = value_text(best["attainment"], "share", is_short=True)
-        sentences.append(
-            f"{at}{' and '.join(alike)}, goodput {goodput}/s ({share} of requests met the SLO)"
-            f"{_gain(best, facts)}"
-        )
+        met = "" if best["attainment"]["value"] is None else f" ({share} of requests met the SLO)"
+        sentences.append(f"{at}{' and '.join(alike)}, goodput {goodput}/s{met}{_gain(best, facts)}")
     return sentences
 
 

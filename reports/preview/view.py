@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -13,6 +13,7 @@ from loadgen.units import format_duration
 
 NO_SLO = "No SLO is stated: the run will have no verdict."
 SLO_HEAD = ("SLO", "requests needed for certainty", "in this window", "minutes needed")
+ARRIVAL_HEAD = ("requested", "offered")
 LENGTH_HEAD = ("tokens", "mean requested", "mean", "p50", "p90", "p99", "max", "per s")
 _FIT_ROWS = {
     "rate_per_s": "requests per s",
@@ -29,11 +30,10 @@ def tables(facts: Mapping[str, Any]) -> Group:
     title = Text.assemble(
         (facts["scenario"], "bold"),
         f"  seed {facts['seed']}, schedule {facts['schedule_sha256'][:12]}: ",
-        f"{facts['n']} requests in {format_duration(facts['duration_s'])}, ",
-        f"{facts['n_measured']} of them in the measured window",
+        f"{number_of_requests(facts)}",
         f" ({facts['n_withdrawn']} to be cancelled on purpose)" if facts["n_withdrawn"] else "",
     )
-    arrivals = _table(f"arrivals ({facts['arrivals']['kind']})", "requested", "generated")
+    arrivals = _table(f"arrivals ({facts['arrivals']['kind']})", *ARRIVAL_HEAD)
     for cells in arrival_rows(facts["arrivals"]):
         arrivals.add_row(*cells)
     lengths = _table(*LENGTH_HEAD)
@@ -44,21 +44,35 @@ def tables(facts: Mapping[str, Any]) -> Group:
     return Group(title, "", arrivals, "", lengths, "", _slos(facts))
 
 
+def number_of_requests(facts: Mapping[str, Any]) -> str:
+    """`303 requests in 30 s, 303 of them in the measured window`."""
+    duration = format_duration(facts["duration_s"])
+    if facts["is_closed_loop"]:
+        return f"at most {facts['n']} requests in {duration}: a closed loop"
+    return (
+        f"{facts['n']} requests in {duration}, {facts['n_measured']} of them in the measured window"
+    )
+
+
 def arrival_rows(arrivals: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(name, requested, generated)"""
+    """(name, requested, offered: the draw of the schedule)"""
     requested, window_s = arrivals["asked_rate_per_s"], arrivals["dispersion_window_s"]
     name = f"dispersion in windows of {format_duration(window_s)}" if window_s else "dispersion"
     return [
         (
             "rate per s",
-            number_text(requested or None),
-            number_text(arrivals["generated_rate_per_s"]),
+            _rate_text(requested or None),
+            _rate_text(arrivals["generated_rate_per_s"]),
         ),
         ("gap cv", "", number_text(arrivals["gap_cv"])),
         ("lag-1 correlation of gaps", "", number_text(arrivals["gap_lag1"])),
         (name, "", number_text(arrivals["dispersion"])),
         ("most in any second", "", str(arrivals["peak_in_1s"])),
     ]
+
+
+def _rate_text(rate_per_s: float | None) -> str:
+    return "n/a" if rate_per_s is None else number_text(rate_per_s)
 
 
 def length_rows(facts: Mapping[str, Any]) -> list[list[str]]:
@@ -74,25 +88,33 @@ def length_rows(facts: Mapping[str, Any]) -> list[list[str]]:
     ]
 
 
-def slo_rows(slos: Sequence[Mapping[str, Any]]) -> list[tuple[str, str, str, str]]:
-    """A row per SLO, in the order of `SLO_HEAD`."""
-    rows = []
-    for slo in slos:
-        if slo["n_needed"] is None:
-            rows.append((slo["text"], "–", "", ""))
-            continue
-        enough = "enough" if slo["is_provable"] else "too few"
-        window = f"{slo['n']} ({enough})"
-        rows.append((slo["text"], str(slo["n_needed"]), window, number_text(slo["minutes_needed"])))
+def slo_rows(facts: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """A row for each SLO of all traffic, then for those of each class, in the order of
+    `SLO_HEAD`."""
+    rows = [_slo_row(slo, "") for slo in facts["slo"]]
+    for name, of_class in facts["classes"].items():
+        rows += [_slo_row(slo, f"{name}: ") for slo in of_class["slo"]]
     return rows
 
 
+def _slo_row(slo: Mapping[str, Any], prefix: str) -> tuple[str, str, str, str]:
+    text = f"{prefix}{slo['text']}{' (implied)' if slo['is_implied'] else ''}"
+    if slo["scope"] == "request":
+        return text, "–", "counted in attainment", ""
+    if slo["n_needed"] is None:
+        return text, "–", "", ""
+    if slo["n"] is None:
+        return text, str(slo["n_needed"]), "n/a: closed loop", ""
+    window = f"{slo['n']} ({'enough' if slo['is_provable'] else 'too few'})"
+    return text, str(slo["n_needed"]), window, number_text(slo["minutes_needed"])
+
+
 def _slos(facts: Mapping[str, Any]) -> Group | Table | Text:
-    slos, own = facts["slo"], facts["own_slo"]
-    if not slos and not own:
+    rows, own = slo_rows(facts), facts["own_slo"]
+    if not rows and not own:
         return Text(NO_SLO, style="yellow")
     stated = _table(*SLO_HEAD)
-    for cells in slo_rows(slos):
+    for cells in rows:
         stated.add_row(*cells)
     if not own:
         return stated
@@ -100,7 +122,7 @@ def _slos(facts: Mapping[str, Any]) -> Group | Table | Text:
     for slo in own:
         limits = (format_duration(slo[key]) for key in ("min_s", "p50_s", "max_s"))
         table.add_row(slo["text"], str(slo["n"]), *limits)
-    return Group(table, "", stated) if slos else table
+    return Group(table, "", stated) if rows else table
 
 
 def fit_tables(facts: Mapping[str, Any]) -> Group:

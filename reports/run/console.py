@@ -31,11 +31,13 @@ def table(summary: Summary) -> Group:
     verdict = Text(f"{banner.word}{sure}", style=_STYLES[banner.tone])
     parts: list[Text | Table] = [verdict]
     parts += [Text(f"  {reason}", overflow="fold") for reason in banner.reasons]
+    if summary.has_other_slos:
+        parts.append(Text(f"  {verdict_section.slos_text(summary)}", overflow="fold"))
     step = verdict_section.search_step(summary) if summary.verdict == "missed" else None
     if step is not None:
         parts.append(Text(f"  {step.text} {step.command}", overflow="fold"))
-    if summary.slo:
-        parts.append(_slos(summary))
+    if slo_rows := verdict_section.slo_rows(summary):
+        parts.append(_slos(verdict_section.slo_head(summary), slo_rows))
     parts.append(_latencies(summary))
     if summary.classes:
         parts.append(_filled(tables.CLASS_HEAD, tables.class_rows(summary)))
@@ -91,12 +93,11 @@ def _with_interval(percentile: Percentile, name: str) -> str:
     return f"{text} {bounds}"
 
 
-def _slos(summary: Summary) -> Table:
+def _slos(head: Sequence[str], rows: Sequence[Sequence[tables.TableCell]]) -> Table:
     from rich.text import Text
 
-    grid = _grid("SLO", "measured", f"with {summary.confidence:.0%} confidence", "n", "verdict",
-                 "proven")  # fmt: skip
-    for cells in verdict_section.slo_rows(summary):
+    grid = _grid(*head)
+    for cells in rows:
         words = [cell.text for cell in cells]
         if cells[-1].small:
             words[-1] += f", {cells[-1].small}"
@@ -132,14 +133,20 @@ def _rates(summary: Summary) -> list[str]:
         for word, cell in tables.count_rows(summary)
         if word not in ("scheduled", "warm-up", "due", "never due")
     )
+    attainment = f"n/a: {share.reason}"
+    if not share.reason:
+        basis = tables.attainment_basis(share, summary.confidence)
+        attainment = f"{format_value(share.value, 'share')} ({basis})"
+    bound = tables.goodput_bound(summary, summary.confidence)
     return [
-        f"goodput {format_value(goodput.value, 'per_s')} {tables.between(goodput, 'per_s')},"
-        f" attainment {format_value(share.value, 'share')} ({format_count(share.met)} of"
-        f" {format_count(share.due)} due)",
-        f"rate offered {format_value(summary.offered_rate_per_s, 'per_s')}, achieved"
-        f" {format_value(summary.achieved_rate_per_s, 'per_s')}; output tokens"
-        f" {format_value(rates.output_tokens_per_s, 'per_s')}; {outcomes or 'no requests due'}",
+        f"goodput {format_value(goodput.value, 'per_s')} {bound}",
+        f"attainment {attainment}",
+        f"rate {tables.rate_text(summary)}",
+        f"output tokens {format_value(rates.output_tokens_per_s, 'per_s')};"
+        f" {outcomes or 'no requests due'}",
         *([tables.fairness_text(summary)] if summary.fairness else []),
         *([] if summary.server is None else [f"server: {describe_server(summary.server)}"]),
-        "* fewer than ten samples lie beyond this percentile; …: too few samples for this bound",
+        f"[…]: two-sided {100 * summary.confidence:g} % confidence intervals; … in them: too few"
+        " samples for this bound",
+        "* fewer than ten samples lie beyond this percentile",
     ]

@@ -67,6 +67,8 @@ def render(
     waited = {} if engine is None else engine.why
     worst, rows = slowest(run, columns, waited), embedded_rows(run, summary, columns, waited)
     cells = attainment_cells(run, due, rows_met(run, summary, columns, due))
+    if summary.attainment.reason:
+        cells = []
     drawn = {
         **spectra(tables_of_run),
         "timeline": timeline(tables_of_run),
@@ -125,6 +127,8 @@ def _redacted(summary: Summary) -> Summary:
         reasons=tuple(map(redact, summary.reasons)),
         findings=tuple(map(redact, summary.findings)),
         capacity_command=redact(summary.capacity_command),
+        made_under=tuple(map(redact, summary.made_under)),
+        judged_by=tuple(map(redact, summary.judged_by)),
         validity=replace(summary.validity, checks=checks),
     )
 

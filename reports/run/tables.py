@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from loadgen.measure.catalog import METRICS, Unit
 from loadgen.measure.fairness import TenantShare
 from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.statistics.percentiles import Percentile
-from loadgen.measure.summary import PERCENTILES, ClassSummary, Distribution, Summary
+from loadgen.measure.summary import (
+    NO_LIMIT,
+    PERCENTILES,
+    Attainment,
+    ClassSummary,
+    Distribution,
+    Summary,
+)
 from loadgen.measure.wording import format_count, format_number, format_value
 from loadgen.records import Status
 
@@ -46,6 +53,38 @@ def between(interval: Interval | Percentile, unit: Unit) -> str:
     return f"[{low}, {high}]"
 
 
+def rate_text(found: Summary | ClassSummary, has_achieved: bool = True) -> str:
+    """`requested 10/s, offered 10.1/s, achieved 10.1/s`, with a note where a rate is n/a."""
+    rates = {"requested": found.requested_rate_per_s, "offered": found.offered_rate_per_s}
+    if has_achieved:
+        rates["achieved"] = found.achieved_rate_per_s
+    text = ", ".join(
+        f"{word} {'n/a' if rate is None else format_value(rate, 'per_s')}"
+        for word, rate in rates.items()
+    )
+    return f"{text} ({found.rate_note})" if found.rate_note else text
+
+
+def attainment_basis(share: Attainment, confidence: float) -> str:
+    """`62 of 62 due; at least 95.3 % with 95 % confidence`."""
+    basis = f"{format_count(share.met or 0)} of {format_count(share.due)} due"
+    if share.bound is None:
+        return basis
+    return f"{basis}; {share.bound.at_level('share', confidence)}"
+
+
+def goodput_bound(found: Summary | ClassSummary, confidence: float) -> str:
+    """The bound that an SLO on goodput is judged by; without such an SLO the two-sided interval."""
+    for result in found.slo:
+        if result.metric == "goodput" and result.bound is not None:
+            return result.bound.at_level("per_s", confidence)
+    return between(found.goodput.requests_per_s, "per_s")
+
+
+def _no_attainment(reason: str) -> TableCell:
+    return TableCell("n/a", small=reason)
+
+
 CLASS_HEAD = (
     *("class", "due", "offered", "attainment", "goodput"),
     *("TTFT p50", "TTFT p99", "TPOT p99", "verdict"),
@@ -55,29 +94,36 @@ _CLASS_PERCENTILES = (("ttft_s", "p50"), ("ttft_s", "p99"), ("tpot_s", "p99"))
 
 def class_rows(summary: Summary) -> list[list[TableCell]]:
     """A row per class; none where all traffic is of the same class."""
-    return [_class_row(name, found) for name, found in summary.classes.items()]
+    return [_class_row(name, found, summary.confidence) for name, found in summary.classes.items()]
 
 
-def _class_row(name: str, found: ClassSummary) -> list[TableCell]:
+def _class_row(name: str, found: ClassSummary, confidence: float) -> list[TableCell]:
     path = f"classes.{name}"
     share, goodput = found.attainment, found.goodput.requests_per_s
     cells = [
         TableCell(name, title=f"tenant {found.tenant}, priority {found.priority}"),
         TableCell(format_count(found.counts["due"]), f"{path}.counts.due"),
         TableCell(
-            format_value(found.offered_rate_per_s, "per_s"), f"{path}.offered_rate_per_s", "per_s"
+            "n/a"
+            if found.offered_rate_per_s is None
+            else format_value(found.offered_rate_per_s, "per_s"),
+            f"{path}.offered_rate_per_s",
+            "per_s",
+            title=f"rate {rate_text(found)}",
         ),
-        TableCell(
+        _no_attainment(share.reason)
+        if share.reason
+        else TableCell(
             format_value(share.value, "share"),
             f"{path}.attainment.value",
             "share",
-            between(Interval(share.value, share.low, share.high), "share"),
+            "" if share.bound is None else share.bound.at_level("share", confidence),
         ),
         TableCell(
             format_value(goodput.value, "per_s"),
             f"{path}.goodput.requests_per_s.value",
             "per_s",
-            between(goodput, "per_s"),
+            goodput_bound(found, confidence),
         ),
     ]
     for metric, key in _CLASS_PERCENTILES:
@@ -106,7 +152,9 @@ def _tenant_row(name: str, found: TenantShare) -> list[TableCell]:
     cells = [
         TableCell(name),
         TableCell(format_count(found.due), f"{path}.due"),
-        TableCell(
+        _no_attainment(NO_LIMIT)
+        if found.met is None
+        else TableCell(
             format_value(share.value, "share"),
             f"{path}.attainment",
             "share",
@@ -206,18 +254,19 @@ def tiles(summary: Summary) -> list[tuple[str, TableCell]]:
                 format_value(goodput.value, "per_s"),
                 "goodput.requests_per_s.value",
                 "per_s",
-                between(goodput, "per_s"),
+                goodput_bound(summary, summary.confidence),
                 METRICS["goodput"].meaning,
             ),
         ),
         (
             "SLO attainment",
-            TableCell(
+            replace(_no_attainment(share.reason), title=METRICS["attainment"].meaning)
+            if share.reason
+            else TableCell(
                 format_value(share.value, "share"),
                 "attainment.value",
                 "share",
-                f"{between(Interval(share.value, share.low, share.high), 'share')},"
-                f" {format_count(share.met)} of {format_count(share.due)}",
+                attainment_basis(share, summary.confidence),
                 METRICS["attainment"].meaning,
             ),
         ),
@@ -227,8 +276,9 @@ def tiles(summary: Summary) -> list[tuple[str, TableCell]]:
                 format_value(summary.achieved_rate_per_s, "per_s"),
                 "achieved_rate_per_s",
                 "per_s",
-                f"of {format_value(summary.offered_rate_per_s, 'per_s')} offered",
-                "Requests sent inside the measured window, compared with those due in it.",
+                rate_text(summary, has_achieved=False),
+                "Requests sent inside the measured window; requested: the mean rate of the"
+                " scenario's arrivals; offered: the schedule drawn from them.",
             ),
         ),
         (
@@ -296,7 +346,9 @@ def stimulus_rows(summary: Summary) -> list[list[TableCell]]:
         ("lag-1 correlation of gaps", "gap_lag1"),
         ("dispersion of counts", "dispersion"),
     )
-    rows = [[TableCell("requests"), *counts], [TableCell("rate"), *rates]]
+    rows = [[TableCell("requests"), *counts]]
+    if summary.offered_rate_per_s is not None:  # a closed loop schedules only the first requests
+        rows.append([TableCell("rate"), *rates])
     for word, name in patterns:
         figures = (TableCell(_figure(getattr(side, name))) for _, side in sides)
         rows.append([TableCell(word), *figures])

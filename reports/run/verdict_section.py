@@ -6,12 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from loadgen.measure.catalog import METRICS
-from loadgen.measure.statistics.intervals import Interval
-from loadgen.measure.summary import Summary
+from loadgen.measure.summary import ClassSummary, Summary
 from loadgen.measure.verdict import SloResult, sentence
 from loadgen.measure.wording import format_count, format_value
-from reports.run.tables import TableCell, between
+from reports.run.tables import TableCell
 
 Tone = Literal["met", "missed", "unknown", "invalid"]
 
@@ -46,21 +44,42 @@ def banner(summary: Summary) -> Banner:
     return Banner("met" if word == "MET" else "missed", word, text, summary.reasons)
 
 
+def slos_text(summary: Summary) -> str:
+    """The SLOs that the run was made under, and those that judge it here if they are others; ""
+    without any."""
+    if not summary.made_under and not summary.judged_by:
+        return ""
+    made = ", ".join(summary.made_under) or "no SLO"
+    if not summary.has_other_slos:
+        return f"Made under and judged by: {made}."
+    return f"Made under: {made}. Judged here by other SLOs: {', '.join(summary.judged_by)}."
+
+
+def slo_head(summary: Summary) -> tuple[str, ...]:
+    """The columns of `slo_rows`."""
+    level = f"with {100 * summary.confidence:g} % confidence"
+    return "SLO", "measured", level, "n", "verdict", "proven"
+
+
 def slo_rows(summary: Summary) -> list[list[TableCell]]:
-    """Cells per SLO: SLO, measured value, confidence bound, n, verdict, proven."""
-    return [_slo_row(result, k) for k, result in enumerate(summary.slo)]
+    """A row for each SLO of all traffic, then for those of each class: `chat: p99(ttft) <= 1s`."""
+    rows = [_slo_row(result, f"slo.{k}") for k, result in enumerate(summary.slo)]
+    for name, of_class in summary.classes.items():
+        rows += [
+            _slo_row(result, f"classes.{name}.slo.{k}", f"{name}: ")
+            for k, result in enumerate(of_class.slo)
+        ]
+    return rows
 
 
-def _slo_row(result: SloResult, k: int) -> list[TableCell]:
-    path = f"slo.{k}"
-    text = f"{result.shown} (implied)" if result.is_implied else result.shown
+def _slo_row(result: SloResult, path: str, prefix: str = "") -> list[TableCell]:
+    text = f"{prefix}{result.shown}{' (implied)' if result.is_implied else ''}"
     value = TableCell(format_value(result.value, result.unit), f"{path}.value", result.unit)
     n = TableCell(format_count(result.n), f"{path}.n")
     if result.scope == "request":
         share = TableCell(f"{value.text} of requests", value.path, result.unit)
-        both = Interval(result.value, result.low, result.high)
         return [
-            TableCell(text), share, TableCell(between(both, result.unit)), n,
+            TableCell(text), share, _bound(result, path), n,
             TableCell("–", small="counted in attainment"), TableCell("–"),
         ]  # fmt: skip
     unknown = "? no verdict" if result.n else "? no sample"
@@ -70,19 +89,13 @@ def _slo_row(result: SloResult, k: int) -> list[TableCell]:
 
 
 def _bound(result: SloResult, path: str) -> TableCell:
-    """The one-sided confidence bound that decides: the worst plausible value of an SLO that was
-    met, the best plausible value of an SLO that was missed."""
-    is_upper = (METRICS[result.metric].direction == "lower") is (result.met is not False)
-    bound, name, sign = (
-        (result.high, "high", "at most") if is_upper else (result.low, "low", "at least")
-    )
-    if result.met is None or (result.low is None and result.high is None):
-        return TableCell("–")
+    """The one-sided confidence bound that the proof uses."""
+    bound = result.bound
     if bound is None:
-        return TableCell("open", small="too few samples")
-    if math.isinf(bound):
-        return TableCell("∞")
-    return TableCell(f"{sign} {format_value(bound, result.unit)}", f"{path}.{name}", result.unit)
+        return TableCell("–")
+    if bound.value is None or math.isinf(bound.value):
+        return TableCell(bound.text(result.unit), small="" if bound.value else "too few samples")
+    return TableCell(bound.text(result.unit), f"{path}.bound.value", result.unit)
 
 
 def _proof(result: SloResult) -> TableCell:
@@ -218,17 +231,24 @@ def _failures(summary: Summary) -> list[NextStep]:
 
 
 def _longer(summary: Summary) -> list[NextStep]:
-    """The length of a run that would make the open SLOs certain."""
-    needed = [r.n_needed for r in run_slos(summary) if r.proven is False and r.n_needed]
-    rate = summary.offered_rate_per_s
-    if not needed or rate <= 0:
+    """The length of a run that would make the open SLOs certain. An SLO of a class needs requests
+    of that class."""
+    parts: dict[str, Summary | ClassSummary] = {"": summary, **summary.classes}
+    needs = [
+        (result.n_needed * summary.window.length_s / part.counts["due"], result.n_needed, name)
+        for name, part in parts.items()
+        for result in part.slo
+        if result.proven is False and result.n_needed and part.counts["due"]
+    ]
+    if not needs:
         return []
-    length_s = max(needed) / rate
+    length_s, n_needed, name = max(needs)
+    requests = f"requests of {name}" if name else "requests"
     return [
         NextStep(
             f"Measure for {_whole_minutes(length_s)} (phases.measure) to reach"
-            f" {100 * summary.confidence:g} % confidence: about {format_count(max(needed))}"
-            f" requests are needed, which take {format_value(length_s, 's')}."
+            f" {100 * summary.confidence:g} % confidence: about {format_count(n_needed)}"
+            f" {requests} are needed, which take {format_value(length_s, 's')}."
         )
     ]
 

@@ -27,15 +27,16 @@
 
   const percent = (value) => `${three(100 * value)} %`;
 
-  function row(name, met, due, times) {
+  function row(name, met, due, times, hasLimit) {
     const [value, low, high] = share(met, due, times);
+    const interval = low === null ? "open" : `[${percent(low)}, ${percent(high)}]`;
     const goodput = met / held.length_s;
     const cells = [
       ["th", name],
       ["td", met, met],
       ["td", due, due],
-      ["td", percent(value), value],
-      ["td", low === null ? "open" : `[${percent(low)}, ${percent(high)}]`],
+      hasLimit ? ["td", percent(value), value] : ["td", "n/a: no per-request limit"],
+      ["td", hasLimit ? interval : "–"],
       ["td", `${three(goodput)}/s`, goodput],
     ];
     const line = document.createElement("tr");
@@ -57,9 +58,12 @@
       group.met += kept(columns, limits, k);
     }
     const all = groups.reduce((sum, g) => ({ met: sum.met + g.met, due: sum.due + g.due }));
-    const lines = [row("all requests", all.met, all.due, held.times)];
+    const hasLimit = limits.length > 0;
+    const lines = [row("all requests", all.met, all.due, held.times, hasLimit)];
     if (groups.length > 1) {
-      groups.forEach((g, k) => { if (g.due) lines.push(row(held.classes[k], g.met, g.due, held.class_times[k])); });
+      groups.forEach((g, k) => {
+        if (g.due) lines.push(row(held.classes[k], g.met, g.due, held.class_times[k], hasLimit));
+      });
     }
     return lines;
   }

@@ -217,7 +217,7 @@ def beat(now_s, **counts):
 
 def test_the_live_view_sums_shards_and_prints_lines_without_a_terminal():
     out = io.StringIO()
-    with Progress(Console(file=out, width=200), 100, 60.0, 4.0) as progress:
+    with Progress(Console(file=out, width=200), 100, 60.0, is_closed_loop=False) as progress:
         progress.begin()
         progress.beat(0, beat(4.0, ok=8, timeout=0))
         totals = progress.beat(1, beat(6.0, ok=6, timeout=2))
@@ -225,15 +225,25 @@ def test_the_live_view_sums_shards_and_prints_lines_without_a_terminal():
     assert (totals.released, totals.in_flight, totals.n_failed, totals.n_ended) == (16, 6, 2, 16)
     first, line, note = out.getvalue().splitlines()
     assert first == "sending 100 requests in 60 s"
-    assert line.startswith("6/60 s · sent 16/100 (2.7/s, offered 4.0/s) · in flight 6")
+    assert line.startswith("6/60 s · sent 16/100 (2.7/s, offered 1.7/s) · in flight 6")
     assert "failed 2" in line
     assert "TTFT p50 100 ms" in line
     assert note == "ending the run: because"
 
 
+def test_the_live_view_of_a_closed_loop_shows_no_planned_rate():
+    out = io.StringIO()
+    with Progress(Console(file=out, width=200), 100, 60.0, is_closed_loop=True) as progress:
+        progress.begin()
+        progress.beat(0, beat(6.0, ok=12, timeout=0))
+    first, line = out.getvalue().splitlines()
+    assert first == "sending up to 100 requests in 60 s"
+    assert line.startswith("6/60 s · sent 12 (2.0/s) · in flight 3")
+
+
 def test_what_was_cancelled_on_purpose_or_at_the_drain_has_not_failed():
     out = io.StringIO()
-    with Progress(Console(file=out, width=200), 100, 60.0, 4.0) as progress:
+    with Progress(Console(file=out, width=200), 100, 60.0, is_closed_loop=False) as progress:
         totals = progress.beat(0, beat(6.0, ok=6, timeout=2, cancelled=7, withdrawn=3))
     assert (totals.n_ended, totals.n_failed, totals.n_unfinished) == (15, 2, 4)
     assert "failed 2, unfinished 4, cancelled on purpose 3" in out.getvalue()
@@ -242,6 +252,6 @@ def test_what_was_cancelled_on_purpose_or_at_the_drain_has_not_failed():
 def test_the_live_view_draws_on_a_terminal():
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=120)
-    with Progress(console, 100, 60.0, 4.0) as progress:
+    with Progress(console, 100, 60.0, is_closed_loop=False) as progress:
         progress.beat(0, beat(30.0, ok=50, timeout=0))
     assert "sent 50/100" in out.getvalue()

@@ -118,6 +118,9 @@ def watch_a_run(browser, url):
     said = page.locator("#slo").inner_text()
     assert "exit code 3" in said or "exit code 130" in said
     assert "not released" in said
+    results = page.locator("#slo-results")
+    assert results.locator("thead th").all_inner_texts()[:2] == ["SLO", "measured"]
+    assert "p99(ttft)" in results.inner_text()
     assert watched.complaints == []
     watched.close()
 

@@ -27,6 +27,9 @@ ROOT = Path(__file__).parents[2]
 SLOS = [parse_slo(text) for text in ("ttft <= 150ms", "tpot <= 20ms")]
 
 
+PLAN = schedule_rows(np.arange(20) / 2)
+
+
 def labels(slos=SLOS):
     return RunLabels(
         run="evening-1",
@@ -231,3 +234,15 @@ def test_without_a_port_there_is_no_endpoint():
     watch = Watch(otlp="http://collector:4318")
     with one_endpoint(watch, print) as each:
         assert each is watch
+
+
+def test_a_closed_loop_offers_no_rate():
+    name = "slobench_asked_rate_per_second"
+    loops = replace(labels(), is_closed_loop=True)
+    by_name = {
+        loop.is_closed_loop: {r.series.name: r.values for r in WatchedRun(loop, PLAN).read()}
+        for loop in (labels(), loops)
+    }
+    assert by_name[False][name] == {(): 2.0}  # 20 requests in 10 s
+    assert by_name[True][name] == {}
+    assert by_name[True]["slobench_achieved_rate_per_second"] == {(): 0.0}

@@ -17,7 +17,7 @@ from loadgen.manifest.sections import WorkerSection
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
 from loadgen.records import EDGES, Phase, Run, Status
-from tests.runs import measured_run, runs, schedule_rows, with_manifest, with_shard
+from tests.runs import measured_run, runs, schedule_rows, two_classes, with_manifest, with_shard
 
 LOST_WORKER = WorkerSection(0, "w0", "bench-2", 220, "lost", "silent for 5 s", None, None)
 
@@ -33,7 +33,7 @@ def test_a_broken_promise_is_missed_and_exits_1() -> None:
     summary = summarize(measured_run(slo=["p50(ttft) <= 50ms"]))
     assert (summary.verdict, summary.exit_code) == ("missed", 1)
     assert summary.reasons == (
-        "p50(ttft) <= 50ms: missed at 97.7 ms, n = 200, with 95 % confidence.",
+        "p50(ttft) <= 50ms: missed at 97.7 ms, n = 200; at least 96 ms with 95 % confidence.",
     ), summary.reasons
 
 
@@ -62,6 +62,74 @@ def test_every_scheduled_row_is_counted_once() -> None:
     counts = summarize(measured_run(n_failed=4)).counts
     assert counts["scheduled"] == counts["warmup"] + counts["due"] + counts["not_due"] == 220
     assert counts["due"] == sum(counts[status.name] for status in Status)
+
+
+def test_without_a_per_request_limit_there_is_no_attainment() -> None:
+    summary = summarize(measured_run(slo=["p99(ttft) <= 50ms"]))
+    share = summary.to_json()["attainment"]
+    assert (share["value"], share["low"], share["high"], share["met"]) == (None, None, None, None)
+    assert (share["due"], share["reason"]) == (200, "no per-request limit")
+    assert summary.verdict == "missed"
+    assert summary.goodput.requests_per_s.value == pytest.approx(10.0)  # successful requests
+
+
+def test_the_summary_holds_the_bound_that_each_slo_is_judged_by() -> None:
+    """194 of 200: the one-sided Clopper-Pearson bounds are 94.17 % and 98.69 % (R: binom.test)."""
+    slo = ["ttft <= 150ms", "p99(ttft) <= 300ms", "output_tokens_per_s >= 1/s"]
+    content = summarize(measured_run(slo=[*slo, "attainment >= 95%"], n_failed=5)).to_json()
+    each, percentile, throughput, share = content["slo"]
+    assert (content["attainment"]["met"], content["attainment"]["due"]) == (194, 200)
+    for bound in (each["bound"], share["bound"], content["attainment"]["bound"]):
+        assert bound == {"side": "at_least", "value": pytest.approx(0.9417, abs=5e-5)}
+    assert percentile["bound"] == {
+        "side": "at_most" if percentile["met"] else "at_least",
+        "value": percentile["high" if percentile["met"] else "low"],
+    }
+    assert throughput["bound"] is None
+    missed = summarize(measured_run(slo=["ttft <= 150ms"], n_failed=5)).to_json()
+    assert missed["slo"][1]["text"] == "attainment >= 99%"
+    for bound in (missed["slo"][1]["bound"], missed["attainment"]["bound"]):
+        assert bound == {"side": "at_most", "value": pytest.approx(0.9869, abs=5e-5)}
+    rag = summarize(two_classes(rag=["ttft <= 500ms"])).to_json()["classes"]["rag"]
+    assert rag["slo"][0]["bound"] == {"side": "at_least", "value": 0.0}
+
+
+def test_an_attainment_that_no_slo_is_about_has_its_lower_bound() -> None:
+    share = summarize(
+        measured_run(slo=["ttft <= 150ms", "goodput >= 9.9/s"], n_failed=5)
+    ).attainment
+    assert share.bound is not None
+    assert share.bound.side == "at_least"
+    assert share.bound.value == pytest.approx(0.9417, abs=5e-5)
+
+
+def test_the_rates_requested_offered_and_achieved_are_three_numbers() -> None:
+    """The draw has 200 of 210 requested requests in 20 s; 10 of them were never sent."""
+    run = with_manifest(measured_run(), requested_rate_per_s=10.5)
+    run.request_rows["sent_s"][-10:] = np.nan
+    content = summarize(run).to_json()
+    rates = [content[f"{word}_rate_per_s"] for word in ("requested", "offered", "achieved")]
+    assert rates == [10.5, 10.0, 9.5]
+    assert content["rate_note"] == ""
+
+
+def test_a_run_of_an_earlier_version_has_no_requested_rate() -> None:
+    summary = summarize(measured_run())
+    assert (summary.requested_rate_per_s, summary.offered_rate_per_s) == (None, 10.0)
+    assert summary.rate_note == "requested: no mean rate was recorded"
+
+
+def test_a_limit_of_a_class_gives_it_and_the_whole_run_an_attainment() -> None:
+    summary = summarize(two_classes(chat=["ttft <= 500ms"], rag=["p50(ttft) <= 2s"]))
+    chat, rag = summary.classes["chat"].attainment, summary.classes["rag"].attainment
+    assert (chat.value, chat.reason) == (1.0, "")
+    assert (rag.met, rag.due, rag.reason) == (None, 50, "no per-request limit")
+    assert (summary.attainment.met, summary.attainment.reason) == (200, "")
+
+
+def test_a_run_without_due_requests_has_no_attainment_for_that_reason() -> None:
+    share = summarize(measured_run(0, slo=["ttft <= 1s"])).attainment
+    assert (share.due, share.reason) == (0, "no request was due")
 
 
 def test_a_turn_whose_parent_failed_is_not_due() -> None:

@@ -8,7 +8,7 @@ import pytest
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
 from loadgen.records import EDGES, Phase, Status
-from tests.runs import measured_run, traffic, two_classes, with_manifest
+from tests.runs import changed, measured_run, traffic, two_classes, with_manifest
 
 
 def test_a_class_has_the_numbers_of_its_rows_alone():
@@ -137,6 +137,24 @@ def test_a_closed_loop_that_did_not_reach_the_end_of_its_plan_is_trusted():
     summary = summarize(run)
     assert (summary.counts["due"], summary.counts["not_due"]) == (160, 40)
     assert not any("never came due" in finding for finding in summary.findings)
+
+
+def test_a_closed_loop_has_an_achieved_rate_only():
+    summary = summarize(closed_loop(180))
+    assert (summary.requested_rate_per_s, summary.offered_rate_per_s) == (None, None)
+    assert summary.achieved_rate_per_s == 8.0  # 160 in 20 s
+    assert summary.rate_note == "closed loop: the server's speed sets the rate"
+
+
+def test_each_class_has_its_own_requested_rate_and_a_closed_loop_leaves_the_whole_without():
+    run = two_classes()
+    of_chat = changed(traffic(), requested_rate_per_s=7.0)
+    classes = {"chat": of_chat, "rag": traffic(is_closed_loop=True)}
+    summary = summarize(with_manifest(run, classes=classes))
+    chat, rag = summary.classes["chat"], summary.classes["rag"]
+    assert (chat.requested_rate_per_s, chat.offered_rate_per_s) == (7.0, 7.5)
+    assert (rag.offered_rate_per_s, rag.achieved_rate_per_s) == (None, 2.5)
+    assert summary.offered_rate_per_s is None
 
 
 def test_a_closed_loop_that_ran_dry_is_not_trusted():

@@ -68,7 +68,7 @@ def test_one_run_a_side_concludes_nothing_but_with_known_noise():
     a, b = measured_run(seed=1), measured_run(seed=2, itl_s=0.012)
     found = compare(a, b)
     assert found.verdict == "inconclusive"
-    assert "One run a side" in found.notes[0]
+    assert any("One run a side" in note for note in found.notes)
     known = {"mean(tpot)": Noise(0.01, 9)}
     assert compare(a, b, metrics=["mean(tpot)"], noise=known).verdict == "worse"
     known = {"mean(tpot)": Noise(0.2, 9)}
@@ -184,6 +184,19 @@ def test_values_are_those_of_the_summary():
     }
     for text, value in expected.items():
         assert one.value(measure(text)) == pytest.approx(value), text
+
+
+def test_attainment_is_not_compared_without_a_per_request_limit():
+    found = compare(side(0), side(10))
+    assert "attainment" not in {one.measure for one in found.measures}
+    assert "Attainment is n/a: no per-request limit." in found.notes
+    limited = [measured_run(seed=k, slo=["ttft <= 110ms"]) for k in range(6)]
+    found = compare(limited[:3], limited[3:])
+    assert "attainment" in {one.measure for one in found.measures}
+    assert not any("n/a" in note for note in found.notes)
+    unlimited = Measured(measured_run())
+    assert np.isnan(unlimited.value(measure("attainment")))
+    assert np.isnan(unlimited.estimate(measure("attainment"), 0.95).value)
 
 
 def test_a_closed_loop_is_judged_by_its_throughput_too():

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.fairness import jain_index
 from loadgen.records import Names
-from tests.runs import measured_run
+from tests.runs import measured_run, traffic, with_manifest
 
 some = st.lists(st.floats(0.0, 1e6), min_size=1, max_size=20).filter(lambda xs: max(xs) > 1e-3)
 
@@ -35,6 +35,19 @@ def of_two_tenants(n_failed=0):
     run.schedule_rows["tenant_id"][np.arange(220) % 4 == 3] = 1
     names = Names(tenants=("a", "b", "silent"), errors=run.names.errors, remotes=run.names.remotes)
     return replace(run, names=names)
+
+
+def test_a_tenant_without_a_per_request_limit_has_no_attainment():
+    run = of_two_tenants()
+    classes = {"chat": traffic("ttft <= 500ms"), "rag": traffic()}
+    run.schedule_rows["class_id"] = run.schedule_rows["tenant_id"]
+    names = replace(run.names, classes=("chat", "rag"))
+    found = summarize(replace(with_manifest(run, slo=[], classes=classes), names=names)).fairness
+    assert found is not None
+    a, b = found.tenants.values()
+    assert (a.attainment, a.met) == (1.0, 150)
+    assert np.isnan(b.attainment)
+    assert (b.met, b.attainment_low, b.attainment_high) == (None, None, None)
 
 
 def test_each_tenant_has_its_rows_and_silent_ones_none():

@@ -1,18 +1,35 @@
 """Results of single SLOs, with literal expected values."""
 
+import math
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from loadgen.measure.slo import parse_slo
+from loadgen.measure.statistics.dependence import Dependence
 from loadgen.measure.statistics.population import Population
 from loadgen.measure.verdict import (
+    Bound,
     Shares,
     decide,
+    max_result,
     mean_result,
     percentile_result,
+    request_slo_result,
     run_metric_result,
     sentence,
 )
+
+
+def share_result(text, met, due, failed=None):
+    shares = Shares(due, met, due - met if failed is None else failed, length_s=10.0)
+    return run_metric_result(parse_slo(text), shares, lambda metric: math.nan, 0.95)
+
+
+def bound_of(result):
+    return result.bound.side, result.bound.value
 
 
 def test_the_samples_that_a_mean_needs_grow_with_the_square_of_the_interval():
@@ -78,3 +95,72 @@ def test_a_run_without_a_successful_request_never_meets_its_slos():
     )
     verdict = decide([met], (), "", 0.95, False, n_ok=0)
     assert verdict == ("no_verdict", 3, ("No request was successful.",))
+
+
+def test_the_bound_of_a_met_share_is_its_lower_end():
+    """62 of 62: 0.05^(1/62) = 0.9528."""
+    result = share_result("attainment >= 95%", 62, 62)
+    assert bound_of(result) == ("at_least", pytest.approx(0.9528, abs=5e-5))
+    assert sentence(result, 0.95) == (
+        "attainment >= 95%: met at 100 %, n = 62; at least 95.3 % with 95 % confidence"
+    )
+
+
+def test_the_bound_of_a_missed_share_is_its_upper_end():
+    """0 of 62: 1 - 0.05^(1/62) = 0.0472."""
+    assert bound_of(share_result("attainment >= 95%", 0, 62)) == (
+        "at_most",
+        pytest.approx(0.0472, abs=5e-5),
+    )
+    assert bound_of(share_result("error_rate <= 1%", 62, 62, failed=62)) == (
+        "at_least",
+        pytest.approx(0.9528, abs=5e-5),
+    )
+
+
+def test_a_limit_on_each_request_has_the_lower_bound_of_its_share():
+    slo = parse_slo("ttft <= 1s")
+    assert bound_of(request_slo_result(slo, 62, 62, 0.95, Dependence(62))) == (
+        "at_least",
+        pytest.approx(0.9528, abs=5e-5),
+    )
+    assert request_slo_result(slo, 0, 0, 0.95, Dependence(0)).bound is None
+
+
+def test_a_bound_that_the_samples_cannot_give_is_open():
+    result = percentile_result(parse_slo("p99(ttft) <= 1s"), Population(np.full(61, 0.5)), 0.95)
+    assert result.bound == Bound("at_most", None)
+    assert result.bound.text("s") == "open"
+    assert result.bound.at_level("s", 0.95) == "no bound at 95 % confidence: too few samples"
+
+
+def test_failures_are_the_bound_where_they_decide():
+    result = max_result(parse_slo("max(ttft) <= 1s"), Population(np.full(9, 0.5), n_infinite=1))
+    assert result.bound == Bound("at_least", math.inf)
+    assert result.bound.text("s") == "failures"
+
+
+def test_a_throughput_has_no_bound():
+    assert share_result("output_tokens_per_s >= 1/s", 5, 5).bound is None
+
+
+@given(st.integers(0, 400), st.integers(1, 400), st.sampled_from(["90%", "95%", "99%"]))
+def test_a_proven_share_and_its_bound_agree(met, due, limit):
+    met = min(met, due)
+    result = share_result(f"attainment >= {limit}", met, due)
+    assert result.bound is not None
+    assert result.bound.value is not None
+    is_on_the_same_side = (result.bound.value >= result.limit) is result.met
+    assert result.proven is is_on_the_same_side
+    assert (result.bound.side == "at_least") is result.met
+
+
+@given(st.integers(1, 400), st.integers(0, 20), st.floats(0.05, 0.95))
+def test_a_proven_percentile_and_its_bound_agree(n, n_failed, limit_s):
+    values = np.linspace(0.0, 1.0, n)
+    slo = parse_slo(f"p90(ttft) <= {limit_s:.3f}s")
+    result = percentile_result(slo, Population(values, n_failed), 0.95)
+    bound = result.bound
+    assert bound is not None
+    is_decisive = bound.value is not None and slo.holds(bound.value) is result.met
+    assert bool(result.proven) is is_decisive

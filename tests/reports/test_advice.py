@@ -49,6 +49,13 @@ def test_a_kept_promise_leads_to_how_much_more_and_an_unproven_one_to_how_much_l
     )
 
 
+def test_an_unproven_slo_of_a_class_needs_requests_of_that_class():
+    """50 of the 200 requests in 20 s are rag: 299 of them take 299 / 2.5 s."""
+    [(proof, _), _] = told(two_classes(chat=["p50(ttft) <= 1s"], rag=["p99(ttft) <= 3s"]))
+    assert proof.startswith("Measure for 2m")
+    assert "about 299 requests of rag are needed, which take 2 min" in proof
+
+
 def test_failures_come_before_anything_else():
     assert told(measured_run(slo=["ttft <= 1s"], n_failed=40))[0][0].startswith(
         "40 of 200 requests failed"

@@ -8,7 +8,7 @@ from rich.console import Console
 from loadgen.measure.aggregate import summarize
 from loadgen.records import Run
 from reports.run.console import table
-from tests.runs import measured_run, two_classes, with_manifest, with_shard
+from tests.runs import measured_run, traffic, two_classes, with_manifest, with_shard
 
 SLO = [
     "ttft <= 150ms",
@@ -76,6 +76,36 @@ def test_percentiles_come_with_interval_n_and_mark() -> None:
     assert " 200 " in line
     assert "97.7 ms [95.8, 100]" in line
     assert "146 ms* [136, …]" in line
+
+
+def test_without_a_per_request_limit_there_is_no_attainment() -> None:
+    assert "attainment n/a: no per-request limit" in printed(measured_run(slo=["p50(ttft) <= 1s"]))
+    limited = printed(measured_run(slo=["ttft <= 1s"]))
+    assert "attainment 100 % (200 of 200 due; at least 98.5 % with 95 % confidence)" in limited
+    classes = printed(two_classes(chat=["ttft <= 500ms"])).splitlines()
+    assert next(x for x in classes if x.startswith("rag ")).split()[3] == "n/a"
+
+
+def test_the_slos_of_classes_stand_in_the_table_with_their_bounds() -> None:
+    """150 of 150: 0.05^(1/150) = 98.02 %."""
+    run = two_classes(chat=["ttft <= 500ms"], rag=["p50(ttft) <= 500ms"], slo=["error_rate <= 5%"])
+    lines = [" ".join(line.split()) for line in printed(run).splitlines()]
+    start = next(k for k, line in enumerate(lines) if line.startswith("SLO "))
+    table = " ".join(lines[start : start + 10])
+    assert "error_rate <= 5% 0 % at most 1.49 % 200 ✓ met yes" in table
+    assert "chat: ttft <= 500ms 100 % of requests at least 98 % 150" in table
+    assert "chat: attainment >= 100 % at least 98 % 150 ✓ met no, needs n ≈ 299" in table
+    assert "rag: p50(ttft) <= 1 s at least 1 s 50 ✗ missed yes" in table
+
+
+def test_the_three_rates_stand_in_a_line() -> None:
+    open_loop = with_manifest(measured_run(), requested_rate_per_s=10.5)
+    assert "  rate requested 10.5/s, offered 10/s, achieved 10/s\n" in printed(open_loop)
+    closed = with_manifest(measured_run(), classes={"default": traffic(is_closed_loop=True)})
+    assert (
+        "  rate requested n/a, offered n/a, achieved 10/s"
+        " (closed loop: the server's speed sets the rate)\n"
+    ) in printed(closed)
 
 
 def test_failures_have_their_own_line() -> None:

@@ -14,7 +14,7 @@ import pytest
 from loadgen.measure.aggregate import summarize
 from loadgen.records import Names, Run, Status
 from reports.run.page import render
-from tests.runs import cut_off, measured_run, two_classes, with_manifest, with_shard
+from tests.runs import cut_off, measured_run, traffic, two_classes, with_manifest, with_shard
 from tests.shown import number
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "reports"
@@ -114,6 +114,53 @@ def test_every_number_on_the_page_is_the_one_in_the_summary(cache: Path, run: Ru
             assert shown is None, (path, text)
         else:
             assert shown == pytest.approx(expected, rel=5.1e-3), (path, text)
+
+
+def test_a_card_shows_the_bound_that_the_proof_uses(cache: Path) -> None:
+    """200 of 200: 0.05^(1/200) = 98.51 %."""
+    page = page_of(measured_run(slo=["ttft <= 1s", "attainment >= 98.5%", "goodput >= 9/s"]), cache)
+    bound = "at least 98.5 % with 95 % confidence"
+    tile = page[page.index("<h3>SLO attainment</h3>") :].partition("</div>")[0]
+    assert f"<small>200 of 200 due; {bound}</small>" in tile
+    goodput = page[page.index("<h3>Goodput</h3>") :].partition("</div>")[0]
+    assert "<small>at least 9.85/s with 95 % confidence</small>" in goodput
+    slos = page[page.index('<h2 id="slos">') :].partition("</section>")[0]
+    assert slos.count("at least 98.5 %") == 2
+    assert "[" not in slos
+
+
+def test_the_slos_of_classes_stand_in_the_table_of_slos(cache: Path) -> None:
+    page = page_of(two_classes(chat=["ttft <= 500ms"], rag=["p50(ttft) <= 2s"]), cache)
+    slos = page[page.index('<h2 id="slos">') :].partition("</section>")[0]
+    heads = re.findall(r'<th scope="row">(.*?)</th>', slos)
+    assert heads == [
+        "chat: ttft &lt;= 500ms",
+        "chat: attainment &gt;= 99% (implied)",
+        "rag: p50(ttft) &lt;= 2s",
+    ]
+    assert 'data-path="classes.rag.slo.0.bound.value"' in slos
+
+
+def test_the_page_shows_the_three_rates(cache: Path) -> None:
+    def tile(run: Run) -> str:
+        page = page_of(run, cache)
+        return page[page.index("<h3>Achieved rate</h3>") :].partition("</div>")[0]
+
+    open_loop = tile(with_manifest(measured_run(), requested_rate_per_s=10.5))
+    assert "<small>requested 10.5/s, offered 10/s</small>" in open_loop
+    classes = {"default": traffic(is_closed_loop=True)}
+    closed = tile(with_manifest(measured_run(), classes=classes))
+    assert '<span class="value">10/s</span>' in closed
+    assert "<small>requested n/a, offered n/a (closed loop: " in closed
+
+
+def test_without_a_per_request_limit_the_page_shows_no_attainment(cache: Path) -> None:
+    page = page_of(measured_run(slo=["p99(ttft) <= 50ms"]), cache)
+    tile = page[page.index("<h3>SLO attainment</h3>") :].partition("</div>")[0]
+    assert '<span class="value">n/a</span>' in tile
+    assert "<small>no per-request limit</small>" in tile
+    assert 'id="heat-attainment"' not in page_of(two_classes(), cache)
+    assert 'id="heat-attainment"' in page_of(two_classes(slo=SLO), cache)
 
 
 def test_the_page_carries_its_summary_for_machines(cache: Path) -> None:

@@ -78,6 +78,12 @@ def test_other_promises_are_judged_in_the_page_as_by_rescore(browser, run, path,
     for metric, limit in (("ttft_s", "97.5"), ("tpot_s", "10")):
         page.locator(f'[data-metric="{metric}"] input[type=number]').fill(limit)
     assert shown() == judged(OTHERS)
+    for metric in ("ttft_s", "tpot_s"):
+        page.locator(f'[data-metric="{metric}"] input[type=checkbox]').uncheck()
+    cells = page.locator("#rescoring tbody tr:first-child td").all_text_contents()
+    assert cells[2:4] == ["n/a: no per-request limit", "–"]
+    for metric in ("ttft_s", "tpot_s"):
+        page.locator(f'[data-metric="{metric}"] input[type=checkbox]').check()
     command = page.locator("[data-command]").text_content()
     assert command == "slobench rescore runs/chat-1 --slo 'ttft <= 97.5ms' --slo 'tpot <= 10ms'"
     slider = page.get_by_label("E2E limit")

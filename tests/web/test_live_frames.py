@@ -1,5 +1,7 @@
 """Frames and the live status: exact merging, and a ledger that adds up to the schedule."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -72,6 +74,9 @@ def ended(class_id=0, status=Status.ok, n_events=8, **seconds):
 OK_S = {"lateness_s": 0.001, "tpot_s": 0.01, "max_stall_s": 0.02}
 
 
+OPEN_LOOP: dict[str, Any] = {"requested_per_s": 1.0, "is_closed_loop": False}
+
+
 def beat(*ended, **changes):
     said = {
         "now_s": 1.0, "released": 2, "sent": 2, "in_flight": 0, "waiting": 0,
@@ -103,7 +108,7 @@ def test_goodput_so_far_refers_to_the_requests_due_so_far():
     schedule["scheduled_s"] = np.arange(10)
     builder = FrameBuilder("r", 0, {"default": []})
     builder.take(beat(ended(ttft_s=0.05, e2e_s=0.5, **OK_S), now_s=3.5))
-    facts = LiveStatus(schedule, 10.0).snapshot(
+    facts = LiveStatus(schedule, 10.0, has_limits=True, **OPEN_LOOP).snapshot(
         [RemoteShard(0, "w", 10, "running", frame=builder.frame())]
     )
     assert facts["due"] == 4
@@ -112,9 +117,31 @@ def test_goodput_so_far_refers_to_the_requests_due_so_far():
     assert facts["point"]["ttft"]["p50"] == pytest.approx(0.05, rel=1e-3)
 
 
+def test_without_a_per_request_limit_there_is_no_attainment_so_far():
+    schedule = np.zeros(10, SCHEDULE)
+    schedule["scheduled_s"] = np.arange(10)
+    builder = FrameBuilder("r", 0, {"default": []})
+    builder.take(beat(ended(ttft_s=0.05, e2e_s=0.5, **OK_S), now_s=3.5))
+    shards = [RemoteShard(0, "w", 10, "running", frame=builder.frame())]
+    facts = LiveStatus(schedule, 10.0, has_limits=False, **OPEN_LOOP).snapshot(shards)
+    assert (facts["has_limits"], facts["goodput_share_of_due"]) == (False, None)
+
+
+def test_a_closed_loop_offers_no_rate():
+    schedule = np.zeros(10, SCHEDULE)
+    live: dict[str, Any] = {"has_limits": True, "requested_per_s": None}
+    closed = LiveStatus(schedule, 10.0, **live, is_closed_loop=True).snapshot([])
+    assert (closed["requested_per_s"], closed["asked_per_s"]) == (None, None)
+    known = LiveStatus(schedule, 10.0, has_limits=True, **OPEN_LOOP).snapshot([])
+    assert (known["requested_per_s"], known["asked_per_s"]) == (1.0, 1.0)
+
+
 def test_two_close_frames_make_one_point_and_the_next_holds_both():
     """Frames of several shards arrive in turn: the counts of a single frame are no rate."""
-    live, builder = LiveStatus(np.zeros(10, SCHEDULE), 10.0), FrameBuilder("r", 0, {"default": []})
+    live, builder = (
+        LiveStatus(np.zeros(10, SCHEDULE), 10.0, has_limits=True, **OPEN_LOOP),
+        FrameBuilder("r", 0, {"default": []}),
+    )
     points = []
     for now_s, n_ok in ((1.0, 2), (1.02, 6), (2.0, 8)):
         by_status = [n_ok, *[0] * (len(Status) - 1)]
@@ -133,7 +160,7 @@ def test_requests_that_were_cancelled_or_never_sent_have_not_failed():
     by_status[Status.not_released], by_status[Status.dropped] = 5, 1
     builder.take(beat(by_status=by_status, withdrawn=3))
     shard = RemoteShard(0, "w", 15, "running", frame=builder.frame())
-    live = LiveStatus(np.zeros(15, SCHEDULE), 10.0).snapshot([shard])
+    live = LiveStatus(np.zeros(15, SCHEDULE), 10.0, has_limits=True, **OPEN_LOOP).snapshot([shard])
     assert (live["sums"]["ok"], live["sums"]["failed"]) == (3, 2)  # the two timeouts
     assert live["shards"][0]["failed"] == 8  # with those that were never sent
 
@@ -142,7 +169,7 @@ def test_requests_of_a_lost_shard_are_not_in_flight():
     builder = FrameBuilder("r", 0, {"default": []})
     builder.take(beat(in_flight=4))
     shard = RemoteShard(0, "w", 10, "running", frame=builder.frame())
-    live = LiveStatus(np.zeros(10, SCHEDULE), 10.0)
+    live = LiveStatus(np.zeros(10, SCHEDULE), 10.0, has_limits=True, **OPEN_LOOP)
     assert live.snapshot([shard])["sums"]["in_flight"] == 4
     shard.state = "lost"
     assert live.snapshot([shard])["sums"]["in_flight"] == 0

@@ -67,9 +67,9 @@ def test_preview_counts_them_and_proves_with_the_others_alone():
     chosen = asking("requests.cancel={share: 50%, after: 1s}", "slo=[ttft <= 1s]")
     plan = make_plan(chosen)
     figures = preview(chosen, *plan)
-    (promise,) = figures["slo"]
+    promise, implied = figures["slo"]
     assert 0 < figures["n_withdrawn"] < figures["n_measured"]
-    assert promise["n"] == figures["n_measured"] - figures["n_withdrawn"]
+    assert promise["n"] == implied["n"] == figures["n_measured"] - figures["n_withdrawn"]
 
 
 def test_a_cancel_without_its_share_is_told():

@@ -1,12 +1,15 @@
 """Preview: asked against generated, and the requests that a proven verdict needs."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 
 from loadgen.workload.preview import preview
 from loadgen.workload.scenario import load_scenario, scenario_from_flags
 from loadgen.workload.schedule import make_schedule
+from reports.preview.view import NO_SLO, arrival_rows, number_of_requests, slo_rows, tables
 
 
 def previewed(**changes):
@@ -77,3 +80,76 @@ def test_the_minutes_a_proof_needs_follow_from_the_rate():
     figures = previewed(rate="1/s", duration="100s", slo=["p99(ttft) <= 1s"])["slo"][0]
     assert figures["is_provable"] is False
     assert figures["minutes_needed"] == pytest.approx(299 / 60, rel=0.35)
+
+
+CLASSES = """\
+schema: 1
+name: two
+seed: 3
+arrivals: {kind: constant, rate: 10/s}
+phases: {measure: 30s}
+slo: ["error_rate <= 1%"]
+classes:
+  chat:
+    weight: 2
+    requests: {input_tokens: 100, output_tokens: 10}
+    slo: ["ttft <= 1s", "p99(ttft) <= 2s"]
+  rag:
+    weight: 1
+    requests: {input_tokens: 1000, output_tokens: 10}
+    slo: ["p90(e2e) <= 9s"]
+"""
+
+
+def test_the_slos_of_classes_stand_with_the_requests_that_they_need(tmp_path):
+    path = tmp_path / "two.yaml"
+    path.write_text(CLASSES)
+    scenario = load_scenario(path)
+    schedule = make_schedule(scenario)
+    n_chat = int((schedule["class_id"] == 0).sum())
+    facts = preview(scenario, schedule)
+    rows = slo_rows(facts)
+    chat, rag = f"{n_chat} (too few)", f"{300 - n_chat} (enough)"
+    assert [(text, needed, window) for text, needed, window, _ in rows] == [
+        ("error_rate <= 1%", "299", "300 (enough)"),
+        ("chat: ttft <= 1s", "–", "counted in attainment"),
+        ("chat: p99(ttft) <= 2s", "299", chat),
+        ("chat: attainment >= 99% (implied)", "299", chat),
+        ("rag: p90(e2e) <= 9s", "29", rag),
+    ]
+    minutes = float(rows[2][3])  # of 30 s, with n_chat requests in them
+    assert minutes == pytest.approx(299 * 0.5 / n_chat, rel=1e-3)
+
+
+def test_a_scenario_with_slos_in_classes_only_has_a_table():
+    scenario = load_scenario("mixed_classes", {"slo": []})
+    figures = preview(scenario, make_schedule(scenario))
+    assert figures["slo"] == []
+    out = io.StringIO()
+    Console(file=out, width=120, color_system=None).print(tables(figures))
+    assert NO_SLO not in out.getvalue()
+    assert "requests needed for certainty" in out.getvalue()
+
+
+CLOSED = """\
+schema: 1
+name: users
+arrivals: {kind: users, users: 4, think: 100ms}
+requests: {input_tokens: 100, output_tokens: 10}
+phases: {measure: 20s}
+slo: ["p99(ttft) <= 1s"]
+"""
+
+
+def test_a_closed_loop_has_no_rate_and_no_known_number_of_requests(tmp_path):
+    path = tmp_path / "users.yaml"
+    path.write_text(CLOSED)
+    scenario = load_scenario(path)
+    figures = preview(scenario, make_schedule(scenario))
+    assert figures["arrivals"]["asked_rate_per_s"] is None
+    assert figures["arrivals"]["generated_rate_per_s"] is None
+    assert figures["output_tokens_per_s"] is None
+    assert arrival_rows(figures["arrivals"])[0] == ("rate per s", "n/a", "n/a")
+    assert slo_rows(figures) == [("p99(ttft) <= 1s", "299", "n/a: closed loop", "")]
+    assert number_of_requests(figures).endswith("in 20 s: a closed loop")
+    assert number_of_requests(previewed(duration="1s")).endswith("of them in the measured window")

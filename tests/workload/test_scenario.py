@@ -266,3 +266,42 @@ def test_importing_scenarios_loads_neither_pandas_nor_scipy():
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=root
     )
     assert done.stdout.strip() == "[]"
+
+
+def asked_rates(arrivals, **more):
+    values = {
+        "name": "asked",
+        "arrivals": arrivals,
+        "requests": {"input_tokens": 100, "output_tokens": 10},
+        "phases": {"warmup": "10s", "measure": "30s"},
+        **more,
+    }
+    scenario = Scenario.model_validate({k: v for k, v in values.items() if v is not None})
+    return scenario.requested_rate_per_s(), scenario.requested_rates_per_s()
+
+
+def test_the_requested_rate_is_the_mean_over_the_measured_window():
+    assert asked_rates({"kind": "poisson", "rate": "8/s"}) == (8.0, {"default": 8.0})
+    ramp = {"kind": "ramp", "from": "0/s", "to": "40/s", "over": "40s"}
+    assert asked_rates(ramp)[0] == pytest.approx(25.0)  # 10/s at 10 s, 40/s at 40 s
+    assert asked_rates({"kind": "burst", "requests": 90})[0] == 0.0  # all in the warm-up
+
+
+def test_a_closed_loop_requests_no_rate():
+    users = {"kind": "users", "users": 4, "think": "1s"}
+    assert asked_rates(users) == (None, {"default": None})
+
+
+def test_classes_share_the_requested_rate_by_weight():
+    requests = {"input_tokens": 100, "output_tokens": 10}
+    users = {"kind": "users", "users": 4, "think": "1s"}
+    chat, rag = {"requests": requests, "weight": 3}, {"requests": requests, "weight": 1}
+    own = {"requests": requests, "arrivals": {"kind": "poisson", "rate": "2/s"}}
+    poisson = {"kind": "poisson", "rate": "8/s"}
+    assert asked_rates(poisson, requests=None, classes={"chat": chat, "rag": rag, "own": own}) == (
+        10.0,
+        {"chat": 6.0, "rag": 2.0, "own": 2.0},
+    )
+    loop = {"requests": requests, "arrivals": users}
+    mixed = asked_rates(poisson, requests=None, classes={"chat": chat, "loop": loop})
+    assert mixed == (None, {"chat": 8.0, "loop": None})

@@ -34,7 +34,7 @@ from loadgen.measure.comparison.measures import Measure, Measured, measure
 from loadgen.measure.statistics.intervals import Values
 from loadgen.measure.statistics.percentiles import nearest_rank
 from loadgen.measure.statistics.resampling import draws_of, paired_draws, sign_flip_p, stretches
-from loadgen.measure.summary import plain_json
+from loadgen.measure.summary import NO_LIMIT, plain_json
 from loadgen.records import Run
 
 GATED = ("p50(ttft)", "p99(ttft)", "mean(tpot)", "error_rate")
@@ -164,6 +164,9 @@ def _measures(
     if len({slos_of(m.run.manifest) for m in runs}) > 1:
         asked = [one for one in asked if one.metric.name not in SLO_METRICS]
         notes.append("The runs have different SLOs, so attainment and goodput are not compared.")
+    if not all(m.has_limits for m in runs):
+        asked = [one for one in asked if one.metric.name != "attainment"]
+        notes.append(f"Attainment is n/a: {NO_LIMIT}.")
     kept = {one.text for one in asked}
     return asked, {measure(text).text for text in gated} & kept, notes
 

@@ -14,6 +14,7 @@ from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import (
     due_rows,
     failed_rows,
+    limited_rows,
     measured_window,
     meets_own,
     slos_by_class,
@@ -85,6 +86,13 @@ class Measured:
         met = meets_own(self.run, self.columns, slos, slos_by_class(self.run))
         return self.due & met
 
+    @cached_property
+    def has_limits(self) -> bool:
+        """Whether a due request has a per-request limit; without any there is no attainment."""
+        slos = [parse_slo(text) for text in self.run.manifest.slo]
+        limited = limited_rows(self.run, self.columns, slos, slos_by_class(self.run))
+        return bool((self.due & limited).any())
+
     def n_due(self) -> int:
         return int(np.count_nonzero(self.due))
 
@@ -140,6 +148,8 @@ class Measured:
         return np.where(self.columns.is_ok, values, np.nan)[self.due]
 
     def _estimate_of_run(self, name: str, n_due: int, confidence: float) -> Interval:
+        if name == "attainment" and not self.has_limits:
+            return Interval(math.nan)
         if name == "error_rate":
             failed = failed_rows(self.run)
             times = self._samples.share(failed).bound_times(confidence)
@@ -154,6 +164,8 @@ class Measured:
         return replace(share.times(per_s), value=self._of_run(name, n_due))
 
     def _of_run(self, name: str, n_due: int) -> float:
+        if name == "attainment" and not self.has_limits:
+            return math.nan
         if name in ("attainment", "error_rate"):
             rows = self.met if name == "attainment" else failed_rows(self.run)
             return float(np.count_nonzero(rows)) / n_due if n_due else math.nan

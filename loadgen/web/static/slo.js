@@ -34,6 +34,7 @@
   const reasons = element("ul", { id: "slo-reasons" });
   const facts = element("p", { id: "slo-facts" });
   const ledger = element("p", { id: "slo-ledger" });
+  const slos = element("table", { id: "slo-results", hidden: true });
   const table = element("table", { id: "slo-table" });
   const charts = element("div", { id: "slo-charts" });
   const style = element("style", {
@@ -43,13 +44,14 @@
       #slo-verdict .bad { color: #c62828; } #slo-verdict .good { color: #2e7d32; }
       #slo.dark #slo-verdict .bad { color: #ef9a9a; } #slo.dark #slo-verdict .good { color: #a5d6a7; }
       #slo p, #slo ul { margin: .25rem 0; }
+      #slo table[hidden] { display: none; }
       #slo table { border-collapse: collapse; display: block; margin: 1rem 0; overflow-x: auto; font-variant-numeric: tabular-nums; }
       #slo th, #slo td { white-space: nowrap; border-bottom: 1px solid #8886; padding: .25rem 1rem .25rem 0; text-align: right; }
       #slo th:first-child { text-align: left; }
       #slo-charts { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); }
       #slo-charts > div { height: 210px; overflow: hidden; width: 100%; }`,
   });
-  const panel = element("section", { id: "slo" }, style, verdict, reasons, facts, ledger, table, charts);
+  const panel = element("section", { id: "slo" }, style, verdict, reasons, slos, facts, ledger, table, charts);
   panel.setAttribute("aria-label", "LLM SLO");
 
   const SERIES = [
@@ -160,6 +162,21 @@
     const lines = result ? [result.error, ...result.reasons] : live.notes;
     reasons.append(...lines.filter(Boolean).map((text) => element("li", { textContent: text })));
   };
+  const showSlos = (live) => {
+    const [head, ...lines] = live.result?.slo || [];
+    slos.hidden = !lines.length;
+    if (slos.hidden) return;
+    const cell = (tag, scope) => (text, k) => {
+      const made = element(k ? tag : "th", { textContent: text });
+      if (scope || !k) made.scope = scope || "row";
+      return made;
+    };
+    slos.replaceChildren(
+      element("caption", { textContent: "SLOs of the run and of its classes" }),
+      element("thead", {}, element("tr", {}, ...head.map(cell("th", "col")))),
+      element("tbody", {}, ...lines.map((cells) => element("tr", {}, ...cells.map(cell("td", ""))))),
+    );
+  };
   const showFacts = (live) => {
     const f = live.facts;
     table.hidden = ledger.hidden = f.now_s === undefined;
@@ -168,9 +185,12 @@
       facts.textContent = about;
       return;
     }
-    const share = f.goodput_share_of_due === null ? "" : ` (${(100 * f.goodput_share_of_due).toFixed(1)} % of the requests due)`;
-    facts.textContent = `${about}Scheduled ${number(f.asked_per_s)}/s, sent ${number(f.achieved_per_s)}/s; `
-      + `goodput ${number(f.goodput_per_s)}/s${share}; in flight ${f.sums.in_flight}.`;
+    const attainment = !f.has_limits ? "n/a: no per-request limit"
+      : f.goodput_share_of_due === null ? "–" : `${(100 * f.goodput_share_of_due).toFixed(1)} % of the requests due`;
+    const rate = (value) => value === null ? "n/a" : `${number(value)}/s`;
+    facts.textContent = `${about}Rate requested ${rate(f.requested_per_s)}, offered ${rate(f.asked_per_s)}, `
+      + `achieved ${rate(f.achieved_per_s)}; `
+      + `goodput ${number(f.goodput_per_s)}/s; attainment ${attainment}; in flight ${f.sums.in_flight}.`;
     const states = STATUSES.filter((s) => f.ledger[s] || s === "ok" || s === "lost");
     ledger.textContent = `${f.scheduled} scheduled = ${states.map((s) => `${f.ledger[s]} ${s.replace("_", " ")}`).join(" + ")}.`;
     const head = element("tr", {}, ...["", "n", "p50", "p90", "p99", "p99.9", "max"].map((text) => {
@@ -205,6 +225,7 @@
         }
         points.push(...live.points);
         showVerdict(live);
+        showSlos(live);
         showFacts(live);
         if (panel.isConnected && !panel.hidden) await draw();
       }
