@@ -25,8 +25,22 @@ from loadgen.measure.catalog import METRICS, Metric
 from loadgen.measure.drivers import drivers
 from loadgen.measure.fairness import fairness
 from loadgen.measure.findings import findings
-from loadgen.measure.load import Throughput, inside, load_through, per_second, throughput
-from loadgen.measure.per_request import Mask, PerRequest, Samples, per_request, without_own
+from loadgen.measure.load import (
+    SLOWER_BY,
+    Throughput,
+    inside,
+    load_through,
+    per_second,
+    throughput,
+)
+from loadgen.measure.per_request import (
+    Mask,
+    PerRequest,
+    Samples,
+    Seconds,
+    per_request,
+    without_own,
+)
 from loadgen.measure.server_load import backends, server_findings, server_summary
 from loadgen.measure.slo import Slo, own_slo, parse_slo, ungrounded
 from loadgen.measure.stalls import stalls
@@ -45,7 +59,15 @@ from loadgen.measure.summary import (
     Validity,
     ValidityCheck,
 )
-from loadgen.measure.validity.checks import checks, is_trusted
+from loadgen.measure.validity.checks import checks, is_disturbed, is_trusted, own_lateness
+from loadgen.measure.validity.error_bound import ErrorBound, error_bound, shifted
+from loadgen.measure.validity.survival import (
+    error_sentence,
+    imprecise,
+    instrument_check,
+    unsettled,
+    with_error,
+)
 from loadgen.measure.verdict import (
     DEFAULT_CONFIDENCE,
     Shares,
@@ -84,19 +106,46 @@ def summarize(
     level = DEFAULT_CONFIDENCE if confidence is None else confidence
     load = load_through(run, columns, due, window)
     found = checks(run, columns, due, everything, load)
-    doubts = _doubts(run, found, due)
+    lateness_s = own_lateness(run, columns)
+    bound = error_bound(run, lateness_s)
     sent, addresses = stimulus(run, columns, window), tuple(backends(run, columns, due))
     met = due & meets_own(run, columns, slos, by_class)
     whole = _numbers(run, columns, slos, due, met, window, level)
+    every_row = np.ones(len(due), bool)
+    limits = [(slo, every_row) for slo in (*slos, *_brought(columns)) if slo.scope == "request"]
+    for name, own in by_class.items():
+        rows = run.schedule_rows["class_id"] == run.names.classes.index(name)
+        limits += [(slo, rows) for slo in own if slo.scope == "request"]
+
+    def judged(moved: PerRequest, rates: Throughput) -> list[SloResult]:
+        moved_met = due & meets_own(run, moved, slos, by_class)
+        return _judge(slos, moved, due, moved_met, Samples(moved, due), rates, window, level)
+
+    stated = _stated(slos)
+    whole["slo"] = with_error(
+        run, columns, bound, window, due, judged, stated, whole["slo"], limits
+    )
     classes = {
-        name: _class_summary(run, name, shared, own, window, level, confidence is not None)
+        name: _class_summary(
+            run, name, shared, own, window, level, confidence is not None, lateness_s
+        )
         for name, own in by_class.items()
     }
     asked = [*whole["slo"], *(_of_class(n, r) for n, c in classes.items() for r in c.slo)]
+    overload = next((_sentence(c) for c in found if c.name == "load" and c.ok is False), "")
+    too_large = imprecise(run, columns, bound, due, run.manifest.instrument_limits)
+    open_overload = _open_overload(run, columns, bound, due, window) if overload else ""
+    found.append(instrument_check(run, asked, too_large, is_disturbed(found), open_overload))
+    if not is_trusted(found):
+        whole["slo"] = _unproven(whole["slo"])
+        classes = {
+            name: dataclasses.replace(c, verdict="no_verdict", slo=_unproven(c.slo))
+            for name, c in classes.items()
+        }
     verdict, exit_code, reasons = decide(
         asked,
-        doubts,
-        next((_sentence(c) for c in found if c.name == "load" and c.ok is False), ""),
+        _doubts(run, found, due),
+        overload,
         level,
         is_strict=confidence is not None,
         n_ok=whole["counts"][Status.ok.name],
@@ -109,7 +158,9 @@ def summarize(
         confidence=level,
         window=window,
         **whole,
-        validity=Validity(is_trusted(found), tuple(found), stalls(run, columns, due)),
+        validity=Validity(
+            is_trusted(found), tuple(found), stalls(run, columns, due), tuple(map(str, too_large))
+        ),
         findings=(
             *findings(run, columns, due, window, everything, found, sent, addresses),
             *server_findings(run, columns),
@@ -121,6 +172,36 @@ def summarize(
         backends=addresses,
         stimulus=sent,
     )
+
+
+def _stated(slos: Sequence[Slo]) -> list[Slo]:
+    """The SLO behind each result, the implied SLO included."""
+    return [slo for slo, _ in slo_results(slos)]
+
+
+def _brought(columns: PerRequest) -> list[Slo]:
+    """The SLOs that requests brought themselves."""
+    return [own_slo(metric) for metric in columns.own_slo_s]
+
+
+def _unproven(results: Sequence[SloResult]) -> tuple[SloResult, ...]:
+    """The results of an INVALID run, which proves nothing."""
+    return tuple(dataclasses.replace(r, proven=None, n_needed=None) for r in results)
+
+
+def _open_overload(
+    run: Run, columns: PerRequest, bound: ErrorBound, due: Mask, window: MeasuredWindow
+) -> str:
+    """A sentence where the load generator's own delays can explain that TTFT grew; else ""."""
+    slowest, fastest = (
+        load_through(run, shifted(run, columns, bound, sign, has_gaps=False), due, window)
+        for sign in (1, -1)
+    )
+    if slowest is None or fastest is None:
+        return ""
+    if fastest.ttft_s[-1] >= SLOWER_BY * slowest.ttft_s[0]:
+        return ""
+    return "the growth of TTFT over the window can be the load generator's"
 
 
 def _brought_to_all(
@@ -216,20 +297,37 @@ def _class_summary(
     window: MeasuredWindow,
     level: float,
     is_strict: bool,
+    lateness_s: Seconds,
 ) -> ClassSummary:
-    """The rows of a class, summarised like a run of their own."""
+    """The rows of a class, summarised like a run of their own. `lateness_s` has an entry per row of
+    the whole run, because the concurrency limit that holds rows back is that of all classes."""
     part = _only(run, run.names.classes.index(name))
     columns, due = per_request(part), due_rows(part)
     own = [*own, *_brought_to_class(columns, due, shared, own)]
     met = due & meets(columns, [*shared, *own])
     numbers = _numbers(part, columns, own, due, met, window, level)
+    in_class = run.schedule_rows["class_id"] == run.names.classes.index(name)
+    bound = error_bound(part, lateness_s[in_class])
+    every_row = np.ones(len(due), bool)
+    limits = [
+        (slo, every_row) for slo in (*shared, *own, *_brought(columns)) if slo.scope == "request"
+    ]
+
+    def judged(moved: PerRequest, rates: Throughput) -> list[SloResult]:
+        moved_met = due & meets(moved, [*shared, *own])
+        return _judge(own, moved, due, moved_met, Samples(moved, due), rates, window, level)
+
+    numbers["slo"] = with_error(
+        part, columns, bound, window, due, judged, _stated(own), numbers["slo"], limits
+    )
+    doubts = [error_sentence(result) for result in unsettled(numbers["slo"])]
     stated = run.manifest.classes[name]
     return ClassSummary(
         tenant=stated.tenant,
         priority=stated.priority,
-        verdict=decide(numbers["slo"], (), "", level, is_strict, numbers["counts"][Status.ok.name])[
-            0
-        ],
+        verdict=decide(
+            numbers["slo"], doubts, "", level, is_strict, numbers["counts"][Status.ok.name]
+        )[0],
         **numbers,
     )
 
@@ -365,7 +463,8 @@ def _doubts(run: Run, found: Sequence[ValidityCheck], due: Mask) -> list[str]:
 
 
 def _sentence(check: ValidityCheck) -> str:
-    return f"{check.detail[:1].upper()}{check.detail[1:]}."
+    remedy = f" Remedy: {check.remedy}." if check.remedy else ""
+    return f"{check.detail[:1].upper()}{check.detail[1:]}.{remedy}"
 
 
 def _count(rows: Mask) -> int:

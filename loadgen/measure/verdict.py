@@ -14,6 +14,7 @@ from loadgen.measure.statistics.population import Population
 from loadgen.measure.statistics.proportions import exact_bounds, needed_n, wilson
 from loadgen.measure.wording import format_count, format_value
 
+_SHOWN_ERROR = 0.05  # of the limit or the value
 IMPLIED_ATTAINMENT = "attainment >= 99%"
 DEFAULT_CONFIDENCE = 0.95
 Verdict = Literal["met", "missed", "no_verdict"]
@@ -30,6 +31,10 @@ class SloResult:
     that met it, with Wilson's interval. Such SLOs are judged together through attainment, so `met`
     and `proven` are None. `is_implied`: not stated by the user; see `slo_results`. `n_own` of the
     `n` requests had a limit of their own.
+
+    `error`: how far the load generator's own delays can have moved `value`, in its unit. `survives`
+    is whether `met` is the same with that error added or subtracted, and `error_reaches_limit`
+    whether the error alone is as large as the limit (`measure.validity.survival`). None: no result.
     """
 
     text: str
@@ -45,6 +50,9 @@ class SloResult:
     n_needed: int | None
     is_implied: bool = False
     n_own: int = 0
+    error: float = 0.0
+    error_reaches_limit: bool = False
+    survives: bool | None = None
 
     @property
     def shown(self) -> str:
@@ -54,6 +62,11 @@ class SloResult:
         return (
             f"{self.text} ({format_count(self.n_own)} of {format_count(self.n)} by their own limit)"
         )
+
+    @property
+    def has_shown_error(self) -> bool:
+        """Whether the instrument error is at least a twentieth of the limit or of the value."""
+        return self.error > 0 and self.error >= _SHOWN_ERROR * min(self.limit, abs(self.value))
 
     @property
     def unit(self) -> Literal["s", "per_s", "share"]:
@@ -171,7 +184,9 @@ def sentence(result: SloResult, confidence: float) -> str:
     if math.isinf(result.value):
         text += f" because too many requests failed, n = {format_count(result.n)}"
     else:
-        text += f" at {format_value(result.value, result.unit)}, n = {format_count(result.n)}"
+        error = f" {error_note(result)}" if result.has_shown_error else ""
+        text += f" at {format_value(result.value, result.unit)}{error}"
+        text += f", n = {format_count(result.n)}"
     if result.proven is None:
         return text
     level = f"{100 * confidence:g} % confidence"
@@ -180,6 +195,16 @@ def sentence(result: SloResult, confidence: float) -> str:
     if result.n_needed is None:
         return f"{text}, without {level}"
     return f"{text}; {level} needs about {format_count(result.n_needed)} samples"
+
+
+def error_note(result: SloResult) -> str:
+    """`+ up to 19 ms instrument error`, with the sign of the direction that could change the
+    result."""
+    is_upper = (METRICS[result.metric].direction == "lower") is (result.met is not False)
+    if math.isinf(result.error):
+        return "with an unbounded instrument error"
+    sign = "+" if is_upper else "−"
+    return f"{sign} up to {format_value(result.error, result.unit)} instrument error"
 
 
 def decide(

@@ -95,8 +95,9 @@ def _slos(summary: Summary) -> Table:
                  "proven")  # fmt: skip
     for cells in verdict_section.slo_rows(summary):
         words = [cell.text for cell in cells]
-        if cells[-1].small:
-            words[-1] += f", {cells[-1].small}"
+        for k, joint in ((1, " "), (-1, ", ")):  # the instrument error, the samples needed
+            if cells[k].small:
+                words[k] += f"{joint}{cells[k].small}"
         grid.add_row(*map(Text, words))
     return grid
 

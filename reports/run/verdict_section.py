@@ -9,7 +9,7 @@ from typing import Literal
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.summary import Summary
-from loadgen.measure.verdict import SloResult, sentence
+from loadgen.measure.verdict import SloResult, error_note, sentence
 from loadgen.measure.wording import format_count, format_value
 from reports.run.tables import TableCell, between
 
@@ -48,13 +48,15 @@ def banner(summary: Summary) -> Banner:
 
 def slo_rows(summary: Summary) -> list[list[TableCell]]:
     """Cells per SLO: SLO, measured value, confidence bound, n, verdict, proven."""
-    return [_slo_row(result, k) for k, result in enumerate(summary.slo)]
+    is_valid = summary.validity.trusted
+    return [_slo_row(result, k, is_valid) for k, result in enumerate(summary.slo)]
 
 
-def _slo_row(result: SloResult, k: int) -> list[TableCell]:
+def _slo_row(result: SloResult, k: int, is_valid: bool) -> list[TableCell]:
     path = f"slo.{k}"
     text = f"{result.shown} (implied)" if result.is_implied else result.shown
-    value = TableCell(format_value(result.value, result.unit), f"{path}.value", result.unit)
+    error = error_note(result) if result.has_shown_error and result.scope == "run" else ""
+    value = TableCell(format_value(result.value, result.unit), f"{path}.value", result.unit, error)
     n = TableCell(format_count(result.n), f"{path}.n")
     if result.scope == "request":
         share = TableCell(f"{value.text} of requests", value.path, result.unit)
@@ -64,6 +66,8 @@ def _slo_row(result: SloResult, k: int) -> list[TableCell]:
             TableCell("–", small="counted in attainment"), TableCell("–"),
         ]  # fmt: skip
     verdict = {True: "✓ met", False: "✗ missed", None: "? no sample"}[result.met]
+    if not is_valid:
+        verdict = "– run INVALID"
     return [TableCell(text), value, _bound(result, path), n, TableCell(verdict), _proof(result)]
 
 
@@ -90,15 +94,6 @@ def _proof(result: SloResult) -> TableCell:
 
 
 _MANY_FAILURES = 0.01  # of the due requests
-_CLIENT_CHECKS = (
-    "lateness",
-    "event loop",
-    "read backlog",
-    "client CPU",
-    "run delay",
-    "throttling",
-    "shared cores",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,18 +143,17 @@ def next_steps(summary: Summary, scenario: str, target: str, place: str) -> list
 
 
 def _repair(summary: Summary) -> list[NextStep]:
-    failed = {c.name for c in summary.validity.checks if c.is_gate and c.ok is False}
-    steps = []
-    if failed & set(_CLIENT_CHECKS):
-        steps.append(
-            NextStep(
-                "The load generator was the bottleneck, not the server: use a machine for it alone,"
-                " more workers (--workers N) or a lower rate. To check how much load this machine"
-                " can measure accurately:",
-                "slobench doctor",
-            )
+    failed = [c for c in summary.validity.checks if c.is_gate and c.ok is False]
+    remedies = dict.fromkeys(check.remedy for check in failed if check.remedy)
+    steps = [
+        NextStep(
+            f"The load generator, not the server, was the limit: {remedy}. To check how much load "
+            "this machine can measure accurately:",
+            "slobench doctor",
         )
-    if failed - set(_CLIENT_CHECKS):
+        for remedy in remedies
+    ]
+    if not all(check.remedy for check in failed):
         steps.append(
             NextStep("Fix the cause of the failed validity checks below, and measure again.")
         )
