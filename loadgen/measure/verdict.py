@@ -14,7 +14,7 @@ from loadgen.measure.statistics.population import Population
 from loadgen.measure.statistics.proportions import exact_bounds, needed_n, wilson
 from loadgen.measure.wording import format_count, format_value
 
-_SHOWN_ERROR = 0.05  # of the limit or the value
+_SHOWN_ERROR = 0.05
 IMPLIED_ATTAINMENT = "attainment >= 99%"
 DEFAULT_CONFIDENCE = 0.95
 Verdict = Literal["met", "missed", "no_verdict"]
@@ -65,8 +65,10 @@ class SloResult:
 
     @property
     def has_shown_error(self) -> bool:
-        """Whether the instrument error is at least a twentieth of the limit or of the value."""
-        return self.error > 0 and self.error >= _SHOWN_ERROR * min(self.limit, abs(self.value))
+        """Whether the instrument error is at least a twentieth of the limit, of the value or of the
+        distance between them."""
+        scale = min(self.limit, abs(self.value), abs(self.limit - self.value))
+        return self.error > 0 and self.error >= _SHOWN_ERROR * scale
 
     @property
     def unit(self) -> Literal["s", "per_s", "share"]:

@@ -338,6 +338,12 @@ CORES = {"allowed": [0, 1], "online": 4, "own_s": 0.4, "idle_s": 0.2, "programs_
         ({"stolen_share": 0.2}, "(steal)", "dedicated cores"),
         ({"cores": CORES}, "other programs used 97 % of the time of its 2 cores", "stop the other"),
         ({"run_delay_share": 0.2}, "20 % of the run for a core", "stop the other programs"),
+        ({"cores": {**CORES, "idle_s": 8.0, "programs_s": 12.0}}, "58 % of the time", "stop the"),
+        (
+            {"run_delay_share": 0.004, "stalls": {"over_s": 0.005, "spans_s": [[9.0, 9.1, 0.2]]}},
+            "it waited 0.4 % of the run for a core",  # 128 of 200 ms
+            "stop the other programs",
+        ),
         ({"cpu_share": 0.7}, "fell behind in bursts", "--workers"),
         ({}, "blocked the event loop", "slow code in plug-ins"),
     ],
@@ -345,9 +351,10 @@ CORES = {"allowed": [0, 1], "online": 4, "own_s": 0.4, "idle_s": 0.2, "programs_
 def test_an_invalid_run_names_its_cause_and_the_remedy_for_that_cause(
     reading: dict[str, Any], cause: str, remedy: str
 ) -> None:
-    run = lagging(measured_run(slo=["p50(ttft) <= 110ms"]), 0.02)
+    run = lagging(measured_run(slo=["p50(ttft) <= 98ms"]), 0.02)
     quiet = {"cpu_share": 0.02, "run_delay_share": 0.0}
     found = gate_of(summarize(with_shard(run, **{**quiet, **reading})))
+    assert found.ok is False
     assert cause in found.detail
     assert remedy in found.remedy
     if "cpu_share" not in reading:

@@ -11,6 +11,7 @@ from loadgen.manifest.self_report import ClientReport, SelfReport
 from loadgen.measure.wording import format_count, format_share, format_value
 
 OTHERS_SHARE = 0.10  # of the time of the client's cores
+MOST_OTHERS_SHARE = 0.5  # … above which they are the likeliest cause of any delay
 IDLE_SHARE = 0.05  # with this much idle time there is a core to wake up on
 STOLEN_SHARE = 0.01
 EXPLAINED_SHARE = 0.5  # of the client's stall time that the machine must explain to be the cause
@@ -107,7 +108,9 @@ def _other_programs(client: ClientReport, limits: InstrumentLimits) -> Cause | N
     delay = max((shard.run_delay_share or 0.0 for shard in client.shards), default=0.0)
     sharing = core_sharing(client)
     is_shared = sharing is not None and sharing.is_shared(sharing_limit(limits))
-    if delay <= limits.run_delay_share and not is_shared:
+    is_delayed = delay > limits.run_delay_share or any(map(_waited_in_stalls, client.shards))
+    is_crowded = sharing is not None and sharing.others > MOST_OTHERS_SHARE
+    if not (is_delayed or is_shared or is_crowded):
         return None
     waited = f"it waited {format_share(delay)} of the run for a core"
     if sharing is None:
@@ -122,6 +125,13 @@ def _other_programs(client: ClientReport, limits: InstrumentLimits) -> Cause | N
         share = f"{format_share(sharing.others)} of the time of its {_cores(sharing.n)}"
         text = f"other programs used {share}, and {waited}"
     return Cause(text, "stop the other programs, or give slobench cores or a machine of its own")
+
+
+def _waited_in_stalls(shard: SelfReport) -> bool:
+    """Whether the time that a worker waited for a core explains half of its stalls."""
+    delays_s = [] if shard.stalls is None else [late_s for _, _, late_s in shard.stalls.spans_s]
+    waited_s = (shard.run_delay_share or 0.0) * shard.window_s
+    return bool(delays_s) and waited_s >= EXPLAINED_SHARE * math.fsum(delays_s)
 
 
 def _too_few_workers(shards: Sequence[SelfReport]) -> Cause | None:
