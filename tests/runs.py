@@ -218,6 +218,12 @@ def with_shards(run: Run, *shards: SelfReport) -> Run:
     return replace(run, instrument=ClientReport(shards, run.instrument.family_s))
 
 
+def starved(run: Run) -> Run:
+    """The run by a load generator of which any read may have been 9 s late."""
+    lag = {"n": 2000, "p50": 0.0, "p99": 9.0, "max": 9.0}
+    return with_shard(run, loop_lag_s=lag, stalls=None, cpu_share=0.99)
+
+
 CLASSES = ("chat", "rag")
 
 

@@ -11,6 +11,7 @@ from typer.main import get_command
 from loadgen.cli.app import app
 from loadgen.cli.kinds import FAMILIES, describe
 from loadgen.measure.catalog import METRICS
+from loadgen.measure.summary import ERROR_GATE
 from tests.test_architecture import ROOMS
 
 ROOT = Path(__file__).parent.parent
@@ -180,7 +181,7 @@ def validity_checks():
     first_arguments = [
         c.args[0]
         for c in calls
-        if getattr(c.func, "id", "") in ("ValidityCheck", "gate", "share_of_time")
+        if getattr(c.func, "id", "") in ("ValidityCheck", "gate", "timing", "share_of_time")
     ]
     return sorted({a.value for a in first_arguments if isinstance(a, ast.Constant)})
 
@@ -201,7 +202,7 @@ def test_each_validity_check_and_finding_is_explained():
     assert {"record", "lateness", "client CPU", "throttling", "stimulus"} <= set(validity_checks())
     assert {"shortened", "not due", "disk writes"} <= set(finding_kinds())
     page = (ROOT / "docs" / "reading-a-report.md").read_text()
-    names = [*validity_checks(), *finding_kinds()]
+    names = [*validity_checks(), ERROR_GATE, *finding_kinds()]
     missing = [name for name in names if f"\n### {name}\n" not in page]
     assert not missing, "\n".join(missing)
 

@@ -52,8 +52,8 @@ class TrialSetup:
 
 @dataclass(frozen=True)
 class Trial:
-    """The result of a worker at a rate. `problems` lists the run's failed validity gates and
-    its failed requests."""
+    """The result of a worker at a rate. `problems` lists the run's failed validity gates and timing
+    checks, and its failed requests."""
 
     rate_per_s: float
     tokens_per_s: float  # received in the measured window
@@ -164,7 +164,7 @@ def _judged(run: Run, log: TruthLog, rate_per_s: float, seconds: float, wall_s: 
 
 def _problems(run: Run) -> Iterator[str]:
     for check in summarize(run).validity.checks:
-        if check.is_gate and check.ok is False:
+        if (check.is_gate or check.is_timing) and check.ok is False:
             yield f"{check.name}: {check.detail}"
     statuses = run.request_rows["status"]
     for status in np.unique(statuses):

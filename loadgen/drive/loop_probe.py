@@ -18,10 +18,15 @@ from itertools import pairwise
 
 import numpy as np
 
-from loadgen.manifest.self_report import BacklogReport, LoopLag, ProcessorReport, StallsReport
+from loadgen.manifest.self_report import (
+    PROBE_PERIOD_S,
+    BacklogReport,
+    LoopLag,
+    ProcessorReport,
+    StallsReport,
+)
 from loadgen.timer import Timer
 
-PERIOD_S = 0.01
 STALL_S = 0.005  # a probe later than this marks a stall of the client
 _MOST_STALLS = 10_000
 MOST_SOCKETS = 16  # per probe, which takes 10 µs
@@ -52,7 +57,7 @@ class LoopProbe:
 
     def start(self) -> None:
         self._punctual_s = self._timer.now_s()
-        self._due_s = self._punctual_s + PERIOD_S
+        self._due_s = self._punctual_s + PROBE_PERIOD_S
         self._timer.arm(self._due_s, self._probe)
 
     def stop(self) -> None:
@@ -84,15 +89,15 @@ class LoopProbe:
         self._note_stall(now_s, lag_s)
         self._on_probe()
         self._lags_s.append(lag_s)
-        while lag_s > PERIOD_S:
-            lag_s -= PERIOD_S
+        while lag_s > PROBE_PERIOD_S:
+            lag_s -= PROBE_PERIOD_S
             self._lags_s.append(lag_s)
-        self._due_s = max(self._due_s, now_s - PERIOD_S) + PERIOD_S
+        self._due_s = max(self._due_s, now_s - PROBE_PERIOD_S) + PROBE_PERIOD_S
         self._timer.arm(self._due_s, self._probe)
 
     def _note_stall(self, now_s: float, lag_s: float) -> None:
         if lag_s > STALL_S:
-            # Beyond the limit all the rest is a single stall; such a run is INVALID anyway.
+            # Beyond the limit all the rest is a single stall.
             if self._is_stalled or len(self._stalls) == _MOST_STALLS:
                 self._stalls[-1][2] = max(self._stalls[-1][2], lag_s)
             else:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from loadgen.manifest.json_section import JsonSection
 
+PROBE_PERIOD_S = 0.01  # between two probes of a worker's event loop
+
 
 class CoreSeconds(JsonSection, frozen=True):
     """Time of the cores that a worker may run on, added up over them: of its own thread (`own_s`),

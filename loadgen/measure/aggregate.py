@@ -31,6 +31,7 @@ from loadgen.measure.drivers import drivers
 from loadgen.measure.fairness import fairness
 from loadgen.measure.findings import findings, unfinished_text
 from loadgen.measure.load import (
+    SLOWER_BY,
     Throughput,
     falls_behind,
     inside,
@@ -38,7 +39,14 @@ from loadgen.measure.load import (
     per_second,
     throughput,
 )
-from loadgen.measure.per_request import Mask, PerRequest, Samples, per_request, without_own
+from loadgen.measure.per_request import (
+    Mask,
+    PerRequest,
+    Samples,
+    Seconds,
+    per_request,
+    without_own,
+)
 from loadgen.measure.search_command import capacity_command
 from loadgen.measure.server_load import backends, server_findings, server_summary
 from loadgen.measure.slo import Slo, own_slo, parse_slo, ungrounded, with_implied
@@ -59,7 +67,15 @@ from loadgen.measure.summary import (
     Validity,
     ValidityCheck,
 )
-from loadgen.measure.validity.checks import checks, is_trusted
+from loadgen.measure.validity.checks import checks, is_disturbed, is_trusted, own_lateness
+from loadgen.measure.validity.error_bound import ErrorBound, error_bound, shifted
+from loadgen.measure.validity.survival import (
+    error_sentence,
+    imprecise,
+    instrument_check,
+    unsettled,
+    with_error,
+)
 from loadgen.measure.verdict import (
     DEFAULT_CONFIDENCE,
     Bound,
@@ -106,7 +122,8 @@ def summarize(
     level = DEFAULT_CONFIDENCE if confidence is None else confidence
     load = load_through(run, columns, due, window)
     found = checks(run, columns, due, everything, load)
-    doubts = _doubts(run, found, due)
+    lateness_s = own_lateness(run, columns)
+    bound = error_bound(run, lateness_s)
     sent, addresses = stimulus(run, columns, window), tuple(backends(run, columns, due))
     met = due & meets_own(run, columns, slos, by_class)
     least = run.manifest.min_requests if min_requests is None else min_requests
@@ -115,15 +132,42 @@ def summarize(
         **_numbers(run, columns, slos, due, met, limited, window, level),
         **_rates(run, window, run.manifest.requested_rate_per_s, run.manifest.has_closed_loop),
     }
+    every_row = np.ones(len(due), bool)
+    limits = [(slo, every_row) for slo in (*slos, *_brought(columns)) if slo.scope == "request"]
+    for name, own in by_class.items():
+        rows = run.schedule_rows["class_id"] == run.names.classes.index(name)
+        limits += [(slo, rows) for slo in own if slo.scope == "request"]
+
+    def judged(moved: PerRequest, rates: Throughput) -> list[SloResult]:
+        moved_met, samples = due & meets_own(run, moved, slos, by_class), Samples(moved, due)
+        shares = _shares(run, due, moved_met, samples, slos, window)
+        return _judge(slos, moved, due, moved_met, samples, rates, window, shares, level)
+
+    stated = _stated(slos)
+    whole["slo"] = with_error(
+        run, columns, bound, window, due, judged, stated, whole["slo"], limits
+    )
     classes = {
-        name: _class_summary(run, name, shared, own, window, level, confidence is not None)
+        name: _class_summary(
+            run, name, shared, own, window, level, confidence is not None, lateness_s
+        )
         for name, own in by_class.items()
     }
     asked = [*whole["slo"], *(_of_class(n, r) for n, c in classes.items() for r in c.slo)]
+    overload = _overload(run, columns, due, found, whole["counts"])
+    too_large = imprecise(run, columns, bound, due, run.manifest.instrument_limits)
+    open_overload = _open_overload(run, columns, bound, due, window) if overload else ""
+    found.append(instrument_check(run, asked, too_large, is_disturbed(found), open_overload))
+    if not is_trusted(found):
+        whole["slo"] = _unproven(whole["slo"])
+        classes = {
+            name: dataclasses.replace(c, verdict="no_verdict", slo=_unproven(c.slo))
+            for name, c in classes.items()
+        }
     verdict, exit_code, reasons = decide(
         asked,
-        doubts,
-        _overload(run, columns, due, found, whole["counts"]),
+        _doubts(run, found, due),
+        overload,
         level,
         is_strict=confidence is not None,
         n_ok=whole["counts"][Status.ok.name],
@@ -137,7 +181,9 @@ def summarize(
         confidence=level,
         window=window,
         **whole,
-        validity=Validity(is_trusted(found), tuple(found), stalls(run, columns, due)),
+        validity=Validity(
+            is_trusted(found), tuple(found), stalls(run, columns, due), tuple(map(str, too_large))
+        ),
         findings=(
             *findings(run, columns, due, window, everything, found, sent, addresses),
             *server_findings(run, columns),
@@ -164,6 +210,36 @@ def slos_of_run(run: Run) -> tuple[str, ...]:
         f"{name}: {text}" for name, section in manifest.classes.items() for text in section.slo
     ]
     return (*manifest.slo, *brought, *of_classes)
+
+
+def _stated(slos: Sequence[Slo]) -> list[Slo]:
+    """The SLO behind each result, the implied SLO included."""
+    return [slo for slo, _ in with_implied(slos)]
+
+
+def _brought(columns: PerRequest) -> list[Slo]:
+    """The SLOs that requests brought themselves."""
+    return [own_slo(metric) for metric in columns.own_slo_s]
+
+
+def _unproven(results: Sequence[SloResult]) -> tuple[SloResult, ...]:
+    """The results of an INVALID run, which proves nothing."""
+    return tuple(dataclasses.replace(r, proven=None, n_needed=None) for r in results)
+
+
+def _open_overload(
+    run: Run, columns: PerRequest, bound: ErrorBound, due: Mask, window: MeasuredWindow
+) -> str:
+    """A sentence where the load generator's own delays can explain that TTFT grew; else ""."""
+    slowest, fastest = (
+        load_through(run, shifted(run, columns, bound, sign, has_gaps=False), due, window)
+        for sign in (1, -1)
+    )
+    if slowest is None or fastest is None:
+        return ""
+    if fastest.ttft_s[-1] >= SLOWER_BY * slowest.ttft_s[0]:
+        return ""
+    return "the growth of TTFT over the window can be the load generator's"
 
 
 def _brought_to_all(
@@ -240,9 +316,8 @@ def _numbers(
     """The fields that the summary of a run and that of a class share."""
     samples, rates = Samples(columns, due), throughput(run, columns, window)
     counts = _counts(run, due)
-    meeting = samples.share(met, _judged(slos))
-    failing = samples.share(due & failed_rows(run))
-    shares = Shares(counts["due"], _count(met), counts["failed"], window.length_s, meeting, failing)
+    shares = _shares(run, due, met, samples, slos, window)
+    meeting = shares.meeting or Dependence(shares.due)
     judge = partial(
         _judge, columns=columns, due=due, met=met, samples=samples, rates=rates, window=window,
         shares=shares, confidence=level,
@@ -268,24 +343,40 @@ def _class_summary(
     window: MeasuredWindow,
     level: float,
     is_strict: bool,
+    lateness_s: Seconds,
 ) -> ClassSummary:
-    """The rows of a class, summarised like a run of their own."""
+    """The rows of a class, summarised like a run of their own. `lateness_s` has an entry per row of
+    the whole run, because the concurrency limit that holds rows back is that of all classes."""
     part = _only(run, run.names.classes.index(name))
     columns, due = per_request(part), due_rows(part)
     own = [*own, *_brought_to_class(columns, due, shared, own)]
-    met, limited = (
-        due & meets(columns, [*shared, *own]),
-        limited_rows(part, columns, shared, {name: own}),
-    )
+    met = due & meets(columns, [*shared, *own])
+    limited = limited_rows(part, columns, shared, {name: own})
     numbers = _numbers(part, columns, own, due, met, limited, window, level)
+    in_class = run.schedule_rows["class_id"] == run.names.classes.index(name)
+    bound = error_bound(part, lateness_s[in_class])
+    every_row = np.ones(len(due), bool)
+    limits = [
+        (slo, every_row) for slo in (*shared, *own, *_brought(columns)) if slo.scope == "request"
+    ]
+
+    def judged(moved: PerRequest, rates: Throughput) -> list[SloResult]:
+        moved_met, samples = due & meets(moved, [*shared, *own]), Samples(moved, due)
+        shares = _shares(part, due, moved_met, samples, own, window)
+        return _judge(own, moved, due, moved_met, samples, rates, window, shares, level)
+
+    numbers["slo"] = with_error(
+        part, columns, bound, window, due, judged, _stated(own), numbers["slo"], limits
+    )
+    doubts = [error_sentence(result) for result in unsettled(numbers["slo"])]
     stated = run.manifest.classes[name]
     numbers |= _rates(part, window, stated.requested_rate_per_s, stated.is_closed_loop)
     return ClassSummary(
         tenant=stated.tenant,
         priority=stated.priority,
-        verdict=decide(numbers["slo"], (), "", level, is_strict, numbers["counts"][Status.ok.name])[
-            0
-        ],
+        verdict=decide(
+            numbers["slo"], doubts, "", level, is_strict, numbers["counts"][Status.ok.name]
+        )[0],
         **numbers,
     )
 
@@ -373,6 +464,20 @@ def _distributions(samples: Samples, confidence: float) -> dict[str, Distributio
         )
 
     return {name: distribution(m) for name, m in METRICS.items() if m.scope != "run"}
+
+
+def _shares(
+    run: Run,
+    due: Mask,
+    met: Mask,
+    samples: Samples,
+    slos: Sequence[Slo],
+    window: MeasuredWindow,
+) -> Shares:
+    failed = failed_rows(run)
+    meeting = samples.share(met, _judged(slos))
+    n_due, n_met, n_failed = (_count(rows) for rows in (due, met, failed))
+    return Shares(n_due, n_met, n_failed, window.length_s, meeting, samples.share(failed))
 
 
 def _judged(slos: Sequence[Slo]) -> tuple[str, ...]:
@@ -492,7 +597,8 @@ def _overload(
 
 
 def _sentence(check: ValidityCheck) -> str:
-    return f"{check.detail[:1].upper()}{check.detail[1:]}."
+    remedy = f" Remedy: {check.remedy}." if check.remedy else ""
+    return f"{check.detail[:1].upper()}{check.detail[1:]}.{remedy}"
 
 
 def _count(rows: Mask) -> int:

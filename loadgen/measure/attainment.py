@@ -108,7 +108,7 @@ def slos_met(columns: PerRequest, slo: Slo) -> Mask:
     Only a successful answer with a token meets any. An undefined metric is a miss, except for
     metrics that an answer may be too short to have (`PASSES_UNDEFINED`).
     """
-    values, limit = columns.column(slo.metric), _limits(columns, slo)
+    values, limit = columns.column(slo.metric), request_limits(columns, slo)
     within = values <= limit if slo.operator == "<=" else values >= limit
     if slo.metric in PASSES_UNDEFINED:
         within |= np.isnan(values)
@@ -116,7 +116,8 @@ def slos_met(columns: PerRequest, slo: Slo) -> Mask:
     return met
 
 
-def _limits(columns: PerRequest, slo: Slo) -> float | NDArray[np.float64]:
+def request_limits(columns: PerRequest, slo: Slo) -> float | NDArray[np.float64]:
+    """The limit of a per-request SLO for each row: the request's own, else the common limit."""
     own_s = columns.own_slo_s.get(slo.metric)
     return slo.limit if own_s is None else np.where(own_s > 0, own_s, slo.limit)
 

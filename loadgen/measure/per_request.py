@@ -115,7 +115,7 @@ def per_request(run: Run) -> PerRequest:
     output_tokens = _output_tokens(rows)
     starts = chunk_starts(run.chunk_rows)
     gaps = _gaps(run.chunk_rows, starts, rows)
-    max_stall_s = _greatest(gaps.icl_s, gaps, len(rows))
+    max_stall_s = greatest(gaps.icl_s, gaps, len(rows))
     itl_s = gaps.itl_s
     opened = ~rows["reused_connection"]
     return PerRequest(
@@ -130,7 +130,7 @@ def per_request(run: Run) -> PerRequest:
         e2e_from_send_s=last_s - sent_s,
         close_s=_column(rows, "done_s") - released_s,
         e2e_per_token_s=_divide(last_s - released_s, output_tokens),
-        max_itl_s=max_stall_s if itl_s is gaps.icl_s else _greatest(itl_s, gaps, len(rows)),
+        max_itl_s=max_stall_s if itl_s is gaps.icl_s else greatest(itl_s, gaps, len(rows)),
         max_stall_s=max_stall_s,
         queue_client_s=sent_s - released_s,
         connect_s=np.where(opened, _column(rows, "connected_s") - sent_s, np.nan),
@@ -232,12 +232,12 @@ def _row_of(ids: NDArray[np.uint32], request_ids: NDArray[np.uint32]) -> NDArray
     return row
 
 
-def _greatest(values: Seconds, gaps: TokenGaps, n_rows: int) -> Seconds:
+def greatest(values: Seconds, gaps: TokenGaps, n_rows: int) -> Seconds:
     """The greatest value of each request row; NaN for rows without any gap."""
-    greatest = np.full(n_rows, np.nan)
+    most = np.full(n_rows, np.nan)
     if len(values):
-        greatest[gaps.rows] = np.maximum.reduceat(values, gaps.starts)
-    return greatest
+        most[gaps.rows] = np.maximum.reduceat(values, gaps.starts)
+    return most
 
 
 class Samples:

@@ -77,30 +77,52 @@ class Goodput:
     output_tokens_per_s: float
 
 
+ERROR_GATE = "instrument error"
+"""The gate that fails where the load generator's own delays leave the verdict open."""
+
+
 @dataclass(frozen=True, slots=True)
 class ValidityCheck:
     """A check of the validity table. `ok` None: not recorded. A failed `is_gate` makes the run
-    invalid."""
+    invalid; a failed `is_timing` shows that the load generator was late, and the gate "instrument
+    error" decides whether that matters. `remedy` is what to do about a failure, "" where `detail`
+    shows it."""
 
     name: str
     ok: bool | None
     detail: str
     is_gate: bool = False
+    is_timing: bool = False
+    remedy: str = ""
 
 
-def gate(name: str, ok: bool | None, detail: str) -> ValidityCheck:
+def gate(name: str, ok: bool | None, detail: str, remedy: str = "") -> ValidityCheck:
     """A check that makes the run invalid if it fails."""
-    return ValidityCheck(name, ok, detail, is_gate=True)
+    return ValidityCheck(name, ok, detail, is_gate=True, remedy=remedy)
+
+
+def timing(name: str, ok: bool | None, detail: str) -> ValidityCheck:
+    """A check of the load generator's own delays."""
+    return ValidityCheck(name, ok, detail, is_timing=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Validity:
-    """Whether the numbers are valid, and every check behind that. `stalls` None: the load generator
-    did not look for its own stalls."""
+    """Whether the run is valid, and every check behind that. `stalls` None: the load generator did
+    not look for its own stalls. `imprecise`: the percentiles of which its own delays are too large
+    a part to compare them with those of another run."""
 
     trusted: bool
     checks: tuple[ValidityCheck, ...]
     stalls: Stalls | None = None
+    imprecise: tuple[str, ...] = ()
+
+    @property
+    def why_not_comparable(self) -> tuple[str, ...]:
+        """Why the numbers cannot be compared with those of another run; empty where they can.
+        Whether the verdict on this run's own SLOs stands does not matter for that."""
+        broken = [c for c in self.checks if c.is_gate and c.ok is False and c.name != ERROR_GATE]
+        return (*(f"{check.name}: {check.detail}." for check in broken), *self.imprecise)
 
 
 @dataclass(frozen=True, slots=True)

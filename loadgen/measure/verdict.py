@@ -15,6 +15,7 @@ from loadgen.measure.statistics.population import Population
 from loadgen.measure.statistics.proportions import exact_bounds, needed_n
 from loadgen.measure.wording import format_count, format_value
 
+_SHOWN_ERROR = 0.05
 DEFAULT_CONFIDENCE = 0.95
 Verdict = Literal["met", "missed", "no_verdict"]
 _WITHOUT_BOUNDS = (
@@ -62,6 +63,10 @@ class SloResult:
     one. The n samples are worth `n_effective` independent samples (None: not estimated);
     `too_short`: the run is too short for any bound. `seconds_needed` is `n_needed` at the rate of
     the run.
+
+    `error`: how far the load generator's own delays can have moved `value`, in its unit. `survives`
+    is whether `met` is the same with that error added or subtracted, and `error_reaches_limit`
+    whether the error alone is as large as the limit (`measure.validity.survival`). None: no result.
     """
 
     text: str
@@ -81,6 +86,9 @@ class SloResult:
     too_short: bool = False
     seconds_needed: float | None = None
     note: str = ""
+    error: float = 0.0
+    error_reaches_limit: bool = False
+    survives: bool | None = None
 
     @property
     def shown(self) -> str:
@@ -90,6 +98,13 @@ class SloResult:
         return (
             f"{self.text} ({format_count(self.n_own)} of {format_count(self.n)} by their own limit)"
         )
+
+    @property
+    def has_shown_error(self) -> bool:
+        """Whether the instrument error is at least a twentieth of the limit, of the value or of the
+        distance between them."""
+        scale = min(self.limit, abs(self.value), abs(self.limit - self.value))
+        return self.error > 0 and self.error >= _SHOWN_ERROR * scale
 
     @property
     def unit(self) -> Literal["s", "per_s", "share"]:
@@ -255,7 +270,9 @@ def sentence(result: SloResult, confidence: float) -> str:
     if math.isinf(result.value):
         text += f" because too many requests failed or did not finish, n = {format_count(result.n)}"
     else:
-        text += f" at {format_value(result.value, result.unit)}, n = {format_count(result.n)}"
+        error = f" {error_note(result)}" if result.has_shown_error else ""
+        text += f" at {format_value(result.value, result.unit)}{error}"
+        text += f", n = {format_count(result.n)}"
     if is_dependent(result):
         text += f" ({worth(result)})"
     if result.proven is None:
@@ -287,6 +304,16 @@ def duration(result: SloResult) -> str:
     if result.seconds_needed is None:
         return ""
     return f", {format_value(result.seconds_needed, 's')} at this rate"
+
+
+def error_note(result: SloResult) -> str:
+    """`+ up to 19 ms instrument error`, with the sign of the direction that could change the
+    result."""
+    is_upper = (METRICS[result.metric].direction == "lower") is (result.met is not False)
+    if math.isinf(result.error):
+        return "with an unbounded instrument error"
+    sign = "+" if is_upper else "−"
+    return f"{sign} up to {format_value(result.error, result.unit)} instrument error"
 
 
 def decide(

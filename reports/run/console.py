@@ -99,8 +99,9 @@ def _slos(head: Sequence[str], rows: Sequence[Sequence[tables.TableCell]]) -> Ta
     grid = _grid(*head)
     for cells in rows:
         words = [cell.text for cell in cells]
-        if cells[-1].small:
-            words[-1] += f", {cells[-1].small}"
+        for k, joint in ((1, " "), (-1, ", ")):  # the instrument error, the samples needed
+            if cells[k].small:
+                words[k] += f"{joint}{cells[k].small}"
         grid.add_row(*map(Text, words))
     return grid
 

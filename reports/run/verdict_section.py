@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadgen.measure.summary import ClassSummary, Summary
-from loadgen.measure.verdict import SloResult, sentence
+from loadgen.measure.verdict import SloResult, error_note, sentence
 from loadgen.measure.wording import format_count, format_value
 from reports.run.tables import TableCell
 
@@ -63,18 +63,20 @@ def slo_head(summary: Summary) -> tuple[str, ...]:
 
 def slo_rows(summary: Summary) -> list[list[TableCell]]:
     """A row for each SLO of all traffic, then for those of each class: `chat: p99(ttft) <= 1s`."""
-    rows = [_slo_row(result, f"slo.{k}") for k, result in enumerate(summary.slo)]
+    is_valid = summary.validity.trusted
+    rows = [_slo_row(result, f"slo.{k}", is_valid) for k, result in enumerate(summary.slo)]
     for name, of_class in summary.classes.items():
         rows += [
-            _slo_row(result, f"classes.{name}.slo.{k}", f"{name}: ")
+            _slo_row(result, f"classes.{name}.slo.{k}", is_valid, f"{name}: ")
             for k, result in enumerate(of_class.slo)
         ]
     return rows
 
 
-def _slo_row(result: SloResult, path: str, prefix: str = "") -> list[TableCell]:
+def _slo_row(result: SloResult, path: str, is_valid: bool, prefix: str = "") -> list[TableCell]:
     text = f"{prefix}{result.shown}{' (implied)' if result.is_implied else ''}"
-    value = TableCell(format_value(result.value, result.unit), f"{path}.value", result.unit)
+    error = error_note(result) if result.has_shown_error and result.scope == "run" else ""
+    value = TableCell(format_value(result.value, result.unit), f"{path}.value", result.unit, error)
     n = TableCell(format_count(result.n), f"{path}.n")
     if result.scope == "request":
         share = TableCell(f"{value.text} of requests", value.path, result.unit)
@@ -84,6 +86,8 @@ def _slo_row(result: SloResult, path: str, prefix: str = "") -> list[TableCell]:
         ]  # fmt: skip
     unknown = "? no verdict" if result.n else "? no sample"
     verdict = {True: "✓ met", False: "✗ missed", None: unknown}[result.met]
+    if not is_valid:
+        verdict = "– run INVALID"
     cells = [TableCell(text), value, _bound(result, path), n]
     return [*cells, TableCell(verdict, small=result.note), _proof(result)]
 
@@ -106,15 +110,6 @@ def _proof(result: SloResult) -> TableCell:
 
 
 _MANY_FAILURES = 0.01  # of the due requests
-_CLIENT_CHECKS = (
-    "lateness",
-    "event loop",
-    "read backlog",
-    "client CPU",
-    "run delay",
-    "throttling",
-    "shared cores",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,18 +177,17 @@ def _unreachable(summary: Summary) -> list[NextStep]:
 
 
 def _repair(summary: Summary) -> list[NextStep]:
-    failed = {c.name for c in summary.validity.checks if c.is_gate and c.ok is False}
-    steps = []
-    if failed & set(_CLIENT_CHECKS):
-        steps.append(
-            NextStep(
-                "The load generator was the bottleneck, not the server: use a machine for it alone,"
-                " more workers (--workers N) or a lower rate. To check how much load this machine"
-                " can measure accurately:",
-                "slobench doctor",
-            )
+    failed = [c for c in summary.validity.checks if c.is_gate and c.ok is False]
+    remedies = dict.fromkeys(check.remedy for check in failed if check.remedy)
+    steps = [
+        NextStep(
+            f"The load generator, not the server, was the limit: {remedy}. To check how much load "
+            "this machine can measure accurately:",
+            "slobench doctor",
         )
-    if failed - set(_CLIENT_CHECKS):
+        for remedy in remedies
+    ]
+    if not all(check.remedy for check in failed):
         steps.append(
             NextStep("Fix the cause of the failed validity checks below, and measure again.")
         )

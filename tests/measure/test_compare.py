@@ -141,10 +141,14 @@ def test_seeds_slos_and_names_do_not_make_runs_incomparable():
 
 
 def test_runs_that_cannot_be_trusted_are_left_out_and_told():
-    bad = with_shard(measured_run(seed=3), cpu_share=0.99)
+    late = {"n": 2000, "p50": 0.0, "p99": 0.02, "max": 0.02}
+    bad = with_shard(measured_run(seed=3, slo=["p99(ttft) <= 1s"]), loop_lag_s=late)
+    assert Measured(bad).summary.verdict == "met", "1 s is far away"
+    bad = with_manifest(bad, slo=())
     found = compare([*side(0, 3), bad], side(9, 3))
     assert by_measure(found)["mean(tpot)"].n_runs == (3, 3)
-    assert "left out because the run is invalid" in found.notes[0]
+    assert "is left out because the run is invalid: p50 TTFT " in found.notes[0]
+    assert "of which up to 20.2 ms may be the load generator's" in found.notes[0]
     assert compare([bad], side(9, 3)).verdict == "invalid"
 
 

@@ -24,11 +24,11 @@ LIMITS_S = st.sampled_from([0.0, 0.05, 0.3, 1.0, 3.0])
 
 
 def test_two_of_four_own_limits_decide_against_everybodys():
-    """200 due requests with a TTFT of 50 to 200 ms, everybody's limit 1 s: 40 have 1 ms of their
+    """200 due requests with a TTFT of 50 to 200 ms, everybody's limit 1 s: 40 have 10 ms of their
     own, 20 have 10 s."""
     run = measured_run(slo=["ttft <= 1s", "attainment >= 90%"])
     own_s = np.zeros(220)
-    own_s[20:60], own_s[60:80] = 0.001, 10.0
+    own_s[20:60], own_s[60:80] = 0.01, 10.0
     found = summarize(replace_schedule(run, ttft_slo_s=own_s))
     assert (found.attainment.met, found.attainment.due) == (160, 200)
     assert found.goodput.requests_per_s.value == pytest.approx(8.0)
@@ -40,7 +40,7 @@ def test_two_of_four_own_limits_decide_against_everybodys():
 
 
 def test_a_looser_limit_of_its_own_is_kept_where_everybodys_is_not():
-    run = measured_run(slo=["ttft <= 1ms"])
+    run = measured_run(slo=["ttft <= 10ms"])
     found = summarize(replace_schedule(run, ttft_slo_s=np.full(220, 60.0)))
     assert (found.attainment.met, found.verdict) == (200, "met")
     assert summarize(run).attainment.met == 0
@@ -48,7 +48,7 @@ def test_a_looser_limit_of_its_own_is_kept_where_everybodys_is_not():
 
 def test_promises_that_only_the_rows_make_are_judged_by_those_who_have_them():
     own_s = np.zeros(220)
-    own_s[100:150] = 0.0001
+    own_s[100:150] = 0.01
     found = summarize(replace_schedule(measured_run(), e2e_slo_s=own_s))
     each, share = found.slo
     assert (each.text, each.n, each.value) == ("e2e <= the request's own", 50, 0.0)
@@ -82,9 +82,9 @@ def of_rag(limit_s, every=4):
 
 
 def test_a_promise_to_one_class_does_not_hide_what_the_others_rows_brought():
-    """chat keeps its promise; every row of rag brought 1 ms, and none is kept."""
+    """chat keeps its promise; every row of rag brought 10 ms, and none is kept."""
     run = two_classes(chat=["ttft <= 10s"])
-    found = summarize(replace_schedule(run, ttft_slo_s=of_rag(0.001)))
+    found = summarize(replace_schedule(run, ttft_slo_s=of_rag(0.01)))
     assert (found.verdict, found.exit_code) == ("missed", 1)
     own, share = found.classes["rag"].slo
     assert (own.text, own.n, own.value) == ("ttft <= the request's own", 50, 0.0)
@@ -98,7 +98,7 @@ def test_a_small_class_that_misses_all_its_rows_brought_is_missed():
     """2 of 200 due requests: 99 % of all keep theirs."""
     run = two_classes(chat=["ttft <= 10s"])
     run.schedule_rows["class_id"] = np.isin(np.arange(220), [103, 107])
-    own_s = np.where(run.schedule_rows["class_id"] == 1, 0.001, 0.0)
+    own_s = np.where(run.schedule_rows["class_id"] == 1, 0.01, 0.0)
     found = summarize(replace_schedule(run, ttft_slo_s=own_s))
     assert (found.attainment.met, found.classes["rag"].attainment.met) == (198, 0)
     assert found.verdict == "missed"
@@ -116,9 +116,9 @@ def test_a_small_class_that_misses_all_its_rows_brought_is_missed():
     ],
 )
 def test_the_share_that_was_stated_is_asked_of_what_rows_brought(promised, verdict):
-    """Half of rag's rows brought 1 ms, which they miss; the others keep everything."""
+    """Half of rag's rows brought 10 ms, which they miss; the others keep everything."""
     run = two_classes(**{"chat": ["ttft <= 10s"], **promised})
-    found = summarize(replace_schedule(run, ttft_slo_s=of_rag(0.001, every=8)))
+    found = summarize(replace_schedule(run, ttft_slo_s=of_rag(0.01, every=8)))
     assert (found.attainment.met, found.classes["rag"].attainment.met) == (175, 25)
     assert found.verdict == verdict
 

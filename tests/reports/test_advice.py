@@ -4,7 +4,7 @@ import pytest
 
 from loadgen.measure.aggregate import summarize
 from reports.run.verdict_section import banner, is_inconclusive, next_steps, slo_rows
-from tests.runs import measured_run, two_classes, with_manifest, with_shard
+from tests.runs import measured_run, starved, two_classes, with_manifest, with_shard
 
 URL = ("--target", "http://h")
 
@@ -22,15 +22,18 @@ def search(*args, **options):
 
 
 def test_a_client_that_was_the_limit_is_sent_to_the_doctor():
-    [(text, command)] = told(with_shard(measured_run(slo=["ttft <= 1s"]), cpu_share=0.99))
-    assert "load generator was the bottleneck" in text
+    [(text, command)] = told(starved(measured_run(slo=["ttft <= 1s"])))
+    assert "was the limit: use more workers (--workers), or lower the rate." in text
     assert command == "slobench doctor"
 
 
 def test_a_client_whose_cores_others_kept_busy_is_sent_there_too():
     taken = {"allowed": [0], "online": 4, "own_s": 0.5, "idle_s": 0.0, "programs_s": 9.99}
-    run = with_shard(measured_run(slo=["ttft <= 1s"]), cores={**taken, "total_s": 10.0})
-    assert [command for _, command in told(run)] == ["slobench doctor"]
+    run = starved(measured_run(slo=["ttft <= 1s"]))
+    [(text, command)] = told(with_shard(run, cpu_share=0.02, cores={**taken, "total_s": 10.0}))
+    assert "stop the other programs" in text
+    assert "--workers" not in text
+    assert command == "slobench doctor"
 
 
 def test_a_run_without_a_promise_can_be_judged_without_measuring_again():

@@ -8,7 +8,7 @@ from rich.console import Console
 from loadgen.measure.aggregate import summarize
 from loadgen.records import Run
 from reports.run.console import table
-from tests.runs import measured_run, traffic, two_classes, with_manifest, with_shard
+from tests.runs import measured_run, starved, traffic, two_classes, with_manifest, with_shard
 
 SLO = [
     "ttft <= 150ms",
@@ -65,9 +65,21 @@ def test_verdict_promises_latencies_and_notes_come_in_that_order() -> None:
 
 
 def test_an_invalid_run_says_so_in_words() -> None:
-    text = printed(with_shard(measured_run(slo=SLO), cpu_share=0.99))
+    text = printed(starved(measured_run(slo=SLO)))
     assert text.splitlines()[0] == "INVALID: NO VERDICT (the measurement cannot be trusted)"
-    assert "99 % of one core" in text
+    flat = " ".join(text.split())
+    assert "Cause: a worker used 99 % of a core, so its own CPU was full." in flat
+    assert "Remedy: use more workers (--workers), or lower the rate." in flat
+    assert "✓" not in text
+    assert "run INVALID" in text
+
+
+def test_the_instrument_error_stands_beside_the_value_that_it_may_be_part_of() -> None:
+    lag = {"n": 2000, "p50": 0.0, "p99": 0.019, "max": 0.019}
+    text = printed(with_shard(measured_run(slo=["p50(ttft) <= 1s"]), loop_lag_s=lag))
+    assert text.splitlines()[0] == "MET (with 95 % confidence)"
+    flat = " ".join(text.split())
+    assert "p50(ttft) <= 1s: met at 97.7 ms + up to 19.2 ms instrument error, n = 200" in flat
 
 
 def test_percentiles_come_with_interval_n_and_mark() -> None:

@@ -33,7 +33,7 @@ from reports.modes import page as modes_page
 from reports.nightly import page as nightly_page
 from reports.run import page as run_page
 from tests.browser import Watched, chromium, needs_chromium
-from tests.runs import measured_run, with_manifest, with_shard
+from tests.runs import measured_run, starved, with_manifest
 from tests.shown import number, tables
 
 KINDS = ("compare", "capacity", "nightly", "modes", "rates", "sweep", "one request", "invalid",
@@ -62,7 +62,7 @@ def pages(cache, tmp_path_factory):
                        output_len=20, duration="4s", slo=["ttft <= 200ms"]), [2.0, 6.0], 2),
         "sweep": swept(cache, root / "sweep"),
         "one request": of_run(cache, measured_run(21, n_tokens=5, slo=["ttft <= 1s"])),
-        "invalid": of_run(cache, with_shard(short_run(), cpu_share=0.99)),
+        "invalid": of_run(cache, starved(short_run())),
         "inconclusive": of_run(cache, short_run(["p99(ttft) <= 300ms"]), 0.95),
     }  # fmt: skip
 

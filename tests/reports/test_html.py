@@ -14,7 +14,14 @@ import pytest
 from loadgen.measure.aggregate import summarize
 from loadgen.records import Names, Run, Status
 from reports.run.page import render
-from tests.runs import cut_off, measured_run, traffic, two_classes, with_manifest, with_shard
+from tests.runs import (
+    cut_off,
+    measured_run,
+    starved,
+    traffic,
+    two_classes,
+    with_manifest,
+)
 from tests.shown import number
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "reports"
@@ -178,9 +185,9 @@ def test_the_page_carries_its_summary_for_machines(cache: Path) -> None:
     [
         (measured_run(slo=SLO), "MET"),
         (with_manifest(measured_run(slo=SLO), command=[]), "MET"),
-        (measured_run(slo=["p50(ttft) <= 1ms"]), "MISSED"),
+        (measured_run(slo=["p50(ttft) <= 10ms"]), "MISSED"),
         (measured_run(), "NO VERDICT"),
-        (with_shard(measured_run(slo=SLO), cpu_share=0.99), "INVALID: NO VERDICT"),
+        (starved(measured_run(slo=SLO)), "INVALID: NO VERDICT"),
         (with_manifest(measured_run(slo=SLO), ended="interrupted"), "NO VERDICT"),
         (measured_run(220, n_failed=220, slo=SLO), "MISSED"),
         (measured_run(1, slo=SLO), "NO VERDICT"),

@@ -91,7 +91,7 @@ def judge_sides(a: Sequence[Measured], b: Sequence[Measured], options: Options) 
     reasons = refusal(*manifests, options.vary)
     if reasons:
         raise UsageError("these runs are not comparable:\n" + "\n".join(reasons))
-    trusted_a, trusted_b = ([m for m in side if m.summary.validity.trusted] for side in (a, b))
+    trusted_a, trusted_b = ([m for m in side if m.is_comparable] for side in (a, b))
     notes = _left_out(a, trusted_a) + _left_out(b, trusted_b)
     found: list[ComparedMeasure] = []
     pairing = "none"
@@ -127,7 +127,7 @@ def noise_of_sides(measured: Sequence[Measured], metrics: Sequence[str] = ()) ->
     reasons = refusal(manifests, manifests[:1])
     if reasons:
         raise UsageError("an A/A comparison needs equal runs:\n" + "\n".join(reasons))
-    trusted = [m for m in measured if m.summary.validity.trusted]
+    trusted = [m for m in measured if m.is_comparable]
     if len(trusted) < 3:
         raise UsageError(f"the noise of equal runs needs at least three valid runs; "
                          f"{len(trusted)} of {len(measured)} are valid")  # fmt: skip
@@ -219,8 +219,9 @@ def _judge_all(
 
 
 def _left_out(side: Sequence[Measured], trusted: Sequence[Measured]) -> list[str]:
-    return [f"{m.name} is left out because the run is invalid: {' '.join(m.summary.reasons)}"
-            for m in side if m not in trusted]  # fmt: skip
+    reasons = [(m.name, m.summary.validity.why_not_comparable) for m in side if m not in trusted]
+    return [f"{name} is left out because the run is invalid: {'; '.join(why)}"
+            for name, why in reasons]  # fmt: skip
 
 
 N_STRETCHES, N_DRAWS, SEED = 40, 1000, 20_250_101

@@ -76,6 +76,12 @@ class Measured:
         return summarize(self.run)
 
     @property
+    def is_comparable(self) -> bool:
+        """Whether the evidence of the run holds and the load generator's own delays are a small
+        part of its numbers, whatever the verdict on its SLOs."""
+        return not self.summary.validity.why_not_comparable
+
+    @property
     def schedule_sha256(self) -> str:
         return self.run.manifest.schedule_sha256
 

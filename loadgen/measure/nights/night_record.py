@@ -30,8 +30,8 @@ later."""
 
 @dataclass(frozen=True, slots=True)
 class RunNumbers:
-    """A run: its value per measure text (NaN: none). `reasons` explain why it is invalid; without
-    reasons it is valid. `directory` is the run's own directory. `control` is the run made right
+    """A run: its value per measure text (NaN: none). `reasons` explain why it cannot be compared;
+    without reasons it can. `directory` is the run's own directory. `control` is the run made right
     next to it, if its cell has a control. `pace_s` is the time of a fixed calculation on its
     machine before and after the run, if it was measured."""
 
@@ -79,12 +79,11 @@ class CellNight:
 
 def numbers_of(run: Measured, measures: Sequence[str] = (), directory: str = "") -> RunNumbers:
     """The values of a run: the requested measures and all of `RECORDED`."""
-    trusted = run.summary.validity.trusted
     return RunNumbers(
         name=run.name,
         schedule_sha256=run.schedule_sha256,
         n_due=run.n_due(),
-        reasons=() if trusted else tuple(run.summary.reasons) or ("the run is invalid",),
+        reasons=run.summary.validity.why_not_comparable,
         values={
             text: _rounded(run.value(measure(text)))
             for text in dict.fromkeys([*measures, *RECORDED])

@@ -1,6 +1,8 @@
 """All validity checks of a run, as a table.
 
-A *gate* that fails makes the run INVALID, whatever its latencies; other checks only give findings.
+A *gate* that fails makes the run INVALID. Gates of the evidence (rows, traffic) do so whatever the
+latencies. *Timing* checks show the load generator's own delays; the gate "instrument error", which
+`survival` adds, decides whether these leave the verdict open. Other checks only give findings.
 """
 
 from __future__ import annotations
@@ -9,8 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from loadgen.measure.attainment import measured_window
 from loadgen.measure.load import LoadByQuarter
-from loadgen.measure.per_request import Mask, PerRequest
+from loadgen.measure.per_request import Mask, PerRequest, Seconds
 from loadgen.measure.slo import Slo
 from loadgen.measure.stalls import stalls
 from loadgen.measure.summary import ValidityCheck
@@ -18,8 +21,10 @@ from loadgen.measure.validity.client_checks import (
     client_stalls,
     connections,
     encoding,
+    held_by_cap,
     lateness,
     loop_lag,
+    on_schedule,
     processor_speed,
     read_backlog,
     share_of_time,
@@ -46,9 +51,11 @@ def checks(
     return [
         record(run),
         *client_limits(run),
-        lateness(run, columns, due, slos, limits, shards),
-        loop_lag(shards, limits.loop_lag_s),
-        read_backlog(shards, limits.read_backlog_s),
+        stimulus(run),
+        on_schedule(run, own_lateness(run, columns), due, measured_window(run).length_s),
+        lateness(run, columns, due, slos, limits),
+        loop_lag(run.instrument, limits),
+        read_backlog(run.instrument, limits),
         share_of_time(
             "client CPU",
             "of one core used by the load generator",
@@ -65,7 +72,7 @@ def checks(
             lambda shard: shard.run_delay_share,
             limits.run_delay_share,
         ),
-        shared_cores(run, shards, limits.run_delay_share),
+        shared_cores(run.instrument, limits),
         share_of_time(
             "throttling",
             "of the run throttled by the CPU quota of the container (cgroup)",
@@ -76,7 +83,6 @@ def checks(
         ),
         steal(shards),
         processor_speed(shards),
-        stimulus(run),
         client_stalls(stalls(run, columns, due), int(np.count_nonzero(due))),
         grown_load(load),
         cache(run, due),
@@ -85,6 +91,17 @@ def checks(
         connections(shards),
         encoding(run, shards),
     ]
+
+
+def own_lateness(run: Run, columns: PerRequest) -> Seconds:
+    """Sent − released of each row, NaN where the scenario's concurrency limit held it back."""
+    late_s: Seconds = np.where(held_by_cap(run), np.nan, columns.queue_client_s)
+    return late_s
+
+
+def is_disturbed(table: Sequence[ValidityCheck]) -> bool:
+    """Whether any check shows that the load generator was held up."""
+    return any(c.ok is False and (c.is_timing or c.name == "stalls") for c in table)
 
 
 def is_trusted(table: Sequence[ValidityCheck]) -> bool:

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from loadgen.manifest.sections import InstrumentLimits
-from loadgen.manifest.self_report import SelfReport
-from loadgen.measure.per_request import Mask, PerRequest
+from loadgen.manifest.self_report import ClientReport, SelfReport
+from loadgen.measure.per_request import Mask, PerRequest, Seconds
 from loadgen.measure.slo import Slo, lateness_limit_s
 from loadgen.measure.stalls import Stalls, changed
 from loadgen.measure.statistics.percentiles import nearest_rank
-from loadgen.measure.summary import ValidityCheck, gate
+from loadgen.measure.summary import ValidityCheck, gate, timing
+from loadgen.measure.validity.causes import (
+    IDLE_SHARE,
+    STOLEN_SHARE,
+    cause_of,
+    core_sharing,
+    sharing_limit,
+    slow_processor_cause,
+    steal_cause,
+    stolen_share,
+)
+from loadgen.measure.validity.error_bound import LEAST_WAITING
 from loadgen.measure.wording import format_count, format_share, format_value
 from loadgen.records import Run
 
-LEAST_WAITING = 20  # connections that had bytes waiting, before their share means anything
-OTHERS_SHARE = 0.10  # of the time of the client's cores
-IDLE_SHARE = 0.05  # with this much idle time there is a core to wake up on
+BEHIND_SHARE = 0.05  # of the due requests, and of the window
 ENCODED_LATE_SHARE = 0.01
-STOLEN_SHARE = 0.01
-EXPLAINED_SHARE = 0.5  # of the client's stall time that the machine must explain to be the cause
 NOT_RECORDED = "not recorded on this platform"
 
 
@@ -32,13 +38,12 @@ def lateness(
     due: Mask,
     slos: Sequence[Slo],
     limits: InstrumentLimits,
-    shards: Sequence[SelfReport],
 ) -> ValidityCheck:
     limit_s = lateness_limit_s(slos) if limits.lateness_s is None else limits.lateness_s
     late_s = columns.lateness_s[due & ~held_by_cap(run)]
     late_s = np.sort(late_s[~np.isnan(late_s)])
     if not len(late_s):
-        return gate("lateness", None, "no request had a scheduled send time")
+        return timing("lateness", None, "no request had a scheduled send time")
     p50, p99 = (float(late_s[nearest_rank(len(late_s), q) - 1]) for q in (0.5, 0.99))
     detail = (
         f"requests were sent after their scheduled time by p50 {format_value(p50, 's')}, "
@@ -46,8 +51,30 @@ def lateness(
         f"limit p99 {format_value(limit_s, 's')}"
     )
     if p99 > limit_s:
-        detail = _held_up(detail, machine_cause(shards) or "it fell behind its own schedule")
-    return gate("lateness", p99 <= limit_s, detail)
+        detail = _held_up(detail, cause_of(run.instrument, limits).text)
+    return timing("lateness", p99 <= limit_s, detail)
+
+
+def on_schedule(run: Run, lateness_s: Seconds, due: Mask, window_s: float) -> ValidityCheck:
+    """Whether the offered load was the scheduled load: a load generator that falls ever further
+    behind sends other traffic than was asked for, whatever the SLO. `lateness_s` is NaN for rows
+    that it held back on purpose."""
+    limits = run.manifest.instrument_limits
+    late_s = np.sort(lateness_s[due & ~np.isnan(lateness_s)])
+    if not len(late_s) or window_s <= 0:
+        return gate("offered load", None, "no request had a scheduled send time")
+    limit_s = max(BEHIND_SHARE * window_s, limits.lateness_s or 0.0)
+    behind_s = float(late_s[nearest_rank(len(late_s), 1 - BEHIND_SHARE) - 1])
+    n_behind = int(np.count_nonzero(late_s > limit_s))
+    detail = (
+        f"{format_count(n_behind)} of {format_count(len(late_s))} due requests were sent more than "
+        f"{format_value(limit_s, 's')} late (5 % of the measured window)"
+    )
+    if behind_s > limit_s:
+        cause = cause_of(run.instrument, limits)
+        detail = _held_up(f"{detail}, so the server got less load than planned", cause.text)
+        return gate("offered load", False, detail, cause.remedy)
+    return gate("offered load", True, detail)
 
 
 def held_by_cap(run: Run) -> Mask:
@@ -72,10 +99,11 @@ def held_by_cap(run: Run) -> Mask:
     return held
 
 
-def loop_lag(shards: Sequence[SelfReport], limit_s: float) -> ValidityCheck:
+def loop_lag(client: ClientReport, limits: InstrumentLimits) -> ValidityCheck:
+    shards, limit_s = client.shards, limits.loop_lag_s
     readings = [(shard.loop_lag_s, shard) for shard in shards if shard.loop_lag_s.n]
     if not readings:
-        return gate("event loop", None, "the load generator did not record its event loop's lag")
+        return timing("event loop", None, "the load generator did not record its event loop's lag")
     lag, shard = max(readings, key=lambda reading: reading[0].p99)
     pause_s = max(report.gc.pause_max_s for _, report in readings)
     detail = (
@@ -86,16 +114,16 @@ def loop_lag(shards: Sequence[SelfReport], limit_s: float) -> ValidityCheck:
     )
     ok = lag.p99 <= limit_s
     if not ok:
-        cause = machine_cause(shards) or "something in its own process blocked the event loop"
-        detail = _held_up(detail, f"timestamps may be late; {cause}")
-    return gate("event loop", ok, detail)
+        detail = _held_up(detail, f"timestamps may be late; {cause_of(client, limits).text}")
+    return timing("event loop", ok, detail)
 
 
-def read_backlog(shards: Sequence[SelfReport], limit_s: float) -> ValidityCheck:
+def read_backlog(client: ClientReport, limits: InstrumentLimits) -> ValidityCheck:
+    shards, limit_s = client.shards, limits.read_backlog_s
     readings = [(shard.backlog, shard) for shard in shards if shard.backlog is not None]
     if not readings:
         detail = "the load generator did not sample its sockets (the fast transport does)"
-        return gate("read backlog", None, detail)
+        return timing("read backlog", None, detail)
     backlog, shard = max(readings, key=lambda reading: reading[0].wait_mean_s)
     detail = (
         f"received bytes waited {format_value(backlog.wait_mean_s, 's')} on average before they "
@@ -105,8 +133,8 @@ def read_backlog(shards: Sequence[SelfReport], limit_s: float) -> ValidityCheck:
     )
     ok = backlog.wait_mean_s <= limit_s or backlog.waiting < LEAST_WAITING
     if not ok:
-        detail = _held_up(detail, "it read more slowly than the server sent")
-    return gate("read backlog", ok, detail)
+        detail = _held_up(detail, cause_of(client, limits).text)
+    return timing("read backlog", ok, detail)
 
 
 def share_of_time(
@@ -119,47 +147,44 @@ def share_of_time(
 ) -> ValidityCheck:
     readings = [(value, shard) for shard in shards if (value := read(shard)) is not None]
     if not readings:
-        return gate(name, None, NOT_RECORDED)
+        return timing(name, None, NOT_RECORDED)
     value, shard = max(readings, key=lambda reading: reading[0])
     share = f"{format_share(value)} {meaning}"
     detail = f"{share}{_of_shard(shard, shards)}; limit {format_share(limit)}"
-    return gate(name, value <= limit, detail if value <= limit else _held_up(detail, cause))
+    return timing(name, value <= limit, detail if value <= limit else _held_up(detail, cause))
 
 
-def shared_cores(run: Run, shards: Sequence[SelfReport], limit: float) -> ValidityCheck:
+def shared_cores(client: ClientReport, limits: InstrumentLimits) -> ValidityCheck:
     """Whether other programs keep the cores that the client is confined to from ever being idle.
 
     The client then runs only when the scheduler lets it, which run delay need not show. A client
     that may use every core of the machine passes, since the scheduler can move it, and so does a
     client next to programs that the run started itself.
     """
-    name, limit = "shared cores", max(OTHERS_SHARE, limit)
-    recorded = [s.cores for s in shards if s.cores is not None and s.cores.total_s > 0]
-    if not recorded or len(recorded) < len(shards):
-        return gate(name, None, NOT_RECORDED)
-    ours_s = sum(cores.own_s for cores in recorded) + run.instrument.family_s
-    worst = min(recorded, key=lambda cores: cores.idle_s / cores.total_s)
-    n = len(worst.allowed)
-    idle = worst.idle_s / worst.total_s
-    others = max(0.0, worst.programs_s - ours_s) / worst.total_s
-    cores = "core" if n == 1 else f"{format_count(n)} cores"
+    name, limit = "shared cores", sharing_limit(limits)
+    sharing = core_sharing(client)
+    if sharing is None:
+        return timing(name, None, NOT_RECORDED)
+    cores = "core" if sharing.n == 1 else f"{format_count(sharing.n)} cores"
     detail = (
-        f"other programs took {format_share(others)} of the time of the load generator's {cores}, "
-        f"{format_share(idle)} was idle; limit {format_share(limit)} where less than "
-        f"{format_share(IDLE_SHARE)} is idle"
+        f"other programs took {format_share(sharing.others)} of the time of the load generator's "
+        f"{cores}, {format_share(sharing.idle)} was idle; limit {format_share(limit)} where less "
+        f"than {format_share(IDLE_SHARE)} is idle"
     )
-    if 1 < n == worst.online:
-        return gate(name, True, f"{detail}, on cores that it is confined to")
-    ok = idle >= IDLE_SHARE or others <= limit
+    if sharing.is_movable:
+        return timing(name, True, f"{detail}, on cores that it is confined to")
+    ok = not sharing.is_shared(limit)
     if not ok:
         detail = _held_up(detail, f"another program kept its {cores} busy all the time")
-    return gate(name, ok, detail)
+    return timing(name, ok, detail)
 
 
 def client_stalls(stalls: Stalls | None, n_due: int) -> ValidityCheck:
-    """Not a gate: the event loop check covers how often it stalled; this check shows the effect. It
-    fails only if a percentile is another one without the requests in a stall; where all were in a
-    stall, that is not known."""
+    """Shows the effect of stalls on the percentiles; the instrument error covers each stall.
+
+    It fails only if a percentile is another one without the requests in a stall; where all were in
+    a stall, that is not known.
+    """
     if stalls is None:
         return ValidityCheck("stalls", None, "the load generator did not record its own stalls")
     if not stalls.n:
@@ -213,10 +238,10 @@ def steal(shards: Sequence[SelfReport]) -> ValidityCheck:
     """Not a gate: lateness and the event loop's lag show the effect, and name this cause."""
     if all(shard.stolen_share is None for shard in shards):
         return ValidityCheck("steal", None, NOT_RECORDED)
-    share = _stolen_share(shards)
+    share = stolen_share(shards)
     limit = f"limit {format_share(STOLEN_SHARE)}"
     if share > STOLEN_SHARE:
-        return ValidityCheck("steal", False, f"{_steal_cause(shards)}; {limit}")
+        return ValidityCheck("steal", False, f"{steal_cause(shards)}; {limit}")
     detail = f"the host took {format_share(share)} of this machine's time; {limit}"
     return ValidityCheck("steal", True, detail)
 
@@ -226,7 +251,7 @@ def processor_speed(shards: Sequence[SelfReport]) -> ValidityCheck:
     recorded = [shard.processor for shard in shards if shard.processor is not None]
     if not recorded:
         return ValidityCheck("processor speed", None, "the processor's speed was not recorded")
-    if cause := _slow_processor_cause(shards):
+    if cause := slow_processor_cause(shards):
         return ValidityCheck("processor speed", False, cause)
     slow_s = max(processor.slow_s for processor in recorded)
     if not slow_s:
@@ -236,59 +261,6 @@ def processor_speed(shards: Sequence[SelfReport]) -> ValidityCheck:
         "the load generator's stalls"
     )
     return ValidityCheck("processor speed", True, detail)
-
-
-def machine_cause(shards: Sequence[SelfReport]) -> str:
-    """How the machine held the load generator up: its host took time, or its processor was slow.
-    "" where it did not, or where that was not recorded."""
-    return _steal_cause(shards) or _slow_processor_cause(shards)
-
-
-def _steal_cause(shards: Sequence[SelfReport]) -> str:
-    """The time that the host took from this virtual machine, where it exceeds 1 % or half of a
-    worker's stall time; else ""."""
-    if (share := _stolen_share(shards)) > STOLEN_SHARE:
-        given = f"gave {format_share(share)} of its time to others (steal)"
-        return f"the host of this virtual machine {given}"
-    return next(filter(None, map(_stolen_in_stalls, shards)), "")
-
-
-def _stolen_share(shards: Sequence[SelfReport]) -> float:
-    return max((shard.stolen_share or 0.0 for shard in shards), default=0.0)
-
-
-def _stolen_in_stalls(shard: SelfReport) -> str:
-    """The time taken from a core: a worker stalls on a single core at a time, and the average over
-    all cores would hide it."""
-    stalled_s = _stalled_s(shard)
-    stolen_s = 0.0 if shard.cores is None else shard.cores.most_stolen_s or 0.0
-    if not stalled_s or stolen_s < EXPLAINED_SHARE * stalled_s:
-        return ""
-    return (
-        f"the host of this virtual machine took {format_value(stolen_s, 's')} of one core's time "
-        f"(steal), and the load generator stalled for {format_value(stalled_s, 's')}"
-    )
-
-
-def _slow_processor_cause(shards: Sequence[SelfReport]) -> str:
-    """The slowdown of the processor, where it covers at least half of the stall time; else ""."""
-    recorded = [shard.processor for shard in shards if shard.processor is not None]
-    stalled_s = math.fsum(map(_stalled_s, shards))
-    slow_s = math.fsum(processor.slow_in_stalls_s for processor in recorded)
-    speeds = [processor.slow_speed or 1.0 for processor in recorded]
-    if not stalled_s or slow_s < EXPLAINED_SHARE * stalled_s:
-        return ""
-    return (
-        f"the processor ran at {format_share(min(speeds))} of its usual speed for "
-        f"{format_value(slow_s, 's')} of the {format_value(stalled_s, 's')} for which the load "
-        "generator stalled (throttled for heat or power, clocked down, or slowed by the host of a "
-        "virtual machine)"
-    )
-
-
-def _stalled_s(shard: SelfReport) -> float:
-    spans = () if shard.stalls is None else shard.stalls.spans_s
-    return sum(until_s - from_s for from_s, until_s, _ in spans)
 
 
 def _of_shard(shard: SelfReport, shards: Sequence[SelfReport]) -> str:
