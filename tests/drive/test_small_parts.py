@@ -78,7 +78,7 @@ def test_a_payload_is_one_http_request_with_its_ids():
     names = dict(field.split(": ", 1) for field in fields)
     assert names["host"] == "host:1"
     assert names["authorization"] == "Bearer secret"
-    assert names["x-request-id"] == "run-102"
+    assert names["x-request-id"] == "332a2d18-cc10-5642-ae12-db53452f119e"
     assert names["x-seq"] == "102"
     assert names["accept-encoding"] == "identity"
     assert int(names["content-length"]) == len(body)
