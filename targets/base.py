@@ -182,14 +182,17 @@ class Adapter(Plugin, ABC):
     """A codec. Its fields are optional features of a request; the preflight switches off those
     that the server rejects.
 
-    `model` is the API's model field. `ignore_eos` requests exact output lengths, `include_usage`
-    token counts at the end of the stream, `continuous_usage` running counts on every chunk.
+    `model` is the API's model field. `ignore_eos` and `min_tokens` request exact output lengths,
+    `include_usage` token counts at the end of the stream, `continuous_usage` running counts on
+    every chunk. Without `sends_temperature` the server's default temperature applies.
     `sends_slos` sends the limits of each request (the bundled engine schedules by them; other
     servers may reject the fields). `extra_body` is merged last (`merge_body`).
     """
 
     model: str = ""
     ignore_eos: bool = True
+    min_tokens: bool = True
+    sends_temperature: bool = True
     include_usage: bool = True
     continuous_usage: bool = False
     sends_slos: bool = False

@@ -32,9 +32,11 @@ REJECTABLE = (
     "ignore_eos",
     "max_completion_tokens",
     "max_tokens",
+    "messages",
     "min_tokens",
     "stream_options",
     "temperature",
+    "temperature!=1",
 )
 
 
@@ -79,6 +81,7 @@ class Script:
     stalls: tuple[Stall, ...] = ()
     failures: tuple[Failure, ...] = ()
     rejects: tuple[str, ...] = ()  # body fields answered with 400
+    refusal: str = "named"  # silent: the 400 does not name the field
     max_model_len: int | None = None
     api_key: str | None = None
     models: tuple[str, ...] = ("mock-model",)
@@ -220,6 +223,7 @@ OPTIONS: dict[str, tuple[str, Parse, str]] = {
     "stall": ("stalls", _stall, "freeze all replies, LENGTH@START, e.g. 1.4s@5s"),
     "fail": ("failures", _failure, f"KIND[:SHARE]; {', '.join(FAILURES)} or an HTTP status"),
     "reject": ("rejects", _repeatable(_word(*REJECTABLE)), "answer 400 to this request field"),
+    "refusal": ("refusal", _word("named", "silent"), "silent: a 400 does not name the field"),
     "max_model_len": ("max_model_len", _integer(1), "most tokens of prompt and output"),
     "api_key": ("api_key", str, "the only key accepted"),
     "model": ("models", _repeatable(str), "name of a served model"),

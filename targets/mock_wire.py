@@ -49,8 +49,10 @@ class RequestFields(msgspec.Struct):
         """Whether the body sets a field of REJECTABLE."""
         if key == "continuous_usage_stats":
             return key in (self.stream_options or {})
+        if key == "temperature!=1":  # hosted reasoning models accept the default only
+            return self.temperature not in (None, 1)
         value = getattr(self, key)
-        return value is not None and value is not False
+        return value is not None and value is not False and value != []
 
     @property
     def limit(self) -> int | None:
@@ -82,10 +84,12 @@ def refuse(
         return 401, error_body(401, "Incorrect API key provided", code="invalid_api_key")
     for key in script.rejects:
         if fields.uses(key):
+            if script.refusal == "silent":
+                return 400, error_body(400, "Bad request")
             message = f"Unrecognized request argument supplied: {key}"
             if key == "max_tokens":  # the message of hosted reasoning models
                 message = "'max_tokens' is not supported; use 'max_completion_tokens' instead."
-            return 400, error_body(400, message, param=key)
+            return 400, error_body(400, message, param=key.partition("!")[0])
     if fields.model and fields.model not in script.models:
         return 404, error_body(404, f"The model `{fields.model}` does not exist.", "model")
     limit = fields.limit

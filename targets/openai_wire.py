@@ -296,7 +296,9 @@ def _common_fields(adapter: Adapter, request: Request) -> JsonObject:
     """The body fields that chat and completions share, before `extra_body`. Always a stream,
     because TTFT needs it.
     """
-    fields: JsonObject = {"temperature": request.temperature, "stream": True}
+    fields: JsonObject = {"stream": True}
+    if adapter.sends_temperature:
+        fields["temperature"] = request.temperature
     if request.seed is not None:
         fields["seed"] = request.seed
     if request.priority:
@@ -312,7 +314,8 @@ def _common_fields(adapter: Adapter, request: Request) -> JsonObject:
         fields["stream_options"] = options
     if adapter.ignore_eos:
         fields["ignore_eos"] = True
-        fields["min_tokens"] = request.output_tokens
+        if adapter.min_tokens:
+            fields["min_tokens"] = request.output_tokens
     return fields
 
 

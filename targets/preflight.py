@@ -9,7 +9,7 @@ with the place, the problem and the remedy; `Preflight.or_raise` raises it as Ta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from loadgen.errors import nearest
@@ -19,9 +19,11 @@ from targets.http_session import HttpSession
 from targets.preflight_result import (
     CHECKS,
     CharacterFit,
+    FieldChange,
     Preflight,
     PreflightCheck,
-    without_rejected,
+    after_rejection,
+    fields_check,
 )
 from targets.probe_request import (
     Models,
@@ -51,6 +53,7 @@ async def preflight(
     text_of: Callable[[int], str] | None = None,
     calibrate: Calibrate | None = None,
     first_prompts: FirstPrompts = lambda limit: (),
+    temperature: float = 0.0,
     on_first_token: Callable[[], None] = lambda: None,
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> Preflight:
@@ -60,11 +63,12 @@ async def preflight(
     of the workload's own text for the prompt fit, which is left out without it. `calibrate` and
     `first_prompts` extend the fit (`LengthProbe`); its requests begin at the completion's first
     token. `on_first_token` is called at that moment: all times in the result have been measured.
+    `temperature` is that of the run's requests.
     `timeout_s` bounds each request; a request that overruns it ends the preflight. A connection
     that is refused, or closed without an answer, is tried twice more, each time after a `pause`.
     """
     async with HttpSession(endpoint.route) as session:
-        run = _Run(endpoint, adapter, timeout_s, pause, session)
+        run = _Run(endpoint, adapter, timeout_s, temperature, pause, session)
         try:
             await run.check_reachable()
             await run.choose_model()
@@ -87,7 +91,7 @@ async def preflight(
                 run.fit, ok, detail = await lengths.result(point_of(prompt, answer))
                 run.note("prompt_fit", ok, detail)
         except _Stop as stop:
-            run.note(stop.check, False, stop.detail)
+            run.note(stop.check, False, stop.detail, is_stop=True)
             return run.result(f"{endpoint.url}: {endpoint.redact(stop.detail)}")
         return run.result(None)
 
@@ -107,15 +111,17 @@ class _Run:
     endpoint: Endpoint
     adapter: Adapter
     timeout_s: float
+    temperature: float
     pause: Callable[[float], Awaitable[None]]
     session: HttpSession
     checks: dict[str, PreflightCheck] = field(default_factory=dict)
     models: Models = field(default_factory=lambda: Models(0, {}))
     fit: CharacterFit | None = None
 
-    def note(self, name: str, ok: bool | None, detail: str) -> None:
+    def note(self, name: str, ok: bool | None, detail: str, *, is_stop: bool = False) -> None:
         assert name in CHECKS, name
-        self.checks[name] = PreflightCheck(name, ok, self.endpoint.redact(detail))
+        detail = self.endpoint.redact(detail)
+        self.checks[name] = PreflightCheck(name, ok, detail, is_stop=is_stop)
 
     @property
     def max_model_len(self) -> int | None:
@@ -184,19 +190,22 @@ class _Run:
             self.note("max_model_len", True, f"{limit}; the scenario needs up to {total} tokens")
 
     async def complete(self, prompt: str, on_token: Callable[[], None]) -> ProbeAnswer:
-        """A small streamed answer, requested again without each feature that the server
-        rejects. `on_token` is called at the tokens of an accepted request."""
+        """A small streamed answer, requested again with each field changed in turn that the
+        server rejects. `on_token` is called once the fields are known, at the tokens of an accepted
+        request or after it."""
         given, n_failed = self.adapter, 0
-        first: ProbeAnswer | None = None
+        changes: list[FieldChange] = []
         if given.include_usage:
             self.adapter = given.model_copy(update={"continuous_usage": True})
+        whole = self.adapter
+        request = Request(prompt=prompt, output_tokens=_TOKENS, temperature=self.temperature)
         while True:
-            request = Request(prompt=prompt, output_tokens=_TOKENS)
-            answer = await self.send(request, on_token)
-            first = first or answer
-            lesser = without_rejected(self.adapter, answer.status, answer.head)
-            if lesser is not None:
-                self.adapter = lesser
+            is_sure = all(change.is_named for change in changes)
+            answer = await self.send(request, on_token if is_sure else lambda: None)
+            change = after_rejection(self.adapter, answer.status, answer.head)
+            if change is not None:
+                changes.append(change)
+                self.adapter = self.adapter.model_copy(update={change.field: change.value})
             elif answer.problem is not None and answer.is_transient and n_failed < _ATTEMPTS - 1:
                 n_failed += 1
                 if not answer.status:
@@ -205,11 +214,32 @@ class _Run:
                 break
         if answer.problem is not None:
             self.adapter = given
-            raise self._completion_stop(first if first.status == answer.status else answer)
+            raise self._completion_stop(answer)
+        guesses = [change.field for change in changes if not change.is_named]
+        if guesses:
+            answer = await self._restored(request, whole, guesses[:-1], answer)
+            on_token()
+        check = fields_check(whole, self.adapter)
+        self.note(check.check, check.ok, check.detail)
         plural = "s" if n_failed > 1 else ""
         before = f"; {n_failed} earlier attempt{plural} failed" if n_failed else ""
         detail = f"{answer.n_token_events} chunks in {answer.total_s:.2g} s{before}"
         self.note("completion", True, detail)
+        return answer
+
+    async def _restored(
+        self, request: Request, whole: Adapter, fields: Sequence[str], answer: ProbeAnswer
+    ) -> ProbeAnswer:
+        """Sends each field again that was left out by guess, and keeps those that are accepted.
+        Returns the answer to the last accepted request."""
+        for name in fields:
+            before = self.adapter
+            self.adapter = before.model_copy(update={name: getattr(whole, name)})
+            again = await self.send(request)
+            if again.problem is None:
+                answer = again
+            else:
+                self.adapter = before
         return answer
 
     async def send(

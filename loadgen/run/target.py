@@ -253,6 +253,7 @@ def _examined(
         text_of=calibration.sample,
         calibrate=calibration.steps,
         first_prompts=calibration.early_prompts,
+        temperature=round(float(np.median(schedule["temperature"])), 6),
         on_first_token=warm_up.may_begin,
     )
     found, metrics = finish(_both(probing, endpoint, choice.scrape), warm_up.during)
@@ -320,5 +321,6 @@ def finish(
 def print_check(check: PreflightCheck, console: Console) -> None:
     """Prints a line per check; an unknown result is dim."""
     style = "yellow" if check.ok is False else "dim" if check.ok is None else ""
-    line = f"{_MARKS[check.ok]} {check.check:<14} {check.detail}"
+    mark = "stop" if check.is_stop else _MARKS[check.ok]
+    line = f"{mark} {check.check:<14} {check.detail}"
     console.print(line, style=style, soft_wrap=True, markup=False)

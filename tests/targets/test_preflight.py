@@ -14,14 +14,16 @@ from targets.endpoint import read_target
 from targets.openai_chat import OpenAIChat
 from targets.openai_completions import OpenAICompletions
 from targets.preflight import preflight
-from targets.preflight_result import CHECKS, two_point_fit, without_rejected
+from targets.preflight_result import CHECKS, FieldChange, after_rejection, two_point_fit
 from targets.probe_request import EventReader, _is_bundled, connect_problem, parse_models
 from targets.safe_text import error_message
 
 TEXT = "many words of the workload's own text " * 200
 
 
-def run_preflight(url, script="", *, lines="", environ=None, timeout_s=5.0, tokens=(100, 50)):
+def run_preflight(
+    url, script="", *, lines="", environ=None, timeout_s=5.0, tokens=(100, 50), **how
+):
     header = f"headers: {{x-mock: '{script}'}}\n" if script else ""
     endpoint = read_target(f"url: {url}\n{header}{lines}", "t.yaml", environ or {})
     return asyncio.run(
@@ -32,6 +34,7 @@ def run_preflight(url, script="", *, lines="", environ=None, timeout_s=5.0, toke
             max_output_tokens=tokens[1],
             timeout_s=timeout_s,
             text_of=lambda n_chars: TEXT[:n_chars],
+            **how,
         )
     )
 
@@ -79,12 +82,12 @@ def test_both_apis_pass_and_are_fitted(mock_url):
         ("fail=utf8", "completion", "not an event of this API: 'utf-8' codec"),
         ("fail=inband", "completion", "an error in the stream: scripted failure in mid-stream"),
         ("fail=notsse", "streaming", "answered text/html, not an event stream"),
-        ("reject=temperature", "completion", "Unrecognized request argument supplied: temperature"),
+        ("reject=messages", "completion", "Unrecognized request argument supplied: messages"),
     ],
 )
 def test_a_server_that_cannot_be_measured_is_one_line(mock_url, script, name, message):
     result = run_preflight(mock_url, script)
-    assert check(result, name).ok is False
+    assert (check(result, name).ok, check(result, name).is_stop) == (False, True)
     assert result.fatal.startswith(f"{mock_url}: ")
     assert message in result.fatal
     assert "\n" not in result.fatal
@@ -116,7 +119,8 @@ def test_a_server_that_fails_now_and_then_may_still_be_measured(tmp_path):
     ("script", "field", "value"),
     [
         ("reject=ignore_eos", "ignore_eos", False),
-        ("reject=min_tokens", "ignore_eos", False),
+        ("reject=min_tokens", "min_tokens", False),
+        ("reject=temperature", "sends_temperature", False),
         ("reject=continuous_usage_stats", "continuous_usage", False),
         ("reject=stream_options", "include_usage", False),
         ("reject=max_tokens", "limit_field", "max_completion_tokens"),
@@ -127,7 +131,7 @@ def test_a_rejected_field_is_not_sent_again(mock_url, script, field, value):
     result = run_preflight(mock_url, script)
     assert result.fatal is None
     assert getattr(result.adapter, field) == value
-    others = {"ignore_eos", "include_usage"} - {field}
+    others = {"ignore_eos", "min_tokens", "include_usage", "sends_temperature"} - {field}
     assert all(getattr(result.adapter, other) for other in others)
 
 
@@ -284,24 +288,69 @@ def test_each_reason_for_no_connection_reads_differently():
 
 def test_a_field_that_a_rejection_names_is_dropped_first():
     adapter = OpenAIChat(continuous_usage=True)
-    assert without_rejected(adapter, 500, "ignore_eos") is None
-    named = without_rejected(adapter, 400, "unknown field min_tokens")
-    assert named == OpenAIChat(continuous_usage=True, ignore_eos=False)
-    assert without_rejected(adapter, 422, "no idea") == OpenAIChat()
+    assert after_rejection(adapter, 500, "ignore_eos") is None
+    named = after_rejection(adapter, 400, "unknown field min_tokens")
+    assert named == FieldChange("min_tokens", False, True)
+    unnamed = after_rejection(adapter, 422, "no idea")
+    assert unnamed == FieldChange("continuous_usage", False, False)
 
 
-def test_without_a_named_field_features_are_dropped_in_order():
-    adapter: Adapter | None = OpenAIChat(continuous_usage=True)
+def test_without_a_named_field_each_is_changed_in_order():
+    adapter: Adapter = OpenAIChat(continuous_usage=True)
     steps = []
-    while adapter is not None:
-        steps.append((adapter.continuous_usage, adapter.ignore_eos, adapter.include_usage))
-        adapter = without_rejected(adapter, 400, "bad request")
+    while change := after_rejection(adapter, 400, "bad request"):
+        steps.append(change.field)
+        adapter = adapter.model_copy(update={change.field: change.value})
     assert steps == [
-        (True, True, True),
-        (False, True, True),
-        (False, False, True),
-        (False, False, False),
+        "continuous_usage",
+        "ignore_eos",
+        "include_usage",
+        "sends_temperature",
+        "limit_field",
     ]
+    assert (
+        after_rejection(
+            OpenAICompletions(include_usage=False, ignore_eos=False, sends_temperature=False),
+            400,
+            "no",
+        )
+        is None
+    )
+
+
+def test_a_server_that_refuses_several_fields_is_measured_without_them(mock_url):
+    """As hosted reasoning models do: one refusal names one field."""
+    script = ",".join(f"reject={f}" for f in ("ignore_eos", "temperature", "max_tokens"))
+    result = run_preflight(mock_url, script, temperature=0.0).or_raise()
+    assert check(result, "fields").ok is False
+    assert check(result, "fields").detail == (
+        "refused and not sent: ignore_eos, temperature (the server's default applies); "
+        "max_completion_tokens replaces max_tokens"
+    )
+
+
+def test_the_temperature_of_the_scenario_is_sent(mock_url):
+    """A strict server accepts its only temperature, 1."""
+    strict = run_preflight(mock_url, "reject=temperature!=1", temperature=0.7)
+    same = run_preflight(mock_url, "reject=temperature!=1", temperature=1.0)
+    assert not strict.adapter.sends_temperature
+    assert same.adapter.sends_temperature
+    assert check(same, "fields").detail == "all accepted"
+
+
+def test_the_last_refusal_is_the_reason(mock_url):
+    result = run_preflight(mock_url, "reject=ignore_eos,reject=messages")
+    assert "supplied: messages" in result.fatal
+    assert "ignore_eos" not in result.fatal
+
+
+def test_a_field_left_out_by_guess_is_sent_again(mock_url):
+    """The refusal names no field, so several are left out before the one that it is about."""
+    result = run_preflight(mock_url, "reject=temperature,refusal=silent").or_raise()
+    assert not result.adapter.sends_temperature
+    assert result.adapter.ignore_eos
+    assert result.adapter.continuous_usage
+    assert result.fit == pytest.approx((8.0, 0.25))
 
 
 def test_a_fit_needs_two_points_that_grow():
