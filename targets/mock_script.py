@@ -34,6 +34,7 @@ REJECTABLE = (
     "max_tokens",
     "messages",
     "min_tokens",
+    "priority",
     "stream_options",
     "temperature",
     "temperature!=1",
@@ -82,6 +83,7 @@ class Script:
     failures: tuple[Failure, ...] = ()
     rejects: tuple[str, ...] = ()  # body fields answered with 400
     refusal: str = "named"  # silent: the 400 does not name the field
+    request_id: str = "any"  # uuid: 400 for an `x-request-id` of another form
     max_model_len: int | None = None
     api_key: str | None = None
     models: tuple[str, ...] = ("mock-model",)
@@ -224,6 +226,7 @@ OPTIONS: dict[str, tuple[str, Parse, str]] = {
     "fail": ("failures", _failure, f"KIND[:SHARE]; {', '.join(FAILURES)} or an HTTP status"),
     "reject": ("rejects", _repeatable(_word(*REJECTABLE)), "answer 400 to this request field"),
     "refusal": ("refusal", _word("named", "silent"), "silent: a 400 does not name the field"),
+    "request_id": ("request_id", _word("any", "uuid"), "uuid: 400 for any other x-request-id"),
     "max_model_len": ("max_model_len", _integer(1), "most tokens of prompt and output"),
     "api_key": ("api_key", str, "the only key accepted"),
     "model": ("models", _repeatable(str), "name of a served model"),

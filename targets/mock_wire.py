@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from uuid import UUID
 
 import msgspec
 
@@ -43,6 +44,7 @@ class RequestFields(msgspec.Struct):
     max_completion_tokens: int | None = None
     ignore_eos: bool = False
     min_tokens: int | None = None
+    priority: int | None = None
     temperature: float | None = None
 
     def uses(self, key: str) -> bool:
@@ -82,6 +84,8 @@ def refuse(
     """
     if script.api_key is not None and headers.get("authorization") != f"Bearer {script.api_key}":
         return 401, error_body(401, "Incorrect API key provided", code="invalid_api_key")
+    if script.request_id == "uuid" and not _is_uuid(headers.get("x-request-id")):
+        return 400, error_body(400, "Invalid UUID in request header X-Request-ID")
     for key in script.rejects:
         if fields.uses(key):
             if script.refusal == "silent":
@@ -100,6 +104,15 @@ def refuse(
         message = f"maximum context length is {script.max_model_len} tokens, asked for {total}"
         return 400, error_body(400, message, code="context_length_exceeded")
     return None
+
+
+def _is_uuid(text: str | None) -> bool:
+    """Whether a header is absent or a UUID, as starlette-context's RequestIdPlugin decides for
+    llama-cpp-python's server."""
+    try:
+        return text is None or bool(UUID(text))
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True)

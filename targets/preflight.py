@@ -22,6 +22,7 @@ from targets.preflight_result import (
     FieldChange,
     Preflight,
     PreflightCheck,
+    RunRequest,
     after_rejection,
     fields_check,
 )
@@ -31,7 +32,9 @@ from targets.probe_request import (
     connect,
     connect_problem,
     fetch_models,
+    first_token_of,
     is_redirect,
+    is_refusal,
     is_refused,
     send_probe,
 )
@@ -40,6 +43,7 @@ from targets.prompt_lengths import Calibrate, FirstPrompts, LengthProbe, point_o
 _TOKENS = 16  # of the completion
 _ATTEMPTS = 3  # a server may fail one request in ten and still be worth measuring
 _PAUSE_S = 0.05  # before another attempt, if there was no connection
+RequestsOf = Callable[[Adapter], Sequence[RunRequest]]
 _TEXT = "The quick brown fox jumps over the lazy dog, and then it does so once more. "
 
 
@@ -54,6 +58,7 @@ async def preflight(
     calibrate: Calibrate | None = None,
     first_prompts: FirstPrompts = lambda limit: (),
     temperature: float = 0.0,
+    requests_of: RequestsOf | None = None,
     on_first_token: Callable[[], None] = lambda: None,
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> Preflight:
@@ -63,7 +68,8 @@ async def preflight(
     of the workload's own text for the prompt fit, which is left out without it. `calibrate` and
     `first_prompts` extend the fit (`LengthProbe`); its requests begin at the completion's first
     token. `on_first_token` is called at that moment: all times in the result have been measured.
-    `temperature` is that of the run's requests.
+    `temperature` is that of the run's requests; `requests_of` encodes some of them, the ordinary
+    request first, and each is sent up to its first token.
     `timeout_s` bounds each request; a request that overruns it ends the preflight. A connection
     that is refused, or closed without an answer, is tried twice more, each time after a `pause`.
     """
@@ -90,6 +96,8 @@ async def preflight(
                 run.check_answer(answer)
                 run.fit, ok, detail = await lengths.result(point_of(prompt, answer))
                 run.note("prompt_fit", ok, detail)
+            if requests_of is not None:
+                await run.check_run_requests(requests_of(run.adapter))
         except _Stop as stop:
             run.note(stop.check, False, stop.detail, is_stop=True)
             return run.result(f"{endpoint.url}: {endpoint.redact(stop.detail)}")
@@ -248,6 +256,36 @@ class _Run:
         return await send_probe(
             self.session, self.endpoint, self.adapter, request, self.timeout_s, on_token
         )
+
+    async def check_run_requests(self, requests: Sequence[RunRequest]) -> None:
+        """Check that requests are accepted as the run sends them; stops if the first is refused."""
+        if not requests:
+            self.note("run_requests", None, "not checked: recorded prompts that are not salted")
+            return
+        answers = await asyncio.gather(*(self._first_token(r.payload) for r in requests))
+        for request, answer in zip(requests, answers, strict=True):
+            if answer.problem is None:
+                continue
+            problem = f"a request of {request.lengths} {answer.problem}"
+            if is_refusal(answer.status) and request is requests[0]:
+                raise _Stop(
+                    "run_requests",
+                    f"the run's requests are refused, the preflight's were not: {problem}"
+                    f"{_remedy(answer)}",
+                )
+            self.note("run_requests", False, problem)
+            return
+        lengths = " and ".join(request.lengths for request in requests)
+        self.note("run_requests", True, f"accepted, of {lengths}")
+
+    async def _first_token(self, payload: bytes) -> ProbeAnswer:
+        for left in reversed(range(_ATTEMPTS)):
+            answer = await first_token_of(
+                self.session, self.endpoint, self.adapter, payload, self.timeout_s
+            )
+            if answer.problem is None or not answer.is_transient or not left:
+                break
+        return answer
 
     def check_answer(self, answer: ProbeAnswer) -> None:
         """Check streaming, usage, length and finish reason of a usable answer."""

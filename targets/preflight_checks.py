@@ -34,6 +34,7 @@ CONSEQUENCES = {
     "finish_reason": "an answer cut short counts as complete",
     "max_model_len": "every request that is too long fails",
     "prompt_fit": "prompt lengths are estimates, at four characters per token",
+    "run_requests": "requests of the run may fail",
 }
 """The effect on measuring of each check of the preflight that does not pass."""
 

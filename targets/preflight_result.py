@@ -21,6 +21,7 @@ CHECKS = (
     "finish_reason",
     "max_model_len",
     "prompt_fit",
+    "run_requests",
 )
 
 
@@ -36,6 +37,13 @@ class PreflightCheck:
     detail: str
     consequence: str = ""
     is_stop: bool = False
+
+
+class RunRequest(NamedTuple):
+    """A request as the run sends it: its lengths in words, and its bytes."""
+
+    lengths: str
+    payload: bytes
 
 
 class CharacterFit(NamedTuple):

@@ -123,15 +123,40 @@ async def send_probe(
     raised. `on_token` is called at each read that completes a token.
     """
     encoded = adapter.encode(request)
+    opened = send(session, endpoint, encoded, timeout_s)
+    return await _answer(opened, endpoint, adapter, timeout_s, on_token)
+
+
+async def first_token_of(
+    session: HttpSession, endpoint: Endpoint, adapter: Adapter, payload: bytes, timeout_s: float
+) -> ProbeAnswer:
+    """Send the bytes of a request and leave its stream after the first token; the server may then
+    end it. Every failure is in the result; none is raised."""
+    opened = session.exchange(payload, timeout_s)
+    return await _answer(opened, endpoint, adapter, timeout_s, lambda: None, ends_early=True)
+
+
+async def _answer(
+    opened: AbstractAsyncContextManager[ProbeConnection],
+    endpoint: Endpoint,
+    adapter: Adapter,
+    timeout_s: float,
+    on_token: Callable[[], None],
+    *,
+    ends_early: bool = False,
+) -> ProbeAnswer:
     answer, start_s = ProbeAnswer(), time.monotonic()
     try:
-        async with send(session, endpoint, encoded, timeout_s) as response:
+        async with opened as response:
             answer.status = response.status
             answer.content_type = endpoint.redact(strip_controls(response.content_type))
             if response.status == 200:
-                await _read_stream(response, endpoint, adapter, answer, start_s, on_token)
+                await _read_stream(
+                    response, endpoint, adapter, answer, start_s, on_token, ends_early
+                )
             elif is_redirect(response.status):
-                answer.problem = _redirect_problem(response, encoded.path, endpoint)
+                path = adapter.encode(Request("", 1)).path
+                answer.problem = _redirect_problem(response, path, endpoint)
             else:
                 body = await response.read(_READ_BYTES)
                 answer.head = endpoint.redact(one_line(body, _READ_BYTES))
@@ -160,6 +185,7 @@ async def _read_stream(
     answer: ProbeAnswer,
     start_s: float,
     on_token: Callable[[], None],
+    ends_early: bool,
 ) -> None:
     encoding = endpoint.redact(one_line(response.header("content-encoding")))
     if encoding.lower() not in ("", "identity"):
@@ -185,6 +211,8 @@ async def _read_stream(
         if answer.n_token_events > n_before:
             answer.token_reads_s.append(time.monotonic() - start_s)
             on_token()
+            if ends_early:
+                return
     if not answer.deltas:
         kind = answer.content_type
         answer.problem = f"answered {kind}, not an event stream; it starts {answer.head[:80]!r}"
@@ -264,6 +292,12 @@ def is_redirect(status: int) -> bool:
     request's headers are for the endpoint only.
     """
     return 300 <= status < 400
+
+
+def is_refusal(status: int) -> bool:
+    """Whether a status refuses the request itself (RFC 9110 section 15.5), rather than its time
+    (408, 425) or the load (429)."""
+    return 400 <= status < 500 and status not in (408, 425, 429)
 
 
 def _redirect_problem(response: ProbeConnection, path: str, endpoint: Endpoint) -> str:

@@ -64,7 +64,8 @@ class Payloads:
     encodes a row that is not ready and counts it in `n_late`.
 
     `render(row, answer)` returns the content of a row. `tenants` are the names by tenant_id, "" for
-    a tenant that is not sent; `slo_limits_s` are the limits of each class by class_id.
+    a tenant that is not sent; `slo_limits_s` are the limits of each class by class_id. Requests
+    that belong to no run are not `is_numbered`.
     """
 
     def __init__(
@@ -78,10 +79,11 @@ class Payloads:
         waits_for: Callable[[int], int | None] = lambda row: None,
         tokens_per_char: float = 1.0,
         slo_limits_s: Sequence[LimitsS] = (),
+        is_numbered: bool = True,
     ) -> None:
         self._schedule, self._render, self._adapter = schedule, render, adapter
         self._head, self._namespace, self._tenants = head, namespace_of(run_name), tenants
-        self._waits_for = waits_for
+        self._waits_for, self._is_numbered = waits_for, is_numbered
         self._is_child: list[bool] = (schedule["n_parents"] > 0).tolist()
         self._ready: dict[int, bytes] = {}
         self._answers: dict[int, Callable[[], str]] = {}  # parent's row: function that reads it
@@ -155,7 +157,7 @@ class Payloads:
         own = (
             *http.headers,
             ("x-request-id", request_name(self._namespace, request_id)),
-            ("x-seq", str(request_id)),
+            *((("x-seq", str(request_id)),) if self._is_numbered else ()),
         )
         return self._head.request(http.method, http.path, own, http.body)
 

@@ -194,7 +194,7 @@ def _opened(setup: RunSetup, server: Server | None, open_fleet: OpenFleet) -> It
         open_target(
             target_choice(setup.target, setup.options),
             setup.scenario,
-            setup.plan.schedule,
+            setup.plan,
             setup.log_dir,
             setup.console,
             Preload(surroundings),

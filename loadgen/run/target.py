@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,10 +20,12 @@ from rich.text import Text
 from loadgen.errors import UsageError, nearest
 from loadgen.manifest.sections import PreflightLine, TargetSection
 from loadgen.records import Schedule
+from loadgen.run.example_requests import example_requests
 from loadgen.run.preload import Preload
 from loadgen.workload.calibration import Calibration
 from loadgen.workload.prompts import PromptFit, Prompts
 from loadgen.workload.scenario import Scenario
+from loadgen.workload.schedule import Plan
 from targets.base import Adapter
 from targets.child import Child
 from targets.embed import engine, mock, parse_engine
@@ -90,7 +93,7 @@ class Target:
 def open_target(
     choice: Choice,
     scenario: Scenario,
-    schedule: Schedule,
+    plan: Plan,
     log_dir: Path,
     console: Console,
     warm_up: Preload | None = None,
@@ -109,13 +112,13 @@ def open_target(
         endpoint = server.endpoint
         line = f"{server.name}: {endpoint.url}  {endpoint.labels.flags or ''}".rstrip()
         console.print(line, soft_wrap=True, markup=False)
-        requests = _requests(choice, scenario, schedule) if is_kept else ()
+        requests = _requests(choice, scenario, plan.schedule) if is_kept else ()
         target = server.known.get(requests)
         if target is not None:
             target = replace(target, prompts=Prompts(scenario.prompts, scenario.seed, _PREFLIGHT))
         else:
             target = _examined(
-                server.kind, endpoint, choice, scenario, schedule, console, warm_up, not is_kept
+                server.kind, endpoint, choice, scenario, plan, console, warm_up, not is_kept
             )
             if server.kind != "url" and _is_certain(target):  # a URL may have changed since
                 server.known[requests] = target
@@ -236,12 +239,12 @@ def _examined(
     endpoint: Endpoint,
     choice: Choice,
     scenario: Scenario,
-    schedule: Schedule,
+    plan: Plan,
     console: Console,
     warm_up: Preload | None,
     prints_all: bool,
 ) -> Target:
-    prompts = Prompts(scenario.prompts, scenario.seed, _PREFLIGHT)
+    schedule, prompts = plan.schedule, Prompts(scenario.prompts, scenario.seed, _PREFLIGHT)
     calibration = Calibration(prompts, schedule)
     warm_up = warm_up or Preload()
     probing = preflight(
@@ -253,7 +256,10 @@ def _examined(
         text_of=calibration.sample,
         calibrate=calibration.steps,
         first_prompts=calibration.early_prompts,
-        temperature=round(float(np.median(schedule["temperature"])), 6),
+        temperature=_temperature(schedule),
+        requests_of=partial(
+            example_requests, endpoint, scenario, plan, prompts, lambda: calibration.fit
+        ),
         on_first_token=warm_up.may_begin,
     )
     found, metrics = finish(_both(probing, endpoint, choice.scrape), warm_up.during)
@@ -273,6 +279,10 @@ def _examined(
         metrics=endpoint.metrics_urls() if metrics is not None and metrics[1] else (),
         prompts=prompts,
     )
+
+
+def _temperature(schedule: Schedule) -> float:
+    return round(float(np.median(schedule["temperature"])), 6)
 
 
 def _is_certain(target: Target) -> bool:
@@ -295,6 +305,7 @@ def _requests(choice: Choice, scenario: Scenario, schedule: Schedule) -> tuple[o
         timeout_s,
         longest,
         lengths,
+        _temperature(schedule),
     )
 
 

@@ -14,7 +14,13 @@ from targets.endpoint import read_target
 from targets.openai_chat import OpenAIChat
 from targets.openai_completions import OpenAICompletions
 from targets.preflight import preflight
-from targets.preflight_result import CHECKS, FieldChange, after_rejection, two_point_fit
+from targets.preflight_result import (
+    CHECKS,
+    FieldChange,
+    RunRequest,
+    after_rejection,
+    two_point_fit,
+)
 from targets.probe_request import EventReader, _is_bundled, connect_problem, parse_models
 from targets.safe_text import error_message
 
@@ -47,7 +53,8 @@ def test_a_healthy_server_passes_every_check(mock_url):
     result = run_preflight(mock_url, "max_model_len=4096").or_raise()
     assert [c.check for c in result.checks] == list(CHECKS)
     open_ones = {c.check for c in result.checks if not c.ok}
-    assert open_ones - {"streaming"} == {"max_model_len"}  # which the list of models does not state
+    # The list of models states no length, and these requests belong to no run.
+    assert open_ones - {"streaming"} == {"max_model_len", "run_requests"}
     assert check(result, "streaming").ok is not False  # None: a busy machine had all in one read
     assert result.model == "mock-model"
     assert result.adapter.continuous_usage
@@ -251,7 +258,7 @@ def test_a_server_on_a_socket_file_passes_every_check(tmp_path):
     with mock({"ttft": "2ms", "itl": "1ms", "unix": str(path)}, tmp_path) as served:
         assert served.endpoint.url == f"unix:{path}"
         result = run_preflight(served.endpoint.url).or_raise()
-    assert [c.check for c in result.checks if not c.ok] == ["max_model_len"]
+    assert [c.check for c in result.checks if not c.ok] == ["max_model_len", "run_requests"]
     gone = run_preflight(f"unix:{path}")
     assert gone.fatal == f"unix:{path}: no such socket file '{path}'; is the server running?"
 
@@ -336,6 +343,43 @@ def test_the_temperature_of_the_scenario_is_sent(mock_url):
     assert not strict.adapter.sends_temperature
     assert same.adapter.sends_temperature
     assert check(same, "fields").detail == "all accepted"
+
+
+def run_request(lengths, *fields):
+    """A request of a run, with `fields` in its head."""
+    body = b'{"messages":[{"content":"p"}],"max_tokens":2,"stream":true}'
+    head = ["POST /v1/chat/completions HTTP/1.1", "host: h", f"content-length: {len(body)}", *fields]
+    return RunRequest(lengths, "\r\n".join([*head, "", ""]).encode() + body)
+
+
+def test_the_requests_of_the_run_are_sent_as_they_are(mock_url):
+    own = [run_request("1 + 2 tokens"), run_request("9 + 9 tokens", "x-mock: itl=60s")]
+    result = run_preflight(mock_url, requests_of=lambda adapter: own).or_raise()
+    assert check(result, "run_requests").ok is True  # and an answer of a minute was not awaited
+    assert check(result, "run_requests").detail == "accepted, of 1 + 2 tokens and 9 + 9 tokens"
+
+
+def test_a_run_whose_ordinary_request_is_refused_does_not_start(mock_url):
+    own = [run_request("1 + 2 tokens", "x-mock: request_id=uuid", "x-request-id: run-1")]
+    result = run_preflight(mock_url, requests_of=lambda adapter: own)
+    assert (
+        "the run's requests are refused, the preflight's were not: a request of 1 + 2 tokens "
+        "answered 400: Invalid UUID in request header X-Request-ID"
+    ) in result.fatal
+    assert check(result, "run_requests").is_stop
+
+
+def test_a_refused_longest_request_is_a_warning(mock_url):
+    own = [run_request("1 + 2 tokens"), run_request("9 + 9 tokens", "x-mock: max_model_len=1")]
+    result = run_preflight(mock_url, requests_of=lambda adapter: own).or_raise()
+    assert check(result, "run_requests").ok is False
+    assert "of 9 + 9 tokens answered 400: maximum context" in check(result, "run_requests").detail
+
+
+def test_a_full_server_does_not_refuse_the_run(mock_url):
+    own = [run_request("1 + 2 tokens", "x-mock: fail=429")]
+    result = run_preflight(mock_url, requests_of=lambda adapter: own).or_raise()
+    assert "answered 429" in check(result, "run_requests").detail
 
 
 def test_the_last_refusal_is_the_reason(mock_url):
