@@ -178,6 +178,12 @@ def is_literal(text: bytes) -> bool:
     return bool(text) and not _SPECIAL.search(text)
 
 
+def is_refusal(status: int) -> bool:
+    """Whether a status refuses the request itself (RFC 9110 section 15.5), rather than its time
+    (408, 425) or the load (429)."""
+    return 400 <= status < 500 and status not in (408, 425, 429)
+
+
 class Adapter(Plugin, ABC):
     """A codec. Its fields are optional features of a request; the preflight switches off those
     that the server rejects.

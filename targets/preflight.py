@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 from loadgen.errors import nearest
-from targets.base import Adapter, Request
+from targets.base import Adapter, Request, is_refusal
 from targets.endpoint import Endpoint
 from targets.http_session import HttpSession
 from targets.preflight_result import (
@@ -34,7 +34,6 @@ from targets.probe_request import (
     fetch_models,
     first_token_of,
     is_redirect,
-    is_refusal,
     is_refused,
     send_probe,
 )

@@ -294,12 +294,6 @@ def is_redirect(status: int) -> bool:
     return 300 <= status < 400
 
 
-def is_refusal(status: int) -> bool:
-    """Whether a status refuses the request itself (RFC 9110 section 15.5), rather than its time
-    (408, 425) or the load (429)."""
-    return 400 <= status < 500 and status not in (408, 425, 429)
-
-
 def _redirect_problem(response: ProbeConnection, path: str, endpoint: Endpoint) -> str:
     """The destination of a redirect and the remedy, in a few words."""
     location = response.header("location").decode("utf-8", "surrogateescape")

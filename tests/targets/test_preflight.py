@@ -348,7 +348,12 @@ def test_the_temperature_of_the_scenario_is_sent(mock_url):
 def run_request(lengths, *fields):
     """A request of a run, with `fields` in its head."""
     body = b'{"messages":[{"content":"p"}],"max_tokens":2,"stream":true}'
-    head = ["POST /v1/chat/completions HTTP/1.1", "host: h", f"content-length: {len(body)}", *fields]
+    head = [
+        "POST /v1/chat/completions HTTP/1.1",
+        "host: h",
+        f"content-length: {len(body)}",
+        *fields,
+    ]
     return RunRequest(lengths, "\r\n".join([*head, "", ""]).encode() + body)
 
 
