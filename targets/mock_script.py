@@ -75,6 +75,7 @@ class Script:
     reasoning: int = 0  # leading tokens that are reasoning (chat only)
     role: str = "first"  # first: with the first token · early: with the headers · off
     usage: str = "on"  # off: not even on request
+    finish: str = ""  # the finish reason; empty: length, or stop at the end of the answer
     done: str = "on"  # off: the stream ends without [DONE]
     chars_per_token: float = 4.0
     overhead_tokens: int = 8  # of the chat template; completions have none
@@ -124,8 +125,8 @@ class Script:
         """(number of tokens, finish reason) of a reply."""
         n_tokens = self.tokens if limit is None else limit
         if self.eos_after is not None and not ignore_eos and self.eos_after < n_tokens:
-            return self.eos_after, "stop"
-        return n_tokens, "length"
+            return self.eos_after, self.finish or "stop"
+        return n_tokens, self.finish or "length"
 
 
 def _uniform(seed: int, number: int) -> float:
@@ -218,6 +219,7 @@ OPTIONS: dict[str, tuple[str, Parse, str]] = {
     "reasoning": ("reasoning", _integer(0), "leading reasoning tokens (chat)"),
     "role": ("role", _word("first", "early", "off"), "the role: with the first token, early, off"),
     "usage": ("usage", _word("on", "off"), "off: no usage, not even on request"),
+    "finish": ("finish", str, "the finish reason, e.g. abort"),
     "done": ("done", _word("on", "off"), "off: no [DONE] at the end"),
     "chars_per_token": ("chars_per_token", _positive, "characters of a prompt token"),
     "overhead_tokens": ("overhead_tokens", _integer(0), "tokens of the chat template"),

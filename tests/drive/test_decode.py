@@ -26,6 +26,32 @@ def token(text, field="content"):
     )
 
 
+FAILED_WORDS = ["abort", "error", "cancelled", "timeout", "insufficient_system_resource", "ABORT"]
+FINE_WORDS = ["stop", "length", "tool_calls", "content_filter", "eos_token", "repetition", "new"]
+
+
+def ends(word, adapter=ADAPTER):
+    """An answer of two tokens with this finish reason."""
+    end = b'data: {"choices":[{"index":0,"delta":{},"text":"","finish_reason":"%s"}]}\n\n'
+    first = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"text":"a"}]}\n\n'
+    other = first.replace(b'"a"', b'"b"')
+    return decode(exchange(first, other, end % word.encode(), DONE), adapter)
+
+
+@pytest.mark.parametrize("adapter", [ADAPTER, OpenAICompletions(model="m")])
+@pytest.mark.parametrize("word", FAILED_WORDS)
+def test_an_answer_that_the_server_gave_up_is_a_failure_with_its_reason(word, adapter):
+    found = ends(word, adapter)
+    assert (found.status, found.output_tokens) == (Status.stream_error, 2)
+    assert found.error == f"error in the stream: finish_reason {word}"
+
+
+@pytest.mark.parametrize("adapter", [ADAPTER, OpenAICompletions(model="m")])
+@pytest.mark.parametrize("word", FINE_WORDS)
+def test_an_answer_that_ended_for_another_reason_is_none(word, adapter):
+    assert ends(word, adapter).status is Status.ok
+
+
 def usage(n, cached=0):
     return (
         b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":%d,'

@@ -88,6 +88,7 @@ def test_both_apis_pass_and_are_fitted(mock_url):
         ("fail=reset", "completion", "the connection was closed without an answer"),
         ("fail=utf8", "completion", "not an event of this API: 'utf-8' codec"),
         ("fail=inband", "completion", "an error in the stream: scripted failure in mid-stream"),
+        ("finish=abort", "completion", "an error in the stream: finish_reason abort"),
         ("fail=notsse", "streaming", "answered text/html, not an event stream"),
         ("reject=messages", "completion", "Unrecognized request argument supplied: messages"),
     ],
