@@ -178,6 +178,17 @@ def is_literal(text: bytes) -> bool:
     return bool(text) and not _SPECIAL.search(text)
 
 
+_TOKENS_WITHOUT_TEXT = 16  # the end of the answer, and the marks around reasoning and channels
+
+
+def is_possible_count(tokens: int, n_chunks: int, text_bytes: int | None) -> bool:
+    """Whether an answer in `n_chunks` chunks with `text_bytes` bytes of text in UTF-8 (None:
+    unknown) can have so many tokens: at least one per chunk, and at most one per byte, with a few
+    that have no text."""
+    most = tokens if text_bytes is None else text_bytes + _TOKENS_WITHOUT_TEXT
+    return n_chunks <= tokens <= most
+
+
 def is_refusal(status: int) -> bool:
     """Whether a status refuses the request itself (RFC 9110 section 15.5), rather than its time
     (408, 425) or the load (429)."""

@@ -41,6 +41,10 @@ REJECTABLE = (
 )
 
 
+WRONG_USAGE: Mapping[str, float] = {"zero": 0.0, "half": 0.5, "tenfold": 10.0}
+"""Wrong usage → the factor on the number of tokens."""
+
+
 class Stall(NamedTuple):
     """All replies frozen for `length_s`, `start_s` after the first request was read. With a load
     generator, which sends an `x-seq` header, its first request counts.
@@ -74,7 +78,7 @@ class Script:
     eos_after: int | None = None  # a request without ignore_eos stops after so many
     reasoning: int = 0  # leading tokens that are reasoning (chat only)
     role: str = "first"  # first: with the first token · early: with the headers · off
-    usage: str = "on"  # off: not even on request
+    usage: str = "on"  # off: not even on request; zero, half, tenfold: a wrong count
     finish: str = ""  # the finish reason; empty: length, or stop at the end of the answer
     done: str = "on"  # off: the stream ends without [DONE]
     chars_per_token: float = 4.0
@@ -218,7 +222,7 @@ OPTIONS: dict[str, tuple[str, Parse, str]] = {
     "eos_after": ("eos_after", _integer(1), "stop after so many tokens without ignore_eos"),
     "reasoning": ("reasoning", _integer(0), "leading reasoning tokens (chat)"),
     "role": ("role", _word("first", "early", "off"), "the role: with the first token, early, off"),
-    "usage": ("usage", _word("on", "off"), "off: no usage, not even on request"),
+    "usage": ("usage", _word("on", "off", *WRONG_USAGE), "off: none; zero, half, tenfold: wrong"),
     "finish": ("finish", str, "the finish reason, e.g. abort"),
     "done": ("done", _word("on", "off"), "off: no [DONE] at the end"),
     "chars_per_token": ("chars_per_token", _positive, "characters of a prompt token"),

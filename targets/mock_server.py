@@ -189,7 +189,7 @@ class MockConnection(asyncio.Protocol):
         row.prompt_tokens = script.prompt_tokens(fields.text, is_chat)
         row.outcome = failure or "ok"
         options = fields.stream_options or {}
-        has_usage = bool(options.get("include_usage")) and script.usage == "on"
+        has_usage = bool(options.get("include_usage")) and script.usage != "off"
         text = wire.ReplyText(
             script=script,
             number=row.number,

@@ -13,7 +13,7 @@ from uuid import UUID
 import msgspec
 
 from loadgen.manifest.json_section import JsonObject
-from targets.mock_script import Script
+from targets.mock_script import WRONG_USAGE, Script
 
 _WORDS = " the model of latency token and server time is stream a batch to request value cache"
 WORDS = tuple(" " + word for word in _WORDS.split())
@@ -201,6 +201,7 @@ class ReplyText:
         return f"{self.head}{choice}]{usage}}}\n\n".encode()
 
     def _usage(self, tokens: int) -> str:
+        tokens = int(tokens * WRONG_USAGE.get(self.script.usage, 1))
         return (
             f'{{"prompt_tokens":{self.prompt_tokens},"total_tokens":{self.prompt_tokens + tokens},'
             f'"completion_tokens":{tokens},'

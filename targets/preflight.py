@@ -290,19 +290,28 @@ class _Run:
         """Check streaming, usage, length and finish reason of a usable answer."""
         self._check_streaming(answer)
         self._check_usage(answer)
-        tokens = answer.usage.output_tokens if answer.usage else None
+        stated = answer.usage.output_tokens if answer.usage else None
+        is_counted = stated is not None and answer.is_possible(stated)
+        tokens = stated if is_counted and stated is not None else answer.n_token_events
         if not self.adapter.ignore_eos:
             self.note(
                 "ignore_eos", None, "rejected or not requested: output_tokens are upper limits"
             )
-        elif tokens is not None and tokens < _TOKENS:
+        elif tokens < _TOKENS and not is_counted:
+            detail = (
+                f"not refused, but {tokens} chunks of unknown size came and {_TOKENS} tokens were "
+                "requested: output_tokens may be upper limits"
+            )
+            self.note("ignore_eos", None, detail)
+        elif tokens < _TOKENS:
             detail = f"ignored ({tokens} of {_TOKENS} tokens came): output_tokens are upper limits"
             self.note("ignore_eos", False, detail)
-        elif tokens is not None and tokens > _TOKENS:
+        elif tokens > _TOKENS:
             detail = f"{tokens} tokens came, {_TOKENS} were requested: max_tokens is ignored"
             self.note("ignore_eos", False, detail)
         else:
-            self.note("ignore_eos", True, "accepted: output_tokens are exact")
+            counted = "" if is_counted else f", by {tokens} chunks"
+            self.note("ignore_eos", True, f"accepted: output_tokens are exact{counted}")
         reasons = [d.finish_reason.name for d in answer.deltas if d.finish_reason]
         missing = "missing: a cut stream looks complete"
         self.note("finish_reason", bool(reasons), reasons[-1] if reasons else missing)
@@ -330,6 +339,14 @@ class _Run:
             self.adapter = self.adapter.model_copy(update={"continuous_usage": False})
         if usage is None or not is_stated:
             self.note("usage", False, "not sent: output tokens are counted by chunks")
+            return
+        if usage.output_tokens is not None and not answer.is_possible(usage.output_tokens):
+            self.note(
+                "usage",
+                False,
+                f"states {usage.output_tokens} tokens of an answer of {answer.n_token_events} "
+                "chunks, which cannot be: output tokens are counted by chunks",
+            )
             return
         where = "on every chunk" if self.adapter.continuous_usage else "at the end"
         self.note("usage", True, f"{usage.input_tokens} in, {usage.output_tokens} out, {where}")

@@ -19,7 +19,7 @@ from urllib.parse import urljoin
 
 import msgspec
 
-from targets.base import Adapter, Delta, HttpRequest, Request, Usage
+from targets.base import Adapter, Delta, HttpRequest, Request, Usage, is_possible_count
 from targets.dialer import Dialer, ProxyRefused
 from targets.endpoint import Endpoint
 from targets.http_session import HttpSession, ProbeConnection
@@ -59,6 +59,12 @@ class ProbeAnswer:
     def usage(self) -> Usage | None:
         """The last usage in the stream."""
         return next((d.usage for d in reversed(self.deltas) if d.usage is not None), None)
+
+    def is_possible(self, tokens: int) -> bool:
+        """Whether the answer can have so many tokens."""
+        texts = [delta.text for delta in self.deltas if delta.is_token]
+        n_bytes = len("".join(texts).encode("utf-8", "surrogatepass")) if all(texts) else None
+        return is_possible_count(tokens, len(texts), n_bytes)
 
     @property
     def n_token_events(self) -> int:

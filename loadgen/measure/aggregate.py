@@ -24,7 +24,7 @@ from loadgen.measure.attainment import (
 from loadgen.measure.catalog import METRICS, Metric
 from loadgen.measure.drivers import drivers
 from loadgen.measure.fairness import fairness
-from loadgen.measure.findings import findings
+from loadgen.measure.findings import findings, token_marks
 from loadgen.measure.load import Throughput, inside, load_through, per_second, throughput
 from loadgen.measure.per_request import Mask, PerRequest, Samples, per_request, without_own
 from loadgen.measure.server_load import backends, server_findings, server_summary
@@ -120,6 +120,7 @@ def summarize(
         server=server_summary(run, columns, window),
         backends=addresses,
         stimulus=sent,
+        marks=token_marks(columns, run, due),
     )
 
 

@@ -119,7 +119,8 @@ class Summary:
     the verdict is met only if the SLOs of every class are. `fairness` is None where all traffic
     belongs to a single tenant, `server` where the server's metrics were not read. `backends` are
     the addresses that requests went to, busiest first; `stimulus` compares the traffic sent with
-    the schedule; `drivers` are the factors that latency correlates with.
+    the schedule; `drivers` are the factors that latency correlates with; `marks` state by metric
+    why its values are doubtful.
     """
 
     run: str
@@ -144,6 +145,7 @@ class Summary:
     server: ServerSummary | None = None
     backends: tuple[Backend, ...] = ()
     stimulus: Stimulus | None = None
+    marks: Mapping[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The content of summary.json; NaN, +inf and open bounds are null."""

@@ -149,7 +149,7 @@ def metric_rows(summary: Summary, names: Sequence[str]) -> list[list[TableCell]]
         path = f"metrics.{name}"
         rows.append(
             [
-                _metric_name(name),
+                _metric_name(summary, name),
                 TableCell(format_count(found.n), f"{path}.n"),
                 TableCell(format_value(found.mean, unit), f"{path}.mean", unit),
                 *_percentile_cells(found, name, "percentiles"),
@@ -165,13 +165,29 @@ def failure_rows(summary: Summary, names: Sequence[str]) -> list[list[TableCell]
     for name in names:
         found = summary.metrics[name]
         if found.with_failures and found.with_failures != found.percentiles:
-            rows.append([_metric_name(name), *_percentile_cells(found, name, "with_failures")])
+            rows.append(
+                [_metric_name(summary, name), *_percentile_cells(found, name, "with_failures")]
+            )
     return rows
 
 
-def _metric_name(name: str) -> TableCell:
+def _metric_name(summary: Summary, name: str) -> TableCell:
     metric = METRICS[name]
-    return TableCell(metric.title, title=f"{metric.meaning} {metric.formula}. {metric.edges}")
+    title = f"{metric.meaning} {metric.formula}. {metric.edges}"
+    return TableCell(marked_title(summary, name), title=title)
+
+
+def marked_title(summary: Summary, name: str) -> str:
+    """The title of a metric, with `†` if its values are doubtful (`Summary.marks`)."""
+    return f"{METRICS[name].title} †" if name in summary.marks else METRICS[name].title
+
+
+def mark_notes(summary: Summary) -> list[str]:
+    """What `†` means: a line per reason, with the metrics that it applies to."""
+    titles: dict[str, list[str]] = {}
+    for name, reason in summary.marks.items():
+        titles.setdefault(reason, []).append(METRICS[name].title)
+    return [f"† {', '.join(names)}: {reason}" for reason, names in titles.items()]
 
 
 def _percentile_cells(found: Distribution, name: str, view: str) -> list[TableCell]:

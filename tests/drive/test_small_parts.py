@@ -169,9 +169,9 @@ def test_a_body_that_breaks_the_codec_costs_its_own_row_only(tmp_path):
 
 def test_a_count_no_server_can_mean_is_unknown(tmp_path):
     body = (
-        b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}],'
+        b'data: {"choices":[{"index":0,"delta":{"content":"%s"},"finish_reason":"stop"}],'
         b'"usage":{"prompt_tokens":1,"completion_tokens":100000}}\n\ndata: [DONE]\n\n'
-    )
+    ) % (b"x" * 100_000)
     recorder = recorder_of(tmp_path, n=1)
     recorder.ended(exchange_of(0, body, status=200))
     rows, chunks, _ = recorder.finish()

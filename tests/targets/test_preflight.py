@@ -158,6 +158,24 @@ def test_without_usage_there_is_no_fit_and_tokens_are_counted_by_chunks(mock_url
     assert "counted by chunks" in check(result, "usage").detail
 
 
+@pytest.mark.parametrize(("usage", "tokens"), [("zero", 0), ("half", 8), ("tenfold", 160)])
+def test_usage_that_cannot_be_true_is_a_warning(mock_url, usage, tokens):
+    result = run_preflight(mock_url, f"usage={usage}")
+    assert result.fatal is None
+    assert check(result, "usage").ok is False
+    words = f"states {tokens} tokens of an answer of 16 chunks, which cannot be"
+    assert words in check(result, "usage").detail
+    # 16 chunks show that the length is exact
+    assert check(result, "ignore_eos").ok is True
+    assert check(result, "ignore_eos").detail.endswith("by 16 chunks")
+
+
+def test_exact_lengths_are_stated_only_where_a_count_shows_them(mock_url):
+    coarse = run_preflight(mock_url, "usage=off,coalesce=4")
+    assert check(coarse, "ignore_eos").ok is None
+    assert "4 chunks of unknown size came" in check(coarse, "ignore_eos").detail
+
+
 def test_a_stream_in_one_chunk_is_not_a_stream(mock_url):
     result = run_preflight(mock_url, "coalesce=64")
     assert check(result, "streaming").ok is False
