@@ -92,6 +92,7 @@ class Script:
     max_model_len: int | None = None
     api_key: str | None = None
     models: tuple[str, ...] = ("mock-model",)
+    mute_models: tuple[str, ...] = ()  # served models that do not chat, such as embedding models
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -236,6 +237,7 @@ OPTIONS: dict[str, tuple[str, Parse, str]] = {
     "max_model_len": ("max_model_len", _integer(1), "most tokens of prompt and output"),
     "api_key": ("api_key", str, "the only key accepted"),
     "model": ("models", _repeatable(str), "name of a served model"),
+    "mute_model": ("mute_models", _repeatable(str), "a served model that does not chat"),
     "seed": ("seed", _integer(0), "which requests fail"),
 }
 """Option name → (field of Script, parser, help)."""

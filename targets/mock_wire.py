@@ -96,6 +96,8 @@ def refuse(
             return 400, error_body(400, message, param=key.partition("!")[0])
     if fields.model and fields.model not in script.models:
         return 404, error_body(404, f"The model `{fields.model}` does not exist.", "model")
+    if (fields.model or script.models[0]) in script.mute_models:
+        return 400, error_body(400, f'"{fields.model}" does not support chat')
     limit = fields.limit
     if limit is not None and limit < 1:
         return 400, error_body(400, f"max_tokens is {limit}; at least 1", "max_tokens")

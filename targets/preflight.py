@@ -9,7 +9,7 @@ with the place, the problem and the remedy; `Preflight.or_raise` raises it as Ta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from loadgen.errors import nearest
@@ -40,6 +40,8 @@ from targets.probe_request import (
 from targets.prompt_lengths import Calibrate, FirstPrompts, LengthProbe, point_of
 
 _TOKENS = 16  # of the completion
+_MOST_CANDIDATES = 8  # models that are tried
+_SHOWN_CHARS = 80  # of the reason why a model was not taken
 _ATTEMPTS = 3  # a server may fail one request in ten and still be worth measuring
 _PAUSE_S = 0.05  # before another attempt, if there was no connection
 RequestsOf = Callable[[Adapter], Sequence[RunRequest]]
@@ -76,9 +78,12 @@ async def preflight(
         run = _Run(endpoint, adapter, timeout_s, temperature, pause, session)
         try:
             await run.check_reachable()
-            await run.choose_model()
-            run.check_length(max_input_tokens, max_output_tokens)
             prompt = (text_of(len(_TEXT)) if text_of is not None else "") or _TEXT
+            lengths_needed = max_input_tokens, max_output_tokens
+            candidates = await run.choose_model()
+            if len(candidates) > 1:
+                await run.choose_answering_model(candidates, lengths_needed, prompt)
+            run.check_length(*lengths_needed)
             if text_of is None:
                 run.check_answer(await run.complete(prompt, on_first_token))
                 return run.result(None)
@@ -106,9 +111,10 @@ async def preflight(
 class _Stop(Exception):
     """A run against this endpoint would be meaningless; does not leave this module."""
 
-    def __init__(self, check: str, detail: str) -> None:
+    def __init__(self, check: str, detail: str, *, is_of_model: bool = False) -> None:
         super().__init__(detail)
         self.check, self.detail = check, detail
+        self.is_of_model = is_of_model  # another model of the same server may do
 
 
 @dataclass
@@ -155,8 +161,9 @@ class _Run:
         detail = f"{self.endpoint.url}{through}, connected in {took_s * 1e3:.1f} ms"
         self.note("reachable", True, detail)
 
-    async def choose_model(self) -> None:
-        """Choose the adapter's model, else the endpoint's, else the first that is served."""
+    async def choose_model(self) -> list[str]:
+        """Choose the adapter's model, else the endpoint's, else the first that is served. Returns
+        the models to choose from, if none is named."""
         for left in reversed(range(_ATTEMPTS)):
             self.models = await fetch_models(self.session, self.endpoint, self.timeout_s)
             if not left or not self.models.is_transient:
@@ -173,14 +180,39 @@ class _Run:
         changes = {"model": name or ids[0], "sends_slos": self.models.is_bundled}
         self.adapter = self.adapter.model_copy(update=changes)
         if not name:
-            others = f", the first of {len(ids)}; choose with --model" if len(ids) > 1 else ""
-            self.note("models", True, f"{ids[0]}{others}")
+            self.note("models", True, ids[0])
         elif name in ids:
             self.note("models", True, name)
         elif ids:
             self.note("models", False, f"'{name}' is not listed; {nearest(name, ids)}")
         else:
             self.note("models", None, f"{name}; GET /v1/models {self.models.problem}")
+        return [] if name else ids
+
+    async def choose_answering_model(
+        self, candidates: Sequence[str], lengths: tuple[int, int], prompt: str
+    ) -> None:
+        """Choose the first candidate that takes these lengths and answers a request: the list may
+        begin with an embedding model."""
+        given, refusals, n = self.adapter, dict[str, str](), len(candidates)
+        path = given.encode(Request("", 1)).path
+        for name in candidates[:_MOST_CANDIDATES]:
+            self.adapter = given.model_copy(update={"model": name})
+            try:
+                self.check_length(*lengths)
+                await self.complete(prompt, lambda: None)
+            except _Stop as stop:
+                if stop.check == "completion" and not stop.is_of_model:
+                    raise
+                refusals[name] = stop.detail.removeprefix(f"POST {path} ")[:_SHOWN_CHARS]
+                continue
+            because = f" ({_by_reason(refusals)})" if refusals else ""
+            words = f"{name}, the first of {n} that answers{because}; choose with --model"
+            self.note("models", True, words)
+            return
+        first = "" if n <= _MOST_CANDIDATES else f"first {_MOST_CANDIDATES} of "
+        problem = f"none of the {first}{n} listed models answers POST {path}"
+        raise _Stop("models", f"{problem} ({_by_reason(refusals)}); name the model with --model")
 
     def check_length(self, max_input_tokens: int, max_output_tokens: int) -> None:
         limit, total = self.max_model_len, max_input_tokens + max_output_tokens
@@ -363,12 +395,13 @@ class _Run:
             return _Stop("completion", f"model '{name}' is not served; {listed}")
         if status == 404:
             remedy = f"check the URL (with or without /v1) and api: {self.endpoint.api}"
-            return _Stop("completion", f"{problem}; {remedy}")
+            return _Stop("completion", f"{problem}; {remedy}", is_of_model=True)
         if status == 200 and not answer.deltas and "json" in answer.content_type:
             return _Stop("streaming", f"{problem}; the server ignores stream: true")
         if status == 200 and not answer.deltas:
             return _Stop("streaming", f"{problem}; is the URL that of an OpenAI-compatible API?")
-        return _Stop("completion", problem + _remedy(answer))
+        is_of_model = is_refusal(status) or status in (500, 501)
+        return _Stop("completion", problem + _remedy(answer), is_of_model=is_of_model)
 
     def _key_problem(self, status: int) -> str:
         variable = self.endpoint.api_key_env or "OPENAI_API_KEY"
@@ -378,6 +411,14 @@ class _Run:
             f"answered {status}: no API key was sent; export {variable}=… or name "
             "another variable as api_key_env in a target file"
         )
+
+
+def _by_reason(refusals: Mapping[str, str]) -> str:
+    """`a, b: answered 400; c: …` from the reasons by model."""
+    models: dict[str, list[str]] = {}
+    for name, reason in refusals.items():
+        models.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in models.items())
 
 
 def _remedy(answer: ProbeAnswer) -> str:

@@ -121,6 +121,7 @@ def summarize(
         backends=addresses,
         stimulus=sent,
         marks=token_marks(columns, run, due),
+        http_statuses=_http_statuses(run, due),
     )
 
 
@@ -263,6 +264,12 @@ def _counts(run: Run, due: Mask) -> dict[str, int]:
         "not_due": n_scheduled - n_warmup - n_due - n_withdrawn,
         **{status.name: int(by_status[status]) for status in Status},
     }
+
+
+def _http_statuses(run: Run, due: Mask) -> dict[str, int]:
+    rows = run.request_rows[due]
+    statuses = rows["http_status"][rows["status"] == Status.http_error]
+    return {str(status): int(n) for status, n in zip(*np.unique_counts(statuses), strict=True)}
 
 
 def _distributions(samples: Samples, confidence: float) -> dict[str, Distribution]:

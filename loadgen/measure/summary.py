@@ -120,7 +120,7 @@ class Summary:
     belongs to a single tenant, `server` where the server's metrics were not read. `backends` are
     the addresses that requests went to, busiest first; `stimulus` compares the traffic sent with
     the schedule; `drivers` are the factors that latency correlates with; `marks` state by metric
-    why its values are doubtful.
+    why its values are doubtful, `http_statuses` counts the due HTTP errors by status.
     """
 
     run: str
@@ -146,6 +146,7 @@ class Summary:
     backends: tuple[Backend, ...] = ()
     stimulus: Stimulus | None = None
     marks: Mapping[str, str] = field(default_factory=dict)
+    http_statuses: Mapping[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """The content of summary.json; NaN, +inf and open bounds are null."""

@@ -350,11 +350,21 @@ def _figure(value: float | None) -> str:
 
 def count_rows(summary: Summary) -> list[tuple[str, TableCell]]:
     """Numbers of requests: scheduled, warm-up, due, not due, and the due requests by status
-    (without zeros)."""
+    (without zeros), HTTP errors by HTTP status."""
     names = {"scheduled": "scheduled", "warmup": "warm-up", "due": "due"}
     names |= {"withdrawn": "cancelled on purpose", "not_due": "never due"}
     rows = [(names[key], key) for key in names if summary.counts[key] or key != "withdrawn"]
-    rows += [(s.name.replace("_", " "), s.name) for s in Status if summary.counts[s.name]]
-    return [
+    by_http_status = [(f"HTTP {status}", status) for status in summary.http_statuses]
+    cells = [
         (word, TableCell(format_count(summary.counts[key]), f"counts.{key}")) for word, key in rows
     ]
+    for status in Status:
+        if status is Status.http_error and by_http_status:
+            cells += [
+                (word, TableCell(format_count(summary.http_statuses[key]), f"http_statuses.{key}"))
+                for word, key in by_http_status
+            ]
+        elif n := summary.counts[status.name]:
+            word = status.name.replace("_", " ")
+            cells.append((word, TableCell(format_count(n), f"counts.{status.name}")))
+    return cells

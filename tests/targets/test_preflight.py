@@ -209,10 +209,35 @@ def test_keys_and_lengths_are_checked_against_the_server(tmp_path):
     assert "no API key was sent; export OPENAI_API_KEY=…" in none.fatal
     assert "the API key in OPENAI_API_KEY is refused" in wrong.fatal
     assert "the API key in GW is refused" in named.fatal
-    assert "up to 100 + 50 tokens and 'a-model' takes 120" in long.fatal
+    assert "a-model: the scenario needs up to 100 + 50 tokens and 'a-model' takes 120" in long.fatal
     assert fine.fatal is None
-    assert check(fine, "models").detail == "a-model, the first of 2; choose with --model"
+    assert check(fine, "models").detail == (
+        "a-model, the first of 2 that answers; choose with --model"
+    )
     assert fine.max_model_len == 120
+
+
+def test_a_model_that_does_not_chat_is_not_chosen(tmp_path):
+    models = {"model": "bge-m3;llama", "mute_model": "bge-m3", "ttft": "1ms", "itl": "0ms"}
+    with mock(models, tmp_path) as served:
+        result = run_preflight(served.endpoint.url).or_raise()
+        named = run_preflight(served.endpoint.url, lines="model: bge-m3")
+    assert result.model == "llama"
+    detail = check(result, "models").detail
+    assert detail.startswith("llama, the first of 2 that answers (bge-m3: answered 400: ")
+    assert detail.endswith("; choose with --model")
+    assert result.adapter.ignore_eos  # nothing that the other model refused is left out
+    assert result.adapter.continuous_usage
+    assert "does not support chat" in named.fatal
+
+
+def test_models_of_which_none_answers_are_all_named(tmp_path):
+    models = {"model": "bge-m3;e5", "mute_model": "bge-m3;e5", "ttft": "1ms", "itl": "0ms"}
+    with mock(models, tmp_path) as served:
+        result = run_preflight(served.endpoint.url)
+    assert "none of the 2 listed models answers POST /v1/chat/completions (bge-m3: " in result.fatal
+    assert "; e5: answered 400" in result.fatal
+    assert check(result, "models").is_stop
 
 
 def test_a_stated_length_is_checked_before_any_completion(tmp_path):
