@@ -48,10 +48,15 @@ class Replies:
         self.rows: list[LogRow] = []
         self.n_connections = 0
         self.first_read_ns: int | None = None
+        self._begin_ns = time.monotonic_ns()
         self._due: list[tuple[int, int, Reply]] = []
         self._n_pushed = 0
         self._is_numbered = False
         self._timer = make_timer(loop)
+
+    def age_s(self) -> float:
+        """Seconds since the server began to serve."""
+        return (time.monotonic_ns() - self._begin_ns) * 1e-9
 
     def begin(self, row: LogRow) -> None:
         """Log a request. The clock of the stalls starts at the first request, and starts again at

@@ -54,6 +54,14 @@ class Stall(NamedTuple):
     length_s: float
 
 
+class Loading(NamedTuple):
+    """The first `length_s` of the server's life. Completions answer 503 "Loading model"; the list
+    of models does too (`503`), is empty (`empty`), or is complete (`listed`)."""
+
+    length_s: float
+    models: str
+
+
 class Failure(NamedTuple):
     """A kind of FAILURES, or an HTTP status as digits, for a `share` of the requests."""
 
@@ -89,6 +97,7 @@ class Script:
     rejects: tuple[str, ...] = ()  # body fields answered with 400
     refusal: str = "named"  # silent: the 400 does not name the field
     request_id: str = "any"  # uuid: 400 for an `x-request-id` of another form
+    loading: tuple[Loading, ...] = ()
     max_model_len: int | None = None
     api_key: str | None = None
     models: tuple[str, ...] = ("mock-model",)
@@ -103,6 +112,10 @@ class Script:
     def due_s(self, event: int) -> float:
         """The deadline of event number `event`, seconds after the request was read."""
         return self.ttft_s + event * self.coalesce * self.itl_s
+
+    def loading_models(self, age_s: float) -> str | None:
+        """What the list of models is while the server loads; None once it has loaded."""
+        return next((load.models for load in self.loading if age_s < load.length_s), None)
 
     def after_stalls_s(self, instant_s: float) -> float:
         """The instant itself (seconds after the first request), or the end of the stalls that
@@ -178,6 +191,11 @@ def _stall(text: str) -> tuple[Stall, ...]:
     return (Stall(parse_duration_s(start), parse_duration_s(length)),)
 
 
+def _loading(text: str) -> tuple[Loading, ...]:
+    length, _, models = text.partition("@")
+    return (Loading(parse_duration_s(length), _word("503", "empty", "listed")(models or "503")),)
+
+
 def _failure(text: str) -> tuple[Failure, ...]:
     kind, separator, share = text.partition(":")
     if kind not in FAILURES and not (kind.isascii() and kind.isdigit() and 400 <= int(kind) < 600):
@@ -238,6 +256,7 @@ OPTIONS: dict[str, tuple[str, Parse, str]] = {
     "api_key": ("api_key", str, "the only key accepted"),
     "model": ("models", _repeatable(str), "name of a served model"),
     "mute_model": ("mute_models", _repeatable(str), "a served model that does not chat"),
+    "loading": ("loading", _loading, "503 at first, e.g. 2s; 2s@empty, 2s@listed: the models"),
     "seed": ("seed", _integer(0), "which requests fail"),
 }
 """Option name → (field of Script, parser, help)."""

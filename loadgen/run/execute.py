@@ -173,6 +173,7 @@ def target_choice(target: str, options: RunOptions) -> Choice:
         options.scrape,
         options.plugins,
         options.target_settings,
+        options.wait_ready_s,
     )
 
 

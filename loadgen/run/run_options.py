@@ -35,7 +35,8 @@ class RunOptions:
     in this process and to be loaded in the load-generating processes. `command` is the command line
     shown in the report. `cache_dir` keeps files that are slow to make (the plotting bundle); None
     keeps nothing. `name` is the run's name where it differs from its directory's. `watch` exports
-    live metrics; `early` may stop the run before its end.
+    live metrics; `early` may stop the run before its end. A server that slobench does not start may
+    take `wait_ready_s` until it is ready.
     """
 
     out_dir: Path | None = None
@@ -54,6 +55,7 @@ class RunOptions:
     name: str = ""
     watch: Watch | None = None
     early: Early | None = None
+    wait_ready_s: float = 0.0
 
 
 class RunSetup(NamedTuple):

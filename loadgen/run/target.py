@@ -34,6 +34,7 @@ from targets.launch import launched
 from targets.mock_script import split_options
 from targets.preflight import preflight
 from targets.preflight_result import Preflight, PreflightCheck
+from targets.readiness import await_ready
 from targets.scrape import find_metrics
 
 T = TypeVar("T")
@@ -48,7 +49,8 @@ _MARKS = {True: "ok  ", False: "warn", None: "  – "}
 class Choice:
     """A target as the user chose it: `spec` is the value of `--target`, `engine` that of
     `--engine`; `scrape`: read the server's own metrics; `plugins` are files with modes for
-    `reference`; `settings` are keys set on top of a target file."""
+    `reference`; `settings` are keys set on top of a target file. A server that slobench does not
+    start may take `wait_ready_s` until it is ready."""
 
     spec: str
     engine: str = ""
@@ -57,6 +59,7 @@ class Choice:
     scrape: bool = True
     plugins: Sequence[Path] = ()
     settings: Sequence[str] = ()
+    wait_ready_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -170,6 +173,9 @@ def open_server(choice: Choice, log_dir: Path, console: Console) -> Iterator[Ser
         environ = choice.environ or {}
         endpoint = load_target(choice.spec, environ, choice.settings)
         if endpoint.launch is None:
+            if choice.wait_ready_s:
+                with _Waiting(console, first_s=0.0) as waiting:
+                    finish(await_ready(endpoint, choice.model, choice.wait_ready_s, waiting.on))
             yield Server("url", endpoint, "target")
             return
         line = launch_line(choice.spec, environ, choice.settings)
@@ -190,11 +196,11 @@ def _end_of(child: Child) -> Callable[[], str | None]:
 
 
 class _Waiting:
-    """Shows that a launched server is still starting: for how long, and the last line of its
-    log."""
+    """Shows that a server is still starting: for how long, and the last line of its log or the
+    reason. Where there is no terminal, the first line comes after `first_s`."""
 
-    def __init__(self, console: Console) -> None:
-        self._console, self._printed_s = console, 0.0
+    def __init__(self, console: Console, first_s: float = _PROGRESS_S) -> None:
+        self._console, self._printed_s = console, first_s - _PROGRESS_S
         self._status = console.status("") if console.is_terminal else None
 
     def __enter__(self) -> _Waiting:
