@@ -30,15 +30,17 @@ def example_requests(
     fit: Callable[[], PromptFit],
     adapter: Adapter,
 ) -> tuple[RunRequest, ...]:
-    """The request of median length (prompt and answer together) and the longest. `prompts` have a
-    salt of their own, so that neither prompt is in a prefix cache when the run begins. Empty for
-    recorded prompts without a salt: they would be."""
+    """The request of median length (prompt and answer together), and the longest if it is longer.
+    `prompts` have a salt of their own, so that neither prompt is in a prefix cache when the run
+    begins. Empty for recorded prompts without a salt: they would be."""
     is_salted = scenario.prompts.salt == "run"
     if prompts.is_recorded and not is_salted:
         return ()
     lengths = plan.schedule["input_tokens"].astype(np.uint64) + plan.schedule["output_tokens"]
     order = np.argsort(lengths, kind="stable")
     chosen = order[[len(order) // 2, -1]]
+    if lengths[chosen[0]] == lengths[chosen[1]]:
+        chosen = chosen[:1]
     in_sessions = np.isin(plan.schedule["session_id"], plan.schedule["session_id"][chosen])
     rows = plan.schedule[in_sessions]  # a copy
     if not is_salted:
