@@ -9,12 +9,13 @@ requests get the same treatment in every run, in any order of arrival.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from loadgen.errors import UsageError, nearest
 from loadgen.units import parse_duration_s, parse_rate_per_s, parse_share
+from targets.mock_personas import PERSONAS
 
 Parse = Callable[[str], Any]
 
@@ -103,6 +104,7 @@ class Script:
     models: tuple[str, ...] = ("mock-model",)
     mute_models: tuple[str, ...] = ()  # served models that do not chat, such as embedding models
     seed: int = 0
+    persona: str = ""
 
     def __post_init__(self) -> None:
         total = sum(failure.share for failure in self.failures)
@@ -160,7 +162,7 @@ def apply_options(script: Script, options: Iterable[tuple[str, str]]) -> Script:
     Raises UsageError with the option, its value and the expected form.
     """
     changes: dict[str, Any] = {}
-    for key, value in options:
+    for key, value in _with_personas(options):
         name = key.replace("-", "_")
         if name not in OPTIONS:
             raise UsageError(f"unknown mock option '{key}'; {nearest(name, OPTIONS)}")
@@ -171,6 +173,15 @@ def apply_options(script: Script, options: Iterable[tuple[str, str]]) -> Script:
             raise UsageError(f"mock option {key} {value!r}: {error}") from None
         changes[field] = changes.get(field, ()) + parsed if isinstance(parsed, tuple) else parsed
     return replace(script, **changes)
+
+
+def _with_personas(options: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """The options, each persona after its own options."""
+    for key, value in options:
+        if key == "persona" and value in PERSONAS:
+            for name, values in PERSONAS[value].options.items():
+                yield from ((name, part) for part in values.split(";"))
+        yield key, value
 
 
 def split_options(text: str) -> list[tuple[str, str]]:
@@ -257,6 +268,7 @@ OPTIONS: dict[str, tuple[str, Parse, str]] = {
     "model": ("models", _repeatable(str), "name of a served model"),
     "mute_model": ("mute_models", _repeatable(str), "a served model that does not chat"),
     "loading": ("loading", _loading, "503 at first, e.g. 2s; 2s@empty, 2s@listed: the models"),
+    "persona": ("persona", _word(*PERSONAS), "the form of a named server's stream, e.g. ollama"),
     "seed": ("seed", _integer(0), "which requests fail"),
 }
 """Option name → (field of Script, parser, help)."""

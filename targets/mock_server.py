@@ -119,6 +119,10 @@ class MockConnection(asyncio.Protocol):
 
     def cut(self) -> None:
         self._end(None)
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Close the connection after what is written."""
         self.transport.close()
 
     def reset(self) -> None:
@@ -198,7 +202,8 @@ class MockConnection(asyncio.Protocol):
         row.outcome = failure or "ok"
         options = fields.stream_options or {}
         has_usage = bool(options.get("include_usage")) and script.usage != "off"
-        text = wire.ReplyText(
+        form = wire.PersonaText if script.persona and is_chat else wire.ReplyText
+        text = form(
             script=script,
             number=row.number,
             is_chat=is_chat,

@@ -108,8 +108,8 @@ class Progress:
         by_status = [sum(column) for column in columns] or [0] * len(Status)
         summed = ("released", "in_flight", "waiting", "withdrawn")
         alike = [tuple(beat["failed_alike"]) for beat in beats if "failed_alike" in beat]
-        sums = (sum(beat[key] for beat in beats) for key in summed)
-        return Totals(now_s, by_status, *sums, failed_alike=alike)
+        sums = {key: sum(beat[key] for beat in beats) for key in summed}
+        return Totals(now_s, by_status, **sums, failed_alike=alike)
 
     def _facts(self, totals: Totals) -> list[str]:
         elapsed_s = min(totals.now_s, self._window_s)

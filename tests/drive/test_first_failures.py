@@ -13,7 +13,7 @@ BAD = (Status.http_error, 400)
 def shard(*ends):
     failures = FirstFailures()
     for number, (status, http_status) in enumerate(ends):
-        failures.ended(status, http_status, lambda words=f"reason {number}": words)
+        failures.ended(status, http_status, f"reason {number}".__str__)
     return failures.message()
 
 
