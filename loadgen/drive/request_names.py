@@ -11,21 +11,27 @@ from __future__ import annotations
 
 import re
 from functools import cached_property
-from uuid import NAMESPACE_URL, UUID, uuid5
+from hashlib import sha1
+from uuid import NAMESPACE_URL, uuid5
 
 from loadgen.records import Run
 
 _UUID = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 
 
-def namespace_of(run_name: str) -> UUID:
-    """The namespace of a run's request ids."""
-    return uuid5(NAMESPACE_URL, run_name)
+def namespace_of(run_name: str) -> bytes:
+    """The namespace of a run's request ids, 16 bytes."""
+    return uuid5(NAMESPACE_URL, run_name).bytes
 
 
-def request_name(namespace: UUID, request_id: int) -> str:
-    """The `x-request-id` of a request."""
-    return str(uuid5(namespace, str(request_id)))
+def request_name(namespace: bytes, request_id: int) -> str:
+    """The `x-request-id` of a request: `uuid5`, which takes three times as long by way of a UUID
+    object; a request may be encoded when it is due."""
+    digest = bytearray(sha1(b"%b%d" % (namespace, request_id), usedforsecurity=False).digest())
+    digest[6] = digest[6] & 0x0F | 0x50  # version 5
+    digest[8] = digest[8] & 0x3F | 0x80  # the variant of RFC 9562
+    text = digest.hex()
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:32]}"
 
 
 class RequestNames:
