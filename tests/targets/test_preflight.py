@@ -389,6 +389,14 @@ def test_the_temperature_of_the_scenario_is_sent(mock_url):
     assert check(same, "fields").detail == "all accepted"
 
 
+def test_a_guess_that_was_right_stays_left_out(mock_url):
+    script = "reject=ignore_eos,reject=temperature,refusal=silent"
+    result = run_preflight(mock_url, script).or_raise()
+    assert (result.adapter.ignore_eos, result.adapter.sends_temperature) == (False, False)
+    assert result.adapter.include_usage
+    assert result.adapter.continuous_usage
+
+
 def run_request(lengths, *fields):
     """A request of a run, with `fields` in its head."""
     body = b'{"messages":[{"content":"p"}],"max_tokens":2,"stream":true}'
