@@ -317,7 +317,8 @@ class PersonaText(ReplyText):
         return wire.event(content | dict(more or {}))
 
     def _usage_of(self, tokens: int) -> JsonObject:
-        return json.loads(self._usage(tokens)) | dict(self.wire.usage_more)
+        usage: JsonObject = json.loads(self._usage(tokens))
+        return usage | dict(self.wire.usage_more)
 
 
 def chunk(body: bytes) -> bytes:
