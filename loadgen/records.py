@@ -74,7 +74,9 @@ REQUESTS = np.dtype(
         ("input_tokens", "u4"),  # as the server counted them; 0 = it did not say
         ("cached_tokens", "u4"),
         ("output_tokens", "u4"),
-        ("first_chunk_tokens", "u2"),  # tokens in the chunk that carried the first one; 0 = unknown
+        # Tokens in the chunk that carried the first one, estimated where the server states only
+        # their total (`decode`); 0 = unknown
+        ("first_chunk_tokens", "u2"),
         ("token_source", "u1"),
         ("chunks", "u4"),  # chunks that carried at least one token
         ("bytes", "u8"),  # of response bodies
@@ -133,6 +135,7 @@ class TokenSource(IntEnum):
     usage = 1
     chunks = 2
     tokenizer = 3
+    distrusted = 4  # chunks, because the usage that the server stated cannot be true
 
 
 class FinishReason(IntEnum):

@@ -62,7 +62,7 @@ def _checks(checks: Sequence[Mapping[str, Any]]) -> Table:
         table.add_column(name, no_wrap=True)
     table.add_column("detail", overflow="fold")
     for check in checks:
-        mark, style = _MARKS[check["ok"]]
+        mark, style = ("stop", "red") if check.get("is_stop") else _MARKS[check["ok"]]
         detail = Text(check["detail"], style=style)
         if check["consequence"]:
             detail.append(f"\n→ {check['consequence']}", style="")

@@ -178,18 +178,38 @@ def is_literal(text: bytes) -> bool:
     return bool(text) and not _SPECIAL.search(text)
 
 
+_TOKENS_WITHOUT_TEXT = 16  # the end of the answer, and the marks around reasoning and channels
+
+
+def is_possible_count(tokens: int, n_chunks: int, text_bytes: int | None) -> bool:
+    """Whether an answer in `n_chunks` chunks with `text_bytes` bytes of text in UTF-8 (None:
+    unknown) can have so many tokens: at least one per chunk, and at most one per byte, with a few
+    that have no text."""
+    most = tokens if text_bytes is None else text_bytes + _TOKENS_WITHOUT_TEXT
+    return n_chunks <= tokens <= most
+
+
+def is_refusal(status: int) -> bool:
+    """Whether a status refuses the request itself (RFC 9110 section 15.5), rather than its time
+    (408, 425) or the load (429)."""
+    return 400 <= status < 500 and status not in (408, 425, 429)
+
+
 class Adapter(Plugin, ABC):
     """A codec. Its fields are optional features of a request; the preflight switches off those
     that the server rejects.
 
-    `model` is the API's model field. `ignore_eos` requests exact output lengths, `include_usage`
-    token counts at the end of the stream, `continuous_usage` running counts on every chunk.
+    `model` is the API's model field. `ignore_eos` and `min_tokens` request exact output lengths,
+    `include_usage` token counts at the end of the stream, `continuous_usage` running counts on
+    every chunk. Without `sends_temperature` the server's default temperature applies.
     `sends_slos` sends the limits of each request (the bundled engine schedules by them; other
     servers may reject the fields). `extra_body` is merged last (`merge_body`).
     """
 
     model: str = ""
     ignore_eos: bool = True
+    min_tokens: bool = True
+    sends_temperature: bool = True
     include_usage: bool = True
     continuous_usage: bool = False
     sends_slos: bool = False

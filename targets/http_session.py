@@ -207,8 +207,16 @@ class HttpSession:
         OSError: NoConnection, Disconnected, NotHttp or TimeoutError.
         """
         request = self._encoded(method, url, headers, body)
+        async with self.exchange(request, timeout_s, may_repeat=method == "GET") as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def exchange(
+        self, request: bytes, timeout_s: float, *, may_repeat: bool = False
+    ) -> AsyncIterator[ProbeConnection]:
+        """The same for the bytes of an HTTP/1.1 request. `may_repeat`: it is idempotent."""
         async with asyncio.timeout(timeout_s):
-            connection = await self._send(request, may_repeat=method == "GET")
+            connection = await self._send(request, may_repeat=may_repeat)
             try:
                 yield connection
             finally:

@@ -48,10 +48,15 @@ class Replies:
         self.rows: list[LogRow] = []
         self.n_connections = 0
         self.first_read_ns: int | None = None
+        self._begin_ns = time.monotonic_ns()
         self._due: list[tuple[int, int, Reply]] = []
         self._n_pushed = 0
         self._is_numbered = False
         self._timer = make_timer(loop)
+
+    def age_s(self) -> float:
+        """Seconds since the server began to serve."""
+        return (time.monotonic_ns() - self._begin_ns) * 1e-9
 
     def begin(self, row: LogRow) -> None:
         """Log a request. The clock of the stalls starts at the first request, and starts again at
@@ -95,6 +100,7 @@ class ReplyConnection(Protocol):
     def write(self, data: bytes) -> None: ...
     def finish(self, data: bytes) -> None: ...
     def cut(self) -> None: ...
+    def hang_up(self) -> None: ...
     def reset(self) -> None: ...
 
 
@@ -149,8 +155,8 @@ class Reply:
             self._write_event(due_ns)
 
     def _write_head(self) -> None:
-        role = self.text.is_chat and self.script.role == "early"
-        self.connection.write(wire.SSE_HEAD + (wire.chunk(self.text.role()) if role else b""))
+        role = self._role() if self.script.role == "early" else b""
+        self.connection.write(self.text.stream_head + role)
         self._event = 0
         self._schedule(self.script.due_s(0))
 
@@ -159,17 +165,25 @@ class Reply:
         if event == self.breaks_at and self._break():
             return
         out = b""
-        if event == 0 and self.text.is_chat and self.script.role == "first":
-            out = wire.chunk(self.text.role())
+        if event == 0 and self.script.role == "first":
+            out = self._role()
         body = self.text.broken_event() if event == self.breaks_at else self.text.event(event)
         self._count(self.text.tokens_in(event), due_ns)
         self._event += 1
         if self._event < self.text.n_events:
-            self.connection.write(out + wire.chunk(body))
+            self.connection.write(out + self.text.frame(body))
             self._schedule(self.script.due_s(self._event))
         else:
-            tail = wire.chunk(self.text.tail()) + wire.LAST_CHUNK
-            self.connection.finish(out + wire.chunk(body) + tail)
+            tail = self.text.tail()
+            tail = (self.text.frame(tail) if tail else b"") + self.text.last_frame
+            self.connection.finish(out + self.text.frame(body) + tail)
+            if not self.text.last_frame:
+                self.connection.hang_up()
+
+    def _role(self) -> bytes:
+        """The role in its framing; empty for a reply without an event for it."""
+        role = self.text.role() if self.text.is_chat else b""
+        return self.text.frame(role) if role else b""
 
     def _break(self) -> bool:
         """End the reply half way as scripted; False for a failure of a single event, after which

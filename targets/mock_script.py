@@ -9,12 +9,13 @@ requests get the same treatment in every run, in any order of arrival.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from loadgen.errors import UsageError, nearest
 from loadgen.units import parse_duration_s, parse_rate_per_s, parse_share
+from targets.mock_personas import PERSONAS
 
 Parse = Callable[[str], Any]
 
@@ -32,10 +33,17 @@ REJECTABLE = (
     "ignore_eos",
     "max_completion_tokens",
     "max_tokens",
+    "messages",
     "min_tokens",
+    "priority",
     "stream_options",
     "temperature",
+    "temperature!=1",
 )
+
+
+WRONG_USAGE: Mapping[str, float] = {"zero": 0.0, "half": 0.5, "tenfold": 10.0}
+"""Wrong usage → the factor on the number of tokens."""
 
 
 class Stall(NamedTuple):
@@ -45,6 +53,14 @@ class Stall(NamedTuple):
 
     start_s: float
     length_s: float
+
+
+class Loading(NamedTuple):
+    """The first `length_s` of the server's life. Completions answer 503 "Loading model"; the list
+    of models does too (`503`), is empty (`empty`), or is complete (`listed`)."""
+
+    length_s: float
+    models: str
 
 
 class Failure(NamedTuple):
@@ -71,7 +87,8 @@ class Script:
     eos_after: int | None = None  # a request without ignore_eos stops after so many
     reasoning: int = 0  # leading tokens that are reasoning (chat only)
     role: str = "first"  # first: with the first token · early: with the headers · off
-    usage: str = "on"  # off: not even on request
+    usage: str = "on"  # off: not even on request; zero, half, tenfold: a wrong count
+    finish: str = ""  # the finish reason; empty: length, or stop at the end of the answer
     done: str = "on"  # off: the stream ends without [DONE]
     chars_per_token: float = 4.0
     overhead_tokens: int = 8  # of the chat template; completions have none
@@ -79,10 +96,15 @@ class Script:
     stalls: tuple[Stall, ...] = ()
     failures: tuple[Failure, ...] = ()
     rejects: tuple[str, ...] = ()  # body fields answered with 400
+    refusal: str = "named"  # silent: the 400 does not name the field
+    request_id: str = "any"  # uuid: 400 for an `x-request-id` of another form
+    loading: tuple[Loading, ...] = ()
     max_model_len: int | None = None
     api_key: str | None = None
     models: tuple[str, ...] = ("mock-model",)
+    mute_models: tuple[str, ...] = ()  # served models that do not chat, such as embedding models
     seed: int = 0
+    persona: str = ""
 
     def __post_init__(self) -> None:
         total = sum(failure.share for failure in self.failures)
@@ -92,6 +114,10 @@ class Script:
     def due_s(self, event: int) -> float:
         """The deadline of event number `event`, seconds after the request was read."""
         return self.ttft_s + event * self.coalesce * self.itl_s
+
+    def loading_models(self, age_s: float) -> str | None:
+        """What the list of models is while the server loads; None once it has loaded."""
+        return next((load.models for load in self.loading if age_s < load.length_s), None)
 
     def after_stalls_s(self, instant_s: float) -> float:
         """The instant itself (seconds after the first request), or the end of the stalls that
@@ -119,8 +145,8 @@ class Script:
         """(number of tokens, finish reason) of a reply."""
         n_tokens = self.tokens if limit is None else limit
         if self.eos_after is not None and not ignore_eos and self.eos_after < n_tokens:
-            return self.eos_after, "stop"
-        return n_tokens, "length"
+            return self.eos_after, self.finish or "stop"
+        return n_tokens, self.finish or "length"
 
 
 def _uniform(seed: int, number: int) -> float:
@@ -136,7 +162,7 @@ def apply_options(script: Script, options: Iterable[tuple[str, str]]) -> Script:
     Raises UsageError with the option, its value and the expected form.
     """
     changes: dict[str, Any] = {}
-    for key, value in options:
+    for key, value in _with_personas(options):
         name = key.replace("-", "_")
         if name not in OPTIONS:
             raise UsageError(f"unknown mock option '{key}'; {nearest(name, OPTIONS)}")
@@ -147,6 +173,15 @@ def apply_options(script: Script, options: Iterable[tuple[str, str]]) -> Script:
             raise UsageError(f"mock option {key} {value!r}: {error}") from None
         changes[field] = changes.get(field, ()) + parsed if isinstance(parsed, tuple) else parsed
     return replace(script, **changes)
+
+
+def _with_personas(options: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """The options, each persona after its own options."""
+    for key, value in options:
+        if key == "persona" and value in PERSONAS:
+            for name, values in PERSONAS[value].options.items():
+                yield from ((name, part) for part in values.split(";"))
+        yield key, value
 
 
 def split_options(text: str) -> list[tuple[str, str]]:
@@ -165,6 +200,11 @@ def _stall(text: str) -> tuple[Stall, ...]:
     if not separator:
         raise ValueError("expected LENGTH@START, e.g. 1.4s@5s")
     return (Stall(parse_duration_s(start), parse_duration_s(length)),)
+
+
+def _loading(text: str) -> tuple[Loading, ...]:
+    length, _, models = text.partition("@")
+    return (Loading(parse_duration_s(length), _word("503", "empty", "listed")(models or "503")),)
 
 
 def _failure(text: str) -> tuple[Failure, ...]:
@@ -212,7 +252,8 @@ OPTIONS: dict[str, tuple[str, Parse, str]] = {
     "eos_after": ("eos_after", _integer(1), "stop after so many tokens without ignore_eos"),
     "reasoning": ("reasoning", _integer(0), "leading reasoning tokens (chat)"),
     "role": ("role", _word("first", "early", "off"), "the role: with the first token, early, off"),
-    "usage": ("usage", _word("on", "off"), "off: no usage, not even on request"),
+    "usage": ("usage", _word("on", "off", *WRONG_USAGE), "off: none; zero, half, tenfold: wrong"),
+    "finish": ("finish", str, "the finish reason, e.g. abort"),
     "done": ("done", _word("on", "off"), "off: no [DONE] at the end"),
     "chars_per_token": ("chars_per_token", _positive, "characters of a prompt token"),
     "overhead_tokens": ("overhead_tokens", _integer(0), "tokens of the chat template"),
@@ -220,9 +261,14 @@ OPTIONS: dict[str, tuple[str, Parse, str]] = {
     "stall": ("stalls", _stall, "freeze all replies, LENGTH@START, e.g. 1.4s@5s"),
     "fail": ("failures", _failure, f"KIND[:SHARE]; {', '.join(FAILURES)} or an HTTP status"),
     "reject": ("rejects", _repeatable(_word(*REJECTABLE)), "answer 400 to this request field"),
+    "refusal": ("refusal", _word("named", "silent"), "silent: a 400 does not name the field"),
+    "request_id": ("request_id", _word("any", "uuid"), "uuid: 400 for any other x-request-id"),
     "max_model_len": ("max_model_len", _integer(1), "most tokens of prompt and output"),
     "api_key": ("api_key", str, "the only key accepted"),
     "model": ("models", _repeatable(str), "name of a served model"),
+    "mute_model": ("mute_models", _repeatable(str), "a served model that does not chat"),
+    "loading": ("loading", _loading, "503 at first, e.g. 2s; 2s@empty, 2s@listed: the models"),
+    "persona": ("persona", _word(*PERSONAS), "the form of a named server's stream, e.g. ollama"),
     "seed": ("seed", _integer(0), "which requests fail"),
 }
 """Option name → (field of Script, parser, help)."""

@@ -119,6 +119,10 @@ class MockConnection(asyncio.Protocol):
 
     def cut(self) -> None:
         self._end(None)
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Close the connection after what is written."""
         self.transport.close()
 
     def reset(self) -> None:
@@ -150,8 +154,14 @@ class MockConnection(asyncio.Protocol):
             self.transport.close()
 
     def _other_response(self, method: str, path: str) -> bytes:
+        script = self.replies.script
         if method == "GET" and path.endswith("/v1/models"):
-            return wire.whole_response(200, wire.models_body(self.replies.script))
+            loading = script.loading_models(self.replies.age_s())
+            if loading == "503":
+                return wire.whole_response(503, wire.error_body(503, "Loading model"))
+            if loading == "empty":
+                script = replace(script, models=())
+            return wire.whole_response(200, wire.models_body(script))
         if method == "GET" and path.endswith("/health"):
             return wire.whole_response(200, b"{}")
         return wire.whole_response(404, wire.error_body(404, f"no route {method} {path}"))
@@ -170,6 +180,8 @@ class MockConnection(asyncio.Protocol):
             refusal = wire.refuse(script, fields, headers, api)
         except (ValueError, UsageError) as error:
             fields, refusal = wire.RequestFields(), (400, wire.error_body(400, str(error)))
+        if self.replies.script.loading_models(self.replies.age_s()) is not None:
+            refusal = 503, wire.error_body(503, "Loading model")
         failure = script.failure(row.seq if row.seq >= 0 else number)
         if refusal is None and failure is not None and failure.isdigit():
             refusal = int(failure), wire.error_body(int(failure), f"scripted failure {failure}")
@@ -189,8 +201,9 @@ class MockConnection(asyncio.Protocol):
         row.prompt_tokens = script.prompt_tokens(fields.text, is_chat)
         row.outcome = failure or "ok"
         options = fields.stream_options or {}
-        has_usage = bool(options.get("include_usage")) and script.usage == "on"
-        text = wire.ReplyText(
+        has_usage = bool(options.get("include_usage")) and script.usage != "off"
+        form = wire.PersonaText if script.persona and is_chat else wire.ReplyText
+        text = form(
             script=script,
             number=row.number,
             is_chat=is_chat,

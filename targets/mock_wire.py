@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
 
 import msgspec
 
 from loadgen.manifest.json_section import JsonObject
-from targets.mock_script import Script
+from targets.mock_personas import PERSONAS, Fields, Wire
+from targets.mock_script import WRONG_USAGE, Script
 
 _WORDS = " the model of latency token and server time is stream a batch to request value cache"
 WORDS = tuple(" " + word for word in _WORDS.split())
 DONE = b"data: [DONE]\n\n"
 LAST_CHUNK = b"0\r\n\r\n"
-SSE_HEAD = (
+_SSE_HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
 )
@@ -43,14 +46,17 @@ class RequestFields(msgspec.Struct):
     max_completion_tokens: int | None = None
     ignore_eos: bool = False
     min_tokens: int | None = None
+    priority: int | None = None
     temperature: float | None = None
 
     def uses(self, key: str) -> bool:
         """Whether the body sets a field of REJECTABLE."""
         if key == "continuous_usage_stats":
             return key in (self.stream_options or {})
+        if key == "temperature!=1":  # hosted reasoning models accept the default only
+            return self.temperature not in (None, 1)
         value = getattr(self, key)
-        return value is not None and value is not False
+        return value is not None and value is not False and value != []
 
     @property
     def limit(self) -> int | None:
@@ -80,14 +86,20 @@ def refuse(
     """
     if script.api_key is not None and headers.get("authorization") != f"Bearer {script.api_key}":
         return 401, error_body(401, "Incorrect API key provided", code="invalid_api_key")
+    if script.request_id == "uuid" and not _is_uuid(headers.get("x-request-id")):
+        return 400, error_body(400, "Invalid UUID in request header X-Request-ID")
     for key in script.rejects:
         if fields.uses(key):
+            if script.refusal == "silent":
+                return 400, error_body(400, "Bad request")
             message = f"Unrecognized request argument supplied: {key}"
             if key == "max_tokens":  # the message of hosted reasoning models
                 message = "'max_tokens' is not supported; use 'max_completion_tokens' instead."
-            return 400, error_body(400, message, param=key)
+            return 400, error_body(400, message, param=key.partition("!")[0])
     if fields.model and fields.model not in script.models:
         return 404, error_body(404, f"The model `{fields.model}` does not exist.", "model")
+    if (fields.model or script.models[0]) in script.mute_models:
+        return 400, error_body(400, f'"{fields.model}" does not support chat')
     limit = fields.limit
     if limit is not None and limit < 1:
         return 400, error_body(400, f"max_tokens is {limit}; at least 1", "max_tokens")
@@ -96,6 +108,15 @@ def refuse(
         message = f"maximum context length is {script.max_model_len} tokens, asked for {total}"
         return 400, error_body(400, message, code="context_length_exceeded")
     return None
+
+
+def _is_uuid(text: str | None) -> bool:
+    """Whether a header is absent or a UUID, as starlette-context's RequestIdPlugin decides for
+    llama-cpp-python's server."""
+    try:
+        return text is None or bool(UUID(text))
+    except ValueError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -123,6 +144,20 @@ class ReplyText:
             f'"created":1760000000,"model":{json.dumps(self.model)},"choices":['
         )
         object.__setattr__(self, "head", head)  # the frozen dataclass's own field
+
+    @property
+    def stream_head(self) -> bytes:
+        """The HTTP head of the stream, and what comes before its first event."""
+        return _SSE_HEAD
+
+    def frame(self, body: bytes) -> bytes:
+        """A part of the body in the framing that `stream_head` states."""
+        return chunk(body)
+
+    @property
+    def last_frame(self) -> bytes:
+        """The end of the body; empty if the connection ends it."""
+        return LAST_CHUNK
 
     @property
     def n_events(self) -> int:
@@ -184,11 +219,106 @@ class ReplyText:
         return f"{self.head}{choice}]{usage}}}\n\n".encode()
 
     def _usage(self, tokens: int) -> str:
+        tokens = int(tokens * WRONG_USAGE.get(self.script.usage, 1))
         return (
             f'{{"prompt_tokens":{self.prompt_tokens},"total_tokens":{self.prompt_tokens + tokens},'
             f'"completion_tokens":{tokens},'
             f'"prompt_tokens_details":{{"cached_tokens":{self.script.cached_tokens}}}}}'
         )
+
+
+@dataclass(frozen=True)
+class PersonaText(ReplyText):
+    """The events of a chat reply in the form of the script's persona."""
+
+    @property
+    def wire(self) -> Wire:
+        return PERSONAS[self.script.persona].wire
+
+    @property
+    def stream_head(self) -> bytes:
+        lines = ["HTTP/1.1 200 OK", f"content-type: {self.wire.content_type}"]
+        is_chunked = self.wire.framing == "chunked"
+        lines.append("transfer-encoding: chunked" if is_chunked else "connection: close")
+        head = "\r\n".join([*lines, "", ""]).encode()
+        return head + (self.frame(self.wire.opening.encode()) if self.wire.opening else b"")
+
+    def frame(self, body: bytes) -> bytes:
+        return chunk(body) if self.wire.framing == "chunked" else body
+
+    @property
+    def last_frame(self) -> bytes:
+        return LAST_CHUNK if self.wire.framing == "chunked" else b""
+
+    def role(self) -> bytes:
+        wire, first = self.wire, b""
+        if wire.no_choices_first is not None:
+            first = self._write([], 0, wire.no_choices_first)
+        if wire.role != "own":
+            return first
+        return first + self._write([self._choice_of(wire.role_delta, None)], 0)
+
+    def event(self, event: int) -> bytes:
+        wire, first = self.wire, event * self.script.coalesce
+        after = first + self.tokens_in(event)
+        text: Any = "".join(WORDS[k % len(WORDS)] for k in range(first, after))
+        is_reasoning = first < wire.reasoning
+        if wire.is_parts:
+            text = [{"type": "text", "text": text}]
+        delta = {wire.reasoning_key if is_reasoning else wire.text_key: text, **wire.delta}
+        if wire.role == "each":
+            delta = {"role": "assistant", **delta}
+        is_end = wire.finish == "last" and event == self.n_events - 1
+        choice = self._choice_of(delta, self._finish if is_end else None)
+        return self._write([choice], after, wire.end_top if is_end else None, is_end=is_end)
+
+    def tail(self) -> bytes:
+        wire, out = self.wire, b""
+        if wire.finish == "own":
+            choice = self._choice_of(wire.end_delta, self._finish)
+            out = self._write([choice], self.tokens, wire.end_top, is_end=True)
+        if wire.usage == "own" and self._sends_usage:
+            out += self._write([], self.tokens, {"usage": self._usage_of(self.tokens)})
+        return out + (DONE if wire.has_done and self.script.done == "on" else b"")
+
+    @property
+    def _finish(self) -> str:
+        return self.wire.finish_word or self.finish
+
+    @property
+    def _sends_usage(self) -> bool:
+        return self.wire.usage != "never" and (self.has_usage or self.wire.usage_always)
+
+    def _choice_of(self, delta: JsonObject | Fields, finish: str | None) -> JsonObject:
+        return {"index": 0, "delta": delta, **self.wire.choice, "finish_reason": finish}
+
+    def _write(
+        self,
+        choices: list[JsonObject],
+        tokens: int,
+        more: Fields | None = None,
+        *,
+        is_end: bool = False,
+    ) -> bytes:
+        wire = self.wire
+        content: JsonObject = {
+            "id": f"chatcmpl-mock{self.number:08x}",
+            "object": "chat.completion.chunk",
+            "created": 1760000000,
+            "model": self.model,
+            **wire.top,
+            "choices": choices,
+        }
+        has_usage = wire.usage == "every" or (wire.usage == "end" and is_end)
+        if self._sends_usage and has_usage:
+            content["usage"] = self._usage_of(tokens)
+        elif wire.usage_null:
+            content["usage"] = None
+        return wire.event(content | dict(more or {}))
+
+    def _usage_of(self, tokens: int) -> JsonObject:
+        usage: JsonObject = json.loads(self._usage(tokens))
+        return usage | dict(self.wire.usage_more)
 
 
 def chunk(body: bytes) -> bytes:

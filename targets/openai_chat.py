@@ -12,7 +12,14 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from targets.base import Delta, Request
-from targets.openai_wire import OpenAICodec, StreamEvent, finish_reason, has_text, tail
+from targets.openai_wire import (
+    OpenAICodec,
+    StreamEvent,
+    failed_finish,
+    finish_reason,
+    has_text,
+    tail,
+)
 
 
 class _ChatMessage(msgspec.Struct):
@@ -68,8 +75,9 @@ class OpenAIChat(OpenAICodec):
                 is_answer = is_answer or bool(answer)
                 is_token = is_token or bool(answer or reasoning) or _has_call(choice.delta)
         if choices and is_bare:
-            return Delta(is_token, is_answer, text, finish_reason(finish))
-        return Delta(is_token, is_answer, text, finish_reason(finish), **tail(event))
+            error = failed_finish(finish)
+            return Delta(is_token, is_answer, text, finish_reason(finish), error=error)
+        return Delta(is_token, is_answer, text, finish_reason(finish), **tail(event, finish))
 
     def looks_like_token(self, fragment: bytes) -> bool:
         """Whether the bytes hold a non-empty `content`, `reasoning…` or `refusal`, or a tool call;

@@ -11,7 +11,14 @@ from typing import ClassVar
 import msgspec
 
 from targets.base import Delta, Request
-from targets.openai_wire import OpenAICodec, StreamEvent, finish_reason, has_text, tail
+from targets.openai_wire import (
+    OpenAICodec,
+    StreamEvent,
+    failed_finish,
+    finish_reason,
+    has_text,
+    tail,
+)
 
 
 class _TextChoice(msgspec.Struct):
@@ -41,8 +48,9 @@ class OpenAICompletions(OpenAICodec):
             finish = choice.finish_reason or finish
         has = bool(text)
         if event.choices and event.usage is None and event.error is None and event.timings is None:
-            return Delta(has, has, text, finish_reason(finish))
-        return Delta(has, has, text, finish_reason(finish), **tail(event))
+            error = failed_finish(finish)
+            return Delta(has, has, text, finish_reason(finish), error=error)
+        return Delta(has, has, text, finish_reason(finish), **tail(event, finish))
 
     def looks_like_token(self, fragment: bytes) -> bool:
         """Whether the bytes hold a non-empty `text`; a search for the key, without parsing."""

@@ -39,6 +39,17 @@ _FINISH = {
     "function_call": FinishReason.tool_calls,
     "content_filter": FinishReason.content_filter,
 }
+FAILED_FINISHES = (
+    "abort",  # vLLM, SGLang, LMDeploy
+    "aborted",
+    "cancelled",  # TensorRT-LLM
+    "canceled",
+    "error",  # vLLM, LMDeploy, Mistral, gateways
+    "insufficient_system_resource",  # DeepSeek
+    "timeout",  # TensorRT-LLM
+)
+"""Finish reasons of an answer that the server gave up. The table with all sources is in
+docs/metrics.md."""
 
 
 class PromptDetails(msgspec.Struct):
@@ -231,6 +242,13 @@ def finish_reason(word: str | None) -> FinishReason:
     return FinishReason.none if word is None else _FINISH.get(word, FinishReason.other)
 
 
+def failed_finish(word: str | None) -> str | None:
+    """The error message of an answer that the server gave up; None for another finish reason."""
+    if word is None or word.lower() not in FAILED_FINISHES:
+        return None
+    return f"finish_reason {word}"
+
+
 def _error_message(event: StreamEvent[Any]) -> str | None:
     """The message of an in-band error in one line of at most 300 characters; None for an event
     without an error.
@@ -277,8 +295,9 @@ def _finite(stated: Any) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def tail(event: StreamEvent[Any]) -> JsonObject:
-    """The Delta fields that are outside `choices`: usage, error, timings.
+def tail(event: StreamEvent[Any], finish: str | None) -> JsonObject:
+    """The Delta fields that are outside `choices`: usage, error, timings. `finish` is the finish
+    reason inside them, which may be an error, too.
 
     Raises ValueError for an object with none of them and without choices: no chunk of this API.
     """
@@ -287,7 +306,7 @@ def tail(event: StreamEvent[Any]) -> JsonObject:
         raise ValueError("not an event of this API: it has neither choices nor usage nor error")
     return {
         "usage": event.usage.read() if event.usage is not None else None,
-        "error": message,
+        "error": message or failed_finish(finish),
         "server": server_timings(event.timings) if event.timings else {},
     }
 
@@ -296,7 +315,9 @@ def _common_fields(adapter: Adapter, request: Request) -> JsonObject:
     """The body fields that chat and completions share, before `extra_body`. Always a stream,
     because TTFT needs it.
     """
-    fields: JsonObject = {"temperature": request.temperature, "stream": True}
+    fields: JsonObject = {"stream": True}
+    if adapter.sends_temperature:
+        fields["temperature"] = request.temperature
     if request.seed is not None:
         fields["seed"] = request.seed
     if request.priority:
@@ -312,7 +333,8 @@ def _common_fields(adapter: Adapter, request: Request) -> JsonObject:
         fields["stream_options"] = options
     if adapter.ignore_eos:
         fields["ignore_eos"] = True
-        fields["min_tokens"] = request.output_tokens
+        if adapter.min_tokens:
+            fields["min_tokens"] = request.output_tokens
     return fields
 
 

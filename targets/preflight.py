@@ -9,19 +9,22 @@ with the place, the problem and the remedy; `Preflight.or_raise` raises it as Ta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from loadgen.errors import nearest
-from targets.base import Adapter, Request
+from targets.base import Adapter, Request, is_refusal
 from targets.endpoint import Endpoint
 from targets.http_session import HttpSession
 from targets.preflight_result import (
     CHECKS,
     CharacterFit,
+    FieldChange,
     Preflight,
     PreflightCheck,
-    without_rejected,
+    RunRequest,
+    after_rejection,
+    fields_check,
 )
 from targets.probe_request import (
     Models,
@@ -29,6 +32,7 @@ from targets.probe_request import (
     connect,
     connect_problem,
     fetch_models,
+    first_token_of,
     is_redirect,
     is_refused,
     send_probe,
@@ -36,8 +40,11 @@ from targets.probe_request import (
 from targets.prompt_lengths import Calibrate, FirstPrompts, LengthProbe, point_of
 
 _TOKENS = 16  # of the completion
+_MOST_CANDIDATES = 8  # models that are tried
+_SHOWN_CHARS = 80  # of the reason why a model was not taken
 _ATTEMPTS = 3  # a server may fail one request in ten and still be worth measuring
 _PAUSE_S = 0.05  # before another attempt, if there was no connection
+RequestsOf = Callable[[Adapter], Sequence[RunRequest]]
 _TEXT = "The quick brown fox jumps over the lazy dog, and then it does so once more. "
 
 
@@ -51,6 +58,8 @@ async def preflight(
     text_of: Callable[[int], str] | None = None,
     calibrate: Calibrate | None = None,
     first_prompts: FirstPrompts = lambda limit: (),
+    temperature: float = 0.0,
+    requests_of: RequestsOf | None = None,
     on_first_token: Callable[[], None] = lambda: None,
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> Preflight:
@@ -60,16 +69,21 @@ async def preflight(
     of the workload's own text for the prompt fit, which is left out without it. `calibrate` and
     `first_prompts` extend the fit (`LengthProbe`); its requests begin at the completion's first
     token. `on_first_token` is called at that moment: all times in the result have been measured.
+    `temperature` is that of the run's requests; `requests_of` encodes some of them, the ordinary
+    request first, and each is sent up to its first token.
     `timeout_s` bounds each request; a request that overruns it ends the preflight. A connection
     that is refused, or closed without an answer, is tried twice more, each time after a `pause`.
     """
     async with HttpSession(endpoint.route) as session:
-        run = _Run(endpoint, adapter, timeout_s, pause, session)
+        run = _Run(endpoint, adapter, timeout_s, temperature, pause, session)
         try:
             await run.check_reachable()
-            await run.choose_model()
-            run.check_length(max_input_tokens, max_output_tokens)
             prompt = (text_of(len(_TEXT)) if text_of is not None else "") or _TEXT
+            lengths_needed = max_input_tokens, max_output_tokens
+            candidates = await run.choose_model()
+            if len(candidates) > 1:
+                await run.choose_answering_model(candidates, lengths_needed, prompt)
+            run.check_length(*lengths_needed)
             if text_of is None:
                 run.check_answer(await run.complete(prompt, on_first_token))
                 return run.result(None)
@@ -86,8 +100,10 @@ async def preflight(
                 run.check_answer(answer)
                 run.fit, ok, detail = await lengths.result(point_of(prompt, answer))
                 run.note("prompt_fit", ok, detail)
+            if requests_of is not None:
+                await run.check_run_requests(requests_of(run.adapter))
         except _Stop as stop:
-            run.note(stop.check, False, stop.detail)
+            run.note(stop.check, False, stop.detail, is_stop=True)
             return run.result(f"{endpoint.url}: {endpoint.redact(stop.detail)}")
         return run.result(None)
 
@@ -95,9 +111,10 @@ async def preflight(
 class _Stop(Exception):
     """A run against this endpoint would be meaningless; does not leave this module."""
 
-    def __init__(self, check: str, detail: str) -> None:
+    def __init__(self, check: str, detail: str, *, is_of_model: bool = False) -> None:
         super().__init__(detail)
         self.check, self.detail = check, detail
+        self.is_of_model = is_of_model  # another model of the same server may do
 
 
 @dataclass
@@ -107,15 +124,17 @@ class _Run:
     endpoint: Endpoint
     adapter: Adapter
     timeout_s: float
+    temperature: float
     pause: Callable[[float], Awaitable[None]]
     session: HttpSession
     checks: dict[str, PreflightCheck] = field(default_factory=dict)
     models: Models = field(default_factory=lambda: Models(0, {}))
     fit: CharacterFit | None = None
 
-    def note(self, name: str, ok: bool | None, detail: str) -> None:
+    def note(self, name: str, ok: bool | None, detail: str, *, is_stop: bool = False) -> None:
         assert name in CHECKS, name
-        self.checks[name] = PreflightCheck(name, ok, self.endpoint.redact(detail))
+        detail = self.endpoint.redact(detail)
+        self.checks[name] = PreflightCheck(name, ok, detail, is_stop=is_stop)
 
     @property
     def max_model_len(self) -> int | None:
@@ -142,8 +161,9 @@ class _Run:
         detail = f"{self.endpoint.url}{through}, connected in {took_s * 1e3:.1f} ms"
         self.note("reachable", True, detail)
 
-    async def choose_model(self) -> None:
-        """Choose the adapter's model, else the endpoint's, else the first that is served."""
+    async def choose_model(self) -> list[str]:
+        """Choose the adapter's model, else the endpoint's, else the first that is served. Returns
+        the models to choose from, if none is named."""
         for left in reversed(range(_ATTEMPTS)):
             self.models = await fetch_models(self.session, self.endpoint, self.timeout_s)
             if not left or not self.models.is_transient:
@@ -160,14 +180,39 @@ class _Run:
         changes = {"model": name or ids[0], "sends_slos": self.models.is_bundled}
         self.adapter = self.adapter.model_copy(update=changes)
         if not name:
-            others = f", the first of {len(ids)}; choose with --model" if len(ids) > 1 else ""
-            self.note("models", True, f"{ids[0]}{others}")
+            self.note("models", True, ids[0])
         elif name in ids:
             self.note("models", True, name)
         elif ids:
             self.note("models", False, f"'{name}' is not listed; {nearest(name, ids)}")
         else:
             self.note("models", None, f"{name}; GET /v1/models {self.models.problem}")
+        return [] if name else ids
+
+    async def choose_answering_model(
+        self, candidates: Sequence[str], lengths: tuple[int, int], prompt: str
+    ) -> None:
+        """Choose the first candidate that takes these lengths and answers a request: the list may
+        begin with an embedding model."""
+        given, refusals, n = self.adapter, dict[str, str](), len(candidates)
+        path = given.encode(Request("", 1)).path
+        for name in candidates[:_MOST_CANDIDATES]:
+            self.adapter = given.model_copy(update={"model": name})
+            try:
+                self.check_length(*lengths)
+                await self.complete(prompt, lambda: None)
+            except _Stop as stop:
+                if stop.check == "completion" and not stop.is_of_model:
+                    raise
+                refusals[name] = stop.detail.removeprefix(f"POST {path} ")[:_SHOWN_CHARS]
+                continue
+            because = f" ({_by_reason(refusals)})" if refusals else ""
+            words = f"{name}, the first of {n} that answers{because}; choose with --model"
+            self.note("models", True, words)
+            return
+        first = "" if n <= _MOST_CANDIDATES else f"first {_MOST_CANDIDATES} of "
+        problem = f"none of the {first}{n} listed models answers POST {path}"
+        raise _Stop("models", f"{problem} ({_by_reason(refusals)}); name the model with --model")
 
     def check_length(self, max_input_tokens: int, max_output_tokens: int) -> None:
         limit, total = self.max_model_len, max_input_tokens + max_output_tokens
@@ -184,19 +229,22 @@ class _Run:
             self.note("max_model_len", True, f"{limit}; the scenario needs up to {total} tokens")
 
     async def complete(self, prompt: str, on_token: Callable[[], None]) -> ProbeAnswer:
-        """A small streamed answer, requested again without each feature that the server
-        rejects. `on_token` is called at the tokens of an accepted request."""
+        """A small streamed answer, requested again with each field changed in turn that the
+        server rejects. `on_token` is called once the fields are known, at the tokens of an accepted
+        request or after it."""
         given, n_failed = self.adapter, 0
-        first: ProbeAnswer | None = None
+        changes: list[FieldChange] = []
         if given.include_usage:
             self.adapter = given.model_copy(update={"continuous_usage": True})
+        whole = self.adapter
+        request = Request(prompt=prompt, output_tokens=_TOKENS, temperature=self.temperature)
         while True:
-            request = Request(prompt=prompt, output_tokens=_TOKENS)
-            answer = await self.send(request, on_token)
-            first = first or answer
-            lesser = without_rejected(self.adapter, answer.status, answer.head)
-            if lesser is not None:
-                self.adapter = lesser
+            is_sure = all(change.is_named for change in changes)
+            answer = await self.send(request, on_token if is_sure else lambda: None)
+            change = after_rejection(self.adapter, answer.status, answer.head)
+            if change is not None:
+                changes.append(change)
+                self.adapter = self.adapter.model_copy(update={change.field: change.value})
             elif answer.problem is not None and answer.is_transient and n_failed < _ATTEMPTS - 1:
                 n_failed += 1
                 if not answer.status:
@@ -205,11 +253,32 @@ class _Run:
                 break
         if answer.problem is not None:
             self.adapter = given
-            raise self._completion_stop(first if first.status == answer.status else answer)
+            raise self._completion_stop(answer)
+        guesses = [change.field for change in changes if not change.is_named]
+        if guesses:
+            answer = await self._restored(request, whole, guesses[:-1], answer)
+            on_token()
+        check = fields_check(whole, self.adapter)
+        self.note(check.check, check.ok, check.detail)
         plural = "s" if n_failed > 1 else ""
         before = f"; {n_failed} earlier attempt{plural} failed" if n_failed else ""
         detail = f"{answer.n_token_events} chunks in {answer.total_s:.2g} s{before}"
         self.note("completion", True, detail)
+        return answer
+
+    async def _restored(
+        self, request: Request, whole: Adapter, fields: Sequence[str], answer: ProbeAnswer
+    ) -> ProbeAnswer:
+        """Sends each field again that was left out by guess, and keeps those that are accepted.
+        Returns the answer to the last accepted request."""
+        for name in fields:
+            before = self.adapter
+            self.adapter = before.model_copy(update={name: getattr(whole, name)})
+            again = await self.send(request)
+            if again.problem is None:
+                answer = again
+            else:
+                self.adapter = before
         return answer
 
     async def send(
@@ -219,23 +288,62 @@ class _Run:
             self.session, self.endpoint, self.adapter, request, self.timeout_s, on_token
         )
 
+    async def check_run_requests(self, requests: Sequence[RunRequest]) -> None:
+        """Check that requests are accepted as the run sends them; stops if the first is refused."""
+        if not requests:
+            self.note("run_requests", None, "not checked: recorded prompts that are not salted")
+            return
+        answers = await asyncio.gather(*(self._first_token(r.payload) for r in requests))
+        for request, answer in zip(requests, answers, strict=True):
+            if answer.problem is None:
+                continue
+            problem = f"a request of {request.lengths} {answer.problem}"
+            if is_refusal(answer.status) and request is requests[0]:
+                raise _Stop(
+                    "run_requests",
+                    f"the run's requests are refused, the preflight's were not: {problem}"
+                    f"{_remedy(answer)}",
+                )
+            self.note("run_requests", False, problem)
+            return
+        lengths = " and ".join(request.lengths for request in requests)
+        self.note("run_requests", True, f"accepted, of {lengths}")
+
+    async def _first_token(self, payload: bytes) -> ProbeAnswer:
+        for left in reversed(range(_ATTEMPTS)):
+            answer = await first_token_of(
+                self.session, self.endpoint, self.adapter, payload, self.timeout_s
+            )
+            if answer.problem is None or not answer.is_transient or not left:
+                break
+        return answer
+
     def check_answer(self, answer: ProbeAnswer) -> None:
         """Check streaming, usage, length and finish reason of a usable answer."""
         self._check_streaming(answer)
         self._check_usage(answer)
-        tokens = answer.usage.output_tokens if answer.usage else None
+        stated = answer.usage.output_tokens if answer.usage else None
+        is_counted = stated is not None and answer.is_possible(stated)
+        tokens = stated if is_counted and stated is not None else answer.n_token_events
         if not self.adapter.ignore_eos:
             self.note(
                 "ignore_eos", None, "rejected or not requested: output_tokens are upper limits"
             )
-        elif tokens is not None and tokens < _TOKENS:
+        elif tokens < _TOKENS and not is_counted:
+            detail = (
+                f"not refused, but {tokens} chunks of unknown size came and {_TOKENS} tokens were "
+                "requested: output_tokens may be upper limits"
+            )
+            self.note("ignore_eos", None, detail)
+        elif tokens < _TOKENS:
             detail = f"ignored ({tokens} of {_TOKENS} tokens came): output_tokens are upper limits"
             self.note("ignore_eos", False, detail)
-        elif tokens is not None and tokens > _TOKENS:
+        elif tokens > _TOKENS:
             detail = f"{tokens} tokens came, {_TOKENS} were requested: max_tokens is ignored"
             self.note("ignore_eos", False, detail)
         else:
-            self.note("ignore_eos", True, "accepted: output_tokens are exact")
+            counted = "" if is_counted else f", by {tokens} chunks"
+            self.note("ignore_eos", True, f"accepted: output_tokens are exact{counted}")
         reasons = [d.finish_reason.name for d in answer.deltas if d.finish_reason]
         missing = "missing: a cut stream looks complete"
         self.note("finish_reason", bool(reasons), reasons[-1] if reasons else missing)
@@ -264,6 +372,14 @@ class _Run:
         if usage is None or not is_stated:
             self.note("usage", False, "not sent: output tokens are counted by chunks")
             return
+        if usage.output_tokens is not None and not answer.is_possible(usage.output_tokens):
+            self.note(
+                "usage",
+                False,
+                f"states {usage.output_tokens} tokens of an answer of {answer.n_token_events} "
+                "chunks, which cannot be: output tokens are counted by chunks",
+            )
+            return
         where = "on every chunk" if self.adapter.continuous_usage else "at the end"
         self.note("usage", True, f"{usage.input_tokens} in, {usage.output_tokens} out, {where}")
 
@@ -279,12 +395,13 @@ class _Run:
             return _Stop("completion", f"model '{name}' is not served; {listed}")
         if status == 404:
             remedy = f"check the URL (with or without /v1) and api: {self.endpoint.api}"
-            return _Stop("completion", f"{problem}; {remedy}")
+            return _Stop("completion", f"{problem}; {remedy}", is_of_model=True)
         if status == 200 and not answer.deltas and "json" in answer.content_type:
             return _Stop("streaming", f"{problem}; the server ignores stream: true")
         if status == 200 and not answer.deltas:
             return _Stop("streaming", f"{problem}; is the URL that of an OpenAI-compatible API?")
-        return _Stop("completion", problem + _remedy(answer))
+        is_of_model = is_refusal(status) or status in (500, 501)
+        return _Stop("completion", problem + _remedy(answer), is_of_model=is_of_model)
 
     def _key_problem(self, status: int) -> str:
         variable = self.endpoint.api_key_env or "OPENAI_API_KEY"
@@ -294,6 +411,14 @@ class _Run:
             f"answered {status}: no API key was sent; export {variable}=… or name "
             "another variable as api_key_env in a target file"
         )
+
+
+def _by_reason(refusals: Mapping[str, str]) -> str:
+    """`a, b: answered 400; c: …` from the reasons by model."""
+    models: dict[str, list[str]] = {}
+    for name, reason in refusals.items():
+        models.setdefault(reason, []).append(name)
+    return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in models.items())
 
 
 def _remedy(answer: ProbeAnswer) -> str:

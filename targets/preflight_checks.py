@@ -24,6 +24,8 @@ CONSEQUENCES = {
     "reachable": "nothing can be measured",
     "models": "requests use this name as it is",
     "completion": "nothing can be measured",
+    "fields": "a field that is not sent has the server's default: another temperature changes the "
+    "answers, and without ignore_eos their lengths",
     "streaming": "TTFT is then the end-to-end time, and TPOT and ITL mean nothing: switch off "
     "buffering in the proxy in front of the server",
     "usage": "output tokens are counted as 1 per chunk: TPOT and throughput are wrong if a chunk "
@@ -32,6 +34,7 @@ CONSEQUENCES = {
     "finish_reason": "an answer cut short counts as complete",
     "max_model_len": "every request that is too long fails",
     "prompt_fit": "prompt lengths are estimates, at four characters per token",
+    "run_requests": "requests of the run may fail",
 }
 """The effect on measuring of each check of the preflight that does not pass."""
 

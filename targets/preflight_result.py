@@ -14,25 +14,36 @@ CHECKS = (
     "reachable",
     "models",
     "completion",
+    "fields",
     "streaming",
     "usage",
     "ignore_eos",
     "finish_reason",
     "max_model_len",
     "prompt_fit",
+    "run_requests",
 )
 
 
 @dataclass(frozen=True)
 class PreflightCheck:
     """A line of the preflight. `ok` None: unknown, not checked, or worth a look but no fault.
-    `consequence` is the effect on measuring, shown by the doctor.
+    `is_stop`: a run would be meaningless. `consequence` is the effect on measuring, shown by the
+    doctor.
     """
 
     check: str
     ok: bool | None
     detail: str
     consequence: str = ""
+    is_stop: bool = False
+
+
+class RunRequest(NamedTuple):
+    """A request as the run sends it: its lengths in words, and its bytes."""
+
+    lengths: str
+    payload: bytes
 
 
 class CharacterFit(NamedTuple):
@@ -67,28 +78,67 @@ class Preflight:
         return self
 
 
-def without_rejected(adapter: Adapter, status: int, body: str) -> Adapter | None:
-    """The adapter with one feature less, if a 400 or 422 may be about a feature; None if none is
-    left.
+class FieldChange(NamedTuple):
+    """A change of a field of the codec after a rejection; `is_named`: the rejection names it."""
 
-    A feature that the body names goes first; otherwise running usage, then ignore_eos, then usage,
-    in order of how often servers reject them.
-    """
+    field: str
+    value: object
+    is_named: bool
+
+
+class _Optional(NamedTuple):
+    """A field of the codec that a server may reject: the words that name it in a rejection, and its
+    value after the rejection."""
+
+    words: tuple[str, ...]
+    value: object
+    shown: str
+
+
+_OPTIONAL = {
+    "continuous_usage": _Optional(
+        ("continuous_usage", "stream_options"), False, "stream_options.continuous_usage_stats"
+    ),
+    "ignore_eos": _Optional(("ignore_eos",), False, "ignore_eos"),
+    "min_tokens": _Optional(("min_tokens",), False, "min_tokens"),
+    "include_usage": _Optional(
+        ("stream_options", "include_usage"), False, "stream_options.include_usage"
+    ),
+    "sends_temperature": _Optional(
+        ("temperature",), False, "temperature (the server's default applies)"
+    ),
+    "limit_field": _Optional(
+        ("max_completion_tokens", "max_tokens"), "max_completion_tokens", "max_tokens"
+    ),
+}  # in order of how often servers reject them
+
+
+def after_rejection(adapter: Adapter, status: int, body: str) -> FieldChange | None:
+    """The change of the adapter after a 400 or 422: of a field that the body names, else of the
+    next optional field. None for another status, and if nothing is left to change."""
     if status not in (400, 422):
         return None
-    limit_field = getattr(adapter, "limit_field", None)  # of codecs with two names for the limit
-    if limit_field == "max_tokens" and "max_completion_tokens" in body:
-        return adapter.model_copy(update={"limit_field": "max_completion_tokens"})
-    features: list[tuple[str, tuple[str, ...]]] = [
-        ("continuous_usage", ("continuous_usage", "stream_options")),
-        ("ignore_eos", ("ignore_eos", "min_tokens")),
-        ("include_usage", ("stream_options", "include_usage")),
+    left = [
+        (field, option)
+        for field, option in _OPTIONAL.items()
+        if getattr(adapter, field, option.value) != option.value  # codecs may lack `limit_field`
+        and (field != "min_tokens" or adapter.ignore_eos)  # sent only with it
     ]
-    requested = [(name, words) for name, words in features if getattr(adapter, name)]
-    named = [name for name, words in requested if any(word in body for word in words)]
-    for name in named or [name for name, _ in requested]:
-        return adapter.model_copy(update={name: False})
-    return None
+    for field, option in left:
+        if any(word in body for word in option.words):
+            return FieldChange(field, option.value, True)
+    return FieldChange(left[0][0], left[0][1].value, False) if left else None
+
+
+def fields_check(requested: Adapter, accepted: Adapter) -> PreflightCheck:
+    """The fields of the first request that the server refused."""
+    changed = [f for f in _OPTIONAL if getattr(accepted, f, None) != getattr(requested, f, None)]
+    refused = [_OPTIONAL[field].shown for field in changed if field != "limit_field"]
+    details = [f"refused and not sent: {', '.join(refused)}"] if refused else []
+    if "limit_field" in changed:
+        details.append("max_completion_tokens replaces max_tokens")
+    ok = False if "sends_temperature" in changed else None if refused else True
+    return PreflightCheck("fields", ok, "; ".join(details) or "all accepted")
 
 
 def two_point_fit(

@@ -19,7 +19,7 @@ from urllib.parse import urljoin
 
 import msgspec
 
-from targets.base import Adapter, Delta, HttpRequest, Request, Usage
+from targets.base import Adapter, Delta, HttpRequest, Request, Usage, is_possible_count
 from targets.dialer import Dialer, ProxyRefused
 from targets.endpoint import Endpoint
 from targets.http_session import HttpSession, ProbeConnection
@@ -59,6 +59,12 @@ class ProbeAnswer:
     def usage(self) -> Usage | None:
         """The last usage in the stream."""
         return next((d.usage for d in reversed(self.deltas) if d.usage is not None), None)
+
+    def is_possible(self, tokens: int) -> bool:
+        """Whether the answer can have so many tokens."""
+        texts = [delta.text for delta in self.deltas if delta.is_token]
+        n_bytes = len("".join(texts).encode("utf-8", "surrogatepass")) if all(texts) else None
+        return is_possible_count(tokens, len(texts), n_bytes)
 
     @property
     def n_token_events(self) -> int:
@@ -123,15 +129,40 @@ async def send_probe(
     raised. `on_token` is called at each read that completes a token.
     """
     encoded = adapter.encode(request)
+    opened = send(session, endpoint, encoded, timeout_s)
+    return await _answer(opened, endpoint, adapter, timeout_s, on_token)
+
+
+async def first_token_of(
+    session: HttpSession, endpoint: Endpoint, adapter: Adapter, payload: bytes, timeout_s: float
+) -> ProbeAnswer:
+    """Send the bytes of a request and leave its stream after the first token; the server may then
+    end it. Every failure is in the result; none is raised."""
+    opened = session.exchange(payload, timeout_s)
+    return await _answer(opened, endpoint, adapter, timeout_s, lambda: None, ends_early=True)
+
+
+async def _answer(
+    opened: AbstractAsyncContextManager[ProbeConnection],
+    endpoint: Endpoint,
+    adapter: Adapter,
+    timeout_s: float,
+    on_token: Callable[[], None],
+    *,
+    ends_early: bool = False,
+) -> ProbeAnswer:
     answer, start_s = ProbeAnswer(), time.monotonic()
     try:
-        async with send(session, endpoint, encoded, timeout_s) as response:
+        async with opened as response:
             answer.status = response.status
             answer.content_type = endpoint.redact(strip_controls(response.content_type))
             if response.status == 200:
-                await _read_stream(response, endpoint, adapter, answer, start_s, on_token)
+                await _read_stream(
+                    response, endpoint, adapter, answer, start_s, on_token, ends_early
+                )
             elif is_redirect(response.status):
-                answer.problem = _redirect_problem(response, encoded.path, endpoint)
+                path = adapter.encode(Request("", 1)).path
+                answer.problem = _redirect_problem(response, path, endpoint)
             else:
                 body = await response.read(_READ_BYTES)
                 answer.head = endpoint.redact(one_line(body, _READ_BYTES))
@@ -160,6 +191,7 @@ async def _read_stream(
     answer: ProbeAnswer,
     start_s: float,
     on_token: Callable[[], None],
+    ends_early: bool,
 ) -> None:
     encoding = endpoint.redact(one_line(response.header("content-encoding")))
     if encoding.lower() not in ("", "identity"):
@@ -185,6 +217,8 @@ async def _read_stream(
         if answer.n_token_events > n_before:
             answer.token_reads_s.append(time.monotonic() - start_s)
             on_token()
+            if ends_early:
+                return
     if not answer.deltas:
         kind = answer.content_type
         answer.problem = f"answered {kind}, not an event stream; it starts {answer.head[:80]!r}"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from loadgen.drive.first_failures import ALL_REFUSED
 from loadgen.measure.attainment import due_rows, measured_window, meets_own, slos_by_class
 from loadgen.measure.capacity.capacity_probe import N_BLOCKS, Grade, Probe, in_blocks, overloaded
 from loadgen.measure.capacity.next_probe import NextProbe
@@ -66,13 +67,16 @@ def probe_of(
 
 
 def why_gone(run: Run, due: Mask) -> str:
-    """Why the server was gone during the run: it ended or could not be reached; "" if it was up.
+    """Why the server was gone during the run: it ended, could not be reached, or refused every
+    request; "" if it was up.
 
     An overloaded server answers late or with an error; a failed connection (refused, no route, no
     name, a proxy that blocks) means that the server is gone. The limit is 1 % of the due requests,
     or a single failure if it is the last request sent. Connections that the load generator could
     not open are not counted: the validity gate "client limits" covers them.
     """
+    if run.manifest.end_reason.startswith(ALL_REFUSED):
+        return run.manifest.end_reason
     if run.manifest.server_ended_s is not None:
         return run.manifest.end_reason or "the server ended"
     rows = run.request_rows[due]

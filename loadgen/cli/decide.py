@@ -28,6 +28,7 @@ from loadgen.cli.flags import (
     Slo,
     Target,
     TrafficFlags,
+    WaitReady,
     WatchFlags,
     Workers,
     with_flags,
@@ -245,6 +246,7 @@ def nightly(
         int | None, typer.Option(min=2, max=100, help="Runs of each cell, instead of the file's.")
     ] = None,
     fail_on: FailOn = None,
+    wait_ready: WaitReady = None,
     accept: Annotated[
         bool,
         typer.Option(
@@ -261,7 +263,12 @@ def nightly(
     parse.load_plugins(plugin)
     environ = dict(os.environ)
     options = NightOptions(
-        baseline, engine, repeats, fail_on or "", job_link(environ), parse.base_options(plugin)
+        baseline,
+        engine,
+        repeats,
+        fail_on or "",
+        job_link(environ),
+        parse.base_options(plugin, wait_ready_s=parse.read_wait_s(wait_ready)),
     )
     spec, now = Nightly(file, options), datetime.now().astimezone()
     if accept:
@@ -367,6 +374,7 @@ def capacity(
     model: Model = "",
     engine: Engine = "",
     workers: Workers = "auto",
+    wait_ready: WaitReady = None,
     json: Json = False,
 ) -> None:
     """Find the highest load that meets the SLO, with a confidence interval."""
@@ -381,7 +389,11 @@ def capacity(
     loads: tuple[Over, Over] = ("rate", "concurrency")
     load = parse.read_choice("--over", over, loads)
     options = parse.base_options(
-        flags.plugin, n_workers=parse.read_workers(workers), engine=engine, model=model
+        flags.plugin,
+        n_workers=parse.read_workers(workers),
+        engine=engine,
+        model=model,
+        wait_ready_s=parse.read_wait_s(wait_ready),
     )
     spec = CapacitySpec(
         scenario=scenario,

@@ -42,6 +42,10 @@ Target = Annotated[
     ),
 ]
 Model = Annotated[str, typer.Option(help="The API's model field. Default: from /v1/models.")]
+WaitReady = Annotated[
+    str | None,
+    typer.Option(help="Wait so long for a server that is still starting or loading, e.g. 10m."),
+]
 Engine = Annotated[
     str,
     typer.Option(help="Settings of `reference`, `sim` or `mock`, e.g. mode=chunked,shape=tiny."),

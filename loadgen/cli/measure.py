@@ -30,6 +30,7 @@ from loadgen.cli.flags import (
     Slo,
     Target,
     TrafficFlags,
+    WaitReady,
     WatchFlags,
     Workers,
     with_flags,
@@ -75,6 +76,7 @@ def run(
         bool,
         typer.Option("--print-launch", help="Print the target file's server command and stop."),
     ] = False,
+    wait_ready: WaitReady = None,
     scrape: Annotated[
         bool, typer.Option("--scrape/--no-scrape", help="Read the server's own metrics at 1 Hz.")
     ] = True,
@@ -106,6 +108,7 @@ def run(
         min_requests=min_requests or 0,
         scrape=scrape,
         watch=parse.read_watch(watch, os.environ),
+        wait_ready_s=parse.read_wait_s(wait_ready),
     )
     raise typer.Exit(
         run_scenario(scenario, parse.read_target(target), options, exports, as_json=json)
@@ -298,6 +301,7 @@ def doctor(
     engine: Annotated[
         str, typer.Option(help="With --target reference or mock: its settings.")
     ] = "",
+    wait_ready: WaitReady = None,
     json: Json = False,
 ) -> None:
     """Check how much load this machine can measure accurately, or whether a server can be
@@ -310,9 +314,11 @@ def doctor(
     if target is not None:
         if prove:
             raise UsageError("--prove checks this machine, --target a server: choose one")
-        facts = check_server(Choice(target, engine, model, dict(os.environ)), console)
-    elif model or engine:
-        raise UsageError("--model and --engine need --target")
+        wait_s = parse.read_wait_s(wait_ready)
+        choice = Choice(target, engine, model, dict(os.environ), wait_ready_s=wait_s)
+        facts = check_server(choice, console)
+    elif model or engine or wait_ready:
+        raise UsageError("--model, --engine and --wait-ready need --target")
     else:
         check = check_accuracy if prove else check_machine
         cc = os.environ.get("CC", "")

@@ -106,6 +106,11 @@ def base_options(plugins: Sequence[Path] | None, **options: Any) -> RunOptions:
     )
 
 
+def read_wait_s(text: str | None) -> float:
+    """Seconds of `--wait-ready`; 0 without it."""
+    return 0.0 if text is None else read_duration_s("--wait-ready", text)
+
+
 def read_budget_s(text: str) -> float:
     seconds = read_duration_s("--budget", text)
     if not 1.0 <= seconds <= 3600.0:

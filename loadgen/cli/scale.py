@@ -38,9 +38,19 @@ class FormFlags:
     scenario: Annotated[
         str, typer.Option(help="A scenario file or a shipped scenario; the form lists all.")
     ] = ""
-    target: Annotated[str, typer.Option(help="A URL, a target file, `reference` or `mock`.")] = ""
+    target: Annotated[
+        str,
+        typer.Option(
+            "--target", "--host", "-H", help="A URL, a target file, `reference` or `mock`."
+        ),
+    ] = ""
     rate: Annotated[str, typer.Option(help="Poisson arrivals per second, e.g. 8/s.")] = ""
-    duration: Annotated[str, typer.Option(help="Length of the measured window, e.g. 60s.")] = ""
+    duration: Annotated[
+        str,
+        typer.Option(
+            "--duration", "--run-time", "-t", help="Length of the measured window, e.g. 60s."
+        ),
+    ] = ""
     warmup: Annotated[str, typer.Option(help="Time before the measured window, e.g. 5s.")] = ""
     seed: Annotated[int | None, typer.Option(help="Another seed draws another schedule.")] = None
     model: Annotated[str, typer.Option(help="The API's model field.")] = ""
@@ -62,7 +72,13 @@ class ProcessFlags:
         bool, typer.Option("--headless", help="No page: start at once, end with the verdict.")
     ] = False
     workers: Annotated[
-        int, typer.Option(min=0, help="Workers to start on this machine; 0: one process for all.")
+        int,
+        typer.Option(
+            "--workers",
+            "--processes",
+            min=0,
+            help="Workers to start on this machine; 0: one process for all.",
+        ),
     ] = 0
     expect_workers: Annotated[
         int, typer.Option(min=0, help="Wait for this many `slobench worker` on other machines.")
@@ -70,15 +86,24 @@ class ProcessFlags:
     web_host: Annotated[
         str, typer.Option(help="Address of the page; 0.0.0.0 is every interface.")
     ] = LOOPBACK
-    web_port: Annotated[int, typer.Option(min=1, max=65535, help="Its port.")] = 8089
+    web_port: Annotated[
+        int, typer.Option("--web-port", "-P", min=1, max=65535, help="Its port.")
+    ] = 8089
     web_login: Annotated[
         bool,
         typer.Option("--web-login", help="Require the password in SLOBENCH_WEB_PASSWORD."),
     ] = False
     master_host: Annotated[
-        str, typer.Option(help="Address for workers on other machines; 0.0.0.0 is every interface.")
+        str,
+        typer.Option(
+            "--master-host",
+            "--master-bind-host",
+            help="Address for workers on other machines; 0.0.0.0 is every interface.",
+        ),
     ] = LOOPBACK
-    master_port: Annotated[int, typer.Option(min=1, max=65535, help="Its port.")] = 5557
+    master_port: Annotated[
+        int, typer.Option("--master-port", "--master-bind-port", min=1, max=65535, help="Its port.")
+    ] = 5557
 
 
 @verbs.command(
@@ -110,8 +135,13 @@ def web(
 
 @verbs.command(rich_help_panel=PANEL, epilog="Example: slobench worker --master 10.0.0.5")
 def worker(
-    master: Annotated[str, typer.Option(help="The machine that runs `slobench web`.")],
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Its --master-port.")] = 5557,
+    master: Annotated[
+        str,
+        typer.Option("--master", "--master-host", help="The machine that runs `slobench web`."),
+    ],
+    port: Annotated[
+        int, typer.Option("--port", "--master-port", min=1, max=65535, help="Its --master-port.")
+    ] = 5557,
     target: Annotated[
         Path | None,
         typer.Option(help="A target file of this machine, for header values and certificates."),

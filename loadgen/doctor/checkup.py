@@ -245,6 +245,7 @@ def examine_target(
         checks = [
             _with_consequence(check, preflight_result.max_model_len)
             for check in preflight_result.checks
+            if check.check != "run_requests"  # there is no run
         ]
         if preflight_result.fatal is not None:
             skipped = [PreflightCheck(name, None, "not checked") for name in EXTENDED_CHECKS]

@@ -15,7 +15,7 @@ import msgspec
 from loadgen.drive.sse import BEFORE, BEHIND, N_FRAMING, SseDecoder, SseEvent, plain_events
 from loadgen.drive.transport import Exchange
 from loadgen.records import FinishReason, Status, TokenSource
-from targets.base import Adapter, Delta, Shape
+from targets.base import Adapter, Delta, Shape, is_possible_count
 
 _OK = Status.ok  # looking up an enum member takes 0.2 µs in Python 3.11
 _HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -27,12 +27,33 @@ class EventRun(NamedTuple):
     """Consecutive events that differ only in their text and perhaps in their running token count.
 
     `received_ns` has a time per event; `delta` is the content of the last event; `running` has
-    each event's running token count, None if the events have no such count.
+    each event's running token count, None if the events have no such count. `first_bytes` and
+    `n_bytes` are the bytes of text in the first event and in all; None: those of `delta`.
     """
 
     received_ns: list[int]
     delta: Delta
     running: list[int] | None = None
+    first_bytes: int | None = None
+    n_bytes: int = 0
+
+
+@dataclass(slots=True)
+class _Text:
+    """Bytes of text in the first token chunk and in all of an answer; unknown if a token has no
+    text (a tool call)."""
+
+    first_bytes: int = 0
+    n_bytes: int = 0
+    is_known: bool = True
+
+    def add(self, run: EventRun) -> None:
+        first, n_bytes = run.first_bytes, run.n_bytes
+        if first is None:
+            first = n_bytes = len(run.delta.text.encode("utf-8", "surrogatepass"))
+        self.is_known = self.is_known and n_bytes > 0
+        self.first_bytes = self.first_bytes or first
+        self.n_bytes += n_bytes
 
 
 @dataclass(slots=True)
@@ -48,6 +69,7 @@ class Decoded:
     last_token_ns: int = 0
     chunk_ns: list[int] = field(default_factory=list)
     chunk_tokens: list[int] = field(default_factory=list)
+    first_chunk_tokens: int = 0  # estimated, if `chunk_tokens` are unknown
     output_tokens: int = 0
     token_source: TokenSource = TokenSource.none
     input_tokens: int = 0
@@ -108,9 +130,10 @@ def answer_text(exchange: Exchange, adapter: Adapter) -> str:
 def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
     running_tokens: list[int] = []  # usage.completion_tokens after each token chunk, if stated
     usage_tokens: int | None = None
-    is_done = False
+    is_done, text = False, _Text()
     runs = _by_shape(body, adapter) or _at_once(body, adapter) or _one_by_one(body, adapter, result)
-    for received_ns, delta, running in runs:
+    for run in runs:
+        received_ns, delta, running = run.received_ns, run.delta, run.running
         if delta.usage is not None:
             usage = delta.usage
             result.input_tokens = usage.input_tokens or result.input_tokens
@@ -123,6 +146,7 @@ def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
             result.chunk_ns += received_ns
             stated = usage_tokens if delta.usage and usage_tokens else 0
             running_tokens += running or [stated] * len(received_ns)
+            text.add(run)
         else:
             is_done = is_done or delta.is_done
         if delta.error is not None:
@@ -133,7 +157,7 @@ def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
             result.server.update(delta.server)
     if result.chunk_ns:
         result.first_token_ns, result.last_token_ns = result.chunk_ns[0], result.chunk_ns[-1]
-    _count(result, usage_tokens, running_tokens)
+    _count(result, usage_tokens, running_tokens, text)
     _check_end(result, is_done)
 
 
@@ -157,20 +181,26 @@ def _by_shape(body: Body, adapter: Adapter) -> list[EventRun] | None:
         if events is None:
             return None
         if index > start:
-            runs.append(_shaped_run(shape, body.times[start:index], counts[start:index]))
+            runs.append(_shaped_run(shape, body, slice(start, index), counts[start:index]))
         runs += [EventRun([body.times[index]], next(deltas)) for _ in events]
         start = index + 1
     if start < len(counts):
-        runs.append(_shaped_run(shape, body.times[start:], counts[start:]))
+        end = len(counts)
+        runs.append(_shaped_run(shape, body, slice(start, end), counts[start:]))
     return runs
 
 
-def _shaped_run(shape: Shape, received_ns: list[int], counts: Sequence[int | None]) -> EventRun:
+def _shaped_run(shape: Shape, body: Body, at: slice, counts: Sequence[int | None]) -> EventRun:
+    """The parts `at` of a body as a run. Numbers after the text, if there are any, are taken as
+    bytes of text: a few too many."""
     delta, running = shape.delta, [count or 0 for count in counts]
+    received_ns, parts = body.times[at], body.parts[at]
+    frame = len(shape.before) + sum(map(len, shape.after))
+    sizes = len(parts[0]) - frame, sum(map(len, parts)) - frame * len(parts)
     if shape.count_index is None or delta.usage is None:
-        return EventRun(received_ns, delta)
+        return EventRun(received_ns, delta, None, *sizes)
     usage = msgspec.structs.replace(delta.usage, output_tokens=running[-1])
-    return EventRun(received_ns, msgspec.structs.replace(delta, usage=usage), running)
+    return EventRun(received_ns, msgspec.structs.replace(delta, usage=usage), running, *sizes)
 
 
 def _shape(parts: list[bytes], adapter: Adapter) -> Shape | None:
@@ -227,19 +257,29 @@ def _delta(event: SseEvent, adapter: Adapter, result: Decoded) -> Delta | None:
     return delta
 
 
-def _count(result: Decoded, usage_tokens: int | None, running: list[int]) -> None:
-    """Sets the output tokens, from `usage` if stated, else by counting chunks, and the tokens of
-    each chunk: from running counts, else 1 if there are as many chunks as tokens, else 0 (unknown).
+def _count(result: Decoded, usage_tokens: int | None, running: list[int], text: _Text) -> None:
+    """Sets the output tokens, from `usage` if stated and possible, else by counting chunks, and the
+    tokens of each chunk: from running counts, else 1 if there are as many chunks as tokens, else 0
+    (unknown). Of a usage figure that gives only the total, the first chunk gets the share that its
+    text has of all text: TPOT depends on it.
     """
     n_chunks = len(result.chunk_ns)
-    if usage_tokens is not None:
+    text_bytes = text.n_bytes if text.is_known else None
+    is_usable = usage_tokens is not None and is_possible_count(usage_tokens, n_chunks, text_bytes)
+    if usage_tokens is not None and (is_usable or not n_chunks):
         result.output_tokens, result.token_source = usage_tokens, TokenSource.usage
     elif n_chunks:
-        result.output_tokens, result.token_source = n_chunks, TokenSource.chunks
-    if running and all(running) and running == sorted(running):
+        source = TokenSource.chunks if usage_tokens is None else TokenSource.distrusted
+        result.output_tokens, result.token_source = n_chunks, source
+    grows = n_chunks == 1 or (bool(running) and running[0] < running[-1])  # no repeated total
+    if is_usable and grows and all(running) and running == sorted(running):
         result.chunk_tokens = [now - before for before, now in pairwise([0, *running])]
-    else:
-        result.chunk_tokens = [int(usage_tokens == n_chunks)] * n_chunks
+        return
+    result.chunk_tokens = [int(usage_tokens == n_chunks)] * n_chunks
+    if usage_tokens is not None and is_usable and usage_tokens > n_chunks > 1 and text_bytes:
+        most = usage_tokens - (n_chunks - 1)
+        share = round(usage_tokens * text.first_bytes / text_bytes)
+        result.first_chunk_tokens = max(1, min(most, share))
 
 
 def _check_end(result: Decoded, is_done: bool) -> None:

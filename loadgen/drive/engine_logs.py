@@ -10,12 +10,11 @@ metadata hold it as `clock_shift_s`. Times inside the events' `detail` stay on t
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from loadgen.drive.payloads import request_name
+from loadgen.drive.request_names import RequestNames
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,19 +27,20 @@ _TIMES = ("t_s", "began_s", "end_s")
 
 
 class ServedRun(NamedTuple):
-    """A run that an engine served. Its request ids begin with `name`. `epoch_s` is its epoch; no
-    request of it was in flight before `begin_s` or after `end_s` (all on CLOCK_MONOTONIC)."""
+    """A run of `n_requests` requests that an engine served. `epoch_s` is its epoch; no request of
+    it was in flight before `begin_s` or after `end_s` (all on CLOCK_MONOTONIC)."""
 
     directory: Path
     name: str
     epoch_s: float
+    n_requests: int
     begin_s: float = -math.inf
     end_s: float = math.inf
 
     @classmethod
     def of(cls, run: Run, directory: Path) -> ServedRun:
         """A recorded run that was the only run of its engine."""
-        return cls(directory, run.manifest.run, run.manifest.epoch_s)
+        return cls(directory, run.manifest.run, run.manifest.epoch_s, len(run.schedule_rows))
 
 
 def adopt_engine_logs(log_dir: Path, runs: Sequence[ServedRun]) -> None:
@@ -76,10 +76,9 @@ def _shifted(table: pa.Table, epoch_s: float, run: ServedRun) -> pa.Table:
         index = table.schema.get_field_index(name)
         table = table.set_column(index, name, compute.add(table[name], shift_s))
     if "request_id" in table.column_names:
-        # The load generator sends `<run>-<request_id>`; requests of a preflight have other ids.
-        pattern = f"^{re.escape(request_name(run.name))}-(?P<row>[0-9]+)$"
-        rows = compute.struct_field(compute.extract_regex(table["request_id"], pattern), "row")
-        table = table.append_column("row", rows.cast(pa.uint32()))
+        names = RequestNames(run.name, run.n_requests)
+        rows = [names.request_id(name) for name in table["request_id"].to_pylist()]
+        table = table.append_column("row", pa.array(rows, pa.uint32()))
     metadata = {**table.schema.metadata, _SHIFT_KEY: repr(shift_s).encode()}
     return table.replace_schema_metadata(metadata)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from loadgen.drive.request_names import namespace_of, request_name
 from loadgen.records import LimitsS, Schedule, own_limits
 from targets.base import Adapter, Request
 from targets.safe_text import redact
@@ -24,12 +24,6 @@ class PromptText(Protocol):
 
 _AHEAD_S = 10.0
 _EAGER_BYTES = 256 << 20
-
-
-def request_name(run_name: str) -> str:
-    """The prefix of a run's `x-request-id` headers: its name, with every character that is not
-    visible ASCII replaced by `_`, as a header requires."""
-    return re.sub(r"[^!-~]", "_", run_name)
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,16 +45,12 @@ class HttpHead:
     def request(
         self, method: str, path: str, own: tuple[tuple[str, str], ...], body: bytes
     ) -> bytes:
-        """An HTTP/1.1 request with the further headers `own`. Source: RFC 9112."""
-        fields = [
-            ("host", self.host),
-            ("accept", "text/event-stream, application/json"),
-            ("accept-encoding", "identity"),
-            *self.headers,
-            *own,
-            ("content-length", str(len(body))),
-        ]
-        lines = "".join(f"{name}: {value}\r\n" for name, value in fields)
+        """An HTTP/1.1 request with the further headers `own`, each name once: `headers` replace
+        `own`, and both replace the defaults. Source: RFC 9112."""
+        fields = {"host": self.host, "accept-encoding": "identity"}
+        fields |= {name.lower(): value for name, value in (*own, *self.headers)}
+        fields["content-length"] = str(len(body))
+        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
         return f"{method} {self.base_path}{path} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + body
 
 
@@ -74,7 +64,8 @@ class Payloads:
     encodes a row that is not ready and counts it in `n_late`.
 
     `render(row, answer)` returns the content of a row. `tenants` are the names by tenant_id, "" for
-    a tenant that is not sent; `slo_limits_s` are the limits of each class by class_id.
+    a tenant that is not sent; `slo_limits_s` are the limits of each class by class_id. Requests
+    that belong to no run are not `is_numbered`.
     """
 
     def __init__(
@@ -88,10 +79,11 @@ class Payloads:
         waits_for: Callable[[int], int | None] = lambda row: None,
         tokens_per_char: float = 1.0,
         slo_limits_s: Sequence[LimitsS] = (),
+        is_numbered: bool = True,
     ) -> None:
         self._schedule, self._render, self._adapter = schedule, render, adapter
-        self._head, self._run_name, self._tenants = head, request_name(run_name), tenants
-        self._waits_for = waits_for
+        self._head, self._namespace, self._tenants = head, namespace_of(run_name), tenants
+        self._waits_for, self._is_numbered = waits_for, is_numbered
         self._is_child: list[bool] = (schedule["n_parents"] > 0).tolist()
         self._ready: dict[int, bytes] = {}
         self._answers: dict[int, Callable[[], str]] = {}  # parent's row: function that reads it
@@ -164,8 +156,8 @@ class Payloads:
         http = self._adapter.encode(request)
         own = (
             *http.headers,
-            ("x-request-id", f"{self._run_name}-{request_id}"),
-            ("x-seq", str(request_id)),
+            ("x-request-id", request_name(self._namespace, request_id)),
+            *((("x-seq", str(request_id)),) if self._is_numbered else ()),
         )
         return self._head.request(http.method, http.path, own, http.body)
 

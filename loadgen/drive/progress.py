@@ -6,6 +6,7 @@ view takes less than 1 % of a core (`benchmarks/live_view.py`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -34,6 +35,7 @@ class Totals:
     in_flight: int
     waiting: int
     withdrawn: int  # cancelled on purpose: counted as ended, not as failed
+    failed_alike: Sequence[tuple[int, int, str]] = ()  # by shard: `FirstFailures.message`
 
     @property
     def n_ended(self) -> int:
@@ -118,7 +120,9 @@ class Progress:
         columns = zip(*(beat["by_status"] for beat in beats), strict=True)
         by_status = [sum(column) for column in columns] or [0] * len(Status)
         summed = ("released", "in_flight", "waiting", "withdrawn")
-        return Totals(now_s, by_status, *(sum(beat[key] for beat in beats) for key in summed))
+        alike = [tuple(beat["failed_alike"]) for beat in beats if "failed_alike" in beat]
+        sums = {key: sum(beat[key] for beat in beats) for key in summed}
+        return Totals(now_s, by_status, **sums, failed_alike=alike)
 
     def _facts(self, totals: Totals) -> list[str]:
         elapsed_s = min(totals.now_s, self._window_s)

@@ -204,7 +204,7 @@ class ExchangeColumns:
             _fitting(decoded.input_tokens, _MOST_U4),
             _fitting(decoded.cached_tokens, _MOST_U4),
             _fitting(decoded.output_tokens, _MOST_U4),
-            counts[0] if counts else 0,
+            _fitting(decoded.first_chunk_tokens, _MOST_U2) or (counts[0] if counts else 0),
             decoded.token_source,
             len(decoded.chunk_ns),
             decoded.n_bytes,

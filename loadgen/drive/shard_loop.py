@@ -11,6 +11,7 @@ import msgspec
 
 from loadgen.drive.decode import answer_text, decode, quick_status
 from loadgen.drive.dispatch import Dispatcher, families
+from loadgen.drive.first_failures import FirstFailures
 from loadgen.drive.instrument import GcPauses, ThreadMeter
 from loadgen.drive.live_sample import LiveSamples
 from loadgen.drive.loop_probe import LoopProbe, ProcessorSpeed, ReceiveBacklog
@@ -61,6 +62,7 @@ class Shard:
         self._finished, self._broken = asyncio.Event(), ""
         self._n_released = self._n_sent = self._n_withdrawn = 0
         self._by_status = [0] * len(Status)
+        self._first_failures, self._redact = FirstFailures(), task.head.redact
         self._samples: dict[str, list[float]] = {}  # since the last progress message
         self._clear_samples()
         self._released_s = [0.0] * len(task.schedule)
@@ -197,6 +199,7 @@ class Shard:
     def _note_end(self, exchange: Exchange) -> None:
         status, samples = self._status(exchange), self._samples
         self._by_status[status] += 1
+        self._first_failures.ended(status, exchange.http_status, lambda: self._error_of(exchange))
         self._n_withdrawn += exchange.error.startswith(ON_PURPOSE)
         released_s = self._released_s[exchange.row]
         samples["lateness_s"].append(self._seconds(exchange.sent_ns) - released_s)
@@ -211,6 +214,12 @@ class Shard:
             self._payloads.answered(exchange.row, lambda: answer_text(exchange, self._adapter))
             self._loop.call_soon(self._prepare, exchange.row)
         self._dispatcher.ended(exchange.row, status, self._seconds(exchange.done_ns))
+
+    def _error_of(self, exchange: Exchange) -> str:
+        try:
+            return self._redact(decode(exchange, self._adapter).error)
+        except Exception:  # a codec's bug on this body; the recorder records it
+            return f"HTTP {exchange.http_status}"
 
     def _status(self, exchange: Exchange) -> Status:
         """The status of an ended request. It is decoded only if the release of a child depends on
@@ -252,6 +261,7 @@ class Shard:
             waiting=self._dispatcher.n_waiting,
             by_status=self._by_status,
             withdrawn=self._n_withdrawn,
+            failed_alike=self._first_failures.message(),
             **{name: [round(s, 6) for s in samples] for name, samples in self._samples.items()},
             **({} if self._live_samples is None else self._live_samples.take()),
         )

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from loadgen.drive.payloads import request_name
+from loadgen.drive.request_names import RequestNames
 from loadgen.drive.store import read_run
 from loadgen.errors import UsageError
 from loadgen.measure.attainment import due_rows
@@ -69,18 +69,28 @@ def misses_in(
     log: EngineLog, accounts: Sequence[Account], run: Run, most_steps: int = _MOST_SIMULATED
 ) -> MissedRequests:
     """The same for a replayed log and its accounts; other modes are simulated for at most
-    `most_steps` steps in total."""
-    name = request_name(run.manifest.run)
-    due = {f"{name}-{row}" for row in run.schedule_rows["request_id"][due_rows(run)]}
-    accounts = _with_class_slos(accounts, run, name)
+    `most_steps` steps in total. Requests of the run are named `<run>-<request_id>`."""
+    names = RequestNames.of(run)
+    due_ids = set(run.schedule_rows["request_id"][due_rows(run)].tolist())
+    due = {a.request_id for a in accounts if names.request_id(a.request_id) in due_ids}
+    accounts = _with_class_slos(accounts, run, names)
     attributions = attribute_misses(Case(log.setup, accounts, log.steps, most_steps))
     limits = [(a.ttft_slo_s, a.tpot_slo_s, a.deadline_s) for a in accounts if a.request_id in due]
     n_requests = sum(any(limit is not None for limit in of_request) for of_request in limits)
-    missed = tuple(miss for miss in attributions if miss.request_id in due)
+    missed = tuple(
+        replace(
+            miss,
+            request_id=names.readable(miss.request_id),
+            evidence=names.readable(miss.evidence),
+            subject=names.readable(miss.subject),
+        )
+        for miss in attributions
+        if miss.request_id in due
+    )
     return MissedRequests(n_requests, missed)
 
 
-def _with_class_slos(accounts: Sequence[Account], run: Run, run_name: str) -> list[Account]:
+def _with_class_slos(accounts: Sequence[Account], run: Run, names: RequestNames) -> list[Account]:
     """The accounts with the SLOs of their classes, unless the request sent its own."""
     limits = _limits(run)
     class_of = dict(
@@ -88,11 +98,11 @@ def _with_class_slos(accounts: Sequence[Account], run: Run, run_name: str) -> li
     )
     completed = []
     for entry in accounts:
-        name, _, row = entry.request_id.rpartition("-")
-        if name != run_name or not row.isdecimal() or int(row) not in class_of:
+        request_id = names.request_id(entry.request_id)
+        if request_id not in class_of:
             completed.append(entry)  # a request of the preflight
             continue
-        ttft_s, tpot_s, e2e_s = limits[int(class_of[int(row)])]
+        ttft_s, tpot_s, e2e_s = limits[int(class_of[request_id])]
         due_s = None if e2e_s is None else entry.arrived_s + e2e_s
         completed.append(
             entry._replace(

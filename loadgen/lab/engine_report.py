@@ -13,7 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from loadgen.drive.payloads import request_name
+from loadgen.drive.request_names import RequestNames
 from loadgen.errors import UsageError
 from loadgen.lab.engine_log import misses_in
 from loadgen.measure.attainment import measured_window
@@ -140,17 +140,18 @@ def _explained(directory: Path, run: Run, n_steps: int, is_own_slo: bool) -> dic
         replayed = replay(log)
         if not replayed.is_identical:
             return {"note": f"The replay differs from the engine's log: {replayed.sentence()}."}
-        name = request_name(run.manifest.run)
+        names = RequestNames.of(run)
         missed = misses_in(log, replayed.accounts, run, MOST_SIMULATED) if is_own_slo else None
     except UsageError as error:
         return {"note": _FULL if "log_level" in str(error) else str(error)}
     return {
-        "blockers": _blockers(replayed.accounts),
+        "blockers": [
+            (names.readable(words), waited_s) for words, waited_s in _blockers(replayed.accounts)
+        ],
         "why": {
-            int(row): entry.sentence()
+            request_id: names.readable(entry.sentence())
             for entry in replayed.accounts
-            for run_name, _, row in [entry.request_id.rpartition("-")]
-            if run_name == name and row.isdecimal()
+            if (request_id := names.request_id(entry.request_id)) is not None
         },
         "misses": [
             MissReason(cause, named.total(), named.most_common(N_CULPRITS))

@@ -29,7 +29,7 @@ from loadgen.measure.attainment import (
 from loadgen.measure.catalog import METRICS, Metric
 from loadgen.measure.drivers import drivers
 from loadgen.measure.fairness import fairness
-from loadgen.measure.findings import findings, unfinished_text
+from loadgen.measure.findings import findings, token_marks, unfinished_text
 from loadgen.measure.load import (
     SLOWER_BY,
     Throughput,
@@ -198,6 +198,8 @@ def summarize(
         min_requests=least,
         made_under=made_under,
         judged_by=made_under if slo is None else tuple(parse_slo(text).text for text in slo),
+        marks=token_marks(columns, run, due),
+        http_statuses=_http_statuses(run, due),
     )
 
 
@@ -435,6 +437,12 @@ def _counts(run: Run, due: Mask) -> dict[str, int]:
         "unfinished": _count(unfinished_rows(run)),
         **{status.name: int(by_status[status]) for status in Status},
     }
+
+
+def _http_statuses(run: Run, due: Mask) -> dict[str, int]:
+    rows = run.request_rows[due]
+    statuses = rows["http_status"][rows["status"] == Status.http_error]
+    return {str(status): int(n) for status, n in zip(*np.unique_counts(statuses), strict=True)}
 
 
 def _distributions(samples: Samples, confidence: float) -> dict[str, Distribution]:

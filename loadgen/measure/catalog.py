@@ -72,7 +72,9 @@ _ALL = (
         "tpot",
         "Time per output token once the answer has begun: the reading speed.",
         "(last_token − first_token) / (n − n_first_chunk)",
-        "n − 1 where the first chunk's count is unknown. Fewer than two tokens, or all in the first"
+        "If the server states only the total, n_first_chunk is the first chunk's share of the"
+        " text. If it states nothing, each chunk counts as 1 token (marked †). Fewer than two"
+        " tokens, or all in the first"
         " chunk: undefined, never 0, and passes an SLO.",
         source=_MLPERF,
     ),

@@ -45,6 +45,7 @@ def findings(
         _not_due(run, due),
         _below_template(run, due),
         _token_counts(columns, run, due),
+        _distrusted(columns, run, due),
         _uncounted(columns, run, due),
         _chunks(columns, run, due),
         _empty_answers(columns, due),
@@ -164,9 +165,52 @@ def _token_counts(columns: PerRequest, run: Run, due: Mask) -> str:
     )
 
 
+_BY_TOKEN = ("tpot_s", "itl_s", "max_itl_s", "e2e_per_token_s")
+"""Metrics that depend on the number of tokens of an answer or of its chunks."""
+
+
+def token_marks(columns: PerRequest, run: Run, due: Mask) -> dict[str, str]:
+    """Metric → why its values are doubtful, for the metrics that depend on token counts which the
+    server does not state or states wrongly."""
+    rows = run.request_rows
+    answered = due & columns.is_ok & columns.has_token
+    n = int(np.count_nonzero(answered))
+    n_wrong = int(np.count_nonzero(answered & (rows["token_source"] == TokenSource.distrusted)))
+    n_uncounted = int(np.count_nonzero(answered & (rows["token_source"] == TokenSource.chunks)))
+    per_chunk = "each chunk counts as 1 token, which is too long if chunks hold several"
+    if n_wrong:
+        of = f"{format_count(n_wrong)} of {format_count(n)} answers"
+        return dict.fromkeys(_BY_TOKEN, f"the server's usage cannot be true in {of}: {per_chunk}")
+    if n_uncounted:
+        of = f"{format_count(n_uncounted)} of {format_count(n)} answers have no usage"
+        return dict.fromkeys(_BY_TOKEN, f"{of}: {per_chunk}")
+    if _chunks(columns, run, due):
+        return {
+            "tpot_s": "the tokens of the first chunk are estimated from its share of the text",
+            "itl_s": "per chunk, because the server counts no tokens per chunk",
+            "max_itl_s": "per chunk, because the server counts no tokens per chunk",
+        }
+    return {}
+
+
+def _distrusted(columns: PerRequest, run: Run, due: Mask) -> str:
+    answered = due & columns.is_ok & columns.has_token
+    n = int(
+        np.count_nonzero(answered & (run.request_rows["token_source"] == TokenSource.distrusted))
+    )
+    if not n:
+        return ""
+    return (
+        f"The server's usage cannot be true in {format_count(n)} of "
+        f"{format_count(int(answered.sum()))} answers: it states fewer tokens than chunks came, or "
+        "more than their text can hold. Their tokens are counted as 1 per chunk."
+    )
+
+
 def _uncounted(columns: PerRequest, run: Run, due: Mask) -> str:
     answered = due & columns.is_ok & columns.has_token
-    uncounted = answered & (run.request_rows["token_source"] != TokenSource.usage)
+    known = (TokenSource.usage, TokenSource.distrusted)
+    uncounted = answered & ~np.isin(run.request_rows["token_source"], known)
     n = int(np.count_nonzero(uncounted))
     if not n:
         return ""
@@ -186,7 +230,8 @@ def _chunks(columns: PerRequest, run: Run, due: Mask) -> str:
         return ""
     return (
         f"The server sent {format_number(tokens / chunks)} tokens per chunk on average without "
-        "counting them per chunk, so ITL is per chunk (= ICL)."
+        "counting them per chunk, so ITL is per chunk (= ICL), and TPOT takes the tokens of the "
+        "first chunk from its share of the text."
     )
 
 

@@ -16,9 +16,14 @@ from loadgen.measure.attainment import MeasuredWindow, came_due
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.statistics.percentiles import nearest_rank
 from loadgen.measure.statistics.time_series import describe_arrivals
-from loadgen.measure.wording import format_number
+from loadgen.measure.wording import format_number, format_value
 from loadgen.records import Run, Times
 
+_PER_WINDOW = (2, 10)  # requests in a window of the comparison, on average
+_LEAST_REQUESTS = 20
+_SHORTEST_S = 0.1
+_CLOCK_S = 0.005  # a send so late is punctual, as in the lateness check
+_MOST_DISPLACED = 0.05
 _CHANCE = math.sqrt(-math.log(0.05 / 2) / 2)  # of the two-sample KS distance, at 5 %
 
 
@@ -50,9 +55,11 @@ class LengthStats:
 class Stimulus:
     """The requests with a scheduled send time (not those that wait for another answer).
 
-    `ks` is the Kolmogorov-Smirnov distance between the scheduled and the actual gaps; two
-    independent samples of first process exceed `ks_chance` in first case of twenty. `late_s` is the
-    p50, the p99 and the maximum of sent − scheduled.
+    `displaced` is the share of requests that fell into other windows of `window_s` than scheduled,
+    or were not sent (`displaced_share`). `ks` is the Kolmogorov-Smirnov distance between the
+    scheduled and the actual gaps, which ties and equal gaps make large; two independent samples of
+    the same process exceed `ks_chance` in one case of twenty. `late_s` is the p50, the p99 and the
+    maximum of sent − scheduled.
     """
 
     scheduled: ArrivalStats
@@ -62,6 +69,8 @@ class Stimulus:
     late_s: tuple[float, float, float] | None
     input_tokens: LengthStats | None
     output_tokens: LengthStats | None
+    displaced: float | None = None
+    window_s: float | None = None
 
 
 def stimulus(run: Run, columns: PerRequest, window: MeasuredWindow) -> Stimulus:
@@ -75,6 +84,7 @@ def stimulus(run: Run, columns: PerRequest, window: MeasuredWindow) -> Stimulus:
     ks, chance = ks_distance(np.diff(planned_s), np.diff(sent_s))
     counted = due & (rows["input_tokens"] > 0)
     answered = due & columns.is_ok & columns.has_token
+    displaced, window_s = displaced_share(planned_s, sent_s, late_s, window.length_s)
     return Stimulus(
         scheduled=_arrivals(planned_s, window),
         sent=_arrivals(sent_s, window),
@@ -83,23 +93,58 @@ def stimulus(run: Run, columns: PerRequest, window: MeasuredWindow) -> Stimulus:
         late_s=_p50_p99_max(late_s) if len(late_s) else None,
         input_tokens=_lengths(schedule["input_tokens"], rows["input_tokens"], counted),
         output_tokens=_lengths(schedule["output_tokens"], columns.output_tokens, answered),
+        displaced=displaced,
+        window_s=window_s,
     )
 
 
 def altered_arrivals(stimulus: Stimulus) -> str:
     """A finding where the arrivals sent differ from those scheduled, else ""."""
-    ks, by_chance = stimulus.ks, stimulus.ks_chance
-    if ks is None or by_chance is None or ks <= by_chance:
+    displaced, window_s = stimulus.displaced, stimulus.window_s
+    if displaced is None or window_s is None or displaced <= _MOST_DISPLACED:
         return ""
     cvs = " and ".join(
         "–" if cv is None else format_number(cv)
         for cv in (stimulus.scheduled.gap_cv, stimulus.sent.gap_cv)
     )
     return (
-        "The server received other arrivals than the scenario describes: the gaps between requests "
-        f"sent differ from the scheduled gaps (KS distance {ks:.2f}, by chance up to "
-        f"{by_chance:.2f}; gap cv {cvs})."
+        "The server received other arrivals than the scenario describes: "
+        f"{format_value(displaced, 'share')} of the requests fell into other windows of "
+        f"{format_value(window_s, 's')} than scheduled, or were not sent (gap cv {cvs})."
     )
+
+
+def displaced_share(
+    planned_s: Times, sent_s: Times, late_s: Times, length_s: float
+) -> tuple[float | None, float | None]:
+    """The largest share of requests that a window of the schedule lacks, or has too many of, over
+    windows with 2 and with 10 requests on average, at least 0.1 s long; and the length of these
+    windows. All arrays are sorted. None for fewer than 20 requests.
+
+    A request that is no later than 5 ms, or than the p99 lateness of the run up to a tenth of the
+    window, is in its window: requests scheduled for the same time are sent one after another.
+    """
+    n = len(planned_s)
+    if n < _LEAST_REQUESTS or length_s <= 0:
+        return None, None
+    found = []
+    for per_window in _PER_WINDOW:
+        window_s = max(_SHORTEST_S, length_s * per_window / n)
+        late_p99_s = float(late_s[nearest_rank(len(late_s), 0.99) - 1]) if len(late_s) else 0.0
+        slack_s = max(_CLOCK_S, min(late_p99_s, window_s / 10))
+        begin_s = planned_s[0] - slack_s + window_s * np.arange(math.ceil(length_s / window_s) + 1)
+        counts = _counts(sent_s, begin_s, begin_s + window_s)
+        least = _counts(planned_s, begin_s + slack_s, begin_s + window_s - slack_s)
+        most = _counts(planned_s, begin_s - slack_s, begin_s + window_s + slack_s)
+        missing, extra = np.maximum(least - counts, 0).sum(), np.maximum(counts - most, 0).sum()
+        found.append((max(int(missing), int(extra)) / n, window_s))
+    return max(found)
+
+
+def _counts(times_s: Times, begin_s: Times, end_s: Times) -> NDArray[np.int64]:
+    """The number of times in each window, begin included, end not."""
+    counts: NDArray[np.int64] = np.searchsorted(times_s, end_s) - np.searchsorted(times_s, begin_s)
+    return counts
 
 
 def ks_distance(

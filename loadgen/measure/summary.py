@@ -162,7 +162,8 @@ class Summary:
     latency correlates with. `capacity_command` searches the highest load that meets the SLOs (""
     where the run does not give one). With fewer successful requests than `min_requests` there is no
     verdict. `made_under` are the SLOs that the run was made under, `judged_by` those that it is
-    judged by here; an SLO of a class begins with its name.
+    judged by here; an SLO of a class begins with its name. `marks` state by metric why its values
+    are doubtful, `http_statuses` counts the due HTTP errors by status.
     """
 
     run: str
@@ -193,6 +194,8 @@ class Summary:
     min_requests: int = 0
     made_under: tuple[str, ...] = ()
     judged_by: tuple[str, ...] = ()
+    marks: Mapping[str, str] = field(default_factory=dict)
+    http_statuses: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def has_other_slos(self) -> bool:

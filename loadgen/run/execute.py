@@ -173,6 +173,7 @@ def target_choice(target: str, options: RunOptions) -> Choice:
         options.scrape,
         options.plugins,
         options.target_settings,
+        options.wait_ready_s,
     )
 
 
@@ -194,7 +195,7 @@ def _opened(setup: RunSetup, server: Server | None, open_fleet: OpenFleet) -> It
         open_target(
             target_choice(setup.target, setup.options),
             setup.scenario,
-            setup.plan.schedule,
+            setup.plan,
             setup.log_dir,
             setup.console,
             Preload(surroundings),

@@ -21,6 +21,7 @@ import numpy as np
 
 from loadgen.drive import store
 from loadgen.drive.core_time import Cpu, family_cpu, family_cpu_s
+from loadgen.drive.first_failures import refused
 from loadgen.drive.live_sample import FIELDS
 from loadgen.drive.progress import Progress
 from loadgen.drive.shards import OnBeat, Outcome
@@ -206,7 +207,7 @@ class Recording:
             self._watched.take(shard, message)
         if self._ended != "completed":
             return
-        reason = self._rules.reason(
+        reason = refused(totals.failed_alike, totals.n_ended) or self._rules.reason(
             totals.now_s,
             n_released=totals.released,
             n_ended=totals.n_ended,
@@ -277,6 +278,10 @@ class Recording:
         if outcome.cut_short is not None and self._ended == "completed":
             self._ended, self._end_reason = "stopped", outcome.cut_short.reason
             self._ended_s = (outcome.cut_short.at_ns - self._epoch_ns) * 1e-9
+        totals = self._progress.totals()
+        last_reason = refused(totals.failed_alike, totals.n_ended, is_final=True)
+        if last_reason is not None and self._ended == "completed":
+            self._ended, self._end_reason, self._ended_s = "stopped", last_reason, totals.now_s
         reason = self._end_reason
         if outcome.dead:
             shard, last_words = next(iter(outcome.dead.items()))

@@ -36,7 +36,8 @@ class RunOptions:
     shown in the report. `cache_dir` keeps files that are slow to make (the plotting bundle); None
     keeps nothing. `name` is the run's name where it differs from its directory's. `watch` exports
     live metrics; `early` may stop the run before its end. With fewer successful requests than
-    `min_requests` the run has no verdict.
+    `min_requests` the run has no verdict. A server that slobench does not start may take
+    `wait_ready_s` until it is ready.
     """
 
     out_dir: Path | None = None
@@ -56,6 +57,7 @@ class RunOptions:
     watch: Watch | None = None
     early: Early | None = None
     min_requests: int = 0
+    wait_ready_s: float = 0.0
 
 
 class RunSetup(NamedTuple):

@@ -11,15 +11,13 @@ from typing import Literal
 import numpy as np
 
 from loadgen.drive.dispatch import Bounds
-from loadgen.drive.payloads import HttpHead
 from loadgen.drive.task import ShardTask
 from loadgen.run.cores import affine_cores, known_ceiling, our_quota, workers_for
+from loadgen.run.example_requests import head_of, sent_tenants
 from loadgen.run.target import Target
-from loadgen.workload.classes import DEFAULT_TENANT
 from loadgen.workload.prompts import Prompts
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan, split_plan
-from targets.endpoint import Endpoint
 
 _MOST_PREOPENED = 1024  # responses of 2 s at 500 requests/s; a request without a connection waits
 
@@ -69,7 +67,7 @@ class Share:
 
 def shard_task(job: Job, share: Share, prompts: Prompts) -> ShardTask:
     """The task of the process with this share; `prompts` are those of the job."""
-    scenario, endpoint, names = job.scenario, job.target.endpoint, job.scenario.names()
+    scenario, endpoint = job.scenario, job.target.endpoint
     number, n_shards = share.number, share.n_shards
     cap = scenario.limits.max_concurrency
     n_preopen = math.ceil(2 * share.n_requests / scenario.horizon_s) + 4
@@ -78,12 +76,12 @@ def shard_task(job: Job, share: Share, prompts: Prompts) -> ShardTask:
         schedule=share.plan.schedule,
         edges=share.plan.edges,
         route=endpoint.route,
-        head=_head(endpoint),
+        head=head_of(endpoint),
         adapter=job.target.adapter,
         prompts=prompts,
         fit=job.target.fit,
         run_name=job.run_name,
-        tenants=tuple("" if t == DEFAULT_TENANT else t for t in names.tenants),
+        tenants=sent_tenants(scenario),
         bounds=Bounds(
             timeout_s=scenario.limits.timeout,
             max_concurrency=cap // n_shards + (number < cap % n_shards),
@@ -103,14 +101,6 @@ def shard_task(job: Job, share: Share, prompts: Prompts) -> ShardTask:
         slo_limits_s=scenario.limits_by_class(),
         is_watched=job.is_watched,
     )
-
-
-def _head(endpoint: Endpoint) -> HttpHead:
-    """The request line holds the whole URL for a proxy that forwards (RFC 9112 section 3.2.2)."""
-    address, route = endpoint.address, endpoint.route
-    is_forwarded = route.proxy is not None and not route.is_tunnelled
-    before = address.http_url if is_forwarded else address.base_path
-    return HttpHead(address.host_header, before, endpoint.request_headers())
 
 
 def shard_count(scenario: Scenario, plan: Plan, n_workers: int, cache_dir: Path | None) -> int:

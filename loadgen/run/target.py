@@ -8,6 +8,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,10 +20,12 @@ from rich.text import Text
 from loadgen.errors import UsageError, nearest
 from loadgen.manifest.sections import PreflightLine, TargetSection
 from loadgen.records import Schedule
+from loadgen.run.example_requests import example_requests
 from loadgen.run.preload import Preload
 from loadgen.workload.calibration import Calibration
 from loadgen.workload.prompts import PromptFit, Prompts
 from loadgen.workload.scenario import Scenario
+from loadgen.workload.schedule import Plan
 from targets.base import Adapter
 from targets.child import Child
 from targets.embed import engine, mock, parse_engine
@@ -31,6 +34,7 @@ from targets.launch import launched
 from targets.mock_script import split_options
 from targets.preflight import preflight
 from targets.preflight_result import Preflight, PreflightCheck
+from targets.readiness import await_ready
 from targets.scrape import find_metrics
 
 T = TypeVar("T")
@@ -45,7 +49,8 @@ _MARKS = {True: "ok  ", False: "warn", None: "  – "}
 class Choice:
     """A target as the user chose it: `spec` is the value of `--target`, `engine` that of
     `--engine`; `scrape`: read the server's own metrics; `plugins` are files with modes for
-    `reference`; `settings` are keys set on top of a target file."""
+    `reference`; `settings` are keys set on top of a target file. A server that slobench does not
+    start may take `wait_ready_s` until it is ready."""
 
     spec: str
     engine: str = ""
@@ -54,6 +59,7 @@ class Choice:
     scrape: bool = True
     plugins: Sequence[Path] = ()
     settings: Sequence[str] = ()
+    wait_ready_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,7 @@ class Target:
 def open_target(
     choice: Choice,
     scenario: Scenario,
-    schedule: Schedule,
+    plan: Plan,
     log_dir: Path,
     console: Console,
     warm_up: Preload | None = None,
@@ -109,13 +115,13 @@ def open_target(
         endpoint = server.endpoint
         line = f"{server.name}: {endpoint.url}  {endpoint.labels.flags or ''}".rstrip()
         console.print(line, soft_wrap=True, markup=False)
-        requests = _requests(choice, scenario, schedule) if is_kept else ()
+        requests = _requests(choice, scenario, plan.schedule) if is_kept else ()
         target = server.known.get(requests)
         if target is not None:
             target = replace(target, prompts=Prompts(scenario.prompts, scenario.seed, _PREFLIGHT))
         else:
             target = _examined(
-                server.kind, endpoint, choice, scenario, schedule, console, warm_up, not is_kept
+                server.kind, endpoint, choice, scenario, plan, console, warm_up, not is_kept
             )
             if server.kind != "url" and _is_certain(target):  # a URL may have changed since
                 server.known[requests] = target
@@ -167,6 +173,9 @@ def open_server(choice: Choice, log_dir: Path, console: Console) -> Iterator[Ser
         environ = choice.environ or {}
         endpoint = load_target(choice.spec, environ, choice.settings)
         if endpoint.launch is None:
+            if choice.wait_ready_s:
+                with _Waiting(console, first_s=0.0) as waiting:
+                    finish(await_ready(endpoint, choice.model, choice.wait_ready_s, waiting.on))
             yield Server("url", endpoint, "target")
             return
         line = launch_line(choice.spec, environ, choice.settings)
@@ -187,11 +196,11 @@ def _end_of(child: Child) -> Callable[[], str | None]:
 
 
 class _Waiting:
-    """Shows that a launched server is still starting: for how long, and the last line of its
-    log."""
+    """Shows that a server is still starting: for how long, and the last line of its log or the
+    reason. Where there is no terminal, the first line comes after `first_s`."""
 
-    def __init__(self, console: Console) -> None:
-        self._console, self._printed_s = console, 0.0
+    def __init__(self, console: Console, first_s: float = _PROGRESS_S) -> None:
+        self._console, self._printed_s = console, first_s - _PROGRESS_S
         self._status = console.status("") if console.is_terminal else None
 
     def __enter__(self) -> _Waiting:
@@ -236,12 +245,12 @@ def _examined(
     endpoint: Endpoint,
     choice: Choice,
     scenario: Scenario,
-    schedule: Schedule,
+    plan: Plan,
     console: Console,
     warm_up: Preload | None,
     prints_all: bool,
 ) -> Target:
-    prompts = Prompts(scenario.prompts, scenario.seed, _PREFLIGHT)
+    schedule, prompts = plan.schedule, Prompts(scenario.prompts, scenario.seed, _PREFLIGHT)
     calibration = Calibration(prompts, schedule)
     warm_up = warm_up or Preload()
     probing = preflight(
@@ -253,6 +262,10 @@ def _examined(
         text_of=calibration.sample,
         calibrate=calibration.steps,
         first_prompts=calibration.early_prompts,
+        temperature=_temperature(schedule),
+        requests_of=partial(
+            example_requests, endpoint, scenario, plan, prompts, lambda: calibration.fit
+        ),
         on_first_token=warm_up.may_begin,
     )
     found, metrics = finish(_both(probing, endpoint, choice.scrape), warm_up.during)
@@ -272,6 +285,10 @@ def _examined(
         metrics=endpoint.metrics_urls() if metrics is not None and metrics[1] else (),
         prompts=prompts,
     )
+
+
+def _temperature(schedule: Schedule) -> float:
+    return round(float(np.median(schedule["temperature"])), 6)
 
 
 def _is_certain(target: Target) -> bool:
@@ -294,6 +311,7 @@ def _requests(choice: Choice, scenario: Scenario, schedule: Schedule) -> tuple[o
         timeout_s,
         longest,
         lengths,
+        _temperature(schedule),
     )
 
 
@@ -320,5 +338,6 @@ def finish(
 def print_check(check: PreflightCheck, console: Console) -> None:
     """Prints a line per check; an unknown result is dim."""
     style = "yellow" if check.ok is False else "dim" if check.ok is None else ""
-    line = f"{_MARKS[check.ok]} {check.check:<14} {check.detail}"
+    mark = "stop" if check.is_stop else _MARKS[check.ok]
+    line = f"{mark} {check.check:<14} {check.detail}"
     console.print(line, style=style, soft_wrap=True, markup=False)

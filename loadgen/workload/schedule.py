@@ -65,6 +65,12 @@ def make_plan(scenario: Scenario) -> Plan:
     plan = _in_order(whole, scenario.phases.warmup)
     _set_recorded_lengths(plan.schedule, scenario)
     if not np.any(plan.schedule["phase"] == Phase.measure):
+        if n_rows := len(plan.schedule):
+            raise ScenarioError(
+                f"{scenario.name}: phases.warmup: all {n_rows} requests arrive in the warm-up of "
+                f"{scenario.phases.warmup:g}s (a burst sends them all at 0 s), so none would be "
+                "measured; remove phases.warmup"
+            )
         raise ScenarioError(
             f"{scenario.name}: no request arrives in the measured {scenario.phases.measure:g}s "
             f"({scenario.arrivals!r}); lengthen phases.measure or raise arrivals.rate"

@@ -45,7 +45,7 @@ def table(summary: Summary) -> Group:
         parts.append(_filled(tables.TENANT_HEAD, tables.tenant_rows(summary)))
     if len(summary.backends) > 1:
         parts.append(_filled(tables.BACKEND_HEAD, tables.backend_rows(summary)))
-    parts += [Text(f"  {line}") for line in _rates(summary)]
+    parts += [Text(f"  {line}", overflow="fold") for line in _rates(summary)]
     parts += [Text(f"note: {finding}", overflow="fold") for finding in summary.findings]
     return Group(*parts)
 
@@ -55,7 +55,7 @@ def _latencies(summary: Summary) -> Table:
 
     grid = _grid("latency", "n", *(f"{key} [{summary.confidence:.0%}]" for key in _PERCENTILES))
     for name in tables.MAIN_METRICS:
-        found, title = summary.metrics[name], METRICS[name].title
+        found, title = summary.metrics[name], tables.marked_title(summary, name)
         cells = [_with_interval(found.percentiles[key], name) for key in _PERCENTILES]
         grid.add_row(title, format_count(found.n), *map(Text, cells))
         if name in ("ttft_s", "e2e_s") and found.with_failures != found.percentiles:
@@ -147,6 +147,7 @@ def _rates(summary: Summary) -> list[str]:
         f" {outcomes or 'no requests due'}",
         *([tables.fairness_text(summary)] if summary.fairness else []),
         *([] if summary.server is None else [f"server: {describe_server(summary.server)}"]),
+        *tables.mark_notes(summary),
         f"[…]: two-sided {100 * summary.confidence:g} % confidence intervals; … in them: too few"
         " samples for this bound",
         "* fewer than ten samples lie beyond this percentile",

@@ -197,7 +197,7 @@ def metric_rows(summary: Summary, names: Sequence[str]) -> list[list[TableCell]]
         path = f"metrics.{name}"
         rows.append(
             [
-                _metric_name(name),
+                _metric_name(summary, name),
                 TableCell(format_count(found.n), f"{path}.n"),
                 TableCell(format_value(found.mean, unit), f"{path}.mean", unit),
                 *_percentile_cells(found, name, "percentiles"),
@@ -213,13 +213,29 @@ def failure_rows(summary: Summary, names: Sequence[str]) -> list[list[TableCell]
     for name in names:
         found = summary.metrics[name]
         if found.with_failures and found.with_failures != found.percentiles:
-            rows.append([_metric_name(name), *_percentile_cells(found, name, "with_failures")])
+            rows.append(
+                [_metric_name(summary, name), *_percentile_cells(found, name, "with_failures")]
+            )
     return rows
 
 
-def _metric_name(name: str) -> TableCell:
+def _metric_name(summary: Summary, name: str) -> TableCell:
     metric = METRICS[name]
-    return TableCell(metric.title, title=f"{metric.meaning} {metric.formula}. {metric.edges}")
+    title = f"{metric.meaning} {metric.formula}. {metric.edges}"
+    return TableCell(marked_title(summary, name), title=title)
+
+
+def marked_title(summary: Summary, name: str) -> str:
+    """The title of a metric, with `†` if its values are doubtful (`Summary.marks`)."""
+    return f"{METRICS[name].title} †" if name in summary.marks else METRICS[name].title
+
+
+def mark_notes(summary: Summary) -> list[str]:
+    """What `†` means: a line per reason, with the metrics that it applies to."""
+    titles: dict[str, list[str]] = {}
+    for name, reason in summary.marks.items():
+        titles.setdefault(reason, []).append(METRICS[name].title)
+    return [f"† {', '.join(names)}: {reason}" for reason, names in titles.items()]
 
 
 def _percentile_cells(found: Distribution, name: str, view: str) -> list[TableCell]:
@@ -387,12 +403,22 @@ def _figure(value: float | None) -> str:
 
 def count_rows(summary: Summary) -> list[tuple[str, TableCell]]:
     """Numbers of requests: scheduled, warm-up, due, not due, and the due requests by status
-    (without zeros)."""
+    (without zeros), HTTP errors by HTTP status."""
     names = {"scheduled": "scheduled", "warmup": "warm-up", "due": "due"}
     names |= {"withdrawn": "cancelled on purpose", "not_due": "never due"}
     rows = [(names[key], key) for key in names if summary.counts[key] or key != "withdrawn"]
-    of_due = ["unfinished" if s is Status.cancelled else s.name for s in Status]
-    rows += [(name.replace("_", " "), name) for name in of_due if summary.counts[name]]
-    return [
+    by_http_status = [(f"HTTP {status}", status) for status in summary.http_statuses]
+    cells = [
         (word, TableCell(format_count(summary.counts[key]), f"counts.{key}")) for word, key in rows
     ]
+    for status in Status:
+        if status is Status.http_error and by_http_status:
+            cells += [
+                (word, TableCell(format_count(summary.http_statuses[key]), f"http_statuses.{key}"))
+                for word, key in by_http_status
+            ]
+        elif n := summary.counts[status.name]:
+            is_cut_off = status is Status.cancelled
+            word = "unfinished" if is_cut_off else status.name.replace("_", " ")
+            cells.append((word, TableCell(format_count(n), f"counts.{status.name}")))
+    return cells

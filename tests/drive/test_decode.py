@@ -26,6 +26,32 @@ def token(text, field="content"):
     )
 
 
+FAILED_WORDS = ["abort", "error", "cancelled", "timeout", "insufficient_system_resource", "ABORT"]
+FINE_WORDS = ["stop", "length", "tool_calls", "content_filter", "eos_token", "repetition", "new"]
+
+
+def ends(word, adapter=ADAPTER):
+    """An answer of two tokens with this finish reason."""
+    end = b'data: {"choices":[{"index":0,"delta":{},"text":"","finish_reason":"%s"}]}\n\n'
+    first = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"text":"a"}]}\n\n'
+    other = first.replace(b'"a"', b'"b"')
+    return decode(exchange(first, other, end % word.encode(), DONE), adapter)
+
+
+@pytest.mark.parametrize("adapter", [ADAPTER, OpenAICompletions(model="m")])
+@pytest.mark.parametrize("word", FAILED_WORDS)
+def test_an_answer_that_the_server_gave_up_is_a_failure_with_its_reason(word, adapter):
+    found = ends(word, adapter)
+    assert (found.status, found.output_tokens) == (Status.stream_error, 2)
+    assert found.error == f"error in the stream: finish_reason {word}"
+
+
+@pytest.mark.parametrize("adapter", [ADAPTER, OpenAICompletions(model="m")])
+@pytest.mark.parametrize("word", FINE_WORDS)
+def test_an_answer_that_ended_for_another_reason_is_none(word, adapter):
+    assert ends(word, adapter).status is Status.ok
+
+
 def usage(n, cached=0):
     return (
         b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":%d,'
@@ -74,6 +100,56 @@ def test_fewer_chunks_than_tokens_leave_the_tokens_per_chunk_unknown():
     result = decode(exchange(token("a"), token("bc"), FINISH, usage(5), DONE), ADAPTER)
     assert result.output_tokens == 5
     assert result.chunk_tokens == [0, 0]
+    assert result.first_chunk_tokens == 2  # a third of the text
+    assert result.token_source is TokenSource.usage
+
+
+def four(*words, running=None):
+    """A chunk of several words, with the running count if given."""
+    text = "".join(f" {word}" for word in words)
+    counts = f',"usage":{{"prompt_tokens":9,"completion_tokens":{running}}}' if running else ""
+    return (
+        f'data: {{"choices":[{{"index":0,"delta":{{"content":"{text}"}}}}]{counts}}}\n\n'.encode()
+    )
+
+
+WORDS = ["alpha", "bravo", "delta", "hotel"]
+
+
+@pytest.mark.parametrize("finish", [FINISH, FINISH.replace(b"}]}", b'}],"x":1}')])
+def test_the_tokens_of_the_first_chunk_follow_from_its_share_of_the_text(finish):
+    even = decode(exchange(*[four(*WORDS)] * 5, four("alpha"), finish, usage(21), DONE), ADAPTER)
+    assert (even.output_tokens, even.first_chunk_tokens) == (21, 4)
+    single = decode(exchange(four("alpha"), *[four(*WORDS)] * 5, finish, usage(21), DONE), ADAPTER)
+    assert (single.output_tokens, single.first_chunk_tokens) == (21, 1)
+
+
+@pytest.mark.parametrize("stated", [0, 1, 11])
+def test_usage_below_the_chunks_seen_is_not_believed(stated):
+    words = [token(f"w{k}") for k in range(12)]
+    result = decode(exchange(*words, FINISH, usage(stated), DONE), ADAPTER)
+    assert (result.status, result.output_tokens) == (Status.ok, 12)
+    assert result.token_source is TokenSource.distrusted
+
+
+def test_usage_above_what_the_text_can_hold_is_not_believed():
+    words = [token(f"w{k % 10}") for k in range(12)]  # 24 bytes of text
+    fits = decode(exchange(*words, FINISH, usage(24 + 16), DONE), ADAPTER)
+    assert (fits.output_tokens, fits.token_source) == (40, TokenSource.usage)
+    over = decode(exchange(*words, FINISH, usage(24 + 17), DONE), ADAPTER)
+    assert (over.output_tokens, over.token_source) == (12, TokenSource.distrusted)
+
+
+def test_tokens_without_text_have_no_upper_limit():
+    call = b'data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0}]}}]}\n\n'
+    result = decode(exchange(token("a"), call, FINISH, usage(500), DONE), ADAPTER)
+    assert (result.output_tokens, result.token_source) == (500, TokenSource.usage)
+
+
+def test_a_total_that_every_chunk_repeats_is_no_running_count():
+    chunks = [four(word, running=4) for word in WORDS]
+    result = decode(exchange(*chunks, FINISH, usage(4), DONE), ADAPTER)
+    assert (result.output_tokens, result.chunk_tokens) == (4, [1, 1, 1, 1])
 
 
 def test_running_usage_gives_the_tokens_of_each_chunk():

@@ -1,6 +1,7 @@
 """Payloads of sessions: written when their words are known, with priority and tenant."""
 
 import json
+import uuid
 
 import numpy as np
 
@@ -23,7 +24,19 @@ def test_a_run_may_be_called_anything():
     talk = Talk(is_real=False)
     named = Payloads(plan(1), talk.ask, OpenAIChat(model="m"), HEAD, "läuft 日本\r\nx: y")
     head = named.take(0).partition(b"\r\n\r\n")[0]
-    assert b"x-request-id: l_uft_____x:_y-10" in head.split(b"\r\n")
+    namespace = uuid.uuid5(uuid.NAMESPACE_URL, "läuft 日本\r\nx: y")
+    own_id = uuid.uuid5(namespace, "10")
+    assert f"x-request-id: {own_id}".encode() in head.split(b"\r\n")
+
+
+def test_each_header_is_sent_once_and_the_target_file_has_the_last_word():
+    headers = (("Accept", "*/*"), ("X-Tenant", "blue"))
+    talk = Talk(is_real=False)
+    made = Payloads(plan(1), talk.ask, OpenAIChat(model="m"), HttpHead("h", "", headers), "run")
+    lines = made.take(0).partition(b"\r\n\r\n")[0].decode().split("\r\n")[1:]
+    names = [line.partition(":")[0].lower() for line in lines]
+    assert sorted(names) == sorted(set(names))
+    assert "accept: */*" in lines
 
 
 def plan(n=3, tokens=10):

@@ -78,7 +78,7 @@ def test_a_payload_is_one_http_request_with_its_ids():
     names = dict(field.split(": ", 1) for field in fields)
     assert names["host"] == "host:1"
     assert names["authorization"] == "Bearer secret"
-    assert names["x-request-id"] == "run-102"
+    assert names["x-request-id"] == "332a2d18-cc10-5642-ae12-db53452f119e"
     assert names["x-seq"] == "102"
     assert names["accept-encoding"] == "identity"
     assert int(names["content-length"]) == len(body)
@@ -169,9 +169,9 @@ def test_a_body_that_breaks_the_codec_costs_its_own_row_only(tmp_path):
 
 def test_a_count_no_server_can_mean_is_unknown(tmp_path):
     body = (
-        b'data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":"stop"}],'
+        b'data: {"choices":[{"index":0,"delta":{"content":"%s"},"finish_reason":"stop"}],'
         b'"usage":{"prompt_tokens":1,"completion_tokens":100000}}\n\ndata: [DONE]\n\n'
-    )
+    ) % (b"x" * 100_000)
     recorder = recorder_of(tmp_path, n=1)
     recorder.ended(exchange_of(0, body, status=200))
     rows, chunks, _ = recorder.finish()

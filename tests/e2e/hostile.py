@@ -131,6 +131,12 @@ class Hostile:
             await writer.drain()
         writer.write(chunk(END + USAGE + DONE) + LAST)
 
+    async def refused(self, writer):
+        body = b'{"error":{"message":"this id is refused"}}'
+        head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+        writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        await writer.drain()
+
     async def cut(self, writer):
         writer.write(HEAD + chunk(token()) + b"400\r\nda")
         await writer.drain()

@@ -77,7 +77,7 @@ def test_a_server_of_ours_can_be_measured():
     checks = {check.check: check for check in facts.checks}
     assert "present: 1984 of 2000 prompt tokens cached" in checks["prefix_cache"].detail
     assert checks["max_model_len"].detail == "4096 tokens"
-    assert len(checks) == len(facts.checks) == 14
+    assert len(checks) == len(facts.checks) == 15
 
 
 def test_no_server_is_a_reason(monkeypatch, capsys):
@@ -87,7 +87,7 @@ def test_no_server_is_a_reason(monkeypatch, capsys):
     out = capsys.readouterr().out
     assert end.value.exit_code == 3
     assert out.startswith("NOT FIT FOR MEASURING\n  http://127.0.0.1:9: connection refused")
-    assert out.count("not checked") == 13
+    assert out.count("not checked") == 14
 
 
 @pytest.mark.parametrize(

@@ -43,6 +43,23 @@ def error_of(run, row):
     return run.names.errors[row["error_id"]]
 
 
+def test_a_run_whose_requests_are_all_refused_ends_at_once_without_a_verdict(cli, tmp_path):
+    with Hostile(lambda number: "refused") as server:
+        result = cli(
+            "run", f"--target={server.url}", *flags("20/s", "60s"), "--slo=ttft<=1s",
+            *cli.lenient, cwd=tmp_path,
+        )  # fmt: skip
+    assert result.returncode == 3, result.stderr
+    run = accounted(tmp_path / "run")
+    assert run.manifest.ended == "stopped"
+    assert run.manifest.window.ended_s < 2.0
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["verdict"] == "no_verdict"
+    words = "the run's requests are refused; the preflight's were not: HTTP 400: this id is refused"
+    assert words in summary["reasons"][0]
+    assert words in (tmp_path / "run" / "report.html").read_text().replace("&#39;", "'")
+
+
 KINDS = ("well", "cut", "reset", "bytewise", "burst", "role_first", "role_only", "late_usage")
 
 

@@ -36,12 +36,13 @@ def n_requests(tmp_path):
             choice = Choice(mock.endpoint.url if as_url else "mock")
             with open_server(choice, logs, QUIET) if as_url else nullcontext(mock) as server:
                 for each in scenarios:
-                    schedule = make_plan(each).schedule
-                    with open_target(choice, each, schedule, logs, QUIET, server=server) as target:
+                    plan = make_plan(each)
+                    first = plan.schedule[0]
+                    with open_target(choice, each, plan, logs, QUIET, server=server) as target:
                         own = Prompts(each.prompts, each.seed, b"preflight")
                         assert target.prompts is not None
-                        sent = target.prompts.render(schedule[0], target.fit)
-                        assert sent == own.render(schedule[0], target.fit)
+                        sent = target.prompts.render(first, target.fit)
+                        assert sent == own.render(first, target.fit)
                         assert {"reachable", "prompt_fit"} <= {c["check"] for c in target.checks}
         return len((logs / "truth.csv").read_text().splitlines()) - 1
 

@@ -37,7 +37,7 @@ def recorded(directory: Path, engine: str, n_workers: int = 2, **keys):
     plan, quiet = make_plan(scenario), Console(quiet=True)
     choice = Choice("mock", f"chars_per_token=1,overhead_tokens=8,{engine}")
     options = RunOptions(n_workers=n_workers)
-    with open_target(choice, scenario, plan.schedule, directory / "logs", quiet) as target:
+    with open_target(choice, scenario, plan, directory / "logs", quiet) as target:
         return record(RunSetup(scenario, plan, "mock", options, directory, quiet), target)
 
 

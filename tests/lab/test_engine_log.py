@@ -1,5 +1,6 @@
 """The misses of a run: only requests that count in its numbers, without warm-up and preflight."""
 
+import uuid
 from dataclasses import asdict
 
 import pytest
@@ -24,7 +25,9 @@ def served():
     run = measured_run(n_requests=N, slo=["ttft <= 100ms"])
     name = run.manifest.run
     asked = [request("preflight-1", [1] * 400, 2, ttft_slo_s=0.1)]
-    asked += [request(f"{name}-{row}", [row] * 400, 2, arrived_s=float(row)) for row in range(N)]
+    namespace = uuid.uuid5(uuid.NAMESPACE_URL, name)
+    sent = [str(uuid.uuid5(namespace, str(row))) for row in range(N)]
+    asked += [request(sent[row], [row] * 400, 2, arrived_s=float(row)) for row in range(N)]
     found = simulate(asked, CHUNKED, COST, limits=LIMITS, n_blocks=512, level="full")
     begun = StepEvent(0.0, 0, "start", asdict(Setup.of(found.state)))
     return EngineLog(found.steps, [begun]), found.accounts, run

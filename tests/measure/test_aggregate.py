@@ -16,7 +16,7 @@ from loadgen.errors import UsageError
 from loadgen.manifest.sections import WorkerSection
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
-from loadgen.records import EDGES, Phase, Run, Status
+from loadgen.records import EDGES, Phase, Run, Status, TokenSource
 from tests.runs import measured_run, runs, schedule_rows, two_classes, with_manifest, with_shard
 
 LOST_WORKER = WorkerSection(0, "w0", "bench-2", 220, "lost", "silent for 5 s", None, None)
@@ -403,3 +403,28 @@ def test_a_queue_that_grows_through_the_window_is_missed_for_its_reason() -> Non
 def test_schedule_rows_of_tests_are_in_the_phases_they_say() -> None:
     rows: Any = schedule_rows([0.0, 1.9, 2.0], warmup_s=2.0)
     assert rows["phase"].tolist() == [Phase.warmup, Phase.warmup, Phase.measure]
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (TokenSource.distrusted, "cannot be true in 200 of 200 answers"),
+        (TokenSource.chunks, "200 of 200 answers have no usage"),
+    ],
+)
+def test_metrics_of_doubtful_token_counts_are_marked(source: TokenSource, words: str) -> None:
+    run = measured_run()
+    run.request_rows["token_source"] = source
+    summary = summarize(run)
+    assert set(summary.marks) == {"tpot_s", "itl_s", "max_itl_s", "e2e_per_token_s"}
+    assert words in summary.marks["tpot_s"]
+    assert summary.to_json()["marks"]["tpot_s"] == summary.marks["tpot_s"]
+
+
+def test_a_total_without_counts_per_chunk_marks_tpot_as_estimated() -> None:
+    run = measured_run()
+    assert summarize(run).marks == {}
+    run.request_rows["output_tokens"], run.request_rows["first_chunk_tokens"] = 80, 4
+    marks = summarize(run).marks
+    assert marks["tpot_s"].startswith("the tokens of the first chunk are estimated")
+    assert marks["itl_s"].startswith("per chunk")

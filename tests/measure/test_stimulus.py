@@ -19,7 +19,48 @@ def what_was_sent(run):
 
 
 def told(run):
-    return [f for f in summarize(run).findings if "sent differ from the scheduled gaps" in f]
+    return [f for f in summarize(run).findings if "other arrivals than the scenario" in f]
+
+
+def sent_after(run, scheduled_s, late_s):
+    """The run with these scheduled times, each request sent so late."""
+    run.schedule_rows["scheduled_s"][20:] = scheduled_s
+    run.request_rows["sent_s"][20:] = scheduled_s + late_s
+    return run
+
+
+RNG = np.random.default_rng(3)
+ONE_BY_ONE_S = np.arange(200) % 40 * 1e-4  # the lateness of 40 requests of the same time
+SCHEDULES = {
+    "bursts of 40": (2.0 + np.repeat(np.arange(5) * 4.0, 40), ONE_BY_ONE_S),
+    "all at once": (np.full(200, 2.0), np.arange(200) * 1e-4),
+    "constant": (2.0 + np.arange(200) * 0.1, RNG.uniform(1e-5, 4e-4, 200)),
+    "pairs": (2.0 + np.repeat(np.arange(100) * 0.2, 2), np.arange(200) % 2 * 1e-4),
+    "whole seconds": (2.0 + np.sort(RNG.integers(0, 20, 200)), RNG.uniform(1e-5, 4e-4, 200)),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_equal_times_and_equal_gaps_are_no_other_arrivals(name):
+    """By their gaps, they would differ: 0.1 ms is not 0."""
+    run = sent_after(measured_run(), *SCHEDULES[name])
+    assert told(run) == []
+    assert what_was_sent(run).displaced == pytest.approx(0.0, abs=0.02)
+
+
+def test_a_burst_that_is_spread_is_told():
+    planned_s, _ = SCHEDULES["bursts of 40"]
+    run = sent_after(measured_run(), planned_s, np.arange(200) % 40 * 0.1)
+    (said,) = told(run)
+    assert "% of the requests fell into other windows of 200 ms than scheduled" in said
+
+
+def test_a_quarter_that_is_not_sent_is_told():
+    run = measured_run()
+    run.request_rows["status"][20::4] = Status.dropped
+    run.request_rows["sent_s"][20::4] = np.nan
+    assert what_was_sent(run).displaced == pytest.approx(0.25, abs=0.05)
+    assert told(run)
 
 
 def test_a_run_that_followed_its_schedule_sent_what_was_scheduled():

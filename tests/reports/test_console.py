@@ -146,3 +146,13 @@ def test_each_class_has_a_line_with_its_own_numbers_and_verdict() -> None:
     assert " 1 s " in rag
     assert rag.endswith("✗ missed")
     assert not any(line.startswith("class ") for line in printed(measured_run()).splitlines())
+
+
+def test_http_errors_are_counted_by_status() -> None:
+    run = measured_run(n_failed=9)
+    run.request_rows["http_status"][-7:] = 429
+    assert summarize(run).http_statuses == {"429": 7, "503": 2}
+    text = " ".join(printed(run).split())
+    assert "HTTP 429 7" in text
+    assert "HTTP 503 2" in text
+    assert "http error" not in text

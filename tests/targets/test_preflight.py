@@ -14,14 +14,22 @@ from targets.endpoint import read_target
 from targets.openai_chat import OpenAIChat
 from targets.openai_completions import OpenAICompletions
 from targets.preflight import preflight
-from targets.preflight_result import CHECKS, two_point_fit, without_rejected
+from targets.preflight_result import (
+    CHECKS,
+    FieldChange,
+    RunRequest,
+    after_rejection,
+    two_point_fit,
+)
 from targets.probe_request import EventReader, _is_bundled, connect_problem, parse_models
 from targets.safe_text import error_message
 
 TEXT = "many words of the workload's own text " * 200
 
 
-def run_preflight(url, script="", *, lines="", environ=None, timeout_s=5.0, tokens=(100, 50)):
+def run_preflight(
+    url, script="", *, lines="", environ=None, timeout_s=5.0, tokens=(100, 50), **how
+):
     header = f"headers: {{x-mock: '{script}'}}\n" if script else ""
     endpoint = read_target(f"url: {url}\n{header}{lines}", "t.yaml", environ or {})
     return asyncio.run(
@@ -32,6 +40,7 @@ def run_preflight(url, script="", *, lines="", environ=None, timeout_s=5.0, toke
             max_output_tokens=tokens[1],
             timeout_s=timeout_s,
             text_of=lambda n_chars: TEXT[:n_chars],
+            **how,
         )
     )
 
@@ -44,7 +53,8 @@ def test_a_healthy_server_passes_every_check(mock_url):
     result = run_preflight(mock_url, "max_model_len=4096").or_raise()
     assert [c.check for c in result.checks] == list(CHECKS)
     open_ones = {c.check for c in result.checks if not c.ok}
-    assert open_ones - {"streaming"} == {"max_model_len"}  # which the list of models does not state
+    # The list of models states no length, and these requests belong to no run.
+    assert open_ones - {"streaming"} == {"max_model_len", "run_requests"}
     assert check(result, "streaming").ok is not False  # None: a busy machine had all in one read
     assert result.model == "mock-model"
     assert result.adapter.continuous_usage
@@ -78,13 +88,14 @@ def test_both_apis_pass_and_are_fitted(mock_url):
         ("fail=reset", "completion", "the connection was closed without an answer"),
         ("fail=utf8", "completion", "not an event of this API: 'utf-8' codec"),
         ("fail=inband", "completion", "an error in the stream: scripted failure in mid-stream"),
+        ("finish=abort", "completion", "an error in the stream: finish_reason abort"),
         ("fail=notsse", "streaming", "answered text/html, not an event stream"),
-        ("reject=temperature", "completion", "Unrecognized request argument supplied: temperature"),
+        ("reject=messages", "completion", "Unrecognized request argument supplied: messages"),
     ],
 )
 def test_a_server_that_cannot_be_measured_is_one_line(mock_url, script, name, message):
     result = run_preflight(mock_url, script)
-    assert check(result, name).ok is False
+    assert (check(result, name).ok, check(result, name).is_stop) == (False, True)
     assert result.fatal.startswith(f"{mock_url}: ")
     assert message in result.fatal
     assert "\n" not in result.fatal
@@ -116,7 +127,8 @@ def test_a_server_that_fails_now_and_then_may_still_be_measured(tmp_path):
     ("script", "field", "value"),
     [
         ("reject=ignore_eos", "ignore_eos", False),
-        ("reject=min_tokens", "ignore_eos", False),
+        ("reject=min_tokens", "min_tokens", False),
+        ("reject=temperature", "sends_temperature", False),
         ("reject=continuous_usage_stats", "continuous_usage", False),
         ("reject=stream_options", "include_usage", False),
         ("reject=max_tokens", "limit_field", "max_completion_tokens"),
@@ -127,7 +139,7 @@ def test_a_rejected_field_is_not_sent_again(mock_url, script, field, value):
     result = run_preflight(mock_url, script)
     assert result.fatal is None
     assert getattr(result.adapter, field) == value
-    others = {"ignore_eos", "include_usage"} - {field}
+    others = {"ignore_eos", "min_tokens", "include_usage", "sends_temperature"} - {field}
     assert all(getattr(result.adapter, other) for other in others)
 
 
@@ -144,6 +156,24 @@ def test_without_usage_there_is_no_fit_and_tokens_are_counted_by_chunks(mock_url
     assert result.fatal is None
     assert result.fit is None
     assert "counted by chunks" in check(result, "usage").detail
+
+
+@pytest.mark.parametrize(("usage", "tokens"), [("zero", 0), ("half", 8), ("tenfold", 160)])
+def test_usage_that_cannot_be_true_is_a_warning(mock_url, usage, tokens):
+    result = run_preflight(mock_url, f"usage={usage}")
+    assert result.fatal is None
+    assert check(result, "usage").ok is False
+    words = f"states {tokens} tokens of an answer of 16 chunks, which cannot be"
+    assert words in check(result, "usage").detail
+    # 16 chunks show that the length is exact
+    assert check(result, "ignore_eos").ok is True
+    assert check(result, "ignore_eos").detail.endswith("by 16 chunks")
+
+
+def test_exact_lengths_are_stated_only_where_a_count_shows_them(mock_url):
+    coarse = run_preflight(mock_url, "usage=off,coalesce=4")
+    assert check(coarse, "ignore_eos").ok is None
+    assert "4 chunks of unknown size came" in check(coarse, "ignore_eos").detail
 
 
 def test_a_stream_in_one_chunk_is_not_a_stream(mock_url):
@@ -179,10 +209,35 @@ def test_keys_and_lengths_are_checked_against_the_server(tmp_path):
     assert "no API key was sent; export OPENAI_API_KEY=…" in none.fatal
     assert "the API key in OPENAI_API_KEY is refused" in wrong.fatal
     assert "the API key in GW is refused" in named.fatal
-    assert "up to 100 + 50 tokens and 'a-model' takes 120" in long.fatal
+    assert "a-model: the scenario needs up to 100 + 50 tokens and 'a-model' takes 120" in long.fatal
     assert fine.fatal is None
-    assert check(fine, "models").detail == "a-model, the first of 2; choose with --model"
+    assert check(fine, "models").detail == (
+        "a-model, the first of 2 that answers; choose with --model"
+    )
     assert fine.max_model_len == 120
+
+
+def test_a_model_that_does_not_chat_is_not_chosen(tmp_path):
+    models = {"model": "bge-m3;llama", "mute_model": "bge-m3", "ttft": "1ms", "itl": "0ms"}
+    with mock(models, tmp_path) as served:
+        result = run_preflight(served.endpoint.url).or_raise()
+        named = run_preflight(served.endpoint.url, lines="model: bge-m3")
+    assert result.model == "llama"
+    detail = check(result, "models").detail
+    assert detail.startswith("llama, the first of 2 that answers (bge-m3: answered 400: ")
+    assert detail.endswith("; choose with --model")
+    assert result.adapter.ignore_eos  # nothing that the other model refused is left out
+    assert result.adapter.continuous_usage
+    assert "does not support chat" in named.fatal
+
+
+def test_models_of_which_none_answers_are_all_named(tmp_path):
+    models = {"model": "bge-m3;e5", "mute_model": "bge-m3;e5", "ttft": "1ms", "itl": "0ms"}
+    with mock(models, tmp_path) as served:
+        result = run_preflight(served.endpoint.url)
+    assert "none of the 2 listed models answers POST /v1/chat/completions (bge-m3: " in result.fatal
+    assert "; e5: answered 400" in result.fatal
+    assert check(result, "models").is_stop
 
 
 def test_a_stated_length_is_checked_before_any_completion(tmp_path):
@@ -247,7 +302,7 @@ def test_a_server_on_a_socket_file_passes_every_check(tmp_path):
     with mock({"ttft": "2ms", "itl": "1ms", "unix": str(path)}, tmp_path) as served:
         assert served.endpoint.url == f"unix:{path}"
         result = run_preflight(served.endpoint.url).or_raise()
-    assert [c.check for c in result.checks if not c.ok] == ["max_model_len"]
+    assert [c.check for c in result.checks if not c.ok] == ["max_model_len", "run_requests"]
     gone = run_preflight(f"unix:{path}")
     assert gone.fatal == f"unix:{path}: no such socket file '{path}'; is the server running?"
 
@@ -284,24 +339,119 @@ def test_each_reason_for_no_connection_reads_differently():
 
 def test_a_field_that_a_rejection_names_is_dropped_first():
     adapter = OpenAIChat(continuous_usage=True)
-    assert without_rejected(adapter, 500, "ignore_eos") is None
-    named = without_rejected(adapter, 400, "unknown field min_tokens")
-    assert named == OpenAIChat(continuous_usage=True, ignore_eos=False)
-    assert without_rejected(adapter, 422, "no idea") == OpenAIChat()
+    assert after_rejection(adapter, 500, "ignore_eos") is None
+    named = after_rejection(adapter, 400, "unknown field min_tokens")
+    assert named == FieldChange("min_tokens", False, True)
+    unnamed = after_rejection(adapter, 422, "no idea")
+    assert unnamed == FieldChange("continuous_usage", False, False)
 
 
-def test_without_a_named_field_features_are_dropped_in_order():
-    adapter: Adapter | None = OpenAIChat(continuous_usage=True)
+def test_without_a_named_field_each_is_changed_in_order():
+    adapter: Adapter = OpenAIChat(continuous_usage=True)
     steps = []
-    while adapter is not None:
-        steps.append((adapter.continuous_usage, adapter.ignore_eos, adapter.include_usage))
-        adapter = without_rejected(adapter, 400, "bad request")
+    while change := after_rejection(adapter, 400, "bad request"):
+        steps.append(change.field)
+        adapter = adapter.model_copy(update={change.field: change.value})
     assert steps == [
-        (True, True, True),
-        (False, True, True),
-        (False, False, True),
-        (False, False, False),
+        "continuous_usage",
+        "ignore_eos",
+        "include_usage",
+        "sends_temperature",
+        "limit_field",
     ]
+    assert (
+        after_rejection(
+            OpenAICompletions(include_usage=False, ignore_eos=False, sends_temperature=False),
+            400,
+            "no",
+        )
+        is None
+    )
+
+
+def test_a_server_that_refuses_several_fields_is_measured_without_them(mock_url):
+    """As hosted reasoning models do: one refusal names one field."""
+    script = ",".join(f"reject={f}" for f in ("ignore_eos", "temperature", "max_tokens"))
+    result = run_preflight(mock_url, script, temperature=0.0).or_raise()
+    assert check(result, "fields").ok is False
+    assert check(result, "fields").detail == (
+        "refused and not sent: ignore_eos, temperature (the server's default applies); "
+        "max_completion_tokens replaces max_tokens"
+    )
+
+
+def test_the_temperature_of_the_scenario_is_sent(mock_url):
+    """A strict server accepts its only temperature, 1."""
+    strict = run_preflight(mock_url, "reject=temperature!=1", temperature=0.7)
+    same = run_preflight(mock_url, "reject=temperature!=1", temperature=1.0)
+    assert not strict.adapter.sends_temperature
+    assert same.adapter.sends_temperature
+    assert check(same, "fields").detail == "all accepted"
+
+
+def test_a_guess_that_was_right_stays_left_out(mock_url):
+    script = "reject=ignore_eos,reject=temperature,refusal=silent"
+    result = run_preflight(mock_url, script).or_raise()
+    assert (result.adapter.ignore_eos, result.adapter.sends_temperature) == (False, False)
+    assert result.adapter.include_usage
+    assert result.adapter.continuous_usage
+
+
+def run_request(lengths, *fields):
+    """A request of a run, with `fields` in its head."""
+    body = b'{"messages":[{"content":"p"}],"max_tokens":2,"stream":true}'
+    head = [
+        "POST /v1/chat/completions HTTP/1.1",
+        "host: h",
+        f"content-length: {len(body)}",
+        *fields,
+    ]
+    return RunRequest(lengths, "\r\n".join([*head, "", ""]).encode() + body)
+
+
+def test_the_requests_of_the_run_are_sent_as_they_are(mock_url):
+    own = [run_request("1 + 2 tokens"), run_request("9 + 9 tokens", "x-mock: itl=60s")]
+    result = run_preflight(mock_url, requests_of=lambda adapter: own).or_raise()
+    assert check(result, "run_requests").ok is True  # and an answer of a minute was not awaited
+    assert check(result, "run_requests").detail == "accepted, of 1 + 2 tokens and 9 + 9 tokens"
+
+
+def test_a_run_whose_ordinary_request_is_refused_does_not_start(mock_url):
+    own = [run_request("1 + 2 tokens", "x-mock: request_id=uuid", "x-request-id: run-1")]
+    result = run_preflight(mock_url, requests_of=lambda adapter: own)
+    assert (
+        "the run's requests are refused, the preflight's were not: a request of 1 + 2 tokens "
+        "answered 400: Invalid UUID in request header X-Request-ID"
+    ) in result.fatal
+    assert check(result, "run_requests").is_stop
+
+
+def test_a_refused_longest_request_is_a_warning(mock_url):
+    own = [run_request("1 + 2 tokens"), run_request("9 + 9 tokens", "x-mock: max_model_len=1")]
+    result = run_preflight(mock_url, requests_of=lambda adapter: own).or_raise()
+    assert check(result, "run_requests").ok is False
+    assert "of 9 + 9 tokens answered 400: maximum context" in check(result, "run_requests").detail
+
+
+def test_a_full_server_does_not_refuse_the_run(mock_url):
+    own = [run_request("1 + 2 tokens", "x-mock: fail=429")]
+    result = run_preflight(mock_url, requests_of=lambda adapter: own).or_raise()
+    assert "answered 429" in check(result, "run_requests").detail
+
+
+def test_the_last_refusal_is_the_reason(mock_url):
+    result = run_preflight(mock_url, "reject=ignore_eos,reject=messages")
+    assert "supplied: messages" in result.fatal
+    assert "ignore_eos" not in result.fatal
+
+
+def test_a_field_left_out_by_guess_is_sent_again(mock_url):
+    """The refusal names no field, so several are left out before the one that it is about."""
+    result = run_preflight(mock_url, "reject=temperature,refusal=silent").or_raise()
+    assert not result.adapter.sends_temperature
+    assert result.adapter.ignore_eos
+    assert result.adapter.continuous_usage
+    assert result.fit == pytest.approx((8.0, 0.25))
 
 
 def test_a_fit_needs_two_points_that_grow():

@@ -40,6 +40,19 @@ def test_a_job_gives_flags_that_the_command_line_has(job):
     assert job["spec"]["backoffLimit"] == 0
 
 
+def test_web_and_worker_take_the_names_that_locust_gives_its_flags():
+    commands = get_command(app).commands  # type: ignore[attr-defined]  # a group
+    words = ["--host", "http://h", "--run-time", "30s", "--processes", "2", "-P", "8123",
+             "--master-bind-host", "10.0.0.1", "--master-bind-port", "6001"]  # fmt: skip
+    found = commands["web"].make_context("web", words).params
+    expected = {"target": "http://h", "duration": "30s", "workers": 2, "web_port": 8123,
+                "master_host": "10.0.0.1", "master_port": 6001}  # fmt: skip
+    assert {key: found[key] for key in expected} == expected
+    words = ["--master-host", "10.0.0.1", "--master-port", "6001"]
+    found = commands["worker"].make_context("worker", words).params
+    assert (found["master"], found["port"]) == ("10.0.0.1", 6001)
+
+
 def test_as_many_workers_are_started_as_are_waited_for():
     master, worker = JOBS
     (expected,) = re.findall(r"--expect-workers=(\d+)", " ".join(container(master)["args"]))

@@ -332,3 +332,12 @@ def test_a_conversation_that_no_counter_holds_is_refused():
     planned = scenario(requests=asked(10_000_000, 10_000_000), session={"turns": 200})
     with pytest.raises(ScenarioError, match=r"a session grows to .* tokens; plan fewer turns"):
         make_plan(planned)
+
+
+def test_a_burst_inside_the_warm_up_is_explained():
+    arrivals, phases = {"kind": "burst", "requests": 30}, {"warmup": "5s", "measure": "10s"}
+    planned = scenario(arrivals=arrivals, requests=asked(), phases=phases)
+    with pytest.raises(
+        ScenarioError, match=r"all 30 requests arrive in the warm-up of 5s \(a burst"
+    ):
+        make_plan(planned)

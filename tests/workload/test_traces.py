@@ -152,6 +152,18 @@ def test_any_csv_is_read_by_its_column_names():
     assert trace.class_ids.tolist() == [0, 1, 0]
 
 
+@pytest.mark.parametrize(("written", "shown"), [(";", ";"), ("\t", "\\t"), ("|", "|")])
+def test_another_separator_is_named(file, written, shown):
+    lines = [["when", "prompt", "completion"], ["0.0", "1", "2"], ["1.0", "3", "4"]]
+    path = file("\n".join(written.join(cells) for cells in lines) + "\n")
+    kind = {"kind": "columns", "time": "when", "input_tokens": "prompt"}
+    kind |= {"output_tokens": "completion"}
+    with pytest.raises(TraceFileError) as raised:
+        load_trace(path, TRACES.build(kind))
+    assert f"separated by {written!r}, not ','; set separator: \"{shown}\"" in str(raised.value)
+    assert load_trace(path, TRACES.build(kind | {"separator": written})).times_s.tolist() == [0, 1]
+
+
 def test_any_json_lines_are_read_by_their_keys():
     kind = {"kind": "columns", "time": "at", "input_tokens": "in", "output_tokens": "out"}
     trace = load_trace(SAMPLES / "gateway.jsonl", TRACES.build({**kind, "session": "user"}))

@@ -24,6 +24,8 @@ from loadgen.errors import TraceFileError, nearest
 from loadgen.workload.lengths import MAX_TOKENS
 from loadgen.workload.traces.trace import LIMIT_COLUMNS, LONGEST_SLO_S, NS_PER_UNIT, Ids, Ticks
 
+_SEPARATORS = (",", ";", "\t", "|")
+_SHOWN = {"\t": "\\t"}  # as it is written in YAML
 _FARTHEST_S = 8_800_000_000  # from 1970; nanoseconds of later instants overflow 64 bits
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
 _DECIMAL = r"^\+?(?P<whole>-?\d+)(?:\.(?P<part>\d{0,9})\d*)?$"
@@ -237,6 +239,12 @@ def read_csv(content: bytes, source: str, names: Iterable[str], separator: str =
     and, when a column is read, for a row with too few or too many cells.
     """
     header, begin = read_header(content, source, separator)
+    names = list(names)
+    if not set(names) <= set(header) and (other := _other_separator(content, names, separator)):
+        raise TraceFileError(
+            f"{source}:1: its columns are separated by {other!r}, not {separator!r}; set "
+            f'separator: "{_SHOWN.get(other, other)}" (format: kind: columns)'
+        )
     require(source, header, names)
     if not re.compile(rb"\S").search(content, begin):
         raise TraceFileError(f"{source}: has a header and no rows")
@@ -297,6 +305,16 @@ def read_header(content: bytes, source: str, separator: str = ",") -> tuple[list
         return [cell.strip() for cell in cells], begin
     except UnicodeDecodeError as error:
         raise TraceFileError(f"{source}:1: is not UTF-8 text ({error.reason})") from None
+
+
+def _other_separator(content: bytes, names: Iterable[str], separator: str) -> str | None:
+    """The separator by which the header has all `names`; None if there is none but `separator`."""
+    line = first_line(content)[0].decode("utf-8", "replace")
+    for other in _SEPARATORS:
+        cells = {cell.strip() for cell in next(csv.reader([line], delimiter=other), [])}
+        if other != separator and cells >= set(names):
+            return other
+    return None
 
 
 def _csv_rows(content: bytes, separator: str) -> Iterator[tuple[int, list[str]]]:
