@@ -15,7 +15,7 @@ from reference_engine.executors.base import Caps
 from reference_engine.executors.delayed import StepDelay, StepDelayOption, delayed
 from reference_engine.executors.simulated import SIMULATED_CONTEXT, Simulated
 from reference_engine.model.zoo import resolve
-from reference_engine.policies.base import POLICIES, Policy
+from reference_engine.policies.base import POLICIES, Policy, is_for_mode
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.simulator import Simulator
 from reference_engine.state.cost_model import CPU, model_on_hardware
@@ -91,8 +91,11 @@ def sim_options(settings: Mapping[str, Any]) -> SimOptions:
         if key not in own and key not in mode_keys:
             hint = nearest(key, [*own, *mode_keys])
             raise UsageError(f"unknown setting '{key}' of mode '{mode.kind}'; {hint}")
-    chosen = {key: value for key, value in settings.items() if key in own}
-    extra = {key: value for key, value in settings.items() if key not in own}
+    of_mode = {
+        key for key, value in settings.items() if key not in own or is_for_mode(mode, key, value)
+    }
+    chosen = {key: value for key, value in settings.items() if key not in of_mode}
+    extra = {key: value for key, value in settings.items() if key in of_mode}
     try:
         return SimOptions.model_validate(
             {**chosen, "policy_args": {**chosen.get("policy_args", {}), **extra}}

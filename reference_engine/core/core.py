@@ -279,7 +279,9 @@ class EngineState:
                 self.counters.cached_tokens += request.n_cached
         for request, by in placement.preempted:
             self._requeue(request, by, now_s)
-        self.accounting.record_plan(plan, (*plan.causes, *placement.left_out), now_s)
+        named = ((request.id, Cause(Why.preempted_by, by)) for request, by in placement.preempted)
+        causes = (*plan.causes, *placement.left_out, *named)
+        self.accounting.record_plan(plan, causes, now_s)
         return placement.batch(plan.padding), len(placement.preempted)
 
     def _requeue(self, request: Request, by: str, now_s: float) -> None:

@@ -10,7 +10,7 @@ from pydantic import ConfigDict
 
 from loadgen.manifest.json_section import JsonObject
 from loadgen.registry import Plugin, Registry
-from reference_engine.state.plan import Plan, View
+from reference_engine.state.plan import How, Plan, View
 from reference_engine.state.sequence import Request
 from reference_engine.state.steps import StepRecord
 
@@ -83,6 +83,12 @@ class Policy(Plugin, ABC):
     def fresh(self) -> Self:
         """A policy with the same parameters and no state."""
         return type(self).model_validate(self.model_dump(mode="json", by_alias=True))
+
+
+def is_for_mode(mode: type[Policy], key: str, value: object) -> bool:
+    """Whether a setting that engine and mode have in common belongs to the mode: `preempt` names
+    the fate of preempted KV for the engine (`How`), and whether to preempt for the mode."""
+    return key == "preempt" and key in mode.model_fields and value not in {*How}
 
 
 POLICIES: Registry[Policy] = Registry("slobench.policies", "batching mode")

@@ -111,6 +111,9 @@ def test_knobs_reach_the_mode_or_the_executor_by_name():
     assert (options.kv_blocks, options.seed) == (100, 3)
     assert build(options).state.policy.model_dump()["watermark"] == 0.05
     assert choose(flags, ["mode=vllm_v1", "long_prefill_tokens=9"]).mode == "vllm_v1"
+    plain = choose(flags, ["mode=sjf", "preempt=never"])  # the mode's; `swap` is the engine's
+    assert (plain.policy_args, plain.preempt) == ({"preempt": "never"}, "auto")
+    assert choose(flags, ["mode=sjf", "preempt=swap"]).preempt == "swap"
 
 
 def test_the_old_setting_fronts_means_http_workers():
