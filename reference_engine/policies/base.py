@@ -36,6 +36,12 @@ class Policy(Plugin, ABC):
     is_aged: ClassVar[bool] = False
     is_in_order: ClassVar[bool] = False
 
+    @property
+    def is_answering_at_end(self) -> bool:
+        """Whether no token is delivered until no request runs any more. A request then ends when
+        the last of its batch does, although its row and memory are free earlier."""
+        return False
+
     @abstractmethod
     def plan(self, view: View) -> Plan:
         """The next step. Called whenever a request waits or runs; the plan must make progress (see
