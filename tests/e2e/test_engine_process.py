@@ -207,7 +207,7 @@ def test_a_server_freezes_its_objects_accepts_a_long_tmpdir_and_imports_nothing_
     assert process.returncode == 0, errors
     assert int(output.split()[-1]) > 10_000
     assert n_workers == 1
-    assert completion_id == "cmpl-1-1"
+    assert completion_id == "cmpl-req-1"
 
 
 def test_a_dead_http_worker_ends_the_server_with_a_message():
