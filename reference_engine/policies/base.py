@@ -37,6 +37,11 @@ class Policy(Plugin, ABC):
     is_in_order: ClassVar[bool] = False
 
     @property
+    def keeps_order(self) -> bool:
+        """`is_in_order` with the parameters of this instance."""
+        return self.is_in_order
+
+    @property
     def is_answering_at_end(self) -> bool:
         """Whether no token is delivered until no request runs any more. A request then ends when
         the last of its batch does, although its row and memory are free earlier."""
