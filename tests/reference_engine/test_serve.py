@@ -96,6 +96,8 @@ def test_options_reach_the_policy_and_the_limits():
         "long_prefill_tokens": 0,
         "reserve": "watermark",
         "tpot_slo": None,
+        "order": "arrival",
+        "starvation": 5.0,
     }
     assert (engine.limits.max_num_seqs, engine.limits.max_model_len) == (5, 256)
     assert engine.state.kv.n_blocks == 100
