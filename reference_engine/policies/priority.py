@@ -137,13 +137,14 @@ class Priority(TokenBudgetPolicy):
         own, own_merit = scores.waiting(head, now_s), scores.merit(head, now_s)
         lower = []
         for request in view.decoding:
-            score, merit = scores.running(request, now_s), scores.merit(request, now_s)
-            if score < own and merit < own_merit:
-                lower.append((score, request.id, request, own_merit - merit))
-        for _, request_id, request, difference in sorted(lower):
+            score = scores.running(request, now_s)
+            if score < own:
+                lower.append((score, request.id, request))
+        for _, request_id, request in sorted(lower):
             overdue_s = overdue.overdue_s(request_id)
             if self._waits.is_promoted(request_id, overdue_s, now_s, self.starvation):
                 continue
+            difference = own_merit - scores.merit(request, now_s)
             again_s = prefill_s(request.n_tokens, view.cost) * 2.0**request.n_preemptions
             if again_s < scores.worth_s(difference, head):
                 yield request

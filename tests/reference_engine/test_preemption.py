@@ -115,6 +115,21 @@ def test_a_high_class_takes_the_only_slot(preemptive, ends_s):
     assert finish_times("priority", jobs, **knobs) == ends_s
 
 
+def test_age_alone_preempts_nothing():
+    """`low` has waited for 6 SLOs, which count 3 points, and `high` runs with one."""
+    jobs = [job("high", 0, 20, priority=-9), job("low", 0.5, 2, priority=9)]
+    assert finish_times("priority", jobs, **CLASSES_ONLY, preemptive=True) == {
+        "high": 20, "low": 22
+    }  # fmt: skip
+
+
+def test_a_preempted_request_keeps_its_place_in_its_level():
+    """Quanta of 2 and 4 s: a to 2, b to 4, then a on the second level until c comes at 5. At 6 a is
+    before b again, and has a quantum of 4 s; then b, and the rest of a on the third level."""
+    jobs = [job("a", 0, 10), job("b", 1, 3), job("c", 5, 1)]
+    assert finish_times("mlfq", jobs, **FEEDBACK) == {"c": 6, "b": 11, "a": 14}
+
+
 def test_age_stands_still_while_a_request_runs():
     """`low` runs for 4 s, gives way, and has waited for 1 s since: its age is 1 SLO, not 5."""
     engine = rig(
