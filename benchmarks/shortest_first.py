@@ -21,6 +21,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rig.machine import machine
@@ -115,7 +116,7 @@ def main() -> None:
     fcfs_s, sjf_s, srpt_s = closed_forms(SIZES, SHARES, LOAD)
     works = [jobs(np.random.default_rng(seed), options.jobs) for seed in range(options.seeds)]
     controls = [fcfs_response_s(work) for work in works]
-    rows = {}
+    rows: dict[str, dict[str, Any]] = {}
     for name, preempt, expected_s in (("sjf", False, sjf_s), ("srpt", True, srpt_s)):
         means = [response_s(work, preempt=preempt) for work in works]
         measured_s = controlled(means, controls, fcfs_s)

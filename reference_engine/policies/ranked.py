@@ -97,7 +97,7 @@ def _make_room(
     request, cause = blocked
     if cause.why not in (Why.no_seq_slot, Why.no_kv_blocks):
         return []
-    n_missing, victims = -budget.blocks, list[Request]()
+    n_missing, victims = float(-budget.blocks), list[Request]()
     if cause.want is not None:
         n_missing += cause.want
     for victim in candidates(view, blocked):
@@ -108,10 +108,10 @@ def _make_room(
         n_missing -= len(victim.blocks)
         if n_missing > 0:
             continue
-        cause = budget.admit(request)
-        if cause is None:
+        remaining = budget.admit(request)
+        if remaining is None:
             return victims
-        n_missing = (cause.want or 0.0) - budget.blocks
+        n_missing = (remaining.want or 0.0) - budget.blocks
     for victim in victims:
         budget.keep(victim, request)
     return []

@@ -229,7 +229,7 @@ def vllm_shape_tokens_per_s(step_s):
         requests, Chunked(), model.cost, limits=Limits(256, 1 << 16, 1 << 15, 1 << 18),
         n_blocks=model.kv_tokens // 16, prefix_cache=False,
     )  # fmt: skip
-    return 256_000 / max(r.finished_s for r in done.finished)
+    return 256_000 / max(r.finished_s or 0.0 for r in done.finished)
 
 
 def test_four_idle_milliseconds_a_step_separate_the_preset_from_vllm_of_2024():

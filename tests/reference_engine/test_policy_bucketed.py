@@ -80,7 +80,9 @@ def test_a_lone_short_prompt_does_not_wait_behind_a_document():
     engine.admit(request("short", [2] * 10, 1, arrived_s=0.005))
     assert planned(engine) == {"short": 10, "document": 90}
     engine.step()
-    assert engine.state.explain("short").ttft_s == pytest.approx(0.015)
+    account = engine.state.explain("short")
+    assert account is not None
+    assert account.ttft_s == pytest.approx(0.015)
     engine.drain()
 
 

@@ -159,8 +159,8 @@ class MostUrgent(Simple):
 
     def plan(self, view):
         head = next(iter(self.order(view)), None)
-        worse = [r for r in view.decoding if head is not None and r.priority > head.priority]
-        if not worse:
+        worse = [r for r in view.decoding if head and r.priority > head.priority]
+        if head is None or not worse:
             return super().plan(view)
         return Plan((self.first(view, head),), preempt=(Preemption(worse[0].id, by=head.id),))
 

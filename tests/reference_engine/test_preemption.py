@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -14,11 +16,17 @@ from reference_engine.state.plan import Item, Limits, Plan, Preemption
 from reference_engine.state.sequence import State
 from tests.reference_engine.engine_kit import request, rig
 from tests.reference_engine.policy_kit import finish_times, job
-from tests.reference_engine.test_core_plans import scripted
+from tests.reference_engine.test_core_plans import Scripted, scripted
 
-SRPT = {"prompt_weight": 0, "kappa": 0, "aging": 0, "preempt_until": 1, "starvation": "1h"}
-FEEDBACK = {"base_quantum": "2s", "starvation": "1h"}
-CLASSES_ONLY = {"length_weight": 0, "deadline_weight": 0}
+SRPT: dict[str, Any] = {
+    "prompt_weight": 0,
+    "kappa": 0,
+    "aging": 0,
+    "preempt_until": 1,
+    "starvation": "1h",
+}
+FEEDBACK: dict[str, Any] = {"base_quantum": "2s", "starvation": "1h"}
+CLASSES_ONLY: dict[str, Any] = {"length_weight": 0, "deadline_weight": 0}
 
 
 # --- the core
@@ -70,7 +78,8 @@ def test_an_admission_takes_what_a_preemption_adds_to_the_prefix_cache():
     left = engine.state.view().to_compute(new)
     assert left == 24  # the answer's block is not in the cache while it runs
     plan = Plan((Item("new", left),), preempt=(Preemption("old", by="new"),), decode_all=True)
-    type(engine.policy).script.insert(0, plan)
+    assert isinstance(engine.policy, Scripted)
+    engine.policy.script.insert(0, plan)
     engine.step()
     assert new.n_cached == 32
     assert new.n_output == 1

@@ -38,7 +38,7 @@ def served_shortest_first(work, preempt):
     step, or only after every job."""
     left = [length for _, length in work]
     now_s, total_s, n_arrived, current = 0.0, 0.0, 0, None
-    present = set()
+    present: set[int] = set()
     while n_arrived < len(work) or present:
         if not present:
             now_s = max(now_s, work[n_arrived][0])
