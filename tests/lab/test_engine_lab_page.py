@@ -61,7 +61,7 @@ def test_the_command_line_finds_it(plugin, tmp_path, capsys, monkeypatch):
 
 
 def test_the_hardware_file_of_the_page_runs_as_written(tmp_path, monkeypatch):
-    text = re.search(r"```yaml\n(# my_gpu\.yaml\n.*?)```", PAGE, re.DOTALL)[1]
+    (text,) = re.findall(r"```yaml\n(# my_gpu\.yaml\n.*?)```", PAGE, re.DOTALL)
     (tmp_path / "my_gpu.yaml").write_text(text)
     monkeypatch.chdir(tmp_path)
     words = next(line for line in PAGE.splitlines() if "2xmy_gpu.yaml --engine" in line).split()
