@@ -72,10 +72,13 @@ class Sjf(RankedPolicy):
         request = view.find(request_id)
         if request is None or request_id not in self._ranking:
             return {}
+        at_s = view.now_s  # a running request does not age
+        if view.is_running(request_id):
+            at_s = self._ranking.waits.started_s(request_id, at_s)
         return {
-            "score": self._ranking.key(request_id)[0] - self.aging * view.now_s,
+            "score": self._ranking.key(request_id)[0] - self.aging * at_s,
             "predicted_output_left": max(1.0, self._n_predicted[request_id] - request.n_output),
-            "overdue_in_s": self._ranking.overdue_s(request_id) - view.now_s,
+            "overdue_in_s": self._ranking.overdue_s(request_id) - at_s,
         }
 
     def _predict_left(self, request: Request, view: View) -> float:

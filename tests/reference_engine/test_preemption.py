@@ -155,6 +155,17 @@ def test_age_stands_still_while_a_request_runs():
     assert explained["overdue_in_s"] == pytest.approx(59.0)
 
 
+def test_a_score_of_shortest_first_stands_still_while_the_request_runs():
+    engine = rig(64, 512, 1, policy="sjf", executor_args={"step_s": 1.0})
+    engine.admit(request("a", [1], 40, arrived_s=0.0))
+    engine.step()
+    first = engine.policy.explain("a", engine.state.view())
+    engine.step()
+    second = engine.policy.explain("a", engine.state.view())
+    assert (second["score"], second["overdue_in_s"]) == (first["score"], first["overdue_in_s"])
+    engine.drain()
+
+
 def test_a_request_that_has_run_longer_than_starvation_still_gives_way():
     """`long` has never waited, so it is not overdue after 9 s with a starvation of 3 s."""
     jobs = [job("long", 0, 90), job("short", 9, 2)]
