@@ -145,6 +145,8 @@ class Levels:
         self._ranking = ranking
         self._level_of: dict[str, int] = {}
         self._running: list[dict[str, Request]] = [{} for _ in range(n_levels)]
+        # By level: no running request joined it later. Too late after some of them have left.
+        self._last_joined = [0.0] * n_levels
         self._stays: dict[str, _Stay] = {}
         self._ends: list[tuple[float, int, Request]] = []  # a heap; may be too early, or void
         self._n_stays = self._n_joined = 0
@@ -181,7 +183,7 @@ class Levels:
             self._level_of[request.id] = 0
             self._ranking.move(request.id, self._end_of(0))
         level = self._level_of[request.id]
-        self._running[level][request.id] = request
+        self._run(request, level)
         self._n_stays += 1
         end_s = self.served_s + max(self.quanta_s[level], prefill_time_s)
         self._stays[request.id] = _Stay(self._n_stays, end_s)
@@ -212,10 +214,20 @@ class Levels:
     def decoding_behind(self, key: Key, view: View) -> Iterator[Request]:
         """Decoding requests that stand behind the place `key`: of lower levels, or of the same
         level and joined later. Lowest level first, last started first."""
-        for level in range(len(self._running) - 1, int(key[0]) - 1, -1):
-            for request in reversed(self._running[level].values()):
-                if view.is_decoding(request.id) and self._ranking.key(request.id) > key:
+        level, joined = int(key[0]), key[1]
+        for running in reversed(self._running[level + 1 :]):
+            for request in reversed(running.values()):
+                if view.is_decoding(request.id):
                     yield request
+        if self._last_joined[level] <= joined:
+            return
+        last = 0.0
+        for request in reversed(self._running[level].values()):
+            own = self._ranking.key(request.id)[1]
+            last = max(last, own)
+            if own > joined and view.is_decoding(request.id):
+                yield request
+        self._last_joined[level] = last
 
     def _demote(self, request: Request, stay: _Stay) -> bool:
         """Move a running request down a level; False on the last level, where it stays."""
@@ -224,10 +236,15 @@ class Levels:
             return False
         del self._running[level][request.id]
         self._level_of[request.id] = level + 1
-        self._running[level + 1][request.id] = request
         self._ranking.move(request.id, self._end_of(level + 1))
+        self._run(request, level + 1)
         stay.end_s += self.quanta_s[level + 1]
         return True
+
+    def _run(self, request: Request, level: int) -> None:
+        self._running[level][request.id] = request
+        joined = self._ranking.key(request.id)[1]
+        self._last_joined[level] = max(self._last_joined[level], joined)
 
     def _end_of(self, level: int) -> tuple[float, float]:
         """The key of the next request to join a level."""
