@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import compress, repeat
+
 from reference_engine.state.batch import StepTokens
 from reference_engine.state.sequence import Request, State
 
@@ -12,11 +14,13 @@ class HeldAnswers:
 
     def __init__(self) -> None:
         self.ends: dict[Request, State] = {}
-        self._steps: list[StepTokens] = []
-        self._dropped: set[Request] = set()
+        self._requests: list[Request] = []
+        self._tokens: list[int] = []
+        self._logprobs: list[float | None] = []
+        self._finishes: list[State | None] = []
 
     def __bool__(self) -> bool:
-        return bool(self._steps)
+        return bool(self._requests)
 
     def find(self, request_id: str) -> Request | None:
         """The request with all its tokens generated; None if there is none of that id."""
@@ -24,28 +28,21 @@ class HeldAnswers:
 
     def add(self, step: StepTokens) -> None:
         """Hold the tokens of a step."""
-        self._steps.append(step)
         self.ends.update(step.ends)
+        self._requests += step.requests
+        self._tokens += step.tokens
+        self._logprobs += step.logprobs or repeat(None, len(step))
+        self._finishes += map(step.ends.get, step.requests)
 
     def drop(self, request: Request) -> None:
         """Forget a request that was cancelled."""
         self.ends.pop(request, None)
-        self._dropped.add(request)
+        kept = [other is not request for other in self._requests]
+        self._requests = list(compress(self._requests, kept))
+        self._tokens = list(compress(self._tokens, kept))
+        self._logprobs = list(compress(self._logprobs, kept))
+        self._finishes = list(compress(self._finishes, kept))
 
     def tokens(self) -> StepTokens:
         """All held tokens in the order in which they were generated, as the tokens of one step."""
-        held = [
-            event for step in self._steps for event in step if event.request not in self._dropped
-        ]
-        last = {event.request: at for at, event in enumerate(held)}
-        finishes = [
-            self.ends.get(event.request) if last[event.request] == at else None
-            for at, event in enumerate(held)
-        ]
-        return StepTokens(
-            [event.request for event in held],
-            [event.token for event in held],
-            self.ends,
-            [event.logprob for event in held],
-            finishes,
-        )
+        return StepTokens(self._requests, self._tokens, self.ends, self._logprobs, self._finishes)
