@@ -1,13 +1,15 @@
 """What a step of the bundled engine costs on one core of this machine: fits
 `reference_engine.state.cost_model.CPU_COSTS` and says how well, on steps that were not fitted.
 
-Run: python benchmarks/fit_cpu_cost.py [shape …] [--repeats 9] [--write]; `--write` keeps the result
-with the machine in benchmarks/results. A step is the least CPU time of its repeats; every repeat
-goes through all steps in another random order, so that a slow moment hits each of them once at
-most. The coefficients are non-negative least squares of relative errors on three steps of four; the
-error is told on the fourth. `noise` is how much more the second fastest repeat took than the
-fastest (median of the steps): above a few per cent others had the machine, and the coefficients are
-theirs as well.
+Run: python benchmarks/fit_cpu_cost.py [shape …] [--repeats 9] [--write] [--note TEXT]; `--write`
+keeps the result with the machine and the note in benchmarks/results, and a test holds CPU_COSTS to
+that file. Fit again when `cpu_engine.py` measures speeds that differ by more than 10 %.
+
+A step is the least CPU time of its repeats; every repeat goes through all steps in another random
+order, so that a slow moment hits each of them once at most. The coefficients are non-negative least
+squares of relative errors on three steps of four; the error is told on the fourth. `noise` is how
+much more the second fastest repeat took than the fastest (median of the steps): above a few per
+cent others had the machine, and the coefficients are theirs as well.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ def main() -> None:
     parser.add_argument("shapes", nargs="*", default=SHAPES)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--write", action="store_true", help="keep it in benchmarks/results")
+    parser.add_argument("--note", default="", help="the state of the machine, kept in the result")
     asked = parser.parse_args()
     results = {}
     for name in asked.shapes:
@@ -56,6 +59,7 @@ def main() -> None:
         text = {
             "date": datetime.now(UTC).date().isoformat(),
             "machine": this_machine,
+            "note": asked.note,
             "shapes": results,
         }
         path = Path(__file__).parent / "results" / "fit_cpu_cost.json"

@@ -102,7 +102,7 @@ class Simulator:
         state, clock = self.state, self.clock
         n_present, started_s, n_steps = len(self._arrived_s), clock.now_s(), state.counters.steps
         events = step(state, self._executor)
-        if state.counters.steps == n_steps:
+        if state.counters.steps == n_steps and not events.ends:
             return False
         self._present_s += n_present * (clock.now_s() - started_s)
         for request in events.ends:

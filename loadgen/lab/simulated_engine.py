@@ -14,11 +14,12 @@ from reference_engine.core.core import EngineState
 from reference_engine.executors.base import Caps
 from reference_engine.executors.delayed import StepDelay, StepDelayOption, delayed
 from reference_engine.executors.simulated import SIMULATED_CONTEXT, Simulated
+from reference_engine.model.hardware_file import simulated_model
 from reference_engine.model.zoo import resolve
-from reference_engine.policies.base import POLICIES, Policy
+from reference_engine.policies.base import POLICIES, Policy, is_for_mode
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.simulator import Simulator
-from reference_engine.state.cost_model import CPU, model_on_hardware
+from reference_engine.state.cost_model import CPU, WeightDtype
 from reference_engine.state.kv import BLOCK_TOKENS, KvPool
 from reference_engine.state.model_config import KvDtype
 from reference_engine.state.plan import How, Limits
@@ -47,6 +48,7 @@ class SimOptions(BaseModel):
     shape: str = "8b"
     hardware: str = "h200"
     kv_dtype: KvDtype = "auto"
+    weight_dtype: WeightDtype = "auto"
     max_model_len: int | None = Field(default=None, ge=2)
     max_num_seqs: int | None = Field(default=None, ge=1)
     token_budget: Annotated[int, Field(ge=1)] | Literal["slo"] | None = None
@@ -91,8 +93,11 @@ def sim_options(settings: Mapping[str, Any]) -> SimOptions:
         if key not in own and key not in mode_keys:
             hint = nearest(key, [*own, *mode_keys])
             raise UsageError(f"unknown setting '{key}' of mode '{mode.kind}'; {hint}")
-    chosen = {key: value for key, value in settings.items() if key in own}
-    extra = {key: value for key, value in settings.items() if key not in own}
+    of_mode = {
+        key for key, value in settings.items() if key not in own or is_for_mode(mode, key, value)
+    }
+    chosen = {key: value for key, value in settings.items() if key not in of_mode}
+    extra = {key: value for key, value in settings.items() if key in of_mode}
     try:
         return SimOptions.model_validate(
             {**chosen, "policy_args": {**chosen.get("policy_args", {}), **extra}}
@@ -106,7 +111,7 @@ def build(
 ) -> SimulatedEngine:
     """An idle engine. `policy` replaces the policy that the options name."""
     model = resolve(options.shape)
-    fit = model_on_hardware(model, options.hardware, options.kv_dtype)
+    fit = simulated_model(model, options.hardware, options.kv_dtype, options.weight_dtype)
     context = model.config.max_model_len if options.hardware == CPU else SIMULATED_CONTEXT
     max_model_len = options.max_model_len or context
     n_blocks = options.kv_blocks or fit.kv_tokens // BLOCK_TOKENS
@@ -132,6 +137,8 @@ def build(
     )
     if options.kv_dtype != "auto":
         description += f" of {options.kv_dtype}"
+    if options.weight_dtype != "auto":
+        description += f", weights of {options.weight_dtype}"
     if options.step_delay != StepDelay():
         description += f", every step delayed by {options.step_delay}"
     executor = delayed(

@@ -49,7 +49,7 @@ class Accounting:
         # Where all wait for slots, each prompt read stands for one slot that became free, and this
         # request needs one more.
         n_first = n_ahead if has_slot else n_ahead + n_prompt
-        rate = self.prompt_rate.tokens_per_s or self._modelled_rate(n_first)
+        rate = self.prompt_rate.tokens_per_s or self._modelled_rate(max(n_first, n_prompt))
         if not queues.waiting and has_slot:
             return StartForecast(n_ahead, rate, now_s)
         return StartForecast(n_ahead, rate, None if rate is None else now_s + n_first / rate)

@@ -10,7 +10,7 @@ does not reproduce a miss under the mode that missed, it proves nothing about ot
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from heapq import heapify, heappop
@@ -46,6 +46,7 @@ MODES = ("chunked", "bucketed", "sjf", "deadline", "priority", "token_fair", "pr
 """The simulated modes, in order; the first under which a request meets the SLO is reported."""
 
 _N_PRICED_STEPS = 1000  # evenly spread; enough to estimate the cost of steps
+_STEPS_PER_REPORT = 500
 _HALF_LIFE = 500.0  # of the length predictor, where the engine's is not known
 _SHARED = ("max_num_seqs", "token_budget")  # parameters that limit the engine, whatever the mode
 
@@ -79,12 +80,15 @@ class Case:
         return EngineCapacity(self.cost, limits.max_num_seqs, limits.max_step_tokens, n_tokens)
 
 
-def attribute_misses(case: Case) -> list[Attribution]:
+def attribute_misses(
+    case: Case, on_progress: Callable[[int], None] = lambda n_steps: None
+) -> list[Attribution]:
     """The missed SLOs of a case with their causes. May take as long as `max_steps` simulated steps;
-    a miss for which they were too few is unsettled."""
+    a miss for which they were too few is unsettled. Calls `on_progress` with the steps simulated so
+    far, every 500 steps."""
     control = str(case.setup.policy["kind"])
     modes = [mode for mode in MODES if mode != control]
-    simulation = Counterfactual(case)
+    simulation = Counterfactual(case, on_progress)
     attributor = Attributor(
         case.accounts, case.capacity(), simulation.timings, modes, case.steps, control=control
     )
@@ -119,8 +123,10 @@ class Counterfactual:
     """Simulations of a case under batching modes. Together they make `max_steps` steps at most;
     requests that are not over by then have no timing."""
 
-    def __init__(self, case: Case) -> None:
-        self._case, self._cost = case, case.cost
+    def __init__(
+        self, case: Case, on_progress: Callable[[int], None] = lambda n_steps: None
+    ) -> None:
+        self._case, self._cost, self._on_progress = case, case.cost, on_progress
         self.n_steps_left = case.max_steps
 
     def timings(self, mode: str) -> Mapping[str, Timing]:
@@ -143,7 +149,10 @@ class Counterfactual:
         except UnknownKind:
             return {}
         caps = Caps(setup.n_host_blocks, setup.copy_s)
-        client = _Clients(accounts, self.n_steps_left)
+        n_before = self._case.max_steps - self.n_steps_left
+        client = _Clients(
+            accounts, self.n_steps_left, lambda n_steps: self._on_progress(n_before + n_steps)
+        )
         with suppress(SimulationStuck, _OutOfSteps):
             Simulator(state, Simulated(self._cost, clock.advance, caps), clock).run(client)
         self.n_steps_left -= min(self.n_steps_left, state.counters.steps)
@@ -168,7 +177,10 @@ class _Clients:
 
     is_closed = False  # as for a live engine
 
-    def __init__(self, accounts: Sequence[Account], max_steps: int) -> None:
+    def __init__(
+        self, accounts: Sequence[Account], max_steps: int, on_progress: Callable[[int], None]
+    ) -> None:
+        self._on_progress, self._n_steps = on_progress, 0
         ordered = sorted(accounts, key=lambda entry: (entry.arrived_s, entry.request_id))
         self._leaving = [
             (entry.arrived_s + entry.e2e_s, entry.request_id)
@@ -178,7 +190,7 @@ class _Clients:
         heapify(self._leaving)
         self._coming = deque(map(_request, ordered))
         self.timings: dict[str, Timing] = {}
-        self._n_steps_left = max_steps
+        self._max_steps = max_steps
 
     def next_s(self) -> float | None:
         instants = [self._coming[0].arrived_s] if self._coming else []
@@ -197,8 +209,10 @@ class _Clients:
     def receive(self, events: StepTokens, engine: Simulator) -> None:
         for request in events.ends:
             self._end(request.id, engine)
-        self._n_steps_left -= 1
-        if self._n_steps_left <= 0:
+        self._n_steps += 1
+        if self._n_steps % _STEPS_PER_REPORT == 0:
+            self._on_progress(self._n_steps)
+        if self._n_steps >= self._max_steps:
             raise _OutOfSteps
 
     def _end(self, request_id: str, engine: Simulator) -> None:
@@ -263,7 +277,9 @@ def shape_of(step: StepRecord) -> StepShape:
     n_prompts = sum(n > 1 for _, n in step.items) if step.items else step.n_prefill_tokens > 0
     padding, n = NO_PADDING, step.padding_tokens
     if n:
-        padding = Padding(prefill_tokens=n) if step.n_prefill_tokens else Padding(decode_rows=n)
+        n_context = step.padding_context_tokens
+        is_prefill = step.n_prefill_tokens > 0
+        padding = Padding(n, 0, n_context) if is_prefill else Padding(0, n, n_context)
     return StepShape(
         n_seqs=step.n_decode + int(n_prompts),
         prefill_tokens=step.n_prefill_tokens,

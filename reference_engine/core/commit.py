@@ -64,6 +64,7 @@ class PlannedStep(NamedTuple):
             group=self.plan.group,
             items=items,
             causes=self.causes,
+            padding_context_tokens=batch.padding.decode_context_tokens,
         )
 
 

@@ -13,6 +13,7 @@ from reference_engine.accounting.accounting import Accounting
 from reference_engine.accounting.explain import Account
 from reference_engine.accounting.totals import EngineTotals
 from reference_engine.core.commit import Milestones, PlannedStep, append_tokens
+from reference_engine.core.held_answers import HeldAnswers
 from reference_engine.core.interventions import PausedTenants
 from reference_engine.core.pipelined import pipelined_step
 from reference_engine.core.placement import Placement
@@ -96,6 +97,7 @@ class EngineState:
         self.policy = policy.fresh()
         self.queues, self.counters, self.log = Queues(), EngineTotals(), log or StepLog()
         self.wait_until_s: float | None = None
+        self._held = HeldAnswers()
         self.ahead: PlannedStep | None = None  # the next step, where it is planned already
         cost, predictor = cost or StepCost(), predictor or MaxTokens()
         self._view = View(clock.now_s(), self.queues, kv, limits, cost, predictor, self._assign)
@@ -106,7 +108,7 @@ class EngineState:
 
     @property
     def has_work(self) -> bool:
-        return bool(self.queues.waiting or self.queues.running)
+        return bool(self.queues.waiting or self.queues.running or self._held)
 
     @property
     def is_source_closed(self) -> bool:
@@ -149,13 +151,20 @@ class EngineState:
     def end(self, request_id: str, finish: State) -> Request | None:
         """End a request in whatever state it is and free its memory; None when it is already over.
         For cancels (`finished_abort`) and stop strings (`finished_stop`)."""
-        request = self.queues.find(request_id)
+        request = self.find(request_id)
         if request is None:
             return None
         self.counters.cancelled += finish is State.finished_abort
         view = self.view()
-        self._finish(request, finish, view.now_s, "call")
-        self.policy.on_finish(request, view)
+        if request in self._held.ends:
+            request.state = finish
+        else:
+            self._leave(request, finish)
+            self.policy.on_finish(request, view)
+        if self._held:
+            self._held.drop(request)
+            request.first_token_s = None  # none was delivered
+        self._conclude(request, view.now_s, "call")
         return request
 
     # --- the parts of a step
@@ -221,7 +230,9 @@ class EngineState:
         self._n_steps += 1
         if planned.n_waiting:
             self.accounting.prompt_rate.add(record.n_prefill_tokens, record.t_s, now_s)
-        ends = self._end_at(milestones, now_s)
+        is_at_end = self.policy.is_answering_at_end
+        is_held = is_at_end or bool(self._held)
+        ends = self._end_at(milestones, now_s, is_held)
         self._last_batch, self._last_end_s = batch, now_s
         self.counters.output_tokens += len(result.tokens)
         self.counters.steps += batch.has_work
@@ -230,13 +241,21 @@ class EngineState:
         self.policy.on_step_end(record, view)
         for request in ends:
             self.policy.on_finish(request, view)
-        return StepTokens(batch.sampled_requests(), result.tokens, ends, result.logprobs)
+        events = StepTokens(batch.sampled_requests(), result.tokens, ends, result.logprobs)
+        if not is_held:
+            return events
+        self._held.add(events)
+        return StepTokens() if is_at_end and self.queues.running else self._deliver(now_s)
 
     # --- reading the state
 
+    def find(self, request_id: str) -> Request | None:
+        """A request that is not over for its client."""
+        return self.queues.find(request_id) or self._held.find(request_id)
+
     def explain(self, request_id: str) -> Account | None:
         """The account of a live or recently finished request."""
-        request = self.queues.find(request_id)
+        request = self.find(request_id)
         if request is None:
             return self.accounting.accounts.get(request_id)
         return self.accounting.explain(request, self._clock.now_s())
@@ -279,7 +298,9 @@ class EngineState:
                 self.counters.cached_tokens += request.n_cached
         for request, by in placement.preempted:
             self._requeue(request, by, now_s)
-        self.accounting.record_plan(plan, (*plan.causes, *placement.left_out), now_s)
+        named = ((request.id, Cause(Why.preempted_by, by)) for request, by in placement.preempted)
+        causes = (*plan.causes, *placement.left_out, *named)
+        self.accounting.record_plan(plan, causes, now_s)
         return placement.batch(plan.padding), len(placement.preempted)
 
     def _requeue(self, request: Request, by: str, now_s: float) -> None:
@@ -296,29 +317,47 @@ class EngineState:
         was a prompt; None if the engine was idle then."""
         return self._last_batch.main_prompt if instant_s < self._last_end_s else None
 
-    def _end_at(self, milestones: Milestones, now_s: float) -> dict[Request, State]:
-        """Set the times of first tokens, and end the requests that got their last token."""
+    def _end_at(self, milestones: Milestones, now_s: float, is_held: bool) -> dict[Request, State]:
+        """Set the times of first tokens, and end the requests that got their last token; with
+        `is_held` they only leave the batch."""
         ends: dict[Request, State] = {}
         for request, token in milestones:
             if request.first_token_s is None:
                 request.first_token_s = now_s
             finish = request.finish_after(token)
             if finish is not None:
-                self._finish(request, finish, now_s, "step")
+                self._leave(request, finish)
+                if not is_held:
+                    self._conclude(request, now_s, "step")
                 ends[request] = finish
         return ends
 
-    def _finish(self, request: Request, finish: State, now_s: float, ended_by: str) -> None:
+    def _deliver(self, now_s: float) -> StepTokens:
+        """The held tokens, delivered at `now_s`."""
+        events, self._held = self._held.tokens(), HeldAnswers()
+        for request in dict.fromkeys(events.requests):
+            request.first_token_s = now_s
+        for request in events.ends:
+            self._conclude(request, now_s, "step")
+        return events
+
+    def _leave(self, request: Request, finish: State) -> None:
+        """Take a request out of the queues and free its memory."""
         self.queues.remove(request)
         self.kv.free(request)
         self.host.drop(request)
-        request.state, request.finished_s = finish, now_s
-        self.counters.finished += 1
+        request.state = finish
         self.paused_tenants.forget(request.id)
+
+    def _conclude(self, request: Request, now_s: float, ended_by: str) -> None:
+        """Account for a request that has left and whose answer is delivered."""
+        request.finished_s = now_s
+        self.counters.finished += 1
         self.accounting.end(request, now_s)
-        if finish is not State.finished_abort:
+        is_cancelled = request.state is State.finished_abort
+        if not is_cancelled:
             self._view.predictor.observe(request)
-        kind = "cancel" if finish is State.finished_abort else "finish"
+        kind = "cancel" if is_cancelled else "finish"
         self._log_request(kind, request, now_s, ended_by=ended_by)
 
     def _log_request(self, kind: str, request: Request, now_s: float, **more: object) -> None:

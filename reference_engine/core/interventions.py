@@ -74,6 +74,12 @@ def reprioritise(
     return True
 
 
+def note_cancel(state: EngineState, request_id: str, actor: str = "", reason: str = "") -> None:
+    """Log that an operator cancels a request, which ends as if its client had left."""
+    ids = {"request_id": request_id, "actor": actor}
+    state.log_event("cancel_request", {"reason": reason}, state.view().now_s, **ids)
+
+
 def reset_prefix_cache(state: EngineState, actor: str = "", reason: str = "") -> int:
     """Empty the prefix cache; running requests keep their memory. Returns how many blocks were
     cached."""

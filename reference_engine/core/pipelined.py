@@ -74,14 +74,14 @@ def _fill_in(batch: StepBatch, tokens: Sequence[int], milestones: Milestones) ->
 def _without_ended(planned: PlannedStep) -> PlannedStep:
     """The step with the rows of requests that are over turned into padding."""
     batch, padding = planned.batch, planned.batch.padding
-    ended_rows = [row for row in batch.rows if row.request.finished_s is not None]
-    decodes = [request for request in batch.decodes if request.finished_s is None]
+    ended_rows = [row for row in batch.rows if row.request.state.is_over]
+    decodes = [request for request in batch.decodes if not request.state.is_over]
     n_ended = len(batch.decodes) - len(decodes)
     if not ended_rows and not n_ended:
         return planned
-    context_tokens = sum(r.n_tokens - 1 for r in batch.decodes if r.finished_s is not None)
+    context_tokens = sum(r.n_tokens - 1 for r in batch.decodes if r.state.is_over)
     batch = batch._replace(
-        rows=tuple(row for row in batch.rows if row.request.finished_s is None),
+        rows=tuple(row for row in batch.rows if not row.request.state.is_over),
         decodes=decodes,
         context_tokens=batch.context_tokens - context_tokens,
         padding=Padding(

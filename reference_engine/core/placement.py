@@ -1,7 +1,9 @@
 """Placement of a checked plan: sequence slots and KV blocks for the requests of a step.
 
-Running requests are served before admissions, and a step that had to preempt admits none. The
-first admitted request is never preempted for another's memory, so a request can always finish.
+Preemptions that the plan names come first, so that an admission of the same plan can take the slot
+and the blocks. Running requests are served before admissions, and a step that had to preempt to
+give them memory admits none. The first admitted request is never preempted for another's memory, so
+a request can always finish.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ class Placement:
         self._kv, self._host, self._how = view.kv, host, preempt
         for request_id, how, by in plan.preempt:
             self._preempt(queues.running[request_id], by, how)
+        n_planned = len(self.preempted)
         admissions = []
         for item in plan.items:
             if item.request_id in queues.waiting:
@@ -53,7 +56,8 @@ class Placement:
         if plan.decode_all:
             self._decode(plan)
         for item in admissions:
-            if self.preempted or not self._admit(item):
+            is_short = len(self.preempted) > n_planned
+            if is_short or not self._admit(item):
                 self.left_out.append((item.request_id, NO_BLOCKS))
 
     def batch(self, padding: Padding) -> StepBatch:
@@ -99,7 +103,8 @@ class Placement:
         self._queues.start(request)
         request.state = State.running
         self.admitted.append(request)
-        self.rows[request.id] = _row(request, item.n_tokens)
+        # A preemption publishes blocks, so more of the prompt may be cached than was planned with.
+        self.rows[request.id] = _row(request, min(item.n_tokens, request.n_remaining))
         return True
 
     def _grow(self, request: Request, n_tokens: int) -> bool:

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from reference_engine.executors.base import Caps, Executor, ExecutorKind, Site
+from reference_engine.model.hardware_file import simulated_model
 from reference_engine.state.batch import StepBatch, StepResult
-from reference_engine.state.cost_model import CostModel, model_on_hardware
-from reference_engine.state.model_config import KvDtype
+from reference_engine.state.cost_model import CostModel, ModelOnHardware, WeightDtype
+from reference_engine.state.model_config import KvDtype, ModelSource
 
 TOKEN = ord("x")
 SIMULATED_CONTEXT = 32_768
@@ -20,17 +21,22 @@ that reserves memory for the longest sequence would then serve one request at a 
 
 
 class SimulatedExecutor(ExecutorKind):
-    """The steps of `hardware`: `h200`, `4xh200`, `h100`, `a100`, or `cpu` for a small shape;
-    `kv_dtype` selects KV in 8 bits. A step spends its time on the clock in use: a virtual clock
-    makes a simulator, a real clock a server."""
+    """The steps of `hardware`: `h200`, `4xh200`, `h100`, `a100`, a YAML file of your own, or `cpu`
+    for a small shape; `kv_dtype` and `weight_dtype` select KV and weights in 8 bits. A step spends
+    its time on the clock in use: a virtual clock makes a simulator, a real clock a server."""
 
     kind: ClassVar[str] = "simulated"
 
     hardware: str = "h200"
     kv_dtype: KvDtype = "auto"
+    weight_dtype: WeightDtype = "auto"
+
+    def model(self, source: ModelSource) -> ModelOnHardware:
+        """A model on this hardware."""
+        return simulated_model(source, self.hardware, self.kv_dtype, self.weight_dtype)
 
     def build(self, site: Site) -> Executor:
-        simulated = model_on_hardware(site.model, self.hardware, self.kv_dtype)
+        simulated = self.model(site.model)
         caps = Caps(site.n_host_blocks, copy_s=simulated.copy_token_s * site.block_tokens)
         return Simulated(simulated.cost, site.pause, caps)
 

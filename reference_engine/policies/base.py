@@ -10,7 +10,7 @@ from pydantic import ConfigDict
 
 from loadgen.manifest.json_section import JsonObject
 from loadgen.registry import Plugin, Registry
-from reference_engine.state.plan import Plan, View
+from reference_engine.state.plan import How, Plan, View
 from reference_engine.state.sequence import Request
 from reference_engine.state.steps import StepRecord
 
@@ -35,6 +35,17 @@ class Policy(Plugin, ABC):
     is_work_conserving: ClassVar[bool] = False
     is_aged: ClassVar[bool] = False
     is_in_order: ClassVar[bool] = False
+
+    @property
+    def keeps_order(self) -> bool:
+        """`is_in_order` with the parameters of this instance."""
+        return self.is_in_order
+
+    @property
+    def is_answering_at_end(self) -> bool:
+        """Whether no token is delivered until no request runs any more. A request then ends when
+        the last of its batch does, although its row and memory are free earlier."""
+        return False
 
     @abstractmethod
     def plan(self, view: View) -> Plan:
@@ -83,6 +94,12 @@ class Policy(Plugin, ABC):
     def fresh(self) -> Self:
         """A policy with the same parameters and no state."""
         return type(self).model_validate(self.model_dump(mode="json", by_alias=True))
+
+
+def is_for_mode(mode: type[Policy], key: str, value: object) -> bool:
+    """Whether a setting that engine and mode have in common belongs to the mode: `preempt` names
+    the fate of preempted KV for the engine (`How`), and whether to preempt for the mode."""
+    return key == "preempt" and key in mode.model_fields and value not in {*How}
 
 
 POLICIES: Registry[Policy] = Registry("slobench.policies", "batching mode")

@@ -24,8 +24,8 @@ class Bucketed(TokenBudgetPolicy):
     `max_bucket_wait` (seconds) goes before all that arrived later, whatever its bucket.
 
     While fewer than `split_above` requests wait or are in prefill there is one bucket. From then on
-    a bucket with more requests splits in the middle of its range if at least the share
-    `split_share` of them is below it. The range ends at `max_prompt_tokens` (0: the context
+    a bucket with more of them splits in the middle of its range if at least the share `split_share`
+    of them is below it. The range ends at `max_prompt_tokens` (0: the context
     length). A bucket with fewer than `min_batch` waiting requests is left out until its oldest
     request has waited `max_bucket_wait`.
 
@@ -72,7 +72,7 @@ class Bucketed(TokenBudgetPolicy):
         for request in self._admitted:
             if not view.is_waiting(request.id):
                 buckets.drop(request.id)
-        for bucket in buckets.adjust(len(view.prefilling)):
+        for bucket in buckets.adjust([request.n_tokens for request in view.prefilling]):
             if self.min_batch > 1:
                 for _, request in bucket.queue.entries():
                     view.assign(request.id, bucket.name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain, islice
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
@@ -11,9 +13,11 @@ from reference_engine.policies.base import Policy
 from reference_engine.policies.step_budget import Reserve, StepBudget, admit_in_order
 from reference_engine.state.cost_model import StepShape
 from reference_engine.state.plan import Plan, View
+from reference_engine.state.sequence import Request
 
 _LEAST_PREFILL = 16  # tokens
 _DEFAULT_TPOT_S = 0.05
+_MOST_RANKED = 128  # waiting requests; looking up prefixes takes longer than it saves beyond
 
 
 class Chunked(Policy):
@@ -28,7 +32,13 @@ class Chunked(Policy):
     tokens in one step (0: no cap). `reserve` is the KV room that an admission takes at once;
     admissions leave the share `watermark` of the blocks free.
 
-    Source: Sarathi-Serve (OSDI'24) §4; vLLM V1 `scheduler.schedule`.
+    `order: longest_prefix` admits waiting requests by the length of their cached prefix, longest
+    first, so that a prefix is used before it is evicted; equal lengths in order of arrival. A
+    request that has waited `starvation` (seconds) goes before all that arrived later. Of a longer
+    queue, the first 128 are ranked, and all behind them stay in order of arrival.
+
+    Source: Sarathi-Serve (OSDI'24) §4; vLLM V1 `scheduler.schedule`; for `longest_prefix` SGLang's
+    cache-aware scheduling (arXiv 2312.07104 §3), without an age bound there.
     """
 
     kind: ClassVar[str] = "chunked"
@@ -40,6 +50,12 @@ class Chunked(Policy):
     long_prefill_tokens: int = Field(default=0, ge=0)
     reserve: Reserve = Reserve.watermark
     watermark: float = Field(default=0.01, ge=0, lt=1)
+    order: Literal["arrival", "longest_prefix"] = "arrival"
+    starvation: Annotated[Seconds, Field(gt=0)] = 5.0
+
+    @property
+    def keeps_order(self) -> bool:
+        return self.order == "arrival"
 
     def plan(self, view: View) -> Plan:
         budget = StepBudget(
@@ -51,9 +67,22 @@ class Chunked(Policy):
         )
         budget.continue_prefills(self.long_prefill_tokens)
         causes, rest = admit_in_order(
-            budget, view.waiting, most=self.long_prefill_tokens, reserve=self.reserve
+            budget, self._queue(budget, view), most=self.long_prefill_tokens, reserve=self.reserve
         )
         return Plan(tuple(budget.items), decode_all=True, causes=causes, rest=rest)
+
+    def _queue(self, budget: StepBudget, view: View) -> Iterable[Request]:
+        """The waiting requests in the order of admission."""
+        if self.order == "arrival" or budget.slots <= 0 or budget.tokens <= 0:
+            return view.waiting
+        queue = iter(view.waiting)
+        late_s = view.now_s - self.starvation
+
+        def rank(request: Request) -> tuple[float, float]:
+            is_late = request.arrived_s <= late_s
+            return (0, request.arrived_s) if is_late else (1, -view.kv.cached_tokens(request))
+
+        return chain(sorted(islice(queue, _MOST_RANKED), key=rank), queue)
 
     def _tokens(self, view: View) -> int:
         most = view.limits.max_step_tokens

@@ -24,9 +24,9 @@ class Deadline(RankedPolicy):
     and, for a last token, of the median predicted output at the step time of the batch at arrival.
     When the prompts in prefill will take until after its latest start, a request can no longer meet
     its deadline. It then goes behind all that can, in order of arrival, so that it costs no other
-    request a deadline. A request that has waited `starvation` (seconds) goes before all that
-    arrived later, whether it can meet its deadline or not. `token_budget`, `max_num_seqs` and
-    `watermark` are as in `chunked`.
+    request a deadline. A request that has waited `starvation` (seconds) since its arrival or its
+    last preemption goes before all that arrived later, whether it can meet its deadline or not.
+    `token_budget`, `max_num_seqs` and `watermark` are as in `chunked`.
 
     Source: earliest deadline first (Liu and Layland, JACM 1973), which is optimal while all
     deadlines can be met, without the late jobs that make it collapse under overload.
@@ -42,7 +42,9 @@ class Deadline(RankedPolicy):
 
     def on_arrival(self, request: Request, view: View) -> None:
         due_s = self._due_s(request)
-        overdue_s = request.arrived_s + self.starvation
+        waits = self._ranking.waits
+        waits.enter(request, view.now_s)
+        overdue_s = waits.queued_s(request.id) + self.starvation
         self._ranking.put(request, (0.0, due_s), overdue_s)
         self._in_time.put(request, (due_s - _needed_s(request, view),))
 

@@ -18,7 +18,7 @@ class Dynamic(FixedBatchPolicy):
     becomes free: the model of Inoue (arXiv 1912.06322) and of the SMDP papers.
 
     At low load an answer takes up to `max_delay` longer than necessary; at high load the mode
-    equals `static`. `finished_rows` and `pad` are as in `static`.
+    equals `static`. `finished_rows`, `pad` and `answers` are as in `static`.
 
     Source: Triton Inference Server's dynamic batcher (`preferred_batch_size`,
     `max_queue_delay_microseconds`).

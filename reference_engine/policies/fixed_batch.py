@@ -34,6 +34,14 @@ class Pad(StrEnum):
     none = "none"
 
 
+class Answers(StrEnum):
+    """When the tokens of a batch are delivered. `at_end`: all together when the batch ends (Hugging
+    Face `generate`). `streamed`: each when it is generated."""
+
+    at_end = "at_end"
+    streamed = "streamed"
+
+
 class FixedBatch:
     """The batch of a policy that runs each batch to completion, and the window before it.
 
@@ -146,7 +154,13 @@ class FixedBatchPolicy(Policy):
 
     is_in_order: ClassVar[bool] = True
 
+    answers: Answers = Answers.streamed
+
     _batch: FixedBatch = PrivateAttr()
+
+    @property
+    def is_answering_at_end(self) -> bool:
+        return self.answers is Answers.at_end
 
     def on_step_end(self, record: StepRecord, view: View) -> None:
         self._batch.on_step_end(record)

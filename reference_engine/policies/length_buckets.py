@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from operator import attrgetter
 
@@ -80,15 +80,16 @@ class Buckets:
         """The bucket for a prompt; the last bucket also takes longer prompts."""
         return self.all[bisect_right(self.all, n_tokens, key=attrgetter("low")) - 1]
 
-    def adjust(self, n_prefills: int) -> list[Bucket]:
-        """Split or merge; returns the new buckets. `n_prefills` requests are active in addition to
-        those that wait."""
-        if len(self._lengths) + n_prefills < self._split_above:
+    def adjust(self, in_prefill: Iterable[int] = ()) -> list[Bucket]:
+        """Split or merge; returns the new buckets. `in_prefill` are the prompt tokens of the
+        requests that are being read: they count like those that wait."""
+        lengths = sorted([*self._lengths, *in_prefill])
+        if len(lengths) < self._split_above:
             return self._merge() if len(self.all) > 1 else []
         new = []
         i = 0
         while i < len(self.all):
-            halves = self._halves(self.all[i])
+            halves = self._halves(self.all[i], lengths)
             if halves:
                 self.all[i : i + 1] = halves
                 new += halves
@@ -104,13 +105,17 @@ class Buckets:
         self.all = [whole]
         return self.all
 
-    def _halves(self, bucket: Bucket) -> list[Bucket]:
-        """The two halves of a bucket that must split; empty if it must not."""
+    def _halves(self, bucket: Bucket, lengths: Sequence[int]) -> list[Bucket]:
+        """The two halves of a bucket that must split; empty if it must not. `lengths` are the
+        prompt tokens of all active requests, sorted."""
         middle = (bucket.low + bucket.high) // 2
-        if len(bucket) <= self._split_above or bucket.high - bucket.low < 2 * _NARROWEST:
+        if bucket.high - bucket.low < 2 * _NARROWEST:
             return []
-        n_below = bisect_left(self._lengths, middle) - bisect_left(self._lengths, bucket.low)
-        if n_below < self._split_share * len(bucket):
+        first, last = bisect_left(lengths, bucket.low), len(lengths)
+        if bucket is not self.all[-1]:  # which also takes longer prompts
+            last = bisect_left(lengths, bucket.high)
+        n_active, n_below = last - first, bisect_left(lengths, middle) - first
+        if n_active <= self._split_above or n_below < self._split_share * n_active:
             return []
         halves = [Bucket(bucket.low, middle), Bucket(middle, bucket.high)]
         for key, request in bucket.queue.entries():

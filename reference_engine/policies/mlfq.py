@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from math import inf
 from typing import Annotated, ClassVar
 
 from pydantic import Field, PrivateAttr
@@ -13,11 +14,13 @@ from loadgen.manifest.json_section import JsonObject
 from loadgen.units import Seconds
 from reference_engine.policies.ranked import (
     BlockedRequest,
+    Preempts,
     RankedPolicy,
     Ranking,
     plan_by_rank,
     prefill_s,
 )
+from reference_engine.policies.sorted_queue import Key
 from reference_engine.state.plan import Plan, View
 from reference_engine.state.sequence import Request
 from reference_engine.state.steps import StepRecord
@@ -30,10 +33,12 @@ class Mlfq(RankedPolicy):
     All decodes run; prompts are continued and requests admitted by level, within a level in the
     order of joining it. Only the time of a prefill is predicted.
 
-    With `preempt`, a blocked request preempts decoding requests of lower levels, lowest level
-    first; their KV is swapped or recomputed, whichever is cheaper. A request that has waited
-    `starvation` (seconds) in the queue goes first, and starts at the top level again.
-    `token_budget`, `max_num_seqs` and `watermark` are as in `chunked`.
+    With `preempt`, a blocked request preempts decoding requests that are behind it: of lower
+    levels, lowest level first, or of its own level if they joined it later. It takes their place in
+    the same step; they keep their places in their levels. Their KV is swapped or recomputed,
+    whichever is cheaper. A request that has waited `starvation` (seconds) since its arrival or its
+    last preemption goes first, and starts at the top level again. `token_budget`, `max_num_seqs`
+    and `watermark` are as in `chunked`.
 
     Source: FastServe (arXiv 2305.05920) §4.1, without its proactive swapping.
     """
@@ -44,7 +49,7 @@ class Mlfq(RankedPolicy):
     ratio: float = Field(default=2.0, gt=1, le=1000)
     n_levels: int = Field(default=10, ge=1, le=64)
     starvation: Annotated[Seconds, Field(gt=0)] = 3.0
-    preempt: bool = True
+    preempt: Preempts = True
 
     _levels: Levels = PrivateAttr()
     _step_s: float = PrivateAttr(default=0.0)  # duration of the last step
@@ -55,13 +60,12 @@ class Mlfq(RankedPolicy):
         self._levels = Levels(self._ranking, self.base_quantum, self.ratio, self.n_levels)
 
     def on_arrival(self, request: Request, view: View) -> None:
-        overdue_s = request.arrived_s + self.starvation
-        self._levels.enter(request, self._prefill_s(request, view), overdue_s)
+        self._levels.enter(request, self._prefill_s(request, view), self._overdue_s(request, view))
         if view.is_running(request.id):  # taken over from another policy
             self._started.append(request)
 
     def on_requeue(self, request: Request, view: View) -> None:
-        self._levels.wait(request, view.now_s + self.starvation)
+        self._levels.wait(request, self._overdue_s(request, view))
 
     def on_finish(self, request: Request, view: View) -> None:
         self._levels.drop(request.id)
@@ -71,6 +75,7 @@ class Mlfq(RankedPolicy):
         prefills, waiting = ranking.prefills(view), ranking.waiting(view)
         plan = plan_by_rank(budget, view, prefills, waiting, self.candidates)
         named = {item.request_id for item in plan.items}
+        ranking.waits.start(budget.admitted, view.now_s)
         self._started += budget.admitted
         self._skipped = [other.id for other in view.prefilling if other.id not in named]
         return plan
@@ -80,10 +85,10 @@ class Mlfq(RankedPolicy):
             return ()
         head = blocked.request.id
         is_overdue = self._ranking.overdue_s(head) <= view.now_s
-        level = 0 if is_overdue else self._levels.level(head)
+        key = (0.0, inf) if is_overdue else self._ranking.key(head)
         # Each of them has produced a token since its admission, so preempting cannot go on for
         # ever.
-        return self._levels.decoding_below(level, view)
+        return self._levels.decoding_behind(key, view)
 
     def on_step_end(self, record: StepRecord, view: View) -> None:
         levels = self._levels
@@ -104,6 +109,11 @@ class Mlfq(RankedPolicy):
             "quantum_s": levels.quanta_s[level],
             "quantum_left_s": levels.left_s(request_id),
         }
+
+    def _overdue_s(self, request: Request, view: View) -> float:
+        waits = self._ranking.waits
+        waits.enter(request, view.now_s)
+        return waits.queued_s(request.id) + self.starvation
 
     def _prefill_s(self, request: Request, view: View) -> float:
         """Seconds to compute all tokens of a request without KV: by the cost model, but at least
@@ -135,6 +145,8 @@ class Levels:
         self._ranking = ranking
         self._level_of: dict[str, int] = {}
         self._running: list[dict[str, Request]] = [{} for _ in range(n_levels)]
+        # By level: no running request joined it later. Too late after some of them have left.
+        self._last_joined = [0.0] * n_levels
         self._stays: dict[str, _Stay] = {}
         self._ends: list[tuple[float, int, Request]] = []  # a heap; may be too early, or void
         self._n_stays = self._n_joined = 0
@@ -156,17 +168,22 @@ class Levels:
         self.wait(request, overdue_s)
 
     def wait(self, request: Request, overdue_s: float) -> None:
-        """Put a waiting request at the end of its level."""
+        """Put a request into the queue, at the place in its level that it has, or else at the end
+        of its level."""
         self._stop(request.id)
-        self._ranking.put(request, self._end_of(self._level_of[request.id]), overdue_s)
+        is_known = request.id in self._ranking
+        level = self._level_of[request.id]
+        key = self._ranking.key(request.id) if is_known else self._end_of(level)
+        self._ranking.put(request, key, overdue_s)
 
     def begin(self, request: Request, prefill_time_s: float, is_at_top: bool) -> None:
         """Start the quantum of an admitted request, at least its prefill time; `is_at_top` moves it
         to the first level."""
-        if is_at_top:
+        if is_at_top and self._level_of[request.id]:
             self._level_of[request.id] = 0
+            self._ranking.move(request.id, self._end_of(0))
         level = self._level_of[request.id]
-        self._running[level][request.id] = request
+        self._run(request, level)
         self._n_stays += 1
         end_s = self.served_s + max(self.quanta_s[level], prefill_time_s)
         self._stays[request.id] = _Stay(self._n_stays, end_s)
@@ -194,12 +211,23 @@ class Levels:
                 continue
             heappush(ends, (stay.end_s, n, request))
 
-    def decoding_below(self, level: int, view: View) -> Iterator[Request]:
-        """Decoding requests of lower levels than `level`, lowest level first, last joined first."""
+    def decoding_behind(self, key: Key, view: View) -> Iterator[Request]:
+        """Decoding requests that stand behind the place `key`: of lower levels, or of the same
+        level and joined later. Lowest level first, last started first."""
+        level, joined = int(key[0]), key[1]
         for running in reversed(self._running[level + 1 :]):
             for request in reversed(running.values()):
                 if view.is_decoding(request.id):
                     yield request
+        if self._last_joined[level] <= joined:
+            return
+        last = 0.0
+        for request in reversed(self._running[level].values()):
+            own = self._ranking.key(request.id)[1]
+            last = max(last, own)
+            if own > joined and view.is_decoding(request.id):
+                yield request
+        self._last_joined[level] = last
 
     def _demote(self, request: Request, stay: _Stay) -> bool:
         """Move a running request down a level; False on the last level, where it stays."""
@@ -208,10 +236,15 @@ class Levels:
             return False
         del self._running[level][request.id]
         self._level_of[request.id] = level + 1
-        self._running[level + 1][request.id] = request
         self._ranking.move(request.id, self._end_of(level + 1))
+        self._run(request, level + 1)
         stay.end_s += self.quanta_s[level + 1]
         return True
+
+    def _run(self, request: Request, level: int) -> None:
+        self._running[level][request.id] = request
+        joined = self._ranking.key(request.id)[1]
+        self._last_joined[level] = max(self._last_joined[level], joined)
 
     def _end_of(self, level: int) -> tuple[float, float]:
         """The key of the next request to join a level."""

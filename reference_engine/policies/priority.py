@@ -21,6 +21,7 @@ from reference_engine.policies.sorted_queue import (
     ranked_prefills,
 )
 from reference_engine.policies.step_budget import TokenBudgetPolicy
+from reference_engine.policies.waiting_times import WaitingTimes
 from reference_engine.state.plan import Plan, View
 from reference_engine.state.sequence import Request
 
@@ -41,9 +42,15 @@ class Priority(TokenBudgetPolicy):
     waiting outweigh all other terms, but waiting counts no more than that: a request that has
     waited `starvation` (seconds) goes before all that arrived later.
 
-    With `preemptive`, a blocked request preempts the decoding requests with the lowest scores, if
-    recomputing them takes less time (by the cost model) than the waiting time that the difference
-    of the scores is worth. The age of a running request is its wait before its first admission.
+    Age is time spent waiting: it stands still while a request runs, and goes on when the request is
+    preempted. `starvation` counts from the arrival or the last preemption.
+
+    With `preemptive`, a blocked request preempts the decoding requests with the lowest scores and
+    takes their place in the same step, if recomputing them takes less time (by the cost model;
+    doubled for each time that the request was preempted before) than the waiting time that the
+    difference of the scores is worth. In this difference age is left out, or waiting and running
+    requests would preempt each other in turn. A request that was admitted because it had waited
+    `starvation` cannot be preempted for that long.
     `token_budget`, `max_num_seqs` and `watermark` are as in `chunked`.
 
     `weighted_naive` is the same idea without the normalisation.
@@ -62,40 +69,46 @@ class Priority(TokenBudgetPolicy):
     starvation: Annotated[Seconds, Field(gt=0)] = 60.0
     preemptive: bool = False
 
+    _waits: WaitingTimes = PrivateAttr(default_factory=WaitingTimes)
     _scores: Scores = PrivateAttr()
     _queue: ScoredQueue = PrivateAttr()
     _overdue: OverdueQueue = PrivateAttr(default_factory=OverdueQueue)
     _preempted_for: dict[str, list[str]] = PrivateAttr(default_factory=dict)
 
     def model_post_init(self, context: object) -> None:
-        self._scores = Scores(self)
+        self._scores = Scores(self, self._waits)
         self._queue = ScoredQueue(self._scores.segment)
 
     def on_arrival(self, request: Request, view: View) -> None:
+        self._waits.enter(request, view.now_s)
         self._scores.put(request, view.predictor.predict(request).mean)
         self._queue.put(request, view.now_s)
-        self._overdue.put(request, request.arrived_s + self.starvation)
+        self._overdue.put(request, self._waits.queued_s(request.id) + self.starvation)
 
     def on_finish(self, request: Request, view: View) -> None:
         self._queue.drop(request.id)
         self._overdue.drop(request.id)
         self._scores.drop(request.id)
+        self._waits.drop(request.id)
         self._preempted_for.pop(request.id, None)
 
     def plan(self, view: View) -> Plan:
         scores, now_s = self._scores, view.now_s
 
         def rank(request: Request) -> Key:
-            return self._overdue.rank(request.id, (-scores.running(request, now_s),), now_s)
+            started_s = self._waits.started_s(request.id, now_s)
+            return self._overdue.rank(request.id, (-scores.running(request, now_s),), started_s)
 
         self._queue.refile(view)
+        budget = self.budget_after_decodes(view)
         plan = plan_by_rank(
-            self.budget_after_decodes(view),
+            budget,
             view,
             ranked_prefills(view, rank),
             self._overdue.overdue_first(self._queue.walk(view), view),
             self.candidates if self.preemptive else None,
         )
+        self._waits.start(budget.admitted, now_s)
         for victim in plan.preempt:
             self._preempted_for.setdefault(victim.by, []).append(victim.request_id)
         return plan
@@ -121,14 +134,19 @@ class Priority(TokenBudgetPolicy):
     def candidates(self, view: View, blocked: BlockedRequest) -> Iterator[Request]:
         """Decoding requests that are worth preempting for `blocked`, lowest score first."""
         now_s, head, scores, overdue = view.now_s, blocked.request, self._scores, self._overdue
-        own = scores.waiting(head, now_s)
+        own, own_merit = scores.waiting(head, now_s), scores.merit(head, now_s)
         lower = []
         for request in view.decoding:
             score = scores.running(request, now_s)
-            if score < own and overdue.overdue_s(request.id) > now_s:
+            if score < own:
                 lower.append((score, request.id, request))
-        for score, _, request in sorted(lower):
-            if prefill_s(request.n_tokens, view.cost) < scores.worth_s(own - score, head):
+        for _, request_id, request in sorted(lower):
+            overdue_s = overdue.overdue_s(request_id)
+            if self._waits.is_promoted(request_id, overdue_s, now_s, self.starvation):
+                continue
+            difference = own_merit - scores.merit(request, now_s)
+            again_s = prefill_s(request.n_tokens, view.cost) * 2.0**request.n_preemptions
+            if again_s < scores.worth_s(difference, head):
                 yield request
 
 
@@ -139,8 +157,8 @@ class Scores:
     piecewise linear function of time.
     """
 
-    def __init__(self, weights: Priority) -> None:
-        self._weights = weights
+    def __init__(self, weights: Priority, waits: WaitingTimes) -> None:
+        self._weights, self._waits = weights, waits
         self._fixed: dict[str, float] = {}
         self._recent: deque[float] = deque()  # predicted outputs of the last arrivals, tokens
         self._by_size: list[float] = []  # `_recent`, sorted
@@ -166,11 +184,11 @@ class Scores:
     def segment(self, request: Request, now_s: float) -> ScoreSegment:
         """The linear piece of a waiting request's score that begins at `now_s`."""
         weights, fixed = self._weights, self._fixed[request.id]
-        slo_s = self.slo_s(request)
-        capped_s = request.arrived_s + _MOST_WAITING * slo_s
+        slo_s, aged_from_s = self.slo_s(request), self._waits.aged_from_s(request.id)
+        capped_s = aged_from_s + _MOST_WAITING * slo_s
         if now_s < capped_s:
             slope = weights.wait_weight / slo_s
-            at_0, until_s = fixed - slope * request.arrived_s, capped_s
+            at_0, until_s = fixed - slope * aged_from_s, capped_s
         else:
             at_0, slope, until_s = fixed + _MOST_WAITING * weights.wait_weight, 0.0, inf
         deadline_s = request.deadline_s
@@ -190,15 +208,17 @@ class Scores:
         return at_0 + slope * now_s
 
     def running(self, request: Request, now_s: float) -> float:
-        """The score of a running request: its age stopped at its first admission."""
+        """The score of a running request, whose age stands still."""
+        waited = self._waits.waited_s(request.id, now_s) / self.slo_s(request)
+        return self.merit(request, now_s) + self._weights.wait_weight * min(_MOST_WAITING, waited)
+
+    def merit(self, request: Request, now_s: float) -> float:
+        """The score without the term of age."""
         weights, deadline_s = self._weights, request.deadline_s
-        scheduled_s = now_s if request.scheduled_s is None else request.scheduled_s
-        waited = (scheduled_s - request.arrived_s) / self.slo_s(request)
-        score = self._fixed[request.id] + weights.wait_weight * min(_MOST_WAITING, waited)
         if deadline_s is None:
-            return score
+            return self._fixed[request.id]
         urgency = 1 - (deadline_s - now_s) / weights.deadline_horizon
-        return score + weights.deadline_weight * max(0.0, min(1.0, urgency))
+        return self._fixed[request.id] + weights.deadline_weight * max(0.0, min(1.0, urgency))
 
     def worth_s(self, difference: float, request: Request) -> float:
         """Seconds of waiting that raise the score of `request` by `difference`; infinity if waiting

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from math import inf
-from typing import ClassVar, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
-from pydantic import PrivateAttr
+from pydantic import BeforeValidator, PrivateAttr
 
 from reference_engine.policies.sorted_queue import (
     Key,
@@ -16,6 +16,7 @@ from reference_engine.policies.sorted_queue import (
     ranked_prefills,
 )
 from reference_engine.policies.step_budget import NO_TOKENS, StepBudget, TokenBudgetPolicy
+from reference_engine.policies.waiting_times import WaitingTimes
 from reference_engine.state.cost_model import CostModel, StepShape
 from reference_engine.state.plan import Cause, Plan, Preemption, View, Why
 from reference_engine.state.sequence import Request
@@ -27,6 +28,13 @@ class BlockedRequest(NamedTuple):
     request: Request
     cause: Cause
 
+
+def _of_word(value: object) -> object:
+    return False if value == "never" else value
+
+
+Preempts = Annotated[bool, BeforeValidator(_of_word)]
+"""Whether a blocked request may preempt others; `never` is false."""
 
 Candidates = Callable[[View, BlockedRequest], Iterable[Request]]
 """Decoding requests that may be preempted for a blocked request, in the order of preemption."""
@@ -43,63 +51,70 @@ def plan_by_rank(
     `waiting`, both sorted, lowest rank first.
 
     No waiting request overtakes another: once a request cannot be admitted, it blocks all behind
-    it, and the rest of the budget goes to prefills. If it lacks a slot or KV blocks, as many of its
-    `candidates` as it needs are preempted.
+    it, and the rest of the budget goes to prefills. If it lacks a slot or KV blocks, it preempts as
+    many of its `candidates` as it needs and is admitted in their place, in the same step.
     """
-    blocked = _share_out(budget, prefills, waiting)
-    plan = Plan(tuple(budget.items), decode_all=True, rest=NO_TOKENS)
-    if blocked is None:
-        return plan
-    request, cause = blocked
-    preempt: tuple[Preemption, ...] = ()
-    if candidates is not None and cause.why in (Why.no_seq_slot, Why.no_kv_blocks):
-        preempt = _preemptions(budget, view, blocked, candidates(view, blocked))
-    if cause.why is not Why.no_kv_blocks:
-        return plan._replace(preempt=preempt, rest=cause)
-    behind = Cause(Why.lower_priority, request.id)
-    return plan._replace(preempt=preempt, causes=((request.id, cause),), rest=behind)
-
-
-def _share_out(
-    budget: StepBudget, prefills: Sequence[Ranked], waiting: Iterable[Ranked]
-) -> BlockedRequest | None:
+    preempted: dict[str, Preemption] = {}
     n_continued, blocked = 0, None
     for rank, request in waiting:
         while n_continued < len(prefills) and prefills[n_continued][0] < rank:
             budget.continue_prefill(prefills[n_continued][1])
             n_continued += 1
         cause = budget.admit(request)
+        if cause is not None and candidates is not None:
+            blocked = BlockedRequest(request, cause)
+            victims = _make_room(budget, view, blocked, candidates, preempted)
+            preempted |= {v.id: Preemption(v.id, by=request.id) for v in victims}
+            cause = None if victims else cause
         if cause is not None:
             blocked = BlockedRequest(request, cause)
             break
+        blocked = None
     for _, request in prefills[n_continued:]:
         budget.continue_prefill(request)
     budget.force_first_prefill()
-    return blocked
+    plan = Plan(
+        tuple(budget.items), decode_all=True, preempt=tuple(preempted.values()), rest=NO_TOKENS
+    )
+    if blocked is None:
+        return plan
+    request, cause = blocked
+    if cause.why is not Why.no_kv_blocks:
+        return plan._replace(rest=cause)
+    behind = Cause(Why.lower_priority, request.id)
+    return plan._replace(causes=((request.id, cause),), rest=behind)
 
 
-def _preemptions(
-    budget: StepBudget, view: View, blocked: BlockedRequest, candidates: Iterable[Request]
-) -> tuple[Preemption, ...]:
-    """Preemptions of as many candidates as the blocked request needs. None if all of them would not
-    be enough, or if no request would be left to compute.
-
-    The core admits nothing in a step that preempts, so a step that admits preempts nothing.
-    """
-    if budget.admitted:
-        return ()
-    cause, chosen = blocked.cause, list[Preemption]()
-    if cause.why is Why.no_seq_slot:
-        n_missing = 1.0  # any request frees a slot
-    else:
-        n_missing = (cause.want or 0.0) + budget.spare_blocks - (cause.have or 0.0)
-    for victim in candidates:
-        chosen.append(Preemption(victim.id, by=blocked.request.id))
+def _make_room(
+    budget: StepBudget,
+    view: View,
+    blocked: BlockedRequest,
+    candidates: Candidates,
+    preempted: Container[str],
+) -> list[Request]:
+    """Preempts as many candidates as the blocked request needs and admits it. None, and nothing
+    changed, if all of them would not be enough."""
+    request, cause = blocked
+    if cause.why not in (Why.no_seq_slot, Why.no_kv_blocks):
+        return []
+    n_missing, victims = float(-budget.blocks), list[Request]()
+    if cause.want is not None:
+        n_missing += cause.want
+    for victim in candidates(view, blocked):
+        if victim.id in preempted:
+            continue
+        budget.preempt(victim, request)
+        victims.append(victim)
         n_missing -= len(victim.blocks)
-        if n_missing <= 0:
-            break
-    n_left = len(view.decoding) - len(chosen) + len(budget.items)
-    return tuple(chosen) if n_missing <= 0 < n_left else ()
+        if n_missing > 0:
+            continue
+        remaining = budget.admit(request)
+        if remaining is None:
+            return victims
+        n_missing = (remaining.want or 0.0) - budget.blocks
+    for victim in victims:
+        budget.keep(victim, request)
+    return []
 
 
 def prefill_s(n_tokens: int, cost: CostModel) -> float:
@@ -108,11 +123,13 @@ def prefill_s(n_tokens: int, cost: CostModel) -> float:
 
 
 class Ranking:
-    """Live requests by rank: overdue requests first, then by the key they were filed under."""
+    """Live requests by rank: overdue requests first, then by the key they were filed under. A
+    running request is overdue if it was when it was admitted."""
 
-    __slots__ = ("_keys", "_overdue", "_queue")
+    __slots__ = ("_keys", "_overdue", "_queue", "waits")
 
     def __init__(self) -> None:
+        self.waits = WaitingTimes()
         self._overdue = OverdueQueue()
         self._queue = SortedQueue()
         self._keys: dict[str, Key] = {}
@@ -135,6 +152,7 @@ class Ranking:
         self._keys.pop(request_id, None)
         self._queue.drop(request_id)
         self._overdue.drop(request_id)
+        self.waits.drop(request_id)
 
     def key(self, request_id: str) -> Key:
         return self._keys[request_id]
@@ -143,9 +161,16 @@ class Ranking:
         """The instant at which the request becomes overdue."""
         return self._overdue.overdue_s(request_id)
 
-    def rank(self, request_id: str, now_s: float) -> Key:
-        """The rank of a waiting or running request at this instant."""
-        return self._overdue.rank(request_id, self._keys[request_id], now_s)
+    def running(self, request_id: str, now_s: float) -> Key:
+        """The rank of a running request."""
+        started_s = self.waits.started_s(request_id, now_s)
+        return self._overdue.rank(request_id, self._keys[request_id], started_s)
+
+    def is_promoted(self, request_id: str, now_s: float, duration_s: float) -> bool:
+        """Whether the running request was admitted because it was overdue, less than `duration_s`
+        ago."""
+        overdue_s = self._overdue.overdue_s(request_id)
+        return self.waits.is_promoted(request_id, overdue_s, now_s, duration_s)
 
     def waiting(self, view: View) -> Iterator[Ranked]:
         """The waiting requests with their ranks, lowest first."""
@@ -153,13 +178,13 @@ class Ranking:
 
     def prefills(self, view: View) -> list[Ranked]:
         """The running requests in prefill with their ranks, lowest first."""
-        return ranked_prefills(view, lambda request: self.rank(request.id, view.now_s))
+        return ranked_prefills(view, lambda request: self.running(request.id, view.now_s))
 
     def ranked_after(self, view: View, request: Request) -> list[str]:
         """Ids of the running requests that rank after `request`, last in rank first."""
         now_s = view.now_s
-        own = self.rank(request.id, now_s)
-        ranked = [(self.rank(other.id, now_s), other.id) for other in view.running]
+        own = self.running(request.id, now_s)
+        ranked = [(self.running(other.id, now_s), other.id) for other in view.running]
         return [other_id for rank, other_id in sorted(ranked, reverse=True) if rank > own]
 
 
@@ -178,7 +203,9 @@ class RankedPolicy(TokenBudgetPolicy):
     def plan(self, view: View) -> Plan:
         budget, ranking = self.budget_after_decodes(view), self._ranking
         prefills, waiting = ranking.prefills(view), ranking.waiting(view)
-        return plan_by_rank(budget, view, prefills, waiting, self.candidates)
+        plan = plan_by_rank(budget, view, prefills, waiting, self.candidates)
+        ranking.waits.start(budget.admitted, view.now_s)
+        return plan
 
     def candidates(self, view: View, blocked: BlockedRequest) -> Iterable[Request]:
         """Decoding requests to preempt for `blocked`, in the order of preemption."""

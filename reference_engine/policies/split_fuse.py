@@ -12,9 +12,10 @@ from reference_engine.state.plan import Plan, View
 
 
 class SplitFuse(TokenBudgetPolicy):
-    """Each step computes exactly `token_budget` tokens while there is that much to compute: one
-    token of every decoding request, the rest from prompts, long or short, split where the budget
-    ends. `pad: budget` fills an incomplete step with padding, as an engine with a single captured
+    """As `chunked`, with smaller steps and `pad`. Each step computes exactly `token_budget` tokens
+    while there is that much to compute: one token of every decoding request, the rest from prompts,
+    long or short, split where the budget ends; this rule is also that of `chunked`. `pad: budget`
+    fills an incomplete step with padding, as an engine with a single captured
     step size does; all steps then take the same time. `max_num_seqs` limits the running requests;
     admissions leave the share `watermark` of the KV blocks free.
 

@@ -86,6 +86,15 @@ class StepBudget:
         self.blocks -= self._view.decode_blocks
         self._is_busy = self._is_busy or n_decoding > 0
 
+    def preempt(self, victim: Request, request: Request) -> None:
+        """Add the slot, the blocks and the token of a decoding request that is preempted for the
+        waiting `request`."""
+        self._release(victim, request, 1)
+
+    def keep(self, victim: Request, request: Request) -> None:
+        """Undo `preempt`."""
+        self._release(victim, request, -1)
+
     def continue_prefills(self, most: int = 0) -> None:
         """Give tokens to the running requests in prefill, in order of admission, at most `most`
         each (0: no cap). Free blocks do not limit them; the core preempts to make room."""
@@ -152,6 +161,12 @@ class StepBudget:
         """Tokens that the prefill rows lack to the longest of them, summed."""
         lengths = [item.n_tokens for item in self.items]
         return len(lengths) * max(lengths, default=0) - sum(lengths)
+
+    def _release(self, victim: Request, request: Request, sign: int) -> None:
+        n_blocks = self._view.kv.freed_by(victim, request) + self._view.needs_block(victim.id)
+        self.slots += sign
+        self.tokens += sign
+        self.blocks += sign * n_blocks
 
     def _fitting(self, n_tokens: int) -> int:
         """How many of `n_tokens` fit in another row. A padded row fits whole or not at all, unless

@@ -39,6 +39,7 @@ class WeightedNaive(RankedPolicy):
             - self.priority_weight * request.priority
             - self.wait_weight * request.arrived_s
         )
+        self._ranking.waits.enter(request, view.now_s)
         self._ranking.put(request, (-score_at_0,))
 
     def explain(self, request_id: str, view: View) -> dict[str, object]:

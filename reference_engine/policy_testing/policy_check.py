@@ -41,6 +41,7 @@ FORBIDDEN = frozenset(
 network cannot be replayed."""
 _STARVATION_S = 60.0  # of an aged policy without a field `starvation`
 _STEPS_PER_TOKEN = 4  # a policy that needs more makes no progress
+_MOST_PREEMPTIONS = 3  # per finished request, on average over all workloads
 _MOST_TRIALS = 150  # to find a smaller workload
 _PREFIX = "~"
 
@@ -70,6 +71,8 @@ def check_policy(
     - *no oracle*: the policy never reads how long an answer will be
     - *no leak*: all KV blocks are free at the end, those of cancelled requests included
     - *determinism*: equal workloads give equal plans
+    - *preemption*: a preempted request does not return before the request it made room for, and the
+      plans preempt at most three times per finished request on average
     - *work conservation*, if claimed by `is_work_conserving`: no idle step while a request fits
     - *aging*, if claimed by `is_aged`: no request waits much longer than `starvation` (seconds)
 
@@ -77,10 +80,19 @@ def check_policy(
     """
     checked = policy() if isinstance(policy, type) else policy
     _check_imports(checked)
-    rules = ["plans", "progress", "read-only", "no oracle", "no leak", "determinism"]
-    n_steps = 0
+    rules = ["plans", "progress", "read-only", "no oracle", "no leak", "determinism", "preemption"]
+    n_steps = n_preemptions = n_finished = 0
     for workload in workloads(n_workloads, seed):
-        n_steps += _try_workload(checked, workload)
+        tried = _try_workload(checked, workload)
+        n_steps += len(tried.plans)
+        n_preemptions += tried.n_preemptions
+        n_finished += tried.n_finished
+    if n_preemptions > _MOST_PREEMPTIONS * n_finished:
+        raise PolicyFault(
+            "preemption",
+            f"{n_preemptions} preemptions for {n_finished} finished requests in {n_workloads} "
+            f"workloads, more than {_MOST_PREEMPTIONS} for each: their work is done again",
+        )
     if has_claim(checked, "is_work_conserving"):
         rules.append("work conservation")
     if has_claim(checked, "is_aged"):
@@ -89,9 +101,9 @@ def check_policy(
     return PolicyReport(checked.kind, tuple(rules), n_workloads, n_steps)
 
 
-def _try_workload(policy: Policy, workload: Workload) -> int:
-    """The number of steps that a workload takes. A fault is raised again with the smallest workload
-    found that breaks the same rule."""
+def _try_workload(policy: Policy, workload: Workload) -> WatchedPolicy:
+    """Run a workload. A fault is raised again with the smallest workload found that breaks the same
+    rule."""
     try:
         return _run_twice(policy, workload)
     except PolicyFault as first:
@@ -108,7 +120,7 @@ def _try_workload(policy: Policy, workload: Workload) -> int:
     raise PolicyFault(fault.rule, f"{fault.detail}\n\nwith {smallest}") from fault.__cause__
 
 
-def _run_twice(policy: Policy, workload: Workload) -> int:
+def _run_twice(policy: Policy, workload: Workload) -> WatchedPolicy:
     """Run a workload twice and compare the plans. The second run has other ids, which sort alike: a
     policy that iterates over a set of ids then sees another order."""
     first, second = _run(policy, workload), _run(policy, workload.renamed(_PREFIX))
@@ -120,7 +132,7 @@ def _run_twice(policy: Policy, workload: Workload) -> int:
                 f"  {again}\nKeep the state of a policy in pydantic PrivateAttrs, sort sets before "
                 "use, and read the time from view.now_s only",
             )
-    return len(first.plans)
+    return first
 
 
 def _decisions(plan: Plan) -> tuple[object, ...]:

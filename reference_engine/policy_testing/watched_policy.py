@@ -55,6 +55,8 @@ class WatchedPolicy:
         self.watch = PolicyWatch()
         self.requests: dict[str, Request] = {}
         self.plans: list[Plan] = []
+        self.n_preemptions = 0  # by its plans
+        self._made_room_for: dict[str, str] = {}  # blocker by victim, while both wait
         self._is_conserving = has_claim(policy, "is_work_conserving")
 
     def fresh(self) -> WatchedPolicy:
@@ -62,6 +64,10 @@ class WatchedPolicy:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._policy, name)
+
+    @property
+    def n_finished(self) -> int:
+        return sum(request.finished_s is not None for request in self.requests.values())
 
     def plan(self, view: View) -> Plan:
         if len(self.plans) >= self._most_steps:
@@ -77,6 +83,7 @@ class WatchedPolicy:
             rule = "progress" if isinstance(error, NoProgress) else "plans"
             raise PolicyFault(rule, f"{error}; {_situation(view)}") from None
         self.plans.append(plan)
+        self._check_preemptions(plan, view)
         if self._is_conserving:
             _check_busy(plan, view)
         return plan
@@ -95,6 +102,30 @@ class WatchedPolicy:
 
     def victims(self, view: View, request: Request, need_blocks: int) -> Iterable[str]:
         return list(self._call("victims", view, view, request, need_blocks))
+
+    def _check_preemptions(self, plan: Plan, view: View) -> None:
+        """Raises PolicyFault if the plan admits a preempted request before the request that it made
+        room for."""
+        blockers, admitted = self._made_room_for, list[str]()
+        for victim, blocker in list(blockers.items()):
+            if not view.is_waiting(victim) or not view.is_waiting(blocker):
+                del blockers[victim]
+        for item in plan.items:
+            if item.request_id in blockers and blockers[item.request_id] not in admitted:
+                blocker = blockers[item.request_id]
+                raise PolicyFault(
+                    "preemption",
+                    f"it admits {item.request_id}, which it preempted for {blocker}, and {blocker} "
+                    f"still waits; admit {blocker} in the step that preempts; {_situation(view)}",
+                )
+            if view.is_waiting(item.request_id):
+                admitted.append(item.request_id)
+        self.n_preemptions += len(plan.preempt)
+        blockers |= {
+            preemption.request_id: preemption.by
+            for preemption in plan.preempt
+            if view.is_waiting(preemption.by)
+        }
 
     def _call(self, method: str, view: View, *arguments: object) -> Any:
         """Call a method of the policy and return its result.

@@ -17,7 +17,10 @@ _DELTA = partial(tuple.__new__, StreamDelta)
 class ActiveRequest:
     """A request, its stream, and the state of its text."""
 
-    __slots__ = ("_detokenizer", "_is_plain", "_n_chars", "_stops", "request", "stream", "token_s")
+    __slots__ = (
+        *("_detokenizer", "_is_plain", "_n_chars", "_n_output", "_stops"),
+        *("request", "stream", "token_s"),
+    )
 
     def __init__(
         self, request: Request, stream: Sink, detokenizer: Detokenizer, stops: StopText
@@ -25,7 +28,7 @@ class ActiveRequest:
         self.request, self.stream = request, stream
         self.token_s: float | None = None  # time of its last token
         self._detokenizer, self._stops = detokenizer, stops
-        self._n_chars = 0
+        self._n_chars = self._n_output = 0
         self._is_plain = not (stops.is_needed or request.sampling.logprobs)
 
     @property
@@ -37,7 +40,7 @@ class ActiveRequest:
         """The delta of a token. A finish reason although `finish` is None means that a stop string
         ended the answer while the engine would go on."""
         request = self.request
-        n_output = len(request.tokens) - request.n_prompt
+        n_output = self._n_output = self._n_output + 1
         if finish is None and self._is_plain:
             return _DELTA((self._detokenizer.push(token), n_output, None, None))
         # A stop token counts as output but has no text.

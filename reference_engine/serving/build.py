@@ -22,7 +22,6 @@ from reference_engine.state.cost_model import (
     CostModel,
     ModelOnHardware,
     StepCost,
-    model_on_hardware,
 )
 from reference_engine.state.kv import BLOCK_TOKENS, KvPool
 from reference_engine.state.model_config import ModelConfig, ModelSource
@@ -60,7 +59,7 @@ def build(options: ServeOptions) -> Engine:
     kind = executor_of(options)
     simulated = None  # or the simulated model and hardware
     if isinstance(kind, SimulatedExecutor):
-        simulated = model_on_hardware(model, kind.hardware, kind.kv_dtype)
+        simulated = kind.model(model)
     longest = SIMULATED_CONTEXT if simulated else model.config.max_model_len
     max_model_len = options.max_model_len or (longest if simulated else min(longest, _CONTEXT))
     if max_model_len > longest:

@@ -10,6 +10,15 @@ from loadgen.errors import nearest
 from reference_engine.serving.wire.call import Call
 from reference_engine.serving.wire.wire_errors import WireError
 
+_ANSWER_PREFIXES = ("cmpl-", "chatcmpl-")
+
+
+def possible_ids(name: str) -> tuple[str, ...]:
+    """The request ids that a client may mean: its own `x-request-id` or the engine's id, and the
+    engine's id within the `id` of an answer."""
+    inner = (name.removeprefix(p) for p in _ANSWER_PREFIXES if name.startswith(p))
+    return (name, *inner)
+
 
 @dataclass(frozen=True, slots=True)
 class ServerIdentity:

@@ -14,7 +14,7 @@ from loadgen.errors import MissingDependency, UsageError, nearest
 from loadgen.manifest.json_section import JsonObject
 from reference_engine.executors.base import EXECUTORS, ExecutorKind
 from reference_engine.executors.delayed import StepDelay, StepDelayOption
-from reference_engine.policies.base import POLICIES, Policy
+from reference_engine.policies.base import POLICIES, Policy, is_for_mode
 from reference_engine.state.plan import How
 from reference_engine.state.steps import Level
 
@@ -84,9 +84,12 @@ def choose(flags: Mapping[str, Any], knobs: Iterable[str] = ()) -> ServeOptions:
     values = {_OLD_NAMES.get(key, key): value for key, value in flags.items()}
     pairs = [_pair(text) for text in knobs]
     options = [name for name in ServeOptions.model_fields if name not in _NOT_BY_NAME]
-    values |= {key: value for key, value in pairs if key in options}
     fields = ServeOptions.model_fields
-    policy = POLICIES.get(str(values.get("mode", fields["mode"].default)))
+    chosen = dict(pairs)
+    policy = POLICIES.get(str(chosen.get("mode", values.get("mode", fields["mode"].default))))
+    of_mode = {key for key, value in pairs if is_for_mode(policy, key, value)}
+    options = [name for name in options if name not in of_mode]
+    values |= {key: value for key, value in pairs if key in options}
     executor = _executor_class(str(values.get("device", fields["device"].default)))
     for key, value in pairs:
         if key in options:

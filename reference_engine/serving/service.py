@@ -142,6 +142,14 @@ class Service:
         stream.cut_off()
         self._forget(stream)
 
+    def cancel(self, request_id: str) -> None:
+        """End a request for an operator: its client gets an error, and its KV is free before the
+        next plan."""
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            stream.fail(WireError("cancelled by an operator", status=503, code="cancelled"))
+            self._forget(stream)
+
     def draft(self, call: Call) -> Request:
         """The request of a call, not queued. Raises WireError if it can never run."""
         self._check_open()

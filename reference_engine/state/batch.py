@@ -123,17 +123,20 @@ _EVENT = partial(tuple.__new__, TokenEvent)
 class StepTokens(Iterable[TokenEvent]):
     """The new tokens of a step as columns: `requests` and their `tokens`. `ends` maps the requests
     that got their last token to their final state. Events are built while iterating;
-    code on the hot path reads the columns."""
+    code on the hot path reads the columns. `finishes` is a column only where a request has several
+    tokens, of which the last ends it."""
 
-    __slots__ = ("ends", "logprobs", "requests", "tokens")
+    __slots__ = ("_finishes", "ends", "logprobs", "requests", "tokens")
 
     def __init__(
         self,
         requests: Sequence[Request] = (),
         tokens: Sequence[int] = (),
         ends: Mapping[Request, State] | None = None,
-        logprobs: Sequence[float] | None = None,
+        logprobs: Sequence[float | None] | None = None,
+        finishes: Sequence[State | None] | None = None,
     ) -> None:
+        self._finishes = finishes
         self.requests, self.tokens, self.logprobs = requests, tokens, logprobs
         self.ends: Mapping[Request, State] = ends or {}
 
@@ -141,7 +144,11 @@ class StepTokens(Iterable[TokenEvent]):
         return len(self.requests)
 
     def __iter__(self) -> Iterator[TokenEvent]:
-        finishes = map(self.ends.get, self.requests) if self.ends else repeat(None)
+        finishes: Iterable[State | None] = repeat(None)
+        if self._finishes is not None:
+            finishes = self._finishes
+        elif self.ends:
+            finishes = map(self.ends.get, self.requests)
         logprobs: Iterator[float | None] = repeat(None)
         if self.logprobs is not None:
             logprobs = (

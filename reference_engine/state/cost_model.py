@@ -12,12 +12,15 @@ import re
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from loadgen.errors import UsageError, nearest
 from reference_engine.state.model_config import KvDtype, ModelConfig, ModelSource
 
+WeightDtype = Literal["auto", "fp8", "int8"]
+
 _BYTES = 2  # of a weight, and of a KV number with kv_dtype "auto": bfloat16
+_BYTES_8BIT = 1  # of a number in the matrices of the blocks; the output layer stays in bfloat16
 _KV_SHARE = 0.9  # of the memory; the rest is for activations and the allocator
 _CPU_KV_BYTES, _CPU_KV_TOKENS = 1 << 30, 65_536  # the defaults of `serve`
 
@@ -63,11 +66,13 @@ class StepCost:
 
     t = step_s + seq_s·n_seqs + added_token_s·T + (weights_s^p + M^p)^(1/p)
         + context_token_s·context_tokens + prefill_attention_s·prefill_attention
+        − max(0, reduce_saved_s − reduce_saved_token_s·T)
     M = token_s·T + head_s·n_seqs
 
-    T counts prompt tokens, decoding rows and padding; p = `sharpness`. Without `weights_s` the
-    model is plainly linear. A step that only decodes is rounded up to the next of `graph_rows`, the
-    batch sizes for which a graph was captured (none: no rounding). An empty step costs nothing.
+    `reduce_saved_s` is what a step of few tokens saves by an all-reduce for short messages. T
+    counts prompt tokens, decoding rows and padding; p = `sharpness`. Without `weights_s` the model
+    is plainly linear. A step that only decodes is rounded up to the next of `graph_rows`, the batch
+    sizes for which a graph was captured (none: no rounding). An empty step costs nothing.
     """
 
     step_s: float = 0.0
@@ -78,6 +83,8 @@ class StepCost:
     head_s: float = 0.0
     context_token_s: float = 0.0
     prefill_attention_s: float = 0.0
+    reduce_saved_s: float = 0.0
+    reduce_saved_token_s: float = 0.0
     sharpness: float = 4.0
     graph_rows: tuple[int, ...] = ()
 
@@ -97,6 +104,8 @@ class StepCost:
         if self.weights_s:
             p = self.sharpness
             multiplying_s = (self.weights_s**p + multiplying_s**p) ** (1 / p)
+        if self.reduce_saved_s:
+            multiplying_s -= max(0.0, self.reduce_saved_s - self.reduce_saved_token_s * n_tokens)
         return (
             self.step_s
             + self.seq_s * n_seqs
@@ -115,10 +124,11 @@ class StepCost:
 class Hardware:
     """An accelerator, or `n` of them working together (tensor parallel).
 
-    Ceilings are per device: `bandwidth` (bytes/s), `flops` (1/s, bfloat16), `memory_bytes`. Each
-    `eta` is the share of a ceiling that kernels reach. `layer_s` is spent in every layer whatever
-    the batch, `step_s` in every step; `allreduce_s` and `allreduce_bytes_per_s` apply with n > 1;
-    `link_bytes_per_s` is the link to host memory.
+    Ceilings are per device: `bandwidth` (bytes/s), `flops` (1/s, bfloat16), `flops_8bit` (1/s; 0:
+    as `flops`), `memory_bytes`. Each `eta` is the share of a ceiling that kernels reach. `layer_s`
+    is spent in every layer whatever the batch, `step_s` in every step. With n > 1 an all-reduce
+    takes `allreduce_s` and its message at `allreduce_bytes_per_s`, or, if that is faster, the two
+    of `short_…`. `link_bytes_per_s` is the link to host memory.
     """
 
     name: str
@@ -134,6 +144,9 @@ class Hardware:
     seq_s: float = 2e-6
     allreduce_s: float = 38e-6
     allreduce_bytes_per_s: float = 230e9
+    short_allreduce_s: float = 9.5e-6
+    short_allreduce_bytes_per_s: float = 34.5e9
+    flops_8bit: float = 0.0
     link_bytes_per_s: float = 50e9
     n: int = 1
 
@@ -143,38 +156,46 @@ class Hardware:
 # shards at tensor parallel 1 to 8 within 4 % (tests/reference_engine/test_cost_model.py). The
 # H200's ceilings were measured (a copy, a large product). Its kernels are assumed to be as good as
 # the H100's: .88 and .72 of the datasheet are .98 and .90 of the measured ceilings. The etas of
-# attention, the overhead of a step and the link (PCIe 5, 4) are assumed. The all-reduce is that of
-# four H100s.
+# attention, the overhead of a step and the link (PCIe 5, 4) are assumed, and so is the 8-bit rate:
+# twice that of bfloat16, as in the datasheets. The all-reduce is that of four H100s: of long
+# messages NCCL's in Vidur's profiles, of short messages vLLM's custom kernel as measured in
+# sgl-project/sglang#2904 (512 bytes to 1 MiB).
 HARDWARE: Mapping[str, Hardware] = {
-    "h200": Hardware("h200", 4.3e12, 790e12, 141e9, 0.98, 0.90, 19e-6),
-    "h100": Hardware("h100", 3.35e12, 989e12, 80e9, 0.88, 0.72, 19e-6),
-    "a100": Hardware("a100", 2.039e12, 312e12, 80e9, 0.766, 0.72, 22e-6, link_bytes_per_s=25e9),
+    "h200": Hardware("h200", 4.3e12, 790e12, 141e9, 0.98, 0.90, 19e-6, flops_8bit=1580e12),
+    "h100": Hardware("h100", 3.35e12, 989e12, 80e9, 0.88, 0.72, 19e-6, flops_8bit=1979e12),
+    "a100": Hardware(
+        *("a100", 2.039e12, 312e12, 80e9, 0.766, 0.72, 22e-6),
+        link_bytes_per_s=25e9,
+        flops_8bit=624e12,
+    ),
 }
 CPU = "cpu"
 CPU_COSTS: Mapping[str, StepCost] = {
     "nano": StepCost(
-        step_s=0.74e-3,
-        seq_s=78e-6,
-        token_s=10e-6,
-        context_token_s=0.48e-6,
-        prefill_attention_s=40e-9,
+        step_s=0.0008576,
+        seq_s=2.996e-05,
+        token_s=5.262e-06,
+        context_token_s=1.108e-07,
+        prefill_attention_s=1.967e-08,
     ),
     "tiny": StepCost(
-        step_s=1.9e-3,
-        seq_s=317e-6,
-        token_s=29e-6,
-        context_token_s=0.49e-6,
-        prefill_attention_s=47e-9,
+        step_s=0.001518,
+        seq_s=4.925e-05,
+        token_s=2.631e-05,
+        context_token_s=2.637e-07,
+        prefill_attention_s=5.224e-08,
     ),
     "10m": StepCost(
-        step_s=6.8e-3,
-        seq_s=0.7e-3,
-        token_s=298e-6,
-        context_token_s=2.8e-6,
-        prefill_attention_s=234e-9,
+        step_s=0.007235,
+        seq_s=0,
+        token_s=0.0002924,
+        context_token_s=1.145e-06,
+        prefill_attention_s=2.048e-07,
     ),
 }
-"""Costs of the bundled engine in float32 on 1 core, fitted by `benchmarks/fit_cpu_cost.py`."""
+"""Costs of the bundled engine in float32 on 1 core: those of
+`benchmarks/results/fit_cpu_cost.json`, written by `benchmarks/fit_cpu_cost.py --write`. Fit again
+when `benchmarks/cpu_engine.py` measures speeds that differ by more than 10 %."""
 GRAPH_ROWS = (1, 2, 4, *range(8, 513, 8))
 """Batch sizes with a captured graph, as nano-vllm and vLLM choose them."""
 
@@ -190,24 +211,28 @@ class ModelOnHardware:
 
 
 def model_on_hardware(
-    source: ModelSource, hardware: str, kv_dtype: KvDtype = "auto"
+    source: ModelSource,
+    hardware: str | Hardware,
+    kv_dtype: KvDtype = "auto",
+    weight_dtype: WeightDtype = "auto",
 ) -> ModelOnHardware:
     """A model on an accelerator (`h200`), on several (`4xh200`), or on `cpu`, with the costs
     measured for the bundled engine. Raises UsageError for unknown hardware, or hardware that is too
     small for the model."""
     if hardware == CPU:
-        if kv_dtype != "auto":
-            raise UsageError(
-                f"kv_dtype: no costs of '{kv_dtype}' were measured on a cpu; choose an "
-                f"accelerator: {', '.join(HARDWARE)}"
-            )
+        for key, dtype in (("kv_dtype", kv_dtype), ("weight_dtype", weight_dtype)):
+            if dtype != "auto":
+                raise UsageError(
+                    f"{key}: no costs of '{dtype}' were measured on a cpu; choose an "
+                    f"accelerator: {', '.join(HARDWARE)}"
+                )
         return _measured(source)
-    chosen = find_hardware(hardware)
+    chosen = find_hardware(hardware) if isinstance(hardware, str) else hardware
     model = source.config
     kv_bytes = model.kv_bytes_per_token(_BYTES, kv_dtype)
     copy_token_s = kv_bytes / (chosen.n * chosen.link_bytes_per_s)
-    cost = step_cost(model, chosen, kv_dtype)
-    return ModelOnHardware(cost, kv_tokens(model, chosen, kv_dtype), copy_token_s)
+    cost = step_cost(model, chosen, weight_dtype)
+    return ModelOnHardware(cost, kv_tokens(model, chosen, kv_dtype, weight_dtype), copy_token_s)
 
 
 def find_hardware(text: str) -> Hardware:
@@ -216,20 +241,29 @@ def find_hardware(text: str) -> Hardware:
     name = match[2] if match else text
     if match is None or name not in HARDWARE:
         hint = nearest(name, [*HARDWARE, CPU])
-        raise UsageError(f"hardware: unknown '{text}'; {hint}; for four of them write 4xh200")
+        raise UsageError(
+            f"hardware: unknown '{text}'; {hint}; for four of them write 4xh200, "
+            "for hardware of your own the name of its .yaml file"
+        )
     return replace(HARDWARE[name], n=int(match[1] or 1))
 
 
-def step_cost(model: ModelConfig, hardware: Hardware, kv_dtype: KvDtype = "auto") -> StepCost:
-    """The cost of a model's steps on some hardware, in bfloat16. With KV in 8 bits decode attention
-    reads fewer bytes at the same share of the bandwidth; the cost of scaling them is left out.
+def step_cost(
+    model: ModelConfig, hardware: Hardware, weight_dtype: WeightDtype = "auto"
+) -> StepCost:
+    """The cost of a model's steps on some hardware, in bfloat16. Weights in 8 bits are read in half
+    the time, and multiplied at the 8-bit rate. KV in 8 bits costs as much time as in bfloat16: how
+    much its scales take from the shorter reading has not been measured on a GPU.
 
     Source: the usual roofline per operator (Williams, Waterman & Patterson, CACM 52(4), 2009), with
     Vidur's split of a step.
     """
     bandwidth = hardware.n * hardware.bandwidth
     flops = hardware.n * hardware.flops
-    linear_flops = flops * hardware.eta_flops
+    head_flops = flops * hardware.eta_flops
+    linear_flops = head_flops
+    if weight_dtype != "auto" and hardware.flops_8bit:
+        linear_flops = hardware.n * hardware.flops_8bit * hardware.eta_flops
     reduce_s = 2 * model.n_layers if hardware.n > 1 else 0
     activation_bytes = _BYTES * model.d_model
     attention_flops = 4 * model.n_layers * model.n_heads * model.head_dim
@@ -239,12 +273,16 @@ def step_cost(model: ModelConfig, hardware: Hardware, kv_dtype: KvDtype = "auto"
         + reduce_s * hardware.allreduce_s,
         seq_s=hardware.seq_s,
         added_token_s=reduce_s * activation_bytes / hardware.allreduce_bytes_per_s,
-        weights_s=weight_bytes(model) / (bandwidth * hardware.eta_bandwidth),
+        weights_s=weight_bytes(model, weight_dtype) / (bandwidth * hardware.eta_bandwidth),
         token_s=2 * model.n_matrix_params / linear_flops,
-        head_s=2 * _head_params(model) / linear_flops,
-        context_token_s=model.kv_bytes_per_token(_BYTES, kv_dtype)
+        head_s=2 * _head_params(model) / head_flops,
+        context_token_s=model.kv_bytes_per_token(_BYTES)
         / (bandwidth * hardware.eta_decode_attention),
         prefill_attention_s=attention_flops / (flops * hardware.eta_prefill_attention),
+        reduce_saved_s=reduce_s * max(0.0, hardware.allreduce_s - hardware.short_allreduce_s),
+        reduce_saved_token_s=reduce_s
+        * activation_bytes
+        * (1 / hardware.short_allreduce_bytes_per_s - 1 / hardware.allreduce_bytes_per_s),
         graph_rows=GRAPH_ROWS,
     )
 
@@ -265,19 +303,26 @@ def roofline_s(model: ModelConfig, hardware: Hardware, shape: StepShape) -> floa
     return max(n_bytes / hardware.bandwidth, n_flops / hardware.flops) / hardware.n
 
 
-def weight_bytes(model: ModelConfig) -> float:
+def weight_bytes(model: ModelConfig, weight_dtype: WeightDtype = "auto") -> float:
     """Bytes of the weights that a step reads: every block and the output layer, but not the input
     embedding, of which it reads a few rows."""
-    return _BYTES * (model.n_matrix_params + _head_params(model))
+    return _matrix_bytes(model, weight_dtype) + _BYTES * _head_params(model)
 
 
-def kv_tokens(model: ModelConfig, hardware: Hardware, kv_dtype: KvDtype = "auto") -> int:
+def kv_tokens(
+    model: ModelConfig,
+    hardware: Hardware,
+    kv_dtype: KvDtype = "auto",
+    weight_dtype: WeightDtype = "auto",
+) -> int:
     """Tokens of KV that fit next to the weights. Raises UsageError where the weights do not fit."""
-    room = hardware.n * hardware.memory_bytes * _KV_SHARE - _BYTES * model.n_params
+    stored_bytes = _BYTES * (model.n_params - model.n_matrix_params)
+    stored_bytes += _matrix_bytes(model, weight_dtype)
+    room = hardware.n * hardware.memory_bytes * _KV_SHARE - stored_bytes
     n_tokens = int(room // model.kv_bytes_per_token(_BYTES, kv_dtype))
     if n_tokens < 1:
         raise UsageError(
-            f"hardware: {_BYTES * model.n_params / 1e9:.0f} GB of weights do not fit into "
+            f"hardware: {stored_bytes / 1e9:.0f} GB of weights do not fit into "
             f"{hardware.n} × {hardware.memory_bytes / 1e9:.0f} GB of {hardware.name}; "
             f"use more of them, e.g. {2 * hardware.n}x{hardware.name}"
         )
@@ -292,6 +337,10 @@ def _measured(source: ModelSource) -> ModelOnHardware:
         )
     n_tokens = _CPU_KV_BYTES // source.config.kv_bytes_per_token()
     return ModelOnHardware(CPU_COSTS[source.name], min(_CPU_KV_TOKENS, n_tokens), 0.0)
+
+
+def _matrix_bytes(model: ModelConfig, weight_dtype: WeightDtype) -> int:
+    return (_BYTES if weight_dtype == "auto" else _BYTES_8BIT) * model.n_matrix_params
 
 
 def _head_params(model: ModelConfig) -> int:

@@ -73,6 +73,16 @@ class KvPool:
         n_room = max(self._available(request, hits) + n_tokens, reserve_tokens)
         return self.blocks_for(n_room) - len(hits) + idle
 
+    def freed_by(self, victim: Request, request: Request) -> int:
+        """Blocks that preempting `victim` adds to those that an admission of `request` can take.
+        Without the victim's blocks that other requests hold, too, and without those that are a
+        cached prefix of `request`."""
+        if not self.prefix_cache:
+            return len(victim.blocks)
+        references, hits = self._references, self._hits(request)
+        n_shared = sum(references[block] == 1 for block in set(hits).intersection(victim.blocks))
+        return sum(references[block] == 1 for block in victim.blocks) - n_shared
+
     def cached_tokens(self, request: Request) -> int:
         """Tokens that a request without blocks need not compute, because they are in the prefix
         cache or in host memory. A token at least is always left to compute: without it there

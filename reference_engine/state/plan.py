@@ -128,6 +128,10 @@ class View:
         """Free blocks that a step of all decoding requests takes."""
         return len(self._queues.out_of_room)
 
+    def needs_block(self, request_id: str) -> bool:
+        """Whether the next token of a decoding request takes a free block."""
+        return request_id in self._queues.out_of_room
+
     @property
     def is_ending(self) -> bool:
         """Whether running requests end with the step in flight (only when planning ahead)."""

@@ -29,8 +29,9 @@ class StepRecord(NamedTuple):
     `n_prefill_tokens` counts every token that is not a decode's, recomputed ones included, and
     `prefill_attention` is Σ n·(c + n/2) over pieces of n tokens after c (tokens²).
     `context_tokens` is Σ tokens in KV of the decoding rows. `n_running`, `n_waiting` and
-    `kv_used_blocks` are as of the end of planning. `causes` counts the waiting requests by reason.
-    `items` is (id, tokens) of each row, at level "full" only.
+    `kv_used_blocks` are as of the end of planning. `padding_tokens` are computed without a request,
+    and `padding_context_tokens` of KV are read for them. `causes` counts the waiting requests by
+    reason. `items` is (id, tokens) of each row, at level "full" only.
     """
 
     step: int
@@ -53,6 +54,7 @@ class StepRecord(NamedTuple):
     group: int | None
     items: tuple[tuple[str, int], ...]
     causes: tuple[tuple[str, int], ...]
+    padding_context_tokens: int = 0
 
 
 class StepEvent(NamedTuple):

@@ -196,6 +196,8 @@ class _Replay:
                 interventions.resume(state, event.tenant, *by)
             case "reprioritise":
                 interventions.reprioritise(state, event.request_id, int(detail["after"]), *by)
+            case "cancel_request":
+                interventions.note_cancel(state, event.request_id, *by)
             case "reset_prefix_cache":
                 interventions.reset_prefix_cache(state, *by)
         return self._compare_events()

@@ -61,6 +61,7 @@ STEP_SCHEMA = pa.schema(
         ("group", pa.int32()),
         ("items", _ITEMS),
         ("causes", _COUNTS),
+        ("padding_context_tokens", pa.int64()),
     ]
 )
 EVENT_SCHEMA = pa.schema(

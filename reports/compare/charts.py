@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -47,6 +48,8 @@ def shifts(
         percentile = Measure(f"p{100 * quantile:g}({metric.slo})", metric, "p", quantile)
         in_a, in_b = (np.array([m.value(percentile) for m in side]) for side in (a, b))
         _, row = judge(percentile, (in_a, in_b), None, replace(options, noise={}))
+        if not math.isfinite(row.change):  # a value of 0 has no ratio
+            continue
         numbers = {"change": row.change, "low": row.low, "high": row.high}
         records.append({"tail": tail, "quantile": quantile, **numbers})
     return records

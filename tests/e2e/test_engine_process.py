@@ -33,10 +33,11 @@ def start(*flags: str) -> tuple[subprocess.Popen[str], int]:
     return process, int(line.rsplit(":", 1)[1])
 
 
-def complete(port: int, **body: object) -> dict[str, Any]:
+def complete(port: int, client_id: str | None = "run-1", **body: object) -> dict[str, Any]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     text = json.dumps({"prompt": "abc", "max_tokens": 5, **body})
-    connection.request("POST", "/v1/completions", text, {"x-request-id": "run-1"})
+    headers = {} if client_id is None else {"x-request-id": client_id}
+    connection.request("POST", "/v1/completions", text, headers)
     answer = json.loads(connection.getresponse().read())
     connection.close()
     assert isinstance(answer, dict)
@@ -87,13 +88,13 @@ def rest(answer: http.client.HTTPResponse) -> bytes:
             return b""
 
 
-def test_http_workers_number_their_answers_apart_and_the_server_ends_with_its_parent():
+def test_answers_of_http_workers_carry_the_engines_ids_and_the_server_ends_with_its_parent():
     parent = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
     flags = ("--device", "toy", "--http-workers", "2", "--parent-pid", str(parent.pid))
     process, port = start(*flags)
-    ids = [complete(port)["id"] for _ in range(20)]
-    assert len(set(ids)) == 20
-    assert {name.split("-")[1] for name in ids} <= {"1", "2"}
+    ids = [complete(port, client_id=None)["id"] for _ in range(20)]
+    assert ids == [f"cmpl-req-{n}" for n in range(1, 21)]
+    assert complete(port, client_id="mine")["id"] == "cmpl-mine"
     end_with_its_parent(process, parent)
 
 
@@ -207,7 +208,7 @@ def test_a_server_freezes_its_objects_accepts_a_long_tmpdir_and_imports_nothing_
     assert process.returncode == 0, errors
     assert int(output.split()[-1]) > 10_000
     assert n_workers == 1
-    assert completion_id == "cmpl-1-1"
+    assert completion_id == "cmpl-run-1"
 
 
 def test_a_dead_http_worker_ends_the_server_with_a_message():

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+import slobench as sb
 from loadgen.cli import exit_codes
 from loadgen.cli.app import app
 from loadgen.plugins import load_plugin
@@ -57,3 +58,16 @@ def test_the_command_line_finds_it(plugin, tmp_path, capsys, monkeypatch):
     captured = capsys.readouterr()
     assert code in (0, 1), captured.err
     assert "short_first token_budget=256" in captured.err
+
+
+def test_the_hardware_file_of_the_page_runs_as_written(tmp_path, monkeypatch):
+    (text,) = re.findall(r"```yaml\n(# my_gpu\.yaml\n.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "my_gpu.yaml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    words = next(line for line in PAGE.splitlines() if "2xmy_gpu.yaml --engine" in line).split()
+    words += ["--out", "run", "--set", "phases.measure=2s", "--set", "phases.warmup=0s"]
+    assert exit_codes.guarded(lambda: app(words[1:]), {}) in (0, 1, 3)
+    run = sb.read_run("run")
+    assert run.manifest["target"]["labels"]["gpu"] == "2xmy_gpu.yaml"
+    assert "weight_dtype=fp8" in run.manifest["target"]["labels"]["flags"]
+    assert sb.summarize(run).throughput.output_tokens_per_s > 0

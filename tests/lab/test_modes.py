@@ -301,7 +301,8 @@ def test_classes_and_waits_are_shown_where_there_is_one_rate(tmp_path, cache):
     assert len(lines) == 4  # chunked: all, and the three classes
     for line, row in zip(lines, facts["rows"][4:], strict=True):
         shown = dict(zip(titles, re.findall(r"<td>(.*?)</td>", line)[1:], strict=True))
-        assert shown["ITL p99"] == f"{row['ratio']['itl_p99']['value']:.2g}"
+        assert shown["TTFT p99"] == f"{row['ratio']['ttft_p99']['value']:.2g}"
+        assert shown["ITL p99"] == "–"  # static delivers whole answers, without a gap
     assert "A single seed has no interval" in ratios
 
 

@@ -168,6 +168,12 @@ class InterruptOnce:
         return None
 
 
+def test_preempt_is_the_fate_of_kv_for_the_engine_and_a_switch_of_the_mode():
+    plain = sim_options({"mode": "mlfq", "preempt": "never"})
+    assert (plain.policy_args, plain.preempt) == ({"preempt": "never"}, "auto")
+    assert sim_options({"mode": "mlfq", "preempt": "swap"}).preempt == "swap"
+
+
 def test_an_interrupt_ends_the_run_with_the_results_so_far():
     scenario = steady(rate="5/s", duration="300s")
     options = sim_options({})

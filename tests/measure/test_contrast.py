@@ -68,6 +68,15 @@ def test_identical_runs_do_not_differ():
     assert (same.p_value(), same.equivalence_p(-0.01, 0.01)) == (1.0, 0.0)
 
 
+def test_a_side_with_a_zero_has_no_ratio():
+    """A TPOT of 0, as of answers that arrive whole, is −∞ as a logarithm."""
+    zero, other = np.full(3, -np.inf), np.log([4.0, 4.1, 4.2])
+    blocks = ((1, 2, 3), (1, 2, 3))
+    for found in (contrast(other, zero), contrast(zero, other, blocks), contrast(zero, zero)):
+        assert not found.is_judged
+        assert math.isnan(found.difference)
+
+
 def test_noise_is_what_runs_of_one_block_differ_by():
     values = np.array([1.0, 2.0, 11.0, 12.0])
     found = noise_of(values, ["x", "x", "y", "y"])

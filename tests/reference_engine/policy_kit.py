@@ -8,10 +8,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from reference_engine.policies.base import Policy
+from reference_engine.policies.base import POLICIES, Policy
+from reference_engine.simulator import simulate
 from reference_engine.state.batch import StepResult
 from reference_engine.state.cost_model import StepCost
-from reference_engine.state.plan import Plan, check_plan
+from reference_engine.state.plan import Limits, Plan, check_plan
+from reference_engine.state.predictor import LengthDist
 from reference_engine.state.sequence import Request
 from tests.reference_engine.engine_kit import Rig, request, rig, toy_output
 
@@ -30,6 +32,48 @@ class Arrival:
     priority: int = 0
     ttft_slo_s: float | None = None
     deadline_in_s: float | None = None
+
+
+class KnownLengths:
+    """A predictor with the true output lengths; `spread` is q90 − q50."""
+
+    def __init__(self, spread: float = 0.0, **n_output: int) -> None:
+        self.spread, self.n_output = spread, n_output
+
+    def predict(self, request: Request) -> LengthDist:
+        left = float(max(1, self.n_output[request.id] - request.n_output))
+        return LengthDist(left, left, left + self.spread)
+
+    def observe(self, request: Request) -> None:
+        """Nothing to learn."""
+
+
+def job(name: str, at_s: float, n_output: int, n_prompt: int = 1, **fields: Any) -> Request:
+    """A request with a prompt unlike all others."""
+    own = sum(map(ord, name)) * 7
+    prompt = [(own + i) % 256 for i in range(n_prompt)]
+    return request(name, prompt, n_output, arrived_s=at_s, **fields)
+
+
+def finish_times(
+    mode: str, jobs: Sequence[Request], *, max_num_seqs: int = 1, **knobs: Any
+) -> dict[str, float]:
+    """The end of each job (s) in steps of 1 s, in order of their ends. The predictor knows the
+    output lengths."""
+    fresh = [
+        job(
+            req.id, req.arrived_s, req.max_tokens, req.n_prompt, priority=req.priority,
+            tenant=req.tenant, ttft_slo_s=req.ttft_slo_s, deadline_s=req.deadline_s,
+        )
+        for req in jobs
+    ]  # fmt: skip
+    done = simulate(
+        fresh,
+        POLICIES.build({"kind": mode, **knobs}),
+        limits=Limits(max_num_seqs, 1 << 20, 1 << 17, 320),
+        predictor=KnownLengths(**{req.id: req.max_tokens for req in jobs}),
+    )
+    return {req.id: req.finished_s or 0.0 for req in done.finished}
 
 
 arrivals = st.builds(

@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from loadgen.errors import UnknownKind
+from reference_engine.core.interventions import switch_policy
 from reference_engine.policies.base import POLICIES
 from reference_engine.policies.chunked import Chunked
 from reference_engine.state.plan import Cause, Item, Why
@@ -99,3 +100,47 @@ def test_unknown_parameters_and_values_out_of_range_are_rejected():
         POLICIES.build({"kind": "chunked", "token_budget": 0})
     with pytest.raises(ValidationError, match="budget_tokens"):
         POLICIES.build({"kind": "chunked", "budget_tokens": 5})
+
+
+# --- order by cached prefix
+
+
+def with_cached_prefixes(**knobs):
+    """One slot, steps of 1 s; `warm` leaves 48 tokens in the cache, and `one` shares 16 of them."""
+    engine = rig(
+        max_num_seqs=1, policy="chunked", order="longest_prefix", executor_args={"step_s": 1.0},
+        **knobs,
+    )  # fmt: skip
+    shared = list(range(48))
+    engine.admit(request("warm", shared, 2))
+    for _ in range(2):
+        engine.step()
+    engine.admit(
+        request("none", [9] * 60, 1, arrived_s=2.0),
+        request("one", [*shared[:16], *[8] * 44], 1, arrived_s=2.0),
+        request("none_2", [7] * 60, 1, arrived_s=2.0),
+        request("three", [*shared, *[6] * 12], 1, arrived_s=2.0),
+    )
+    return engine
+
+
+def test_the_longest_cached_prefix_is_admitted_first():
+    engine = with_cached_prefixes()
+    assert not engine.policy.keeps_order
+    assert [e.request.id for e in engine.drain()] == ["three", "one", "none", "none_2"]
+
+
+def test_a_request_that_has_starved_goes_before_a_cached_prefix():
+    """At 4 s, when two requests are done, all others have waited for 2 s: order of arrival."""
+    engine = with_cached_prefixes(starvation="1500ms")
+    assert [e.request.id for e in engine.drain()] == ["three", "one", "none", "none_2"]
+    engine = with_cached_prefixes(starvation="1ms")
+    engine.clock.advance(0.1)
+    assert [e.request.id for e in engine.drain()] == ["none", "one", "none_2", "three"]
+
+
+def test_the_order_of_arrival_remains_without_the_option():
+    engine = with_cached_prefixes()
+    switch_policy(engine.state, Chunked())
+    assert engine.policy.keeps_order
+    assert [e.request.id for e in engine.drain()] == ["none", "one", "none_2", "three"]

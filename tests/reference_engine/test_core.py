@@ -164,7 +164,7 @@ class Greedy(Chunked):
         return Plan(tuple(Item(req.id, view.to_compute(req)) for req in everybody))
 
 
-def test_a_step_that_had_to_preempt_admits_nobody_even_if_the_plan_says_so():
+def test_a_step_that_preempts_for_a_running_requests_memory_admits_none():
     engine = rig(n_blocks=4, max_model_len=64, policy=Greedy())
     engine.admit(request("a", prompt_of(0, 31), 30), request("b", prompt_of(1, 31), 30))
     engine.step()

@@ -196,6 +196,7 @@ def test_padding_action_and_group_are_recorded():
     engine.step()
     record = engine.state.log.steps[-1]
     assert (record.padding_tokens, record.action, record.group) == (9, "go", 4)
+    assert record.padding_context_tokens == 50
     assert engine.state.counters.padding_tokens == 9
 
 

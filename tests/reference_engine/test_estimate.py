@@ -30,6 +30,14 @@ def test_an_idle_engine_starts_at_once_and_prefills_in_steps():
     assert (result.virtual_tokens, result.refusal) == (20.0, None)
 
 
+def test_the_rate_of_an_idle_engine_is_that_of_reading_the_prompt():
+    """16 000 tokens in a step of 10 ms + 16 ms, and not the 99 tokens/s of a prompt of one."""
+    cost = StepCost(step_s=0.01, token_s=1e-6)
+    idle = rig(max_model_len=1 << 15, n_blocks=2048, cost=cost)
+    result = estimate(idle.state, request("r", [1] * 16_000, 1))
+    assert result.tokens_per_s == pytest.approx(16_000 / 0.026)
+
+
 def test_a_cached_prefix_makes_it_cheaper_and_sooner():
     work = engine()
     work.admit(request("first", [1] * 33, 1))

@@ -213,3 +213,22 @@ def test_an_answer_takes_no_block_that_it_can_never_fill():
     assert (a.n_room, b.n_room) == (48, 144)
     pool.check([a, b])
     assert pool.n_free == 4084
+
+
+def test_a_preemption_frees_only_blocks_without_another_owner_or_use():
+    """`a` and `b` share 2 full blocks, and `a` has 2 of its own; `c` begins with the third block of
+    `a`, which a preemption would free and `c` would take at once."""
+    pool = KvPool(16)
+    shared = list(range(32))
+    a = request("a", [*shared, *range(100, 116), 7], 9)
+    assert pool.admit(a, 49)
+    a.n_computed = 49
+    pool.publish(a)
+    b = request("b", [*shared, 1, 2], 9)
+    assert pool.admit(b, 2)
+    other = request("other", [9] * 20, 9)
+    assert pool.freed_by(a, other) == 2
+    assert pool.freed_by(b, other) == 1
+    c = request("c", [*shared, *range(100, 116), 8, 8], 9)
+    assert pool.freed_by(a, c) == 1
+    assert KvPool(16, prefix_cache=False).freed_by(a, c) == 4

@@ -46,28 +46,51 @@ def test_buckets_split_at_the_middle_and_merge_when_the_load_falls():
     reqs = prompts(10, 20, 900)
     for req in reqs[:2]:
         buckets.put(req, 9.0)
-    buckets.adjust(n_prefills=0)
+    buckets.adjust()
     assert ranges(buckets) == ["0-1024"]  # split_above is 2
     buckets.put(reqs[2], 9.0)
-    new = buckets.adjust(n_prefills=0)
+    new = buckets.adjust()
     assert ranges(buckets) == ["0-512", "512-1024"] == [bucket.name for bucket in new]
     assert [len(bucket) for bucket in buckets.all] == [2, 1]
     buckets.put(prompts(1, 2, 3, 30)[3], 9.0)
-    buckets.adjust(n_prefills=0)
+    buckets.adjust()
     assert ranges(buckets) == ["0-32", "32-64", "64-128", "128-256", "256-512", "512-1024"]
     for req in reqs:
         buckets.drop(req.id)
-    buckets.adjust(n_prefills=1)  # one waits and one is in prefill: two are active
+    buckets.adjust([700])  # one waits and one is in prefill: two are active
     assert len(buckets.all) == 6
-    buckets.adjust(n_prefills=0)
+    buckets.adjust()
     assert ranges(buckets) == ["0-1024"]
+
+
+def test_a_prompt_that_is_being_read_counts_for_the_split():
+    """One short prompt waits while a document is read: half of the two are short."""
+    buckets = Buckets(longest=1023, split_above=1, split_share=0.5)
+    buckets.put(prompts(10)[0], 9.0)
+    buckets.adjust([900])
+    assert ranges(buckets) == ["0-512", "512-1024"]
+
+
+def test_a_lone_short_prompt_does_not_wait_behind_a_document():
+    """The document takes 8 steps of 100 tokens. The short prompt arrives during the first and is
+    read in the second, next to 90 tokens of the document."""
+    engine = bucketed(token_budget=100, max_bucket_wait="1h")
+    engine.admit(request("document", [1] * 800, 1))
+    engine.step()
+    engine.admit(request("short", [2] * 10, 1, arrived_s=0.005))
+    assert planned(engine) == {"short": 10, "document": 90}
+    engine.step()
+    account = engine.state.explain("short")
+    assert account is not None
+    assert account.ttft_s == pytest.approx(0.015)
+    engine.drain()
 
 
 def test_a_bucket_of_mostly_long_prompts_does_not_split():
     buckets = Buckets(longest=1023, split_above=1, split_share=0.5)
     for req in prompts(10, 900, 950):
         buckets.put(req, 9.0)
-    buckets.adjust(n_prefills=0)
+    buckets.adjust()
     assert ranges(buckets) == ["0-1024"]
 
 
@@ -83,10 +106,10 @@ def test_each_request_is_in_the_bucket_of_its_length(lengths, split_above, split
     reqs = prompts(*lengths)
     for req in reqs:
         buckets.put(req, 9.0)
-        buckets.adjust(n_prefills=0)
+        buckets.adjust()
     for k in leaving & set(range(len(reqs))):
         buckets.drop(reqs[k].id)
-    buckets.adjust(n_prefills=0)
+    buckets.adjust()
     lows = [bucket.low for bucket in buckets.all]
     highs = [bucket.high for bucket in buckets.all]
     assert lows[0] == 0

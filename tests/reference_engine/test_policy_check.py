@@ -149,6 +149,50 @@ class Hoarder(Simple):
         view.kv._references[3] += 1
 
 
+class MostUrgent(Simple):
+    """One request at a time, the lowest priority first; a more urgent request takes its place."""
+
+    max_num_seqs: int = 1
+
+    def order(self, view):
+        return sorted(view.waiting, key=lambda r: (r.priority, r.arrived_s))
+
+    def plan(self, view):
+        head = next(iter(self.order(view)), None)
+        worse = [r for r in view.decoding if head and r.priority > head.priority]
+        if head is None or not worse:
+            return super().plan(view)
+        return Plan((self.first(view, head),), preempt=(Preemption(worse[0].id, by=head.id),))
+
+    def first(self, view, request):
+        return Item(request.id, view.to_compute(request))
+
+
+class Unfaithful(MostUrgent):
+    """Preempts for a request and then serves in another order."""
+
+    is_work_conserving = False
+
+    def plan(self, view):
+        plan = super().plan(view)
+        return plan._replace(items=(), wait_until_s=view.now_s + 1) if plan.preempt else plan
+
+    def order(self, view):
+        ranked = super().order(view)
+        return ranked if view.running else ranked[::-1]
+
+
+class RoundRobin(MostUrgent):
+    """Every step another request."""
+
+    def plan(self, view):
+        head = next(iter(view.waiting), None)
+        if head is None or not view.decoding or head.n_preemptions >= 20:
+            return super().plan(view)
+        victim = next(iter(view.decoding))
+        return Plan((self.first(view, head),), preempt=(Preemption(victim.id, by=head.id),))
+
+
 FEW_REQUESTS = 81  # a seed whose first workloads have 2, 9, 6 and 5 requests
 
 
@@ -167,6 +211,8 @@ FEW_REQUESTS = 81  # a seed whose first workloads have 2, 9, 6 and 5 requests
         (Fickle, "determinism", "the same workload gave two different plans in step"),
         (Unordered, "determinism", "sort sets before use"),
         (Idler, "work conservation", "claims is_work_conserving but is idle at"),
+        (Unfaithful, "preemption", "it admits r"),
+        (RoundRobin, "preemption", " finished requests in 12 workloads, more than 3 for each"),
         (Clumsy, "plans", "on_finish() raised KeyError: "),
         (Shortest, "aging", "it claims is_aged with starvation 2 s, but a long request"),
     ],
@@ -187,7 +233,7 @@ def test_a_fault_shows_the_smallest_workload_that_causes_it():
     assert "with 1 requests, " in str(fault.value)
 
 
-@pytest.mark.parametrize("policy", [Simple, Patient, Remembers, Simple(max_num_seqs=2)])
+@pytest.mark.parametrize("policy", [Simple, Patient, Remembers, MostUrgent, Simple(max_num_seqs=2)])
 def test_a_correct_policy_passes(policy):
     report = check_policy(policy, n_workloads=4, seed=FEW_REQUESTS)
     assert report.n_workloads == 4

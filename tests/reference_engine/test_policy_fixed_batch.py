@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
+from reference_engine.core.interventions import switch_policy
+from reference_engine.policies.base import POLICIES
 from reference_engine.state.cost_model import Padding
 from reference_engine.state.plan import Cause, Why
 from reference_engine.state.sequence import State
-from tests.reference_engine.engine_kit import Rig, request, rig
+from tests.reference_engine.engine_kit import Rig, request, rig, toy_output
+from tests.reference_engine.policy_kit import finish_times, job
 
 
 def gang(n: int, policy: str = "static", **knobs: Any) -> Rig:
@@ -122,6 +125,83 @@ def test_a_batch_longer_than_a_step_is_prefilled_before_its_first_decode() -> No
     assert engine.shares == {"r2": 10}
     engine.step()
     assert engine.shares == {"r0": 1, "r1": 1, "r2": 1}
+
+
+SEED_CASE = [job("short", 0, 30), job("mid", 0, 50), job("long", 0, 200), job("late", 1, 10)]
+
+
+@pytest.mark.parametrize(
+    ("answers", "ends_s"),
+    [
+        ("at_end", {"short": 200, "mid": 200, "long": 200, "late": 210}),
+        ("streamed", {"short": 30, "mid": 50, "long": 200, "late": 210}),
+    ],
+)
+def test_answers_end_with_the_longest_of_their_batch(
+    answers: str, ends_s: dict[str, float]
+) -> None:
+    """Steps of 1 s. Requests of 30 and 50 tokens wait for that of 200."""
+    knobs: dict[str, Any] = {"batch_size": 3, "max_num_seqs": 8}
+    assert finish_times("static", SEED_CASE, answers=answers, **knobs) == ends_s
+    if answers == "at_end":
+        assert finish_times("static", SEED_CASE, **knobs) == ends_s
+        assert finish_times("dynamic", SEED_CASE, max_batch_size=3, max_num_seqs=8)["short"] == 30
+
+
+def test_answers_at_the_end_are_delivered_whole_and_once() -> None:
+    engine = gang(3, batch_size=3)
+    outputs: dict[str, list[int]] = {}
+    n_delivering = 0
+    while engine.state.has_work:
+        events = engine.step()
+        n_delivering += bool(events)
+        for request_, token, finish, _ in events:
+            outputs.setdefault(request_.id, []).append(token)
+            is_last = len(outputs[request_.id]) == request_.max_tokens
+            assert (finish is not None) == is_last
+    assert n_delivering == 1
+    for k in range(3):
+        own = range(100 * k, 100 * k + 10 * (k + 1))
+        assert outputs[f"r{k}"] == toy_output(own, k + 2)
+    account = engine.state.explain("r0")
+    assert account is not None
+    assert account.ttft_s == account.e2e_s == pytest.approx(0.04)
+
+
+@pytest.mark.parametrize("async_depth", [0, 1])
+def test_padding_is_the_same_whenever_answers_are_delivered(async_depth: int) -> None:
+    n_padding = []
+    for answers in ("at_end", "streamed"):
+        engine = gang(7, batch_size=3, answers=answers, async_depth=async_depth)
+        engine.state.is_source_closed = True
+        engine.drain()
+        n_padding.append((engine.state.counters.padding_tokens, engine.state.counters.steps))
+    assert n_padding[0] == n_padding[1]
+
+
+@pytest.mark.parametrize("cancelled", ["r0", "r2"])
+def test_a_cancel_while_answers_are_held_delivers_the_others(cancelled: str) -> None:
+    """r0 has ended and is held, r2 is the last of its batch and still runs."""
+    engine = gang(3, batch_size=3)
+    for _ in range(3):
+        assert engine.step() == []
+    engine.state.end(cancelled, State.finished_abort)
+    ended = {event.request.id for event in engine.drain() if event.finish is not None}
+    assert ended == {"r0", "r1", "r2"} - {cancelled}
+    account = engine.state.explain(cancelled)
+    assert account is not None
+    assert account.ttft_s is None
+
+
+def test_another_mode_delivers_the_held_answers_in_its_first_step() -> None:
+    engine = gang(3, batch_size=3)
+    engine.step()
+    engine.step()
+    switch_policy(engine.state, POLICIES.build({"kind": "chunked"}))
+    delivered = [event.request.id for event in engine.step()]
+    assert sorted(delivered) == ["r0"] * 2 + ["r1"] * 3 + ["r2"] * 3
+    assert engine.state.counters.finished == 2  # r1 ends in this step
+    engine.drain()
 
 
 def test_a_request_cancelled_in_the_queue_leaves_no_masked_row() -> None:

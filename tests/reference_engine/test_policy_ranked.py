@@ -12,29 +12,14 @@ from pydantic import ValidationError
 from reference_engine.policies.mlfq import Mlfq
 from reference_engine.state.cost_model import StepCost
 from reference_engine.state.predictor import LengthDist
-from reference_engine.state.sequence import Request
 from tests.reference_engine.engine_kit import Rig, request, rig
-from tests.reference_engine.policy_kit import Arrival, play, traffic
+from tests.reference_engine.policy_kit import Arrival, KnownLengths, play, traffic
 
 RANKED = ["priority", "weighted_naive", "sjf", "mlfq", "deadline"]
 
 
 def prompt(n: int) -> list[int]:
     return [n % 256] * n
-
-
-class KnownLengths:
-    """A predictor with the true output lengths; `spread` is q90 − q50."""
-
-    def __init__(self, spread: float = 0.0, **n_output: int) -> None:
-        self.spread, self.n_output = spread, n_output
-
-    def predict(self, request: Request) -> LengthDist:
-        left = float(max(1, self.n_output[request.id] - request.n_output))
-        return LengthDist(left, left, left + self.spread)
-
-    def observe(self, request: Request) -> None:
-        """Nothing to learn."""
 
 
 def admitted_order(engine: Rig) -> list[str]:
@@ -62,7 +47,8 @@ def test_budgets_hold_and_nothing_idles(mode, coming, token_budget, max_num_seqs
         mode, coming, n_blocks=n_blocks, max_num_seqs=max_num_seqs, token_budget=token_budget
     ):
         assert 1 <= moment.n_tokens <= token_budget
-        assert moment.n_running + len(moment.admitted) <= max_num_seqs
+        n_running = moment.n_running - len(moment.plan.preempt) + len(moment.admitted)
+        assert n_running <= max_num_seqs
         assert moment.admitted or moment.n_running
 
 
@@ -86,8 +72,8 @@ def test_no_later_arrival_overtakes_an_overdue_request(mode, coming, starvation_
     for moment in play(
         mode, coming, n_blocks=12, max_num_seqs=2, token_budget=48, starvation=f"{starvation_ms}ms"
     ):
-        for req in moment.waiting:  # mlfq counts from when it was last queued
-            since.setdefault(req.id, req.arrived_s if mode != "mlfq" else moment.now_s)
+        for req in moment.waiting:  # since the arrival, or else the last preemption
+            since.setdefault(req.id, moment.now_s if req.n_preemptions else req.arrived_s)
         overdue = {
             req.id for req in moment.waiting if since[req.id] + starvation_s + 1e-9 < moment.now_s
         }
@@ -97,10 +83,8 @@ def test_no_later_arrival_overtakes_an_overdue_request(mode, coming, starvation_
             assert set(planned[:n_first]) <= overdue, "a request was planned before an overdue one"
             if len(planned) > n_first:
                 assert overdue <= set(planned), "an overdue request was left out for another"
-        if mode == "mlfq":
-            for name in list(since):
-                if name in moment.admitted:
-                    del since[name]
+        for name in moment.admitted:
+            since.pop(name, None)
 
 
 # --- sjf
@@ -388,7 +372,7 @@ def test_without_preempt_levels_only_order_the_queue():
 
 
 def test_a_starved_request_starts_again_at_the_top():
-    engine = mlfq(max_num_seqs=1, cost=StepCost(token_s=1e-3), starvation="500ms")
+    engine = mlfq(max_num_seqs=1, cost=StepCost(token_s=1e-3), starvation="500ms", preempt="never")
     engine.admit(request("runs", prompt(4), 60), request("big", prompt(100), 20))
     assert level(engine, "big") == 4
     for _ in range(61):

@@ -96,6 +96,8 @@ def test_options_reach_the_policy_and_the_limits():
         "long_prefill_tokens": 0,
         "reserve": "watermark",
         "tpot_slo": None,
+        "order": "arrival",
+        "starvation": 5.0,
     }
     assert (engine.limits.max_num_seqs, engine.limits.max_model_len) == (5, 256)
     assert engine.state.kv.n_blocks == 100
@@ -111,6 +113,9 @@ def test_knobs_reach_the_mode_or_the_executor_by_name():
     assert (options.kv_blocks, options.seed) == (100, 3)
     assert build(options).state.policy.model_dump()["watermark"] == 0.05
     assert choose(flags, ["mode=vllm_v1", "long_prefill_tokens=9"]).mode == "vllm_v1"
+    plain = choose(flags, ["mode=sjf", "preempt=never"])  # the mode's; `swap` is the engine's
+    assert (plain.policy_args, plain.preempt) == ({"preempt": "never"}, "auto")
+    assert choose(flags, ["mode=sjf", "preempt=swap"]).preempt == "swap"
 
 
 def test_the_old_setting_fronts_means_http_workers():

@@ -97,7 +97,8 @@ def contrast(
     Source: Welch, Biometrika 34, 1947; two-way layout without interaction, Scheffé 1959, §4.2.
     """
     n_a, n_b = len(a), len(b)
-    if not n_a or not n_b:
+    has_zero = bool(np.isneginf(a).any() or np.isneginf(b).any())  # as logarithms: no ratio exists
+    if not n_a or not n_b or has_zero:
         return Contrast(math.nan, math.nan, 0.0, math.nan)
     if blocks is not None and len({*blocks[0], *blocks[1]}) > 1:
         return _blocked(a, b, blocks, known)

@@ -46,12 +46,11 @@ class AnswerSource(Protocol):
 
 
 class CompletionRoutes:
-    """The routes. Completion ids are numbered; `id_prefix` keeps the ids of several HTTP workers
-    apart."""
+    """The routes. An answer's `id` is `cmpl-` or `chatcmpl-` and the engine's request id, which the
+    header `x-engine-request-id` holds alone."""
 
-    def __init__(self, source: AnswerSource, identity: ServerIdentity, id_prefix: str = "") -> None:
-        self._source, self._identity, self._id_prefix = source, identity, id_prefix
-        self._n_answers = 0
+    def __init__(self, source: AnswerSource, identity: ServerIdentity) -> None:
+        self._source, self._identity = source, identity
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -68,20 +67,22 @@ class CompletionRoutes:
         call = parse(body, request.headers.get("x-tenant"))
         self._identity.check_model(call)
         stream = self._source.submit(call, request_id(request), arrived_s)
-        encoder = Encoder(call, self._answer_id(call), self._identity.model, int(time.time()))
         try:
             await stream.admitted()
-            headers = _forecast_headers(stream)
+            engine_id = stream.request.id  # known once the engine has admitted the request
+            answer_id = f"{'chatcmpl' if call.is_chat else 'cmpl'}-{engine_id}"
+            encoder = Encoder(call, answer_id, self._identity.model, int(time.time()))
+            headers = {
+                "x-request-id": engine_id,  # unless the client sent one
+                "x-engine-request-id": engine_id,
+                **_forecast_headers(stream),
+            }
             if call.stream:
                 return await stream_answer(request, call, stream, encoder, headers)
             body = await _whole(stream, encoder)
             return web.Response(body=body, content_type="application/json", headers=headers)
         finally:
             stream.close()
-
-    def _answer_id(self, call: Call) -> str:
-        self._n_answers += 1
-        return f"{'chatcmpl' if call.is_chat else 'cmpl'}-{self._id_prefix}{self._n_answers}"
 
 
 def request_id(request: web.Request) -> str | None:

@@ -14,13 +14,13 @@ from aiohttp import web
 from loadgen.errors import UnknownKind, UsageError
 from reference_engine.accounting.explain import Account
 from reference_engine.attribution.attribution import Attribution
-from reference_engine.attribution.attribution_process import AttributionProcess
+from reference_engine.attribution.attribution_process import AttributionProcess, FoundMisses
 from reference_engine.attribution.counterfactual import Case
 from reference_engine.core import interventions
 from reference_engine.core.core import EngineState
 from reference_engine.core.setup import Setup
 from reference_engine.policies.base import POLICIES, Policy
-from reference_engine.serving.identity import ServerIdentity
+from reference_engine.serving.identity import ServerIdentity, possible_ids
 from reference_engine.serving.service import Service
 from reference_engine.serving.wire.fields import integer, parse_object, text, wrong_value
 from reference_engine.serving.wire.wire_errors import WireError
@@ -46,7 +46,8 @@ class DebugRoutes:
     def routes(self) -> list[web.RouteDef]:
         return [
             web.get("/debug/engine", self.engine),
-            web.get("/debug/requests/{id}", self.request),
+            web.get("/debug/requests/{id:.+}", self.request),
+            web.delete("/debug/requests/{id:.+}", self.cancel),
             web.get("/debug/misses", self.misses),
             web.get("/debug/tenants", self.tenants),
             web.get("/debug/steps", self.steps),
@@ -54,7 +55,7 @@ class DebugRoutes:
             web.put("/debug/policy", self.switch_policy),
             web.post("/debug/tenants/{name}/pause", self.pause),
             web.post("/debug/tenants/{name}/resume", self.resume),
-            web.put("/debug/requests/{id}/priority", self.reprioritise),
+            web.put("/debug/requests/{id:.+}/priority", self.reprioritise),
             web.post("/reset_prefix_cache", self.reset_prefix_cache),  # vLLM's path
         ]
 
@@ -68,29 +69,38 @@ class DebugRoutes:
     async def request(self, request: web.Request) -> web.Response:
         """The waiting time of a live or recent request by cause, and the causes of its missed
         SLOs."""
-        request_id = request.match_info["id"]
-        account, policy_view, case = await self._service.between_steps(
-            lambda state: _inspect(state, request_id)
-        )
-        if account is None:
+        name = request.match_info["id"]
+        inspected = await self._service.between_steps(lambda state: _inspect(state, name))
+        if inspected is None:
             raise WireError(
-                f"request '{request_id}' is neither live nor among the recent requests",
+                f"request '{name}' is neither live nor among the recent requests",
                 status=404,
                 code="request_not_found",
             )
-        misses = await self._attribution.misses(case)
+        account, policy_view, case = inspected
+        found = await self._attribution.misses(case)
         return web.json_response(
-            {
-                **_account_json(account),
-                "policy": policy_view,
-                "misses": [_miss_json(miss) for miss in misses],
-            }
+            {**_account_json(account), "policy": policy_view, **_found_json(found)}
         )
 
+    async def cancel(self, request: web.Request) -> web.Response:
+        """Cancel a live request; its client gets an error."""
+        name, actor = request.match_info["id"], await _actor_of(request)
+
+        def note(state: EngineState) -> str:
+            request_id = _live_id(state, name)
+            interventions.note_cancel(state, request_id, **actor)
+            return request_id
+
+        request_id = await self._service.between_steps(note)
+        self._service.cancel(request_id)
+        return web.json_response({"request_id": request_id})
+
     async def misses(self, request: web.Request) -> web.Response:
-        """The SLOs that recent requests missed, each with its cause."""
-        misses = await self._attribution.misses(await self._service.between_steps(_case))
-        return web.json_response({"misses": [_miss_json(miss) for miss in misses]})
+        """The SLOs that recent requests missed, each with its cause. Simulating takes longer than a
+        client waits: the answer says how far it is, and later requests get the result."""
+        found = await self._attribution.misses(await self._service.between_steps(_case))
+        return web.json_response(_found_json(found))
 
     async def tenants(self, request: web.Request) -> web.Response:
         """Per tenant: tokens received, waiting time, and the waiting time caused to others."""
@@ -139,17 +149,18 @@ class DebugRoutes:
 
     async def reprioritise(self, request: web.Request) -> web.Response:
         """Set the priority of a live request to `{"priority": n}`; lower runs first."""
-        request_id = request.match_info["id"]
+        name = request.match_info["id"]
         body = parse_object(await request.read())
         priority, actor = integer(body, "priority", -(1 << 31)), _actor(request, body)
         if priority is None:
             raise WireError("priority is missing; it must be an integer", param="priority")
-        if not await self._service.between_steps(
-            lambda state: interventions.reprioritise(state, request_id, priority, **actor)
-        ):
-            raise WireError(
-                f"request '{request_id}' is not live", status=404, code="request_not_found"
-            )
+
+        def change(state: EngineState) -> str:
+            request_id = _live_id(state, name)
+            interventions.reprioritise(state, request_id, priority, **actor)
+            return request_id
+
+        request_id = await self._service.between_steps(change)
         return web.json_response({"request_id": request_id, "priority": priority})
 
     async def reset_prefix_cache(self, request: web.Request) -> web.Response:
@@ -190,11 +201,24 @@ def _sizes(state: EngineState) -> dict[str, object]:
     }
 
 
-def _inspect(state: EngineState, request_id: str) -> tuple[Account | None, dict[str, object], Case]:
-    """The account of a request, the policy's explanation of it, and the input for attribution."""
-    is_live = state.queues.find(request_id) is not None
-    policy_view = _policy_view(state, request_id) if is_live else {}
-    return state.explain(request_id), policy_view, replace(_case(state), only=request_id)
+def _inspect(state: EngineState, name: str) -> tuple[Account, dict[str, object], Case] | None:
+    """The account of a request, the policy's explanation of it, and the input for attribution. None
+    if there is no such request."""
+    for request_id in possible_ids(name):
+        account = state.explain(request_id)
+        if account is not None:
+            is_live = state.queues.find(request_id) is not None
+            policy_view = _policy_view(state, request_id) if is_live else {}
+            return account, policy_view, replace(_case(state), only=request_id)
+    return None
+
+
+def _live_id(state: EngineState, name: str) -> str:
+    """The id of a live request. Raises WireError (404) if there is none."""
+    for request_id in possible_ids(name):
+        if state.find(request_id) is not None:
+            return request_id
+    raise WireError(f"request '{name}' is not live", status=404, code="request_not_found")
 
 
 def _policy_view(state: EngineState, request_id: str) -> dict[str, object]:
@@ -213,6 +237,15 @@ def _case(state: EngineState) -> Case:
         list(state.log.steps),
         _MOST_SIMULATED,
     )
+
+
+def _found_json(found: FoundMisses) -> dict[str, object]:
+    return {
+        "misses": [_miss_json(miss) for miss in found.misses],
+        "is_complete": found.is_complete,
+        "n_simulated_steps": found.n_simulated_steps,
+        "most_simulated_steps": _MOST_SIMULATED,
+    }
 
 
 def _miss_json(miss: Attribution) -> dict[str, object]:

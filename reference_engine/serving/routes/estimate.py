@@ -135,7 +135,7 @@ def _estimate(state: EngineState, request: Request) -> Estimate:
         ttft_p50_s=p50_s,
         ttft_p90_s=p90_s,
         n_errors=len(errors_s) if len(errors_s) >= _FEWEST_ERRORS else 0,
-        is_in_order=state.policy.is_in_order,
+        is_in_order=state.policy.keeps_order,
         n_running=len(state.queues.running),
         n_waiting=len(state.queues.waiting) + len(state.queues.held),
         refusal=_refusal(state, request),
