@@ -48,7 +48,7 @@ from loadgen.workload.scenario import Scenario
 CONFIDENCE = 0.95
 QUANTILES = (0.5, 0.9, 0.99)
 SIZES = (300, 1000, 3000, 10_000, 30_000)
-ENGINE_SIZES = (300, 700, 2000)
+ENGINE_SIZES = (300, 700, 1500)
 FAR = 10**6  # seeds of the runs that give a true percentile lie this far from the others
 PROCESSES: Mapping[str, Process] = {
     "independent": independent,
@@ -224,7 +224,7 @@ def true_percentiles(name: str, pool: ProcessPoolExecutor) -> list[float]:
         return [-math.log(1 - quantile) / (1 - load) for quantile in QUANTILES]
     if name.startswith("ar"):
         return [float(ndtri(quantile)) for quantile in QUANTILES]
-    n, n_runs = (8000, 24) if "engine" in name else (1_000_000, 8)
+    n, n_runs = (4000, 24) if "engine" in name else (1_000_000, 8)
     parts = list(pool.map(partial(draw, name, n), range(FAR, FAR + n_runs)))
     return [float(value) for value in np.quantile(np.concatenate(parts), QUANTILES)]
 

@@ -4,6 +4,7 @@ and the number of requests that each SLO needs for a proven verdict."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,9 @@ from numpy.typing import NDArray
 from loadgen.manifest.json_section import JsonObject
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.slo import Slo, own_slo, with_implied
-from loadgen.measure.statistics.proportions import least_n
+from loadgen.measure.statistics.dependence import Dependence
+from loadgen.measure.statistics.intervals import BoundTimes
+from loadgen.measure.statistics.proportions import least_n, needed_n
 from loadgen.measure.statistics.time_series import describe_arrivals
 from loadgen.records import OWN_SLO, Edges, Phase, Schedule
 from loadgen.workload.arrivals import total_rate_per_s
@@ -19,6 +22,10 @@ from loadgen.workload.dialogue import Context
 from loadgen.workload.lengths import TokenCounts
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import schedule_sha256
+
+QUEUE_TIME = 25.0
+"""The autocorrelation time, in requests, that `n_needed_queued` assumes: about that of the p90
+behind a queue with one server at 70 % load (M/M/1)."""
 
 Means = NDArray[np.float64]  # tokens
 
@@ -31,9 +38,9 @@ def preview(
 
     `n` and all figures of arrivals and lengths cover warm-up and measured window; `slo` covers the
     measured window only, without requests that are cancelled on purpose; each class has its own.
-    n_needed is the smallest
-    number of requests that proves an SLO about a share of requests if none of them misses; None for
-    other SLOs and for a share of 100 %.
+    n_needed is the smallest number of independent requests that proves an SLO about a share of
+    requests if none of them misses, n_needed_queued the number behind a queue (`QUEUE_TIME`); None
+    for other SLOs and for a share of 100 %.
     """
     inputs, outputs = schedule["input_tokens"], schedule["output_tokens"]
     expected_inputs, expected_outputs = expected_lengths(scenario, schedule)
@@ -190,14 +197,19 @@ def _lengths(expected_mean: float, tokens: TokenCounts) -> dict[str, float]:
 def _proof(slo: Slo, n: int | None, measure_s: float, confidence: float) -> dict[str, object]:
     share = _share(slo)
     n_needed = None if share is None else least_n(0, share, confidence) or None
-    return {
-        "text": slo.text,
-        "scope": slo.scope,
-        "n_needed": n_needed,
-        "n": n,
-        "minutes_needed": None if n_needed is None or not n else n_needed * measure_s / n / 60,
-        "is_provable": None if n_needed is None or n is None else n >= n_needed,
-    }
+    n_queued = None if share is None else needed_n(0, 1, share, confidence, _queued(confidence))
+    figures: dict[str, object] = {"text": slo.text, "scope": slo.scope, "n": n}
+    for ending, least in (("", n_needed), ("_queued", n_queued)):
+        figures |= {
+            f"n_needed{ending}": least,
+            f"minutes_needed{ending}": None if not least or not n else least * measure_s / n / 60,
+            f"is_provable{ending}": None if least is None or n is None else n >= least,
+        }
+    return figures
+
+
+def _queued(confidence: float) -> Callable[[int], BoundTimes | None]:
+    return lambda n: Dependence(n, QUEUE_TIME).bound_times(confidence)
 
 
 def _share(slo: Slo) -> float | None:

@@ -42,6 +42,7 @@ def render(
         length_head=view.LENGTH_HEAD,
         lengths=view.length_rows(facts),
         slo_head=view.SLO_HEAD,
+        queue_note=view.QUEUE_NOTE,
         slos=[*map(_own_slo, facts["own_slo"]), *view.slo_rows(facts)],
         no_slo=view.NO_SLO,
         captions=_CAPTIONS,
@@ -50,8 +51,8 @@ def render(
     )
 
 
-def _own_slo(slo: Mapping[str, Any]) -> tuple[str, str, str, str]:
+def _own_slo(slo: Mapping[str, Any]) -> tuple[str, str, str, str, str]:
     """The same row for limits that differ from request to request, read from a trace."""
     low, middle, high = (format_duration(slo[key]) for key in ("min_s", "p50_s", "max_s"))
     limits = f"{slo['text']} (from the trace: {low} to {high}, median {middle})"
-    return limits, "–", f"{slo['n']} requests have it", ""
+    return limits, "–", "–", f"{slo['n']} requests have it", ""
