@@ -140,7 +140,7 @@ def summarize(
 
     def judged(moved: PerRequest, rates: Throughput) -> list[SloResult]:
         moved_met, samples = due & meets_own(run, moved, slos, by_class), Samples(moved, due)
-        shares = _shares(run, due, moved_met, samples, slos, window)
+        shares = _shares(run, moved, due, moved_met, samples, slos, window)
         return _judge(slos, moved, due, moved_met, samples, rates, window, shares, level)
 
     stated = _stated(slos)
@@ -318,7 +318,7 @@ def _numbers(
     """The fields that the summary of a run and that of a class share."""
     samples, rates = Samples(columns, due), throughput(run, columns, window)
     counts = _counts(run, due)
-    shares = _shares(run, due, met, samples, slos, window)
+    shares = _shares(run, columns, due, met, samples, slos, window)
     meeting = shares.meeting or Dependence(shares.due)
     judge = partial(
         _judge, columns=columns, due=due, met=met, samples=samples, rates=rates, window=window,
@@ -364,7 +364,7 @@ def _class_summary(
 
     def judged(moved: PerRequest, rates: Throughput) -> list[SloResult]:
         moved_met, samples = due & meets(moved, [*shared, *own]), Samples(moved, due)
-        shares = _shares(part, due, moved_met, samples, own, window)
+        shares = _shares(part, moved, due, moved_met, samples, own, window)
         return _judge(own, moved, due, moved_met, samples, rates, window, shares, level)
 
     numbers["slo"] = with_error(
@@ -476,13 +476,14 @@ def _distributions(samples: Samples, confidence: float) -> dict[str, Distributio
 
 def _shares(
     run: Run,
+    columns: PerRequest,
     due: Mask,
     met: Mask,
     samples: Samples,
     slos: Sequence[Slo],
     window: MeasuredWindow,
 ) -> Shares:
-    failed = failed_rows(run)
+    failed = failed_rows(run) & ~columns.is_ok
     meeting = samples.share(met, _judged(slos))
     n_due, n_met, n_failed = (_count(rows) for rows in (due, met, failed))
     return Shares(n_due, n_met, n_failed, window.length_s, meeting, samples.share(failed))

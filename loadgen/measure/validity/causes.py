@@ -67,12 +67,13 @@ def sharing_limit(limits: InstrumentLimits) -> float:
 def cause_of(client: ClientReport, limits: InstrumentLimits) -> Cause:
     """The most specific recorded cause of delays of the load generator."""
     shards, sharing = client.shards, core_sharing(client)
+    own_cpu = _own_cpu(shards, limits.cpu_share)
     is_never_idle = sharing is not None and sharing.is_shared(sharing_limit(limits))
     found = (
         _throttled(shards, limits.run_delay_share)
-        or (_other_programs(client, limits) if is_never_idle else None)
+        or (_other_programs(client, limits) if is_never_idle and not own_cpu else None)
         or _machine(shards)
-        or _own_cpu(shards, limits.cpu_share)
+        or own_cpu
         or _other_programs(client, limits)
         or _too_few_workers(shards)
     )
