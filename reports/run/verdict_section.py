@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadgen.measure.summary import ClassSummary, Summary
-from loadgen.measure.verdict import SloResult, error_note, sentence
+from loadgen.measure.verdict import Bound, SloResult, error_note, is_dependent, sentence
 from loadgen.measure.wording import format_count, format_value
 from reports.run.tables import TableCell
 
@@ -77,7 +77,7 @@ def _slo_row(result: SloResult, path: str, is_valid: bool, prefix: str = "") -> 
     text = f"{prefix}{result.shown}{' (implied)' if result.is_implied else ''}"
     error = error_note(result) if result.has_shown_error and result.scope == "run" else ""
     value = TableCell(format_value(result.value, result.unit), f"{path}.value", result.unit, error)
-    n = TableCell(format_count(result.n), f"{path}.n")
+    n = TableCell(format_count(result.n), f"{path}.n", small=_independent(result))
     if result.scope == "request":
         share = TableCell(f"{value.text} of requests", value.path, result.unit)
         return [
@@ -92,14 +92,27 @@ def _slo_row(result: SloResult, path: str, is_valid: bool, prefix: str = "") -> 
     return [*cells, TableCell(verdict, small=result.note), _proof(result)]
 
 
+def _independent(result: SloResult) -> str:
+    """`worth 64 independent`, where the requests of the run depend on each other."""
+    if not is_dependent(result) or result.n_effective is None:
+        return ""
+    return f"worth {format_count(max(1, round(result.n_effective)))} independent"
+
+
 def _bound(result: SloResult, path: str) -> TableCell:
     """The one-sided confidence bound that the proof uses."""
     bound = result.bound
     if bound is None:
         return TableCell("–")
     if bound.value is None or math.isinf(bound.value):
-        return TableCell(bound.text(result.unit), small="" if bound.value else "too few samples")
+        return TableCell(bound.text(result.unit), small=_why_open(result, bound))
     return TableCell(bound.text(result.unit), f"{path}.bound.value", result.unit)
+
+
+def _why_open(result: SloResult, bound: Bound) -> str:
+    if bound.value:
+        return ""
+    return "run too short" if result.too_short else "too few samples"
 
 
 def _proof(result: SloResult) -> TableCell:
