@@ -155,6 +155,12 @@ def summarize(
     }
     asked = [*whole["slo"], *(_of_class(n, r) for n, c in classes.items() for r in c.slo)]
     overload = _overload(run, columns, due, found, whole["counts"])
+    if overload:  # a longer run would look worse, not clearer
+        whole["slo"] = _without_needs(whole["slo"])
+        classes = {
+            name: dataclasses.replace(c, slo=_without_needs(c.slo)) for name, c in classes.items()
+        }
+        asked = [*whole["slo"], *(_of_class(n, r) for n, c in classes.items() for r in c.slo)]
     too_large = imprecise(run, columns, bound, due, run.manifest.instrument_limits)
     open_overload = _open_overload(run, columns, bound, due, window) if overload else ""
     found.append(instrument_check(run, asked, too_large, is_disturbed(found), open_overload))
@@ -227,6 +233,10 @@ def _brought(columns: PerRequest) -> list[Slo]:
 def _unproven(results: Sequence[SloResult]) -> tuple[SloResult, ...]:
     """The results of an INVALID run, which proves nothing."""
     return tuple(dataclasses.replace(r, proven=None, n_needed=None) for r in results)
+
+
+def _without_needs(results: Sequence[SloResult]) -> tuple[SloResult, ...]:
+    return tuple(dataclasses.replace(r, n_needed=None, seconds_needed=None) for r in results)
 
 
 def _open_overload(
@@ -486,12 +496,15 @@ def _shares(
     failed = failed_rows(run) & ~columns.is_ok
     meeting = samples.share(met, _judged(slos))
     n_due, n_met, n_failed = (_count(rows) for rows in (due, met, failed))
-    return Shares(n_due, n_met, n_failed, window.length_s, meeting, samples.share(failed))
+    requested = run.manifest.requested_rate_per_s if len(run.names.classes) == 1 else None
+    return Shares(
+        n_due, n_met, n_failed, window.length_s, meeting, samples.share(failed), requested
+    )
 
 
 def _judged(slos: Sequence[Slo]) -> tuple[str, ...]:
-    """The metrics that have a per-request limit; E2E where none has."""
-    return tuple({slo.metric: 0 for slo in slos if slo.scope == "request"}) or ("e2e_s",)
+    """The metrics that have a per-request limit."""
+    return tuple({slo.metric: 0 for slo in slos if slo.scope == "request"})
 
 
 def _attainment(

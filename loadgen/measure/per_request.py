@@ -264,7 +264,7 @@ class Samples:
             )
         return self._populations[key]
 
-    def share(self, hits: Mask, metrics: Sequence[str] = ("e2e_s",)) -> Dependence:
+    def share(self, hits: Mask, metrics: Sequence[str] = ()) -> Dependence:
         """The dependence of the share of due rows that are in `hits`, with the latencies
         `metrics` as a second witness of the memory of the server."""
         order = self._columns.release_order

@@ -128,7 +128,8 @@ class SloResult:
 class Shares:
     """The counts behind shares and rates: requests due, requests that met all SLOs, failed
     requests; and how far requests depend on each other in whether they met the SLOs, and in
-    whether they failed (None: not at all)."""
+    whether they failed (None: not at all). `requested_per_s`: the rate that the scenario states, if
+    it states one."""
 
     due: int
     met: int
@@ -136,6 +137,7 @@ class Shares:
     length_s: float
     meeting: Dependence | None = None
     failing: Dependence | None = None
+    requested_per_s: float | None = None
 
 
 def request_slo_result(
@@ -230,10 +232,13 @@ def run_metric_result(
         times = _times_by_n(found, max(1, due), confidence)
         needed = needed_n(due - shares.met, due, least, confidence, times)
     share = exact_bounds(shares.met, due, confidence, found.hit_times(confidence))
-    note = ""
-    if least > 1 and slo.metric == "goodput":
-        note = f"cannot be kept at this rate: only {format_value(rate, 'per_s')} was offered"
-    return replace(_result(slo, share.times(rate), due, needed, found), note=note)
+    result = _result(slo, share.times(rate), due, needed, found)
+    if least <= 1 or slo.metric != "goodput":
+        return result
+    if shares.requested_per_s is not None and shares.requested_per_s >= slo.limit:
+        return replace(result, proven=False)  # a longer run offers the requested rate
+    offered = format_value(rate, "per_s")
+    return replace(result, note=f"cannot be kept at this rate: only {offered} was offered")
 
 
 def _result(
@@ -252,7 +257,7 @@ def _result(
         proven = decisive is not None and slo.holds(decisive) is met
     return SloResult(
         slo.text, "run", slo.metric, slo.limit, value, low, high, n,
-        met, proven, n_needed=None if proven in (True, None) else n_needed,
+        met, proven, n_needed=None if proven or not n_needed else max(n_needed, n + 1),
         n_effective=None if dependence is None else dependence.worth(n),
         too_short=dependence is not None and dependence.is_open,
     )  # fmt: skip

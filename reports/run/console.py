@@ -150,5 +150,5 @@ def _rates(summary: Summary) -> list[str]:
         *tables.mark_notes(summary),
         f"[…]: two-sided {100 * summary.confidence:g} % confidence intervals; … in them: too few"
         " samples for this bound",
-        "* fewer than ten samples lie beyond this percentile",
+        "* fewer than ten independent samples lie beyond this percentile",
     ]

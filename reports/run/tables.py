@@ -418,7 +418,6 @@ def count_rows(summary: Summary) -> list[tuple[str, TableCell]]:
                 for word, key in by_http_status
             ]
         elif n := summary.counts[status.name]:
-            is_cut_off = status is Status.cancelled
-            word = "unfinished" if is_cut_off else status.name.replace("_", " ")
-            cells.append((word, TableCell(format_count(n), f"counts.{status.name}")))
+            name = "unfinished" if status is Status.cancelled else status.name
+            cells.append((name.replace("_", " "), TableCell(format_count(n), f"counts.{name}")))
     return cells

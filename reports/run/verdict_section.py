@@ -86,6 +86,8 @@ def _slo_row(result: SloResult, path: str, is_valid: bool, prefix: str = "") -> 
         ]  # fmt: skip
     unknown = "? no verdict" if result.n else "? no sample"
     verdict = {True: "✓ met", False: "✗ missed", None: unknown}[result.met]
+    if result.survives is False:
+        verdict = "? within the instrument error"
     if not is_valid:
         verdict = "– run INVALID"
     cells = [TableCell(text), value, _bound(result, path), n]
@@ -246,6 +248,7 @@ def _longer(summary: Summary) -> list[NextStep]:
         for name, part in parts.items()
         for result in part.slo
         if result.proven is False and result.n_needed and part.counts["due"]
+        if summary.verdict != "missed" or result.met is False  # what the run missed comes first
     ]
     if not needs:
         return []

@@ -82,12 +82,16 @@ async def load(url, switch_to, seed):
         await asyncio.gather(*asked)
 
 
+STREAMED = ["--mode=static", "--set=fill_timeout=20ms", "--set=answers=streamed"]
+"""A client leaves after its first token."""
+
+
 @pytest.mark.parametrize(
     ("flags", "switch_to"),
     [
         (["--mode=chunked", "--set=token_budget=40"], []),
         (["--mode=sjf", "--async-depth=1", "--swap-blocks=30"], ["mlfq", "token_fair", "deadline"]),
-        (["--mode=static", "--set=fill_timeout=20ms"], ["bucketed", "smdp_table", "priority"]),
+        (STREAMED, ["bucketed", "smdp_table", "priority"]),
     ],
 )
 def test_a_live_log_is_decided_again_identically(tmp_path, flags, switch_to):

@@ -372,7 +372,7 @@ def test_report_recomputes_a_run_under_other_slos(plain, cli, tmp_path):
     directory = plain[1]
     before = (directory / "requests.parquet").read_bytes()
     assert "MET" in (directory / "report.html").read_text()
-    other = ("report", directory, "--slo=p50(ttft)<=1ms", "--json")
+    other = ("report", directory, "--slo=p50(ttft)<=20ms", "--json")
     assert cli(*other, cwd=tmp_path).returncode == 2
     result = cli(*other, "--overwrite", cwd=tmp_path)
     assert result.returncode == 0, result.stderr

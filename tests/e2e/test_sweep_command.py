@@ -52,10 +52,10 @@ def test_an_interrupted_sweep_is_resumed(cli, tmp_path):
 
 def test_the_exit_code_follows_the_flag(cli, tmp_path):
     words = (
-        "sweep", "quickstart", "--target=mock", "--engine=ttft=20ms,itl=1ms", "--repeats=1",
+        "sweep", "quickstart", "--target=mock", "--engine=ttft=300ms,itl=1ms", "--repeats=1",
         "--duration=1s", "--warmup=0s", *cli.lenient,
     )  # fmt: skip
-    over = "--over=slo=[ttft <= 5ms],[ttft <= 30s]"
+    over = "--over=slo=[ttft <= 100ms],[ttft <= 30s]"
     missed = cli(*words, over, "--out=m", "--fail-on=missed", cwd=tmp_path)
     assert missed.returncode == 1, missed.stderr
     assert cli(*words, over, "--out=m", cwd=tmp_path).returncode == 0

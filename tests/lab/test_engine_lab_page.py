@@ -52,7 +52,7 @@ def test_the_check_and_the_comparison_print_the_results_of_the_page(plugin, caps
 def test_the_command_line_finds_it(plugin, tmp_path, capsys, monkeypatch):
     words = next(line for line in CHAPTER.splitlines() if "slobench run" in line).split()
     words = [str(plugin) if word == "my_policy.py" else word for word in words[1:]]
-    words += ["--out", str(tmp_path / "run"), "--set", "phases.measure=10s"]
+    words += ["--out", str(tmp_path / "run"), "--set", "phases.measure=60s"]
     monkeypatch.setattr("sys.argv", ["slobench", *words])
     code = exit_codes.guarded(lambda: app(words), {})
     captured = capsys.readouterr()

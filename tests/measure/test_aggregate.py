@@ -73,10 +73,17 @@ def test_without_a_per_request_limit_there_is_no_attainment() -> None:
     assert summary.goodput.requests_per_s.value == pytest.approx(10.0)  # successful requests
 
 
+def five_failures(slo: list[str]) -> Run:
+    """Failures far from each other: they count as independent."""
+    run = measured_run(slo=slo)
+    run.request_rows["status"][[30, 70, 110, 150, 190]] = Status.http_error
+    return run
+
+
 def test_the_summary_holds_the_bound_that_each_slo_is_judged_by() -> None:
     """194 of 200: the one-sided Clopper-Pearson bounds are 94.17 % and 98.69 % (R: binom.test)."""
     slo = ["ttft <= 150ms", "p99(ttft) <= 300ms", "output_tokens_per_s >= 1/s"]
-    content = summarize(measured_run(slo=[*slo, "attainment >= 95%"], n_failed=5)).to_json()
+    content = summarize(five_failures([*slo, "attainment >= 95%"])).to_json()
     each, percentile, throughput, share = content["slo"]
     assert (content["attainment"]["met"], content["attainment"]["due"]) == (194, 200)
     for bound in (each["bound"], share["bound"], content["attainment"]["bound"]):
@@ -86,7 +93,7 @@ def test_the_summary_holds_the_bound_that_each_slo_is_judged_by() -> None:
         "value": percentile["high" if percentile["met"] else "low"],
     }
     assert throughput["bound"] is None
-    missed = summarize(measured_run(slo=["ttft <= 150ms"], n_failed=5)).to_json()
+    missed = summarize(five_failures(["ttft <= 150ms"])).to_json()
     assert missed["slo"][1]["text"] == "attainment >= 99%"
     for bound in (missed["slo"][1]["bound"], missed["attainment"]["bound"]):
         assert bound == {"side": "at_most", "value": pytest.approx(0.9869, abs=5e-5)}
@@ -95,9 +102,7 @@ def test_the_summary_holds_the_bound_that_each_slo_is_judged_by() -> None:
 
 
 def test_an_attainment_that_no_slo_is_about_has_its_lower_bound() -> None:
-    share = summarize(
-        measured_run(slo=["ttft <= 150ms", "goodput >= 9.9/s"], n_failed=5)
-    ).attainment
+    share = summarize(five_failures(["ttft <= 150ms", "goodput >= 9.9/s"])).attainment
     assert share.bound is not None
     assert share.bound.side == "at_least"
     assert share.bound.value == pytest.approx(0.9417, abs=5e-5)

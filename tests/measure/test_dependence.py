@@ -85,6 +85,25 @@ def test_equal_values_and_single_values_are_independent():
     assert of_share(np.ones(300, bool)).time_requests == 1
 
 
+def test_bursts_in_a_tail_are_a_memory_although_the_ranks_hardly_show_them():
+    """Five bursts of ten slow requests among 10 000 independent ones."""
+    values = rng(0).exponential(size=10_000)
+    for at in (900, 3100, 4700, 7200, 9000):
+        values[at : at + 10] += 20
+    series = Series(values)
+    assert series.is_white
+    assert series.at(0.5).time_requests == 1
+    assert 4 < series.at(0.995).time_requests < 40
+
+
+def test_rounding_errors_are_no_memory():
+    """Constant latencies as differences of growing times: their last bits depend on the time."""
+    released_s = np.linspace(1.0, 4000.0, 400)
+    latencies_s = (released_s + 0.0002) - released_s
+    assert len(np.unique(latencies_s)) > 1
+    assert Series(latencies_s).at(0.5).time_requests == 1
+
+
 def test_alternating_values_are_worth_no_more_than_independent_ones():
     values = np.tile([0.0, 1.0], 200)
     assert of_values(values).time_requests == 1

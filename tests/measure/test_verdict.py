@@ -77,6 +77,13 @@ def test_a_goodput_above_the_offered_rate_is_not_the_fault_of_the_server():
     assert (reachable.met, reachable.note) == (True, "")
 
 
+def test_a_draw_below_the_requested_rate_proves_nothing_about_goodput():
+    """6/s requested, 4.6/s drawn, all successful: a longer run offers more."""
+    shares = Shares(due=23, met=23, failed=0, length_s=5.0, requested_per_s=6.0)
+    result = run_metric_result(parse_slo("goodput >= 5/s"), shares, lambda _: 4.6, 0.95)
+    assert (result.met, result.proven, result.note) == (False, False, "")
+
+
 def test_too_few_successful_requests_give_no_verdict():
     met = run_metric_result(
         parse_slo("error_rate <= 1%"), Shares(due=45, met=45, failed=0, length_s=60.0), float, 0.95
@@ -128,7 +135,7 @@ def test_a_limit_on_each_request_has_the_lower_bound_of_its_share():
 
 
 def test_a_bound_that_the_samples_cannot_give_is_open():
-    result = percentile_result(parse_slo("p99(ttft) <= 1s"), Population(np.full(61, 0.5)), 0.95)
+    result = percentile_result(parse_slo("p99(ttft) <= 1s"), Population(np.full(120, 0.5)), 0.95)
     assert result.bound == Bound("at_most", None)
     assert result.bound.text("s") == "open"
     assert result.bound.at_level("s", 0.95) == "no bound at 95 % confidence: too few samples"
@@ -155,7 +162,7 @@ def test_a_proven_share_and_its_bound_agree(met, due, limit):
     assert (result.bound.side == "at_least") is result.met
 
 
-@given(st.integers(1, 400), st.integers(0, 20), st.floats(0.05, 0.95))
+@given(st.integers(10, 400), st.integers(0, 20), st.floats(0.05, 0.95))
 def test_a_proven_percentile_and_its_bound_agree(n, n_failed, limit_s):
     values = np.linspace(0.0, 1.0, n)
     slo = parse_slo(f"p90(ttft) <= {limit_s:.3f}s")

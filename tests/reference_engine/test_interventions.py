@@ -51,8 +51,8 @@ def test_a_new_policy_takes_over_without_draining():
     event = next(e for e in engine.state.log.events if e.kind == "switch_policy")
     assert (event.actor, event.step, event.detail["reason"]) == ("ann", 1, "a test")
     before, after = Chunked(max_num_seqs=2), Watching(max_num_seqs=3)
-    assert event.detail["before"] == {"kind": "chunked", **before.model_dump()}
-    assert event.detail["after"] == {"kind": "chunked", **after.model_dump()}
+    assert event.detail["before"] == {"kind": "chunked", **before.model_dump(mode="json")}
+    assert event.detail["after"] == {"kind": "chunked", **after.model_dump(mode="json")}
 
 
 @pytest.mark.parametrize("mode", sorted({POLICIES.get(name).kind for name in POLICIES.names()}))

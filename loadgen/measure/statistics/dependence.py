@@ -26,7 +26,9 @@ LEAST_TIMES = 20
 
 LEVELS = (0.5, 0.75, 0.9, 0.95, 0.99)
 _WHITE_LAGS = 20
+_DECIMALS = 9  # values (s) that differ by less than a nanosecond are equal, and have no order
 _MOST_POINTS = 1 << 15  # longer series are averaged in batches before their spectrum is computed
+_LEAST_BEYOND = 20
 _FEW_CLUSTERS, _MANY_CLUSTERS = 10.0, 40.0
 _SHORT_RUN_BIAS = 15.0
 _SKEWNESS = 5.0
@@ -95,7 +97,7 @@ class Series:
     """The values of a metric in order of release, shape [n], +inf for a failed request, no NaN."""
 
     def __init__(self, values: Values) -> None:
-        self._values = values
+        self._values = np.round(values, _DECIMALS)
         self._times: dict[float, float] = {}
         self._is_white: bool | None = None
 
@@ -114,7 +116,7 @@ class Series:
     def at(self, quantile: float) -> Dependence:
         """The dependence of 1{x ≤ v} at the percentile v."""
         n = len(self._values)
-        if n == 0 or self.is_white:
+        if n == 0 or (self.is_white and self._is_level_white(quantile)):
             return Dependence(n)
         if quantile < 0.5:  # the levels between the median and the percentile, mirrored
             levels = [1 - level for level in LEVELS if 1 - level > quantile]
@@ -122,6 +124,13 @@ class Series:
             levels = [level for level in LEVELS if level < quantile]
         longest = max([self._time_at(level) for level in [*levels, quantile]])
         return Dependence(n, _weighted(self._time_at(quantile), longest, n, quantile))
+
+    def _is_level_white(self, quantile: float) -> bool:
+        """Whether the requests beyond the percentile come in no bursts; ranks hardly show bursts in
+        a tail. Fewer than 20 such requests cannot show it."""
+        if len(self._values) * min(quantile, 1 - quantile) < _LEAST_BEYOND:
+            return True
+        return is_white(self._indicator(quantile))
 
     def longest_to(self, quantile: float) -> float:
         """The longest autocorrelation time at any level from the median to the percentile."""
@@ -131,11 +140,15 @@ class Series:
 
     def _time_at(self, quantile: float) -> float:
         if quantile not in self._times:
-            n = len(self._values)
-            rank = min(n, max(1, math.ceil(round(quantile * n, 9))))
-            level = np.partition(self._values, rank - 1)[rank - 1]
-            self._times[quantile] = autocorrelation_time((self._values <= level).astype(np.float64))
+            self._times[quantile] = autocorrelation_time(self._indicator(quantile))
         return self._times[quantile]
+
+    def _indicator(self, quantile: float) -> Values:
+        n = len(self._values)
+        rank = min(n, max(1, math.ceil(round(quantile * n, 9))))
+        level = np.partition(self._values, rank - 1)[rank - 1]
+        hits: Values = (self._values <= level).astype(np.float64)
+        return hits
 
 
 def of_share(hits: NDArray[np.bool_], companions: Sequence[Series] = ()) -> Dependence:
@@ -149,7 +162,7 @@ def of_share(hits: NDArray[np.bool_], companions: Sequence[Series] = ()) -> Depe
         return Dependence(0)
     values, share = hits.astype(np.float64), float(np.mean(hits))
     times = [series.longest_to(max(share, 1 - share)) for series in companions]
-    own = 1.0 if is_white(_ranks(values)) else autocorrelation_time(values)
+    own = time_of(values)
     return Dependence(n, _weighted(own, max([own, *times]), n, share))
 
 
@@ -160,20 +173,18 @@ def of_values(values: Values) -> Dependence:
     return Dependence(len(values), autocorrelation_time(values))
 
 
-def of_contributions(
-    contributions: Callable[[float], Values], quantile: float, design: float
-) -> Dependence:
-    """The dependence of samples that come in groups (the gaps of a request).
+def of_groups(time_at: Callable[[float], float], n: int, quantile: float) -> Dependence:
+    """The dependence of n requests that have several samples each (the gaps of a request), without
+    their design effect. `time_at(q)` is the autocorrelation time, in requests, of the sum of a
+    request's indicators at the percentile."""
+    levels = (*(level for level in (0.5, 0.9, 0.99) if level < quantile), quantile)
+    longest = max(map(time_at, levels))
+    return Dependence(n, _weighted(time_at(quantile), longest, n, quantile))
 
-    `contributions(q)` returns, for each request in order of release, the sum of the indicators of
-    its samples minus their expectation.
-    """
-    times = []
-    for level in (*(level for level in (0.5, 0.9, 0.99) if level < quantile), quantile):
-        values = contributions(level)
-        times.append(1.0 if is_white(_ranks(values)) else autocorrelation_time(values))
-    n = len(values)
-    return Dependence(n, _weighted(times[-1], max(times), n, quantile), design)
+
+def time_of(values: Values) -> float:
+    """The autocorrelation time of a series; 1 where it is white."""
+    return 1.0 if is_white(_ranks(values)) else autocorrelation_time(values)
 
 
 def _weighted(own: float, longest: float, n: int, quantile: float) -> float:
@@ -222,11 +233,12 @@ def is_white(values: Values) -> bool:
     n = len(values)
     n_lags = min(_WHITE_LAGS, n // 4)
     centred = values - values.mean() if n else values
-    total = float(np.dot(centred, centred))
+    total = float(np.square(centred).sum())
     if n_lags < 1 or total <= 0:
         return True
     lags = range(1, n_lags + 1)
-    squares = sum((float(np.dot(centred[k:], centred[:-k])) / total) ** 2 / (n - k) for k in lags)
+    # not np.dot: its threads cost more than they save
+    squares = sum((float((centred[k:] * centred[:-k]).sum()) / total) ** 2 / (n - k) for k in lags)
     # the 95 % point of χ² by Wilson and Hilferty's cube, within 0.1 % for two lags and more
     point = n_lags * (1 - 2 / (9 * n_lags) + 1.6449 * math.sqrt(2 / (9 * n_lags))) ** 3
     return n * (n + 2) * squares <= point

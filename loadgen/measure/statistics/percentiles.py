@@ -168,8 +168,8 @@ def percentile_bounds(
     _, high = order_ranks(high_n, quantile, 2 * confidence - 1, high_time)
     return Interval(
         value,
-        None if low is None else _at(ordered, max(1, low * n // low_n)),
-        None if high is None else _at(ordered, min(n, -(-high * n // high_n))),
+        None if low is None else min(value, _at(ordered, max(1, low * n // low_n))),
+        None if high is None else max(value, _at(ordered, min(n, -(-high * n // high_n)))),
     )
 
 

@@ -120,6 +120,7 @@ class Population:
     clusters: Clusters | None = None
     series: Series | None = None
     _dependences: dict[float, Dependence] = field(default_factory=dict, compare=False, repr=False)
+    _times: dict[float, float] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def n(self) -> int:
@@ -154,20 +155,23 @@ class Population:
             return self.series.at(quantile)
         if self.clusters is None or len(self.ordered) == 0:
             return Dependence(self.n)
-        clusters, sizes = self.clusters, self.clusters.sizes()
-
-        def hits(level: float) -> Values:
-            value = float(self.ordered[nearest_rank(len(self.ordered), level) - 1])
-            return clusters.hits(value)
-
-        def contributions(level: float) -> Values:
-            found = hits(level)
-            deviations: Values = found - found.sum() / sizes.sum() * sizes
-            return deviations[clusters.order]
-
+        found = dependence.of_groups(self._time_at, len(self.clusters.order), quantile)
         # failures are independent of each other, so each adds a sample
-        worth = effective_n(hits(quantile), sizes) + self.n_infinite
-        return dependence.of_contributions(contributions, quantile, self.n / worth)
+        worth = effective_n(self._hits(quantile), self.clusters.sizes()) + self.n_infinite
+        return replace(found, design=self.n / worth)
+
+    def _hits(self, level: float) -> Values:
+        assert self.clusters is not None
+        return self.clusters.hits(float(self.ordered[nearest_rank(len(self.ordered), level) - 1]))
+
+    def _time_at(self, level: float) -> float:
+        """The autocorrelation time of the groups at a percentile, in groups."""
+        assert self.clusters is not None
+        if level not in self._times:
+            hits, sizes = self._hits(level), self.clusters.sizes()
+            deviations: Values = hits - hits.sum() / sizes.sum() * sizes
+            self._times[level] = dependence.time_of(deviations[self.clusters.order])
+        return self._times[level]
 
     def n_beyond(self, limit: float) -> int:
         """Samples above a limit."""

@@ -68,10 +68,13 @@ def cause_of(client: ClientReport, limits: InstrumentLimits) -> Cause:
     """The most specific recorded cause of delays of the load generator."""
     shards, sharing = client.shards, core_sharing(client)
     own_cpu = _own_cpu(shards, limits.cpu_share)
+    waited = max((shard.run_delay_share or 0.0 for shard in shards), default=0.0)
+    stolen = max((shard.stolen_share or 0.0 for shard in shards), default=0.0)
     is_never_idle = sharing is not None and sharing.is_shared(sharing_limit(limits))
+    is_others = is_never_idle or waited > stolen
     found = (
         _throttled(shards, limits.run_delay_share)
-        or (_other_programs(client, limits) if is_never_idle and not own_cpu else None)
+        or (_other_programs(client, limits) if is_others and not own_cpu else None)
         or _machine(shards)
         or own_cpu
         or _other_programs(client, limits)
