@@ -338,7 +338,7 @@ def decide(
     if doubts:
         return "no_verdict", 3, tuple(doubts)
     if n_ok < min_requests:
-        fewer = f"fewer than the {format_count(min_requests)} that --min-requests asks for"
+        fewer = f"fewer than the {format_count(min_requests)} that --min-requests requires"
         return "no_verdict", 3, (f"{format_count(n_ok)} requests were successful, {fewer}.",)
     if not judged and not n_ok:
         return "no_verdict", 3, ("No request was successful.",)
