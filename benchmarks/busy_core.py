@@ -3,11 +3,11 @@
     python benchmarks/busy_core.py [--rates 20,100,400] [--duration 4] [--write]
 
 A busy loop runs on one core. *Confined*: the client is pinned to that core, with one worker and
-with two; every such run has no SLO, has to be INVALID and to name other programs as the cause.
-*Free*: the client may use all cores, and the scheduler may keep it off the busy core; a run without
-INVALID has to be accurate: its TTFT error against the truth server's log, row by row, stays below 5
-ms at p99, the limit of the doctor's proof. *Alone*: no busy loop, and the run has to be valid. Exit
-status 1 where a check fails; needs two cores of an otherwise idle machine.
+with two. Each such run has no SLO, and must be INVALID with other programs as the cause. *Free*:
+the client may use all cores, and the scheduler may keep it off the busy core. A run that is not
+INVALID must be accurate: its TTFT error against the truth server's log, row by row, is below 5 ms
+at p99, the limit of the doctor's proof. *Alone*: no busy loop, and the run must be valid. Exit
+status 1 if a check fails; needs two cores of an otherwise idle machine.
 
 With time slices of 0.1 ms, the run delay of a confined client was 0.3-60 % of the run, from one run
 to the next (decision 46).
@@ -55,7 +55,7 @@ def busy_loop(core: int) -> Iterator[None]:
 def one_run(
     folder: Path, where: Where, rate_per_s: float, workers: int, duration_s: float
 ) -> dict[str, Any]:
-    """What a run said of itself, and how far off it was."""
+    """The verdict of a run on itself, and its error against the truth server."""
     cores = os.sched_getaffinity(0)
     with truth_server(folder, cache_dir=folder) as server:
         core = max(server.client_cpus)

@@ -6,11 +6,12 @@ Run: python benchmarks/dependent_coverage.py [--repetitions 400] [--cases mm1-0.
 
 Each cell (process, n, percentile) draws `--repetitions` runs of n requests. A run *covers* when the
 true percentile lies in its two-sided interval; an open bound covers its side. A *false proof* is a
-run that proves "percentile <= truth" with 95 % confidence, a *false miss* one that proves it missed
-(5 % promised for each). `time` is the true autocorrelation time of the indicator, from the variance
-of the share over the runs of the largest n; `width` is the median of √(τ used / τ true), and
-`closed` the share of runs with both bounds. The same figures follow for the attainment at a limit
-that the true share meets exactly. `powers` are the shares of runs that prove what is true.
+run that proves "percentile <= truth" with 95 % confidence, a *false miss* a run that proves it
+missed (at most 5 % of each are allowed). `time` is the true autocorrelation time of the indicator,
+from the variance of the share over the runs of the largest n; `width` is the median of
+√(τ used / τ true), and `closed` the share of runs with both bounds. The same figures follow for the
+attainment at a limit that the true share meets exactly. `powers` are the shares of runs that prove
+a true SLO.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""What a step of the bundled engine costs on one core of this machine: fits
-`reference_engine.state.cost_model.CPU_COSTS` and says how well, on steps that were not fitted.
+"""Fits the cost of a step of the bundled engine on one core of this machine
+(`reference_engine.state.cost_model.CPU_COSTS`), and reports the error on steps outside the fit.
 
 Run: python benchmarks/fit_cpu_cost.py [shape …] [--repeats 9] [--write] [--note TEXT]; `--write`
 keeps the result with the machine and the note in benchmarks/results, and a test holds CPU_COSTS to
 that file. Fit again when `cpu_engine.py` measures speeds that differ by more than 10 %.
 
-A step is the least CPU time of its repeats; every repeat goes through all steps in another random
-order, so that a slow moment hits each of them once at most. The coefficients are non-negative least
-squares of relative errors on three steps of four; the error is told on the fourth. `noise` is how
-much more the second fastest repeat took than the fastest (median of the steps): above a few per
-cent others had the machine, and the coefficients are theirs as well.
+The time of a step is the least CPU time of its repeats. Every repeat runs all steps in another
+random order, so that a slow moment affects each step at most once. The coefficients are
+non-negative least squares of relative errors on three steps of four; the error is computed on the
+fourth. `noise` is how much longer the second fastest repeat took than the fastest (median of the
+steps). Above a few per cent, other programs used the machine and distort the coefficients.
 """
 
 from __future__ import annotations

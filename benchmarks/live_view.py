@@ -68,7 +68,7 @@ def own_share(
 
 
 def _drain(fd: int, is_sending: threading.Event) -> None:
-    """Read what the run says, so that it never waits for us; both ways begin alike."""
+    """Read the output of the run, so that it never waits for a full pipe; both ways begin alike."""
     seen = b""
     with contextlib.suppress(OSError):  # a terminal whose other end has gone
         while data := os.read(fd, 65536):

@@ -5,9 +5,9 @@ job first, and with preemption shortest remaining processing time (SRPT).
 
 Jobs are answers of 8, 24 or 80 tokens (60, 30 and 10 %) at steps of 1 s, with arrivals at random
 and a load of 70 %. Lengths are known. The mean response time over all seeds must be within 2 % of
-the closed form. As a control the same arrivals are served in order of arrival by an exact
-recursion, whose mean is known from Pollaczek and Khinchine: its deviation on these arrivals,
-times the slope between the two over the seeds, is subtracted.
+the closed form. A control removes the chance of the arrivals: an exact recursion serves the same
+arrivals in order of arrival, and the formula of Pollaczek and Khinchine gives its true mean. The
+deviation from that mean, times the slope between the two over the seeds, is subtracted.
 
 Sources: Schrage and Miller, Operations Research 14(4), 1966 (SRPT); Cobham, Operations Research
 2(1), 1954 (priorities without preemption). A step is not interrupted, so a preemption comes half a
@@ -63,7 +63,7 @@ def closed_forms(
 
 
 class Known:
-    """A predictor that knows each answer's length: all that the request may generate."""
+    """A predictor of the exact length of each answer: all that the request may generate."""
 
     def predict(self, request: Request) -> LengthDist:
         left = float(max(1, request.max_tokens - request.n_output))

@@ -99,7 +99,7 @@ Schedule = NDArray[np.void]  # dtype SCHEDULE, sorted by request_id
 Edges = NDArray[np.void]  # dtype EDGES
 Requests = NDArray[np.void]  # dtype REQUESTS, sorted by request_id, one row per scheduled id
 Chunks = NDArray[np.void]  # dtype CHUNKS, grouped by request_id, in order of arrival within it
-ServerRows = NDArray[np.void]  # dtype SERVER, in order of time: what the server said of itself
+ServerRows = NDArray[np.void]  # dtype SERVER, in order of time: the server's own metrics
 Times = NDArray[np.float64]  # seconds since the run epoch
 
 

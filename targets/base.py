@@ -183,8 +183,8 @@ _TOKENS_WITHOUT_TEXT = 16  # the end of the answer, and the marks around reasoni
 
 def is_possible_count(tokens: int, n_chunks: int, text_bytes: int | None) -> bool:
     """Whether an answer in `n_chunks` chunks with `text_bytes` bytes of text in UTF-8 (None:
-    unknown) can have so many tokens: at least one per chunk, and at most one per byte, with a few
-    that have no text."""
+    unknown) can have so many tokens: at least as many as chunks, and at most as many as bytes plus
+    a few tokens without text."""
     most = tokens if text_bytes is None else text_bytes + _TOKENS_WITHOUT_TEXT
     return n_chunks <= tokens <= most
 

@@ -1,5 +1,5 @@
-"""Wire personalities of the mock server: the form in which a named server writes its stream, from
-that server's documentation or source.
+"""Personas of the mock server: each is the form in which a named server writes its stream, taken
+from that server's documentation or source.
 
 `--persona NAME` gives the mock's replies this form; the script decides content and times as before.
 A field of `Wire` is one difference from the mock's own form, which is vLLM's.

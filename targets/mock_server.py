@@ -1,5 +1,5 @@
 """A scripted OpenAI-compatible server, for tests and for checks of the load generator: it replies
-as its options say, on time, and logs what it wrote and when.
+as its options state, on time, and logs each write with its time.
 
     python -m targets.mock_server --ttft 50ms --itl 10ms --fail cut:5% --log truth.csv
 

@@ -229,9 +229,9 @@ class _Run:
             self.note("max_model_len", True, f"{limit}; the scenario needs up to {total} tokens")
 
     async def complete(self, prompt: str, on_token: Callable[[], None]) -> ProbeAnswer:
-        """A small streamed answer, requested again with each field changed in turn that the
-        server rejects. `on_token` is called once the fields are known, at the tokens of an accepted
-        request or after it."""
+        """A small streamed answer. While the server rejects the request, it is sent again with a
+        further field changed. `on_token` is called once the accepted fields are established, at the
+        tokens of an accepted request or after it."""
         given, n_failed = self.adapter, 0
         changes: list[FieldChange] = []
         if given.include_usage:

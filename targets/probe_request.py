@@ -61,7 +61,7 @@ class ProbeAnswer:
         return next((d.usage for d in reversed(self.deltas) if d.usage is not None), None)
 
     def is_possible(self, tokens: int) -> bool:
-        """Whether the answer can have so many tokens."""
+        """Whether the answer can have so many tokens (`is_possible_count`)."""
         texts = [delta.text for delta in self.deltas if delta.is_token]
         n_bytes = len("".join(texts).encode("utf-8", "surrogatepass")) if all(texts) else None
         return is_possible_count(tokens, len(texts), n_bytes)

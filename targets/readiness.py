@@ -1,4 +1,4 @@
-"""Waiting until a server that someone else starts is ready for requests."""
+"""Waiting until a server that slobench does not start is ready for requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from targets.http_session import HttpSession
 from targets.probe_request import connect, connect_problem, fetch_models, send_probe
 
 _POLL_S = 0.5
-_ANSWER_S = 10.0  # a server that has not answered by then is asked again
+_ANSWER_S = 10.0  # limit of an attempt; then the next begins
 _STARTING = (502, 503, 504)  # of the server, or of a proxy in front of it
 
 

@@ -44,7 +44,7 @@ Target = Annotated[
 Model = Annotated[str, typer.Option(help="The API's model field. Default: from /v1/models.")]
 WaitReady = Annotated[
     str | None,
-    typer.Option(help="Wait so long for a server that is still starting or loading, e.g. 10m."),
+    typer.Option(help="Wait up to this long for a server that is starting or loading, e.g. 10m."),
 ]
 Engine = Annotated[
     str,

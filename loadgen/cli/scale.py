@@ -87,7 +87,7 @@ class ProcessFlags:
         str, typer.Option(help="Address of the page; 0.0.0.0 is every interface.")
     ] = LOOPBACK
     web_port: Annotated[
-        int, typer.Option("--web-port", "-P", min=1, max=65535, help="Its port.")
+        int, typer.Option("--web-port", "-P", min=1, max=65535, help="Port of the page.")
     ] = 8089
     web_login: Annotated[
         bool,
@@ -102,7 +102,10 @@ class ProcessFlags:
         ),
     ] = LOOPBACK
     master_port: Annotated[
-        int, typer.Option("--master-port", "--master-bind-port", min=1, max=65535, help="Its port.")
+        int,
+        typer.Option(
+            "--master-port", "--master-bind-port", min=1, max=65535, help="Port for these workers."
+        ),
     ] = 5557
 
 
@@ -140,7 +143,10 @@ def worker(
         typer.Option("--master", "--master-host", help="The machine that runs `slobench web`."),
     ],
     port: Annotated[
-        int, typer.Option("--port", "--master-port", min=1, max=65535, help="Its --master-port.")
+        int,
+        typer.Option(
+            "--port", "--master-port", min=1, max=65535, help="The --master-port of `slobench web`."
+        ),
     ] = 5557,
     target: Annotated[
         Path | None,

@@ -28,7 +28,7 @@ from targets.truth_log import TruthLog, read_truth_log
 from targets.truth_server import truth_server
 
 OUTPUT_TOKENS = 64
-ERROR_LIMIT_S = 5e-3  # limit of the p99 TTFT error; equals that of the lateness gate
+ERROR_LIMIT_S = 5e-3  # limit of the p99 TTFT error; equals that of the lateness check
 _INPUT_TOKENS = 64
 _MODEL = "truth"
 _TTFT_S, _ITL_S = 0.05, 0.01

@@ -191,8 +191,8 @@ def _by_shape(body: Body, adapter: Adapter) -> list[EventRun] | None:
 
 
 def _shaped_run(shape: Shape, body: Body, at: slice, counts: Sequence[int | None]) -> EventRun:
-    """The parts `at` of a body as a run. Numbers after the text, if there are any, are taken as
-    bytes of text: a few too many."""
+    """The parts `at` of a body as a run. Digits after the text count as bytes of text, so `n_bytes`
+    may be a few too high."""
     delta, running = shape.delta, [count or 0 for count in counts]
     received_ns, parts = body.times[at], body.parts[at]
     frame = len(shape.before) + sum(map(len, shape.after))
@@ -260,8 +260,8 @@ def _delta(event: SseEvent, adapter: Adapter, result: Decoded) -> Delta | None:
 def _count(result: Decoded, usage_tokens: int | None, running: list[int], text: _Text) -> None:
     """Sets the output tokens, from `usage` if stated and possible, else by counting chunks, and the
     tokens of each chunk: from running counts, else 1 if there are as many chunks as tokens, else 0
-    (unknown). Of a usage figure that gives only the total, the first chunk gets the share that its
-    text has of all text: TPOT depends on it.
+    (unknown). If usage gives only the total, the tokens of the first chunk are estimated from its
+    share of the text, because TPOT depends on them.
     """
     n_chunks = len(result.chunk_ns)
     text_bytes = text.n_bytes if text.is_known else None

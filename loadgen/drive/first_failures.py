@@ -9,7 +9,7 @@ from loadgen.records import Status
 from targets.base import is_refusal
 
 ALL_REFUSED = "the run's requests are refused; the preflight's were not"
-"""How the end reason of such a run begins."""
+"""The beginning of the end reason of such a run."""
 
 _LEAST_REFUSED = 3  # requests with the same 4xx
 _LEAST_FAILED = 10  # requests with another failure, which may be chance
@@ -18,8 +18,8 @@ _OVERLOADED = (429, 503, 504, 529)  # answers to the load, not to the request
 
 @dataclass
 class FirstFailures:
-    """The failures of a shard, as long as all of its requests that ended failed alike: with the
-    same status, and for a reason that is not the load."""
+    """The failures of a shard, counted while all of its ended requests failed alike: with the same
+    status, and for a reason other than the load."""
 
     n: int = 0
     status: int = 0

@@ -97,7 +97,7 @@ class LoopProbe:
 
     def _note_stall(self, now_s: float, lag_s: float) -> None:
         if lag_s > STALL_S:
-            # Beyond the limit all the rest is a single stall.
+            # Beyond the limit, the rest of the run counts as a single stall.
             if self._is_stalled or len(self._stalls) == _MOST_STALLS:
                 self._stalls[-1][2] = max(self._stalls[-1][2], lag_s)
             else:

@@ -220,7 +220,7 @@ class Manifest(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     count, and `epoch_utc` the same instant; both are None until the run has ended. `server_ended_s`
     is the time, since the epoch, at which a server that slobench had started ended by itself; None
     where it did not. `n_bad_messages`, `workers` and `live` (metric → quantiles) belong to a
-    distributed run, `engine` to a simulated one, and `scrapes` to one that read the server's
+    distributed run, `engine` to a simulated one, and `scrapes` to a run that read the server's
     metrics; they are None for other runs. With fewer successful requests than `min_requests` the
     run has no verdict.
     """

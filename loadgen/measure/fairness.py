@@ -21,10 +21,10 @@ from loadgen.records import Run
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:
-    """The due requests of a tenant: `attainment` (with Wilson's interval) is the share that met
-    every SLO, NaN and `met` None where none of them has a per-request limit. TTFT is of the
-    successful requests. Tokens (prompt and answer) per second of the
-    measured window: `asked` by all requests, `served` to the successful ones."""
+    """The due requests of a tenant. `attainment` (with Wilson's interval) is the share that met
+    every SLO; NaN, and `met` None, if none of them has a per-request limit. TTFT is of the
+    successful requests. `asked` and `served` are tokens (prompt and answer) per second of the
+    measured window, of all requests and of the successful requests."""
 
     due: int
     ok: int

@@ -170,8 +170,8 @@ _BY_TOKEN = ("tpot_s", "itl_s", "max_itl_s", "e2e_per_token_s")
 
 
 def token_marks(columns: PerRequest, run: Run, due: Mask) -> dict[str, str]:
-    """Metric → why its values are doubtful, for the metrics that depend on token counts which the
-    server does not state or states wrongly."""
+    """Metric → the reason why its values are doubtful: metrics that depend on token counts which
+    the server does not state, or states wrongly."""
     rows = run.request_rows
     answered = due & columns.is_ok & columns.has_token
     n = int(np.count_nonzero(answered))

@@ -104,11 +104,11 @@ def falls_behind(run: Run, columns: PerRequest, due: Mask) -> bool:
     """Whether the end of the drain cut off requests because the server had become slower, also
     where `load_through` has too few requests or a ramp.
 
-    The due requests that were answered or cut off are split by release. Those of the first quarter
-    give the share that lasts longer than a request of the last quarter had time for. Clearly more
-    of the last quarter (twice as many plus 3) must have been cut off, and their median TTFT must be
-    at least 1.5 times that of the first quarter. A drain that is shorter than the usual answer does
-    not suffice.
+    The due requests that were answered or cut off are split into quarters by release. The first
+    quarter gives the share of requests that last longer than the requests of the last quarter had
+    time for. Clearly more requests of the last quarter (twice as many plus 3) must have been cut
+    off, and their median TTFT must be at least 1.5 times that of the first quarter. So a drain that
+    is merely shorter than the usual answer does not count.
     """
     rows = run.request_rows
     unfinished = rows["status"] == Status.cancelled

@@ -265,8 +265,8 @@ class Samples:
         return self._populations[key]
 
     def share(self, hits: Mask, metrics: Sequence[str] = ()) -> Dependence:
-        """The dependence of the share of due rows that are in `hits`, with the latencies
-        `metrics` as a second witness of the memory of the server."""
+        """The dependence of the share of due rows that are in `hits`; the latencies `metrics` are
+        its companions (`dependence.of_share`)."""
         order = self._columns.release_order
         series = [self.of(METRICS[name], with_failures=True).series for name in metrics]
         rows = order[self._due[order]]

@@ -20,10 +20,10 @@ _TARGET_FLAGS = ("--target", "--engine", "--model")
 def capacity_command(run: Run, slos: Sequence[Slo], is_own: bool) -> str:
     """`slobench capacity …` for the scenario and the target of `slobench run`.
 
-    `slos` are those that judge the run, of every class; `is_own`: it was made under them. A search
-    needs a limit per request. Without any, each `p99(ttft) <= 1s` becomes `ttft <= 1s`, and the
-    highest percentile becomes the attainment. "" for a run that was started in another way, and
-    where no SLO gives a limit.
+    `slos` are the SLOs that judge the run, of every class; `is_own`: the run was made under them. A
+    search needs a limit per request. Without any, each `p99(ttft) <= 1s` becomes `ttft <= 1s`, and
+    the highest percentile becomes the attainment. "" if the run was started in another way, or if
+    no SLO gives a limit.
     """
     command, source = run.manifest.command, run.manifest.scenario.source
     if command[1:2] != ("run",):

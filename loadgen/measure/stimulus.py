@@ -117,12 +117,13 @@ def altered_arrivals(stimulus: Stimulus) -> str:
 def displaced_share(
     planned_s: Times, sent_s: Times, late_s: Times, length_s: float
 ) -> tuple[float | None, float | None]:
-    """The largest share of requests that a window of the schedule lacks, or has too many of, over
-    windows with 2 and with 10 requests on average, at least 0.1 s long; and the length of these
-    windows. All arrays are sorted. None for fewer than 20 requests.
+    """The share of requests that fell into other windows of time than scheduled, and the length of
+    these windows: the larger share of windows with 2 and with 10 requests on average, at least
+    0.1 s long. All arrays are sorted. None for fewer than 20 requests.
 
-    A request that is no later than 5 ms, or than the p99 lateness of the run up to a tenth of the
-    window, is in its window: requests scheduled for the same time are sent one after another.
+    A request counts as in its window if it is no later than 5 ms, or than the p99 lateness of the
+    run (at most a tenth of the window), because requests scheduled for the same time are sent in
+    sequence.
     """
     n = len(planned_s)
     if n < _LEAST_REQUESTS or length_s <= 0:

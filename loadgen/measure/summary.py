@@ -85,8 +85,8 @@ ERROR_GATE = "instrument error"
 class ValidityCheck:
     """A check of the validity table. `ok` None: not recorded. A failed `is_gate` makes the run
     invalid; a failed `is_timing` shows that the load generator was late, and the gate "instrument
-    error" decides whether that matters. `remedy` is what to do about a failure, "" where `detail`
-    shows it."""
+    error" decides whether that matters. `remedy` is the remedy of a failure, "" if `detail` has
+    it."""
 
     name: str
     ok: bool | None
@@ -109,8 +109,8 @@ def timing(name: str, ok: bool | None, detail: str) -> ValidityCheck:
 @dataclass(frozen=True, slots=True)
 class Validity:
     """Whether the run is valid, and every check behind that. `stalls` None: the load generator did
-    not look for its own stalls. `imprecise`: the percentiles of which its own delays are too large
-    a part to compare them with those of another run."""
+    not look for its own stalls. `imprecise`: the percentiles that its own delays can move too far
+    for a comparison with another run."""
 
     trusted: bool
     checks: tuple[ValidityCheck, ...]
@@ -119,8 +119,8 @@ class Validity:
 
     @property
     def why_not_comparable(self) -> tuple[str, ...]:
-        """Why the numbers cannot be compared with those of another run; empty where they can.
-        Whether the verdict on this run's own SLOs stands does not matter for that."""
+        """The reasons why the numbers cannot be compared with those of another run; empty if they
+        can. The verdict on this run's own SLOs does not matter here."""
         broken = [c for c in self.checks if c.is_gate and c.ok is False and c.name != ERROR_GATE]
         return (*(f"{check.name}: {check.detail}." for check in broken), *self.imprecise)
 
@@ -161,9 +161,9 @@ class Summary:
     first; `stimulus` compares the traffic sent with the schedule; `drivers` are the factors that
     latency correlates with. `capacity_command` searches the highest load that meets the SLOs (""
     where the run does not give one). With fewer successful requests than `min_requests` there is no
-    verdict. `made_under` are the SLOs that the run was made under, `judged_by` those that it is
-    judged by here; an SLO of a class begins with its name. `marks` state by metric why its values
-    are doubtful, `http_statuses` counts the due HTTP errors by status.
+    verdict. `made_under` are the SLOs that the run was made under, `judged_by` the SLOs that judge
+    it here; an SLO of a class begins with the name of the class. `marks` has, by metric, the reason
+    why its values are doubtful; `http_statuses` counts the HTTP errors of due requests by status.
     """
 
     run: str

@@ -58,15 +58,16 @@ class SloResult:
     would prove it, if nothing else changes. `scope` request: `value` is the *share* of due requests
     that met it, with the same kind of bounds. Such SLOs are judged together through attainment, so
     `met` and `proven` are None. `is_implied`: not stated by the user; see `with_implied`. `n_own`
-    of the `n` requests had a limit of their own. `note` is the reason where no server could have
-    met the SLO, or where there is no verdict on it: `met` is None then, and `n_needed` samples give
-    one. The n samples are worth `n_effective` independent samples (None: not estimated);
-    `too_short`: the run is too short for any bound. `seconds_needed` is `n_needed` at the rate of
-    the run.
+    of the `n` requests had a limit of their own. `note` is the reason if no server could have met
+    the SLO, or if there is no verdict on it; in the second case `met` is None, and `n_needed`
+    samples are enough for a verdict. The n samples are worth `n_effective` independent samples
+    (None: not estimated); `too_short`: the run is too short for any bound. `seconds_needed` is
+    `n_needed` at the rate of the run.
 
     `error`: how far the load generator's own delays can have moved `value`, in its unit. `survives`
-    is whether `met` is the same with that error added or subtracted, and `error_reaches_limit`
-    whether the error alone is as large as the limit (`measure.validity.survival`). None: no result.
+    is whether `met` is the same with that error added or subtracted (None: `met` is None), and
+    `error_reaches_limit` whether the error alone is as large as the limit
+    (`measure.validity.survival`).
     """
 
     text: str
@@ -127,9 +128,8 @@ class SloResult:
 @dataclass(frozen=True, slots=True)
 class Shares:
     """The counts behind shares and rates: requests due, requests that met all SLOs, failed
-    requests; and how far requests depend on each other in whether they met the SLOs, and in
-    whether they failed (None: not at all). `requested_per_s`: the rate that the scenario states, if
-    it states one."""
+    requests. `meeting` and `failing` are the dependence between requests in meeting the SLOs and in
+    failing (None: independent); `requested_per_s` is the rate that the scenario states, if any."""
 
     due: int
     met: int
@@ -161,8 +161,8 @@ def _times_by_n(
 
 
 def percentile_result(slo: Slo, population: Population, confidence: float) -> SloResult:
-    """A percentile SLO, with failures as +inf; its bounds are exact order statistics. There is no
-    verdict on a percentile that so few samples do not have."""
+    """A percentile SLO, with failures as +inf; its bounds are exact order statistics. Without a
+    verdict if there are fewer than `fewest_samples`."""
     assert slo.quantile is not None, f"{slo.text} is not a percentile"
     least = fewest_samples(slo.quantile)
     if 0 < population.n < least:
@@ -342,7 +342,7 @@ def decide(
     if doubts:
         return "no_verdict", 3, tuple(doubts)
     if n_ok < min_requests:
-        fewer = f"fewer than the {format_count(min_requests)} that --min-requests asks for"
+        fewer = f"fewer than the {format_count(min_requests)} that --min-requests requires"
         return "no_verdict", 3, (f"{format_count(n_ok)} requests were successful, {fewer}.",)
     if not judged and not n_ok:
         return "no_verdict", 3, ("No request was successful.",)

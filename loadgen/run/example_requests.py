@@ -32,7 +32,7 @@ def example_requests(
 ) -> tuple[RunRequest, ...]:
     """The request of median length (prompt and answer together), and the longest if it is longer.
     `prompts` have a salt of their own, so that neither prompt is in a prefix cache when the run
-    begins. Empty for recorded prompts without a salt: they would be."""
+    begins. Empty for recorded prompts without a salt, which would be in the cache."""
     is_salted = scenario.prompts.salt == "run"
     if prompts.is_recorded and not is_salted:
         return ()

@@ -197,7 +197,7 @@ def _end_of(child: Child) -> Callable[[], str | None]:
 
 class _Waiting:
     """Shows that a server is still starting: for how long, and the last line of its log or the
-    reason. Where there is no terminal, the first line comes after `first_s`."""
+    reason. Without a terminal, the first line is printed after `first_s`."""
 
     def __init__(self, console: Console, first_s: float = _PROGRESS_S) -> None:
         self._console, self._printed_s = console, first_s - _PROGRESS_S

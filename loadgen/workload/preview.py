@@ -25,7 +25,7 @@ from loadgen.workload.schedule import schedule_sha256
 
 QUEUE_TIME = 25.0
 """The autocorrelation time, in requests, that `n_needed_queued` assumes: about that of the p90
-behind a queue with one server at 70 % load (M/M/1)."""
+behind an M/M/1 queue at 70 % load."""
 
 Means = NDArray[np.float64]  # tokens
 

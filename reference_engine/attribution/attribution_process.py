@@ -23,9 +23,9 @@ _RESULT = b"result\n"
 
 @dataclass(frozen=True, slots=True)
 class FoundMisses:
-    """The misses of a case. Until `is_complete`, other modes are still being simulated:
-    `n_simulated_steps` so far, and a miss reported as interference may turn out to be the
-    policy's."""
+    """The misses of a case. Until `is_complete`, other modes are still being simulated
+    (`n_simulated_steps` so far), and a miss attributed to interference may later be attributed to
+    the policy."""
 
     misses: list[Attribution]
     is_complete: bool = True
@@ -34,8 +34,8 @@ class FoundMisses:
 
 class AttributionProcess:
     """Attributes the misses of a case in a child process. Cases take turns. A case that takes
-    longer than `patience_s` goes on after the answer; the next call for the same requests gets its
-    result, once."""
+    longer than `patience_s` goes on after the answer; the next call for the same requests returns
+    its result, once."""
 
     def __init__(self, patience_s: float = 1.5) -> None:
         self._patience_s = patience_s
@@ -43,7 +43,7 @@ class AttributionProcess:
         self._jobs: dict[str | None, _Job] = {}  # by `Case.only`
 
     async def misses(self, case: Case) -> FoundMisses:
-        """The misses of a case, or what is known of them after `patience_s` (seconds)."""
+        """The misses of a case, or the causes found within `patience_s` (seconds)."""
         if not any(map(missed_slos, case.selected)):
             return FoundMisses([])
         job = self._jobs.get(case.only)

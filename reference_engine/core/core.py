@@ -250,7 +250,7 @@ class EngineState:
     # --- reading the state
 
     def find(self, request_id: str) -> Request | None:
-        """A request that is not over for its client."""
+        """A live request, or a finished request whose answer is still held."""
         return self.queues.find(request_id) or self._held.find(request_id)
 
     def explain(self, request_id: str) -> Account | None:

@@ -27,8 +27,8 @@ _PRESET = HARDWARE["h100"]
 
 
 class HardwareFile(Block):
-    """An accelerator: its ceilings by the datasheet, and what kernels and the engine make of them.
-    Ceilings are per device; whatever is not given is that of the preset `h100`.
+    """An accelerator: its ceilings by the datasheet, and the shares of them that kernels reach.
+    Ceilings are per device; a key that is left out has the value of the preset `h100`.
 
     `flops_per_s` is dense bfloat16, `flops_8bit_per_s` dense fp8 or int8 (default: as
     `flops_per_s`). `interconnect_bytes_per_s` is the rate of an all-reduce of long messages.

@@ -43,8 +43,8 @@ class Policy(Plugin, ABC):
 
     @property
     def is_answering_at_end(self) -> bool:
-        """Whether no token is delivered until no request runs any more. A request then ends when
-        the last of its batch does, although its row and memory are free earlier."""
+        """Whether tokens are delivered only when the whole batch has ended. A request then ends
+        with the last request of its batch, although its row and memory are free earlier."""
         return False
 
     @abstractmethod
@@ -97,8 +97,8 @@ class Policy(Plugin, ABC):
 
 
 def is_for_mode(mode: type[Policy], key: str, value: object) -> bool:
-    """Whether a setting that engine and mode have in common belongs to the mode: `preempt` names
-    the fate of preempted KV for the engine (`How`), and whether to preempt for the mode."""
+    """Whether a setting with a name that engine and mode share belongs to the mode: `preempt` is
+    the treatment of preempted KV for the engine (`How`), and whether to preempt for the mode."""
     return key == "preempt" and key in mode.model_fields and value not in {*How}
 
 

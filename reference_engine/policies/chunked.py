@@ -17,7 +17,7 @@ from reference_engine.state.sequence import Request
 
 _LEAST_PREFILL = 16  # tokens
 _DEFAULT_TPOT_S = 0.05
-_MOST_RANKED = 128  # waiting requests; looking up prefixes takes longer than it saves beyond
+_MOST_RANKED = 128  # waiting requests; beyond, looking up prefixes takes longer than it saves
 
 
 class Chunked(Policy):

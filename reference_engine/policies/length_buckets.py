@@ -112,7 +112,7 @@ class Buckets:
         if bucket.high - bucket.low < 2 * _NARROWEST:
             return []
         first, last = bisect_left(lengths, bucket.low), len(lengths)
-        if bucket is not self.all[-1]:  # which also takes longer prompts
+        if bucket is not self.all[-1]:  # the last bucket also takes longer prompts
             last = bisect_left(lengths, bucket.high)
         n_active, n_below = last - first, bisect_left(lengths, middle) - first
         if n_active <= self._split_above or n_below < self._split_share * n_active:

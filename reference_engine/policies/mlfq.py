@@ -145,7 +145,7 @@ class Levels:
         self._ranking = ranking
         self._level_of: dict[str, int] = {}
         self._running: list[dict[str, Request]] = [{} for _ in range(n_levels)]
-        # By level: no running request joined it later. Too late after some of them have left.
+        # By level: no running request joined it after this, which may be later than necessary.
         self._last_joined = [0.0] * n_levels
         self._stays: dict[str, _Stay] = {}
         self._ends: list[tuple[float, int, Request]] = []  # a heap; may be too early, or void

@@ -252,8 +252,8 @@ def step_cost(
     model: ModelConfig, hardware: Hardware, weight_dtype: WeightDtype = "auto"
 ) -> StepCost:
     """The cost of a model's steps on some hardware, in bfloat16. Weights in 8 bits are read in half
-    the time, and multiplied at the 8-bit rate. KV in 8 bits costs as much time as in bfloat16: how
-    much its scales take from the shorter reading has not been measured on a GPU.
+    the time, and multiplied at the 8-bit rate. KV in 8 bits costs as much time as in bfloat16,
+    because the cost of its scales has not been measured on a GPU.
 
     Source: the usual roofline per operator (Williams, Waterman & Patterson, CACM 52(4), 2009), with
     Vidur's split of a step.

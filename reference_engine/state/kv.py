@@ -75,8 +75,8 @@ class KvPool:
 
     def freed_by(self, victim: Request, request: Request) -> int:
         """Blocks that preempting `victim` adds to those that an admission of `request` can take.
-        Without the victim's blocks that other requests hold, too, and without those that are a
-        cached prefix of `request`."""
+        Blocks of the victim that other requests hold as well, or that are a cached prefix of
+        `request`, do not count."""
         if not self.prefix_cache:
             return len(victim.blocks)
         references, hits = self._references, self._hits(request)

@@ -151,7 +151,7 @@ def test_fewer_successful_requests_than_asked_for_exit_3(cli, tmp_path):
     assert result.returncode == 3, result.stderr
     summary = json.loads(result.stdout)
     assert summary["min_requests"] == 1000
-    assert "fewer than the 1\u202f000 that --min-requests asks for" in summary["reasons"][0]
+    assert "fewer than the 1\u202f000 that --min-requests requires" in summary["reasons"][0]
     assert cli("rescore", "run", cwd=tmp_path).returncode == 3
     assert cli("rescore", "run", "--min-requests=2", cwd=tmp_path).returncode == 0
     assert cli("rescore", "run", "--min-requests=0", cwd=tmp_path).returncode == 2

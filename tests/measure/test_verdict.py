@@ -88,7 +88,7 @@ def test_too_few_successful_requests_give_no_verdict():
     met = run_metric_result(
         parse_slo("error_rate <= 1%"), Shares(due=45, met=45, failed=0, length_s=60.0), float, 0.95
     )
-    reason = "45 requests were successful, fewer than the 46 that --min-requests asks for."
+    reason = "45 requests were successful, fewer than the 46 that --min-requests requires."
     assert decide([met], (), "", 0.95, False, 45, 46) == ("no_verdict", 3, (reason,))
     assert decide([met], (), "overloaded", 0.95, False, 45, 46) == ("no_verdict", 3, (reason,))
     assert decide([], (), "", 0.95, False, 45, 46) == ("no_verdict", 3, (reason,))

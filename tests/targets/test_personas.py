@@ -1,4 +1,4 @@
-"""The wire personalities of the mock: each passes the preflight, and what is measured of it is what
+"""The personas of the mock server: each passes the preflight, and what is measured of it is what
 its own log says."""
 
 from __future__ import annotations

@@ -36,9 +36,10 @@ _SKEWNESS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Dependence:
-    """n_requests requests in order of release whose statistic has the autocorrelation time
-    `time_requests` (1: independent), and `design`: the number of samples that are worth an
-    independent sample where requests are independent of each other (1 for a sample per request).
+    """The dependence of `n_requests` requests in order of release. `time_requests` is the
+    autocorrelation time of a statistic of theirs (1: independent). `design` is the number of
+    samples worth one independent sample if the requests themselves were independent (1 for a sample
+    per request).
     """
 
     n_requests: float
@@ -63,14 +64,14 @@ class Dependence:
         """τ in samples for the lower and for the upper bound of a percentile, of a mean or of a
         share of *misses*; None where the run is too short.
 
-        An estimate of τ from n/τ memories is uncertain (Student's t instead of the normal
-        quantile). For the upper bound it is also too small: a short run does not show its longest
-        bursts (the factor 1 + 15 τ/n), and a run with few bursts has low values and a short memory
-        at the same time (1 + 5 √(τ/n)).
+        An estimate of τ from a run of n/τ autocorrelation times is uncertain (Student's t instead
+        of the normal quantile). For the upper bound it is also too small: a short run does not show
+        its longest bursts (the factor 1 + 15 τ/n), and a run with few bursts has low values and a
+        short estimate of τ at the same time (1 + 5 √(τ/n)).
 
         Source of the asymmetry: N. J. Johnson, J. Am. Stat. Assoc. 73(363), 1978; Tafazzoli,
         Steiger, Wilson, INFORMS J. Comput. 23(1), 2011 (Skart). The constants are calibrated on
-        simulated queues (`benchmarks/interval_coverage.py`).
+        simulated queues (`benchmarks/dependent_coverage.py`).
         """
         if self.is_open:
             return None
@@ -83,8 +84,8 @@ class Dependence:
         return lower * self.design, upper * self.design
 
     def hit_times(self, confidence: float) -> BoundTimes | None:
-        """`bound_times` for a share of hits: few misses are many hits, so its lower bound takes the
-        time of the upper bound of the misses."""
+        """`bound_times` for a share of hits: few misses are many hits, so the lower bound of the
+        hits has the time of the upper bound of the misses."""
         times = self.bound_times(confidence)
         return None if times is None else times[::-1]
 
@@ -154,8 +155,8 @@ class Series:
 def of_share(hits: NDArray[np.bool_], companions: Sequence[Series] = ()) -> Dependence:
     """The dependence of a share: `hits` in order of release, shape [n].
 
-    A share near 0 or 1 hides its own memory. Then the memory of the `companions` (series of the
-    latencies of the same requests) counts.
+    A share near 0 or 1 hardly shows its own autocorrelation. The autocorrelation time of the
+    `companions` (series of the latencies of the same requests) then counts, if it is longer.
     """
     n = len(hits)
     if n == 0:
@@ -188,8 +189,9 @@ def time_of(values: Values) -> float:
 
 
 def _weighted(own: float, longest: float, n: int, quantile: float) -> float:
-    """The time of the level itself where at least 40 clusters of requests lie beyond it, the
-    longest time of the levels before it where at most 10 do, between them on a logarithmic scale.
+    """The autocorrelation time `own` of a level if at least 40 clusters of requests lie beyond it,
+    the `longest` of all levels up to it if at most 10 do, between them a mean on a logarithmic
+    scale.
     """
     n_clusters = n * min(quantile, 1 - quantile) / longest
     weight = (n_clusters - _FEW_CLUSTERS) / (_MANY_CLUSTERS - _FEW_CLUSTERS)
@@ -202,8 +204,8 @@ def autocorrelation_time(values: Values) -> float:
 
     - Geyer's initial monotone positive sequence: the sum of neighbouring pairs of autocorrelations
       up to the first pair that is not positive, each at most the pair before it.
-    - The mean over the posterior of τ where autocorrelations are a·φ^k (a memory below noise, as
-      behind processor sharing), by Whittle's likelihood over a grid of (a, φ).
+    - The posterior mean of τ if autocorrelations are a·φ^k (weak against the noise, as behind
+      processor sharing), by Whittle's likelihood over a grid of (a, φ).
 
     Sources: C. J. Geyer, Statistical Science 7(4), 1992, §3.3; P. Whittle, Arkiv för Matematik 2,
     1953.
@@ -219,7 +221,7 @@ def autocorrelation_time(values: Values) -> float:
     variance = float(np.mean(np.square(centred)))
     if variance <= 0 or spread <= 0:
         return 1.0
-    if n_per_batch > 1:  # so long that the first estimate is enough; batch means are no a·φ^k
+    if n_per_batch > 1:  # long enough for the first estimate; batch means do not follow a·φ^k
         return max(1.0, n_per_batch * variance / spread * _geyer_time(centred))
     return max(1.0, _geyer_time(centred), _whittle_time(centred))
 

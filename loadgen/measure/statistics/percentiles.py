@@ -22,8 +22,8 @@ from loadgen.measure.statistics.proportions import at_most, coarse, tails
 @dataclass(frozen=True, slots=True)
 class Percentile:
     """A percentile with its two-sided interval. `few`: fewer than ten samples lie beyond it.
-    `n_effective`: the number of independent samples that the samples are worth; None where that was
-    not estimated."""
+    `n_effective`: the number of independent samples with the same information; None if it was not
+    estimated."""
 
     value: float
     low: float | None

@@ -111,8 +111,8 @@ def _stretches(kept: NDArray[np.bool_], starts: NDArray[np.intp], n: int) -> lis
 class Population:
     """`ordered` (ascending, finite), then `n_infinite` times +inf.
 
-    `series` holds the same samples in order of release, if there is a sample for each request;
-    `clusters` holds them where a request has several. Without either they count as independent.
+    `series` holds the same samples in order of release if each request has a single sample,
+    `clusters` if requests have several. Without either, samples count as independent.
     """
 
     ordered: Values

@@ -1,9 +1,9 @@
 """Proportions: the distribution of a count of samples, intervals of a share, and the sample sizes
 that settle an SLO.
 
-The count of independent samples is binomial. The count of samples with an autocorrelation time τ is
-taken for that of a two-state Markov chain with the same share and the same τ, whose hits come in
-runs of about (τ + 1) / 2; with τ = 1 it is the binomial distribution.
+Counts of independent samples are binomial. Counts of samples with an autocorrelation time τ are
+taken for those of a two-state Markov chain with the same share and the same τ, whose hits come in
+runs of about (τ + 1) / 2; with τ = 1 its counts are binomial.
 
 The distributions are computed without scipy, whose import takes longer than a whole report, within
 nine standard deviations plus 50 τ of the mean, and scaled to sum to 1.
@@ -27,8 +27,8 @@ _ROUGH_HALVINGS = 20  # to 10⁻⁶, for distributions that take a millisecond
 
 
 LARGEST_TIME = 8.0
-"""Longer autocorrelation times are brought down to this one by counting in larger units: the
-distribution hardly changes, and its computation takes less time."""
+"""Longer autocorrelation times are reduced to 8 by counting in larger units: the distribution
+hardly changes, and its computation takes less time."""
 
 
 def coarse(n: int, time: float) -> tuple[int, float]:

@@ -20,7 +20,7 @@ BUSY_SHARE = 0.5  # of a core: below it, more workers would change nothing
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What held the load generator up, and the remedy: two clauses of a sentence."""
+    """The cause of the load generator's delays, and its remedy: two clauses of a sentence."""
 
     text: str
     remedy: str
@@ -28,8 +28,8 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class CoreSharing:
-    """Use of the worker's cores that were idle least: the share of their time that other programs
-    used (`others`), that programs started by the run used (`family`), and that was idle.
+    """Use of the cores of the worker whose cores were idle least, as shares of their time: used by
+    other programs (`others`), used by programs that the run started (`family`), and idle.
     `is_movable`: the worker may use every core of the machine, so the scheduler can move it."""
 
     n: int

@@ -2,7 +2,7 @@
 
 A *gate* that fails makes the run INVALID. Gates of the evidence (rows, traffic) do so whatever the
 latencies. *Timing* checks show the load generator's own delays; the gate "instrument error", which
-`survival` adds, decides whether these leave the verdict open. Other checks only give findings.
+`survival` adds, fails if these leave the verdict open. Other checks only give findings.
 """
 
 from __future__ import annotations

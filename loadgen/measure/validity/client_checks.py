@@ -56,9 +56,9 @@ def lateness(
 
 
 def on_schedule(run: Run, lateness_s: Seconds, due: Mask, window_s: float) -> ValidityCheck:
-    """Whether the offered load was the scheduled load: a load generator that falls ever further
-    behind sends other traffic than was asked for, whatever the SLO. `lateness_s` is NaN for rows
-    that it held back on purpose."""
+    """Whether the offered load was the scheduled load: a load generator that falls further and
+    further behind sends less traffic than scheduled. `lateness_s` is NaN for rows that it held back
+    on purpose."""
     limits = run.manifest.instrument_limits
     late_s = np.sort(lateness_s[due & ~np.isnan(lateness_s)])
     if not len(late_s) or window_s <= 0:
@@ -180,10 +180,10 @@ def shared_cores(client: ClientReport, limits: InstrumentLimits) -> ValidityChec
 
 
 def client_stalls(stalls: Stalls | None, n_due: int) -> ValidityCheck:
-    """Shows the effect of stalls on the percentiles; the instrument error covers each stall.
+    """The effect of stalls on the percentiles; the instrument error includes each stall.
 
-    It fails only if a percentile is another one without the requests in a stall; where all were in
-    a stall, that is not known.
+    Fails only if leaving out the requests in stalls lowers a p99 (`changed`). Unknown if every
+    request was in a stall.
     """
     if stalls is None:
         return ValidityCheck("stalls", None, "the load generator did not record its own stalls")

@@ -1,8 +1,7 @@
 """The largest error that the load generator can have made in the times of each request, from its
 measurements of itself. docs/decisions/0057 gives the reasons.
 
-`error_bound` is the only place that reads lateness, lag, backlog and run delay; a verdict sees
-nothing but the bound.
+Verdicts depend on lateness, lag, backlog and run delay only through this bound.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ _GIVEN_UP = (Status.timeout, Status.cancelled, Status.dropped)  # by the load ge
 
 @dataclass(frozen=True, slots=True)
 class WorkerDelay:
-    """How late a worker can have read: `usual_s` at any time, more in its stalls. `stalls`: a row
-    per stall, (from, until, delay of its latest probe), by time, shape [n, 3]."""
+    """How late a worker can have read: `usual_s` at any time, more in its stalls. `stalls` has a
+    row per stall, by time: (from, until, delay of its latest probe), seconds, shape [n, 3]."""
 
     shard: int
     usual_s: float
@@ -53,9 +52,9 @@ class WorkerDelay:
     def at(self, read_s: Seconds) -> Seconds:
         """The largest delay of reads stamped at `read_s`.
 
-        At the start of a stall the loop was punctual to 5 ms, so that a read `t` after the start
-        is at most `t` + 5 ms late. A probe becomes due within a period of the start, so that the
-        delay exceeds that of the latest probe by a period at most.
+        At the start of a stall the loop was less than 5 ms late, so a read `t` after the start is
+        at most `t` + 5 ms late. A probe is due within a period of the start, so a read is at most a
+        period later than the latest probe.
         """
         delay_s = np.full(len(read_s), self.usual_s)
         if len(self.stalls):
@@ -72,8 +71,9 @@ class WorkerDelay:
 class ErrorBound:
     """Bounds of the error of each request's times: float64 seconds, shape [n_requests].
 
-    `late_s` is how late the request was sent. The others are how late the read of its first token,
-    first answer token, last token and end can have been; `usual` where there was no such read.
+    `late_s` is how late the request was sent. The other arrays are how late the reads of its first
+    token, first answer token, last token and end can have been; without such a read they hold the
+    worker's `usual_s`.
     """
 
     late_s: Seconds
@@ -176,10 +176,10 @@ def usual_delay_s(shard: SelfReport, limits: InstrumentLimits, is_shared: bool) 
     - The p99 lag of the event loop. Outside stalls it is 5 ms at most. Without a record of stalls
       the largest lag counts for every read, unless it is below 5 ms.
     - Twice the mean wait of bytes in the sockets: the last read of a burst.
-    - The p99 of run-queue delays, if they are exponential and each probe of the loop had its share:
-      4.6 × the share of the run × 10 ms.
-    - 5 ms where the worker's CPU was full, throttled or shared, since the probes can have been
-      lucky.
+    - The p99 of an exponential delay whose mean is the run-queue delay of a probe period: 4.6 × the
+      share of the run × 10 ms.
+    - 5 ms if the worker's CPU was full, throttled or shared, because the probes may then have
+      missed the delay.
     """
     lag, backlog = shard.loop_lag_s, shard.backlog
     readings = [0.0]
@@ -221,8 +221,8 @@ def shifted(
     only with `has_gaps`.
 
     At the fastest, a request that the load generator gave up while its reads were late counts as
-    answered at once: its answer may have waited unread. At the slowest nothing else fails, because
-    a late load generator can cause a timeout but cannot prevent it.
+    answered at once, because its answer may have waited unread. At the slowest no further request
+    fails: a late load generator can cause a timeout but cannot prevent it.
     """
     maybe_ok = bound.is_unknown_failure if sign < 0 else np.zeros(len(columns.is_ok), bool)
 

@@ -29,15 +29,16 @@ Judge = Callable[[PerRequest, Throughput], Sequence[SloResult]]
 
 
 def survives(met: bool, at_slowest: bool | None, at_fastest: bool | None, reaches: bool) -> bool:
-    """Whether a result stands: met stays met with the error bound added to the measurements, missed
-    stays missed with it subtracted. Never where the error alone `reaches` the limit."""
+    """Whether a result stands: a met SLO is also met with the error bound added to the
+    measurements, a missed SLO also missed with it subtracted. No result stands if the error alone
+    `reaches` the limit."""
     stays = at_slowest is True if met else at_fastest is False
     return stays and not reaches
 
 
 def settle(plain: SloResult, slowest: SloResult, fastest: SloResult, reaches: bool) -> SloResult:
-    """The result with its instrument error. It stays proven only if the confidence bound decides
-    the same with the error bound added to it (subtracted from it, where missed)."""
+    """The result with its instrument error. A met SLO stays proven only if it is proven with the
+    error bound added, a missed SLO only if it is proven with the bound subtracted."""
     shifts = [
         abs(end.value - plain.value)
         for end in (slowest, fastest)
@@ -57,8 +58,8 @@ def settle(plain: SloResult, slowest: SloResult, fastest: SloResult, reaches: bo
 def unsettled(results: Sequence[SloResult]) -> list[SloResult]:
     """The results that leave the verdict of a run open; empty where it stands.
 
-    A run is missed if any SLO is missed for certain, whatever the others; it is met only if every
-    SLO is. A result whose limit is within reach of the error alone leaves every verdict open.
+    A run is missed if any missed SLO stands, and met only if every SLO stands. If the error alone
+    reaches the limit of an SLO, the verdict is open in any case.
     """
     judged = [result for result in results if result.scope == "run" and result.met is not None]
     reached = [result for result in judged if result.error_reaches_limit]
@@ -137,8 +138,8 @@ def _reaches_limit(
     slo: Slo,
     limits: Sequence[tuple[Slo, Mask]],
 ) -> bool:
-    """Whether the error alone is as large as the limit, in more requests than the SLO allows to
-    miss it. Such a measurement says nothing about the server, on either side of the limit."""
+    """Whether the error alone is as large as the limit, in more requests than may miss the SLO.
+    Such a measurement cannot resolve the limit, whether the SLO was met or missed."""
     n_due = int(np.count_nonzero(due))
     if slo.metric in ("attainment", "goodput"):
         unknown = np.zeros(len(due), bool)
@@ -224,9 +225,10 @@ def instrument_check(
     is_disturbed: bool,
     other: str = "",
 ) -> ValidityCheck:
-    """The gate of the load generator's own error: by the verdict, or without an SLO by the measured
-    values. `other` is a further result that the error leaves open. A failure names the cause with
-    its remedy."""
+    """The gate of the load generator's own error. With an SLO it fails if the error leaves the
+    verdict open, without an SLO if the percentiles in `too_large` are imprecise. `other` is a
+    sentence about a further result that the error leaves open. A failure has the cause and its
+    remedy."""
     judged = [result for result in results if result.scope == "run" and result.met is not None]
     if judged:
         open_ = [error_sentence(result) for result in unsettled(judged)]

@@ -25,7 +25,7 @@ from loadgen.workload.lengths import MAX_TOKENS
 from loadgen.workload.traces.trace import LIMIT_COLUMNS, LONGEST_SLO_S, NS_PER_UNIT, Ids, Ticks
 
 _SEPARATORS = (",", ";", "\t", "|")
-_SHOWN = {"\t": "\\t"}  # as it is written in YAML
+_SHOWN = {"\t": "\\t"}  # as written in YAML
 _FARTHEST_S = 8_800_000_000  # from 1970; nanoseconds of later instants overflow 64 bits
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
 _DECIMAL = r"^\+?(?P<whole>-?\d+)(?:\.(?P<part>\d{0,9})\d*)?$"
@@ -308,7 +308,7 @@ def read_header(content: bytes, source: str, separator: str = ",") -> tuple[list
 
 
 def _other_separator(content: bytes, names: Iterable[str], separator: str) -> str | None:
-    """The separator by which the header has all `names`; None if there is none but `separator`."""
+    """A separator other than `separator` by which the header has all `names`; None without any."""
     line = first_line(content)[0].decode("utf-8", "replace")
     for other in _SEPARATORS:
         cells = {cell.strip() for cell in next(csv.reader([line], delimiter=other), [])}

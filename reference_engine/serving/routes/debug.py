@@ -97,8 +97,8 @@ class DebugRoutes:
         return web.json_response({"request_id": request_id})
 
     async def misses(self, request: web.Request) -> web.Response:
-        """The SLOs that recent requests missed, each with its cause. Simulating takes longer than a
-        client waits: the answer says how far it is, and later requests get the result."""
+        """The SLOs that recent requests missed, each with its cause. A simulation may take longer
+        than a client waits: the answer then has its progress, and a later call the result."""
         found = await self._attribution.misses(await self._service.between_steps(_case))
         return web.json_response(_found_json(found))
 
