@@ -620,7 +620,7 @@ LINES = {
     "inference_perf_stages": Line(
         INFERENCE_PERF,
         P + PD + "load:\n  type: constant\n  interval: 5\n  stages:\n"
-        "  - {rate: 1, duration: 30}\n  - {rate: 2, duration: 40}\n",
+        "  - {rate: 1, duration: 30}\n  - {rate: 2, duration: 40}\n  - {rate: 4, duration: 10}\n",
         {
             "arrivals": {
                 "kind": "steps",
@@ -628,9 +628,11 @@ LINES = {
                     {"rate": "1/s", "for": "30s"},
                     {"rate": "0/s", "for": "5s"},
                     {"rate": "2/s", "for": "40s"},
+                    {"rate": "0/s", "for": "5s"},
+                    {"rate": "4/s", "for": "10s"},
                 ],
             },
-            "phases.measure": "75s",
+            "phases.measure": "90s",
         },
     ),
     "inference_perf_concurrent": Line(
