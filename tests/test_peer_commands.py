@@ -14,7 +14,6 @@ from loadgen.errors import UsageError
 from loadgen.translate.command_line import translate
 from loadgen.workload.scenario import load_scenario
 
-VLLM_DOCS = "vLLM docs, benchmarking/cli"
 VLLM_ARGS = "vLLM vllm/benchmarks/serve.py and datasets, argument parsers"
 GUIDELLM_README = "guidellm 0.8.1, README"
 GUIDELLM_SCHEMA = "guidellm 0.8.1, guidellm/schemas"
@@ -48,7 +47,7 @@ output_distribution: {min: 20, max: 20}}\n"
 LINES = {
     # vLLM
     "vllm_custom": Line(
-        VLLM_DOCS,
+        VLLM_ARGS,
         V + "--backend vllm --endpoint /v1/completions --dataset-name custom "
         "--dataset-path prompts.jsonl --custom-output-len 200 --request-rate 4 --num-prompts 80",
         {
@@ -70,7 +69,7 @@ LINES = {
         {"requests.output_tokens.tokens": 256},
     ),
     "vllm_prefix_repetition": Line(
-        VLLM_DOCS,
+        VLLM_ARGS,
         V + "--dataset-name prefix_repetition --num-prompts 100 "
         "--prefix-repetition-prefix-len 512 --prefix-repetition-suffix-len 128 "
         "--prefix-repetition-num-prefixes 5 --prefix-repetition-output-len 64",
@@ -91,7 +90,7 @@ LINES = {
         },
     ),
     "vllm_sonnet": Line(
-        VLLM_DOCS,
+        VLLM_ARGS,
         V + "--dataset-name sonnet --dataset-path benchmarks/sonnet.txt --request-rate 2",
         {
             "requests.shared_prefix.tokens": 200,
@@ -110,7 +109,7 @@ LINES = {
         },
     ),
     "vllm_burstgpt": Line(
-        VLLM_DOCS,
+        VLLM_ARGS,
         V + "--dataset-name burstgpt --dataset-path BurstGPT.csv --request-rate 10",
         {
             "arrivals": {
@@ -128,7 +127,7 @@ LINES = {
         {"arrivals": {"kind": "trace", "path": "trace.jsonl"}},
     ),
     "vllm_linear_ramp": Line(
-        VLLM_DOCS,
+        VLLM_ARGS,
         V + "--ramp-up-strategy linear --ramp-up-start-rps 1 --ramp-up-end-rps 10 "
         "--num-prompts 300",
         {  # Σ 1/r(i), r linear in i: 300 ln(10)/9 = 76.75 s
@@ -141,7 +140,7 @@ LINES = {
         },
     ),
     "vllm_exponential_ramp": Line(
-        VLLM_DOCS,
+        VLLM_ARGS,
         V + "--ramp-up-strategy exponential --ramp-up-start-rps 1 --ramp-up-end-rps 10 "
         "--num-prompts 300",
         {  # 300 (1 − 1/10)/ln(10) = 117.26 s
@@ -190,7 +189,7 @@ LINES = {
         {"requests.input_tokens.tokens": 300, "requests.output_tokens.tokens": 40},
     ),
     "vllm_hf": Line(
-        VLLM_DOCS,
+        VLLM_ARGS,
         V + "--backend openai-chat --endpoint /v1/chat/completions --dataset-name hf "
         "--dataset-path lmarena-ai/VisionArena-Chat --hf-split train --request-rate 1",
         {"requests.output_tokens.tokens": 128},
