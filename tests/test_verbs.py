@@ -91,13 +91,28 @@ def test_a_mistake_is_a_line_and_exit_code_2(run, words, message):
 
 
 def test_from_prints_the_scenario_and_says_what_is_lost(run):
-    line = "vllm bench serve --model m --request-rate 8 --num-prompts 80 --top-p 0.5"
+    line = (
+        "vllm bench serve --model m --request-rate 8 --num-prompts 80 --top-p 0.5 --lora-modules x"
+    )
     code, out, err = run("from", line)
     assert code == 0
     assert "arrivals: {kind: poisson, rate: 8/s}" in out
-    assert "no equivalent: --top-p 0.5" in err
+    assert "no equivalent: --lora-modules x" in err
+    assert "extra_body: {top_p: 0.5}" in err
     assert "slobench run scenario.yaml --target target.yaml --model m" in err
     assert json.loads(run("from", line, "--json")[1])["scenario_yaml"] == out
+
+
+def test_from_writes_the_scenario_and_the_target_file_and_overwrites_nothing(run, tmp_path):
+    words = ["from", "vllm bench serve --request-rate 8 --top-p 0.5", "--to", tmp_path / "new"]
+    code, out, err = run(*words)
+    assert (code, out) == (0, "")
+    assert "slobench run scenario.yaml --target target.yaml" in err
+    assert "rate: 8/s" in (tmp_path / "new" / "scenario.yaml").read_text()
+    assert "extra_body: {top_p: 0.5}" in (tmp_path / "new" / "target.yaml").read_text()
+    code, _, err = run(*words)
+    assert code == 2
+    assert "scenario.yaml: cannot be written: File exists" in err
 
 
 def test_init_writes_a_scenario_that_validates(run, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -46,22 +47,53 @@ def list_(
 )
 def from_(
     line: Annotated[
-        str, typer.Argument(help="A command of vllm bench serve, guidellm or aiperf, in quotes.")
+        str,
+        typer.Argument(
+            help="In quotes: a command of vllm bench serve, sglang.bench_serving, guidellm, aiperf,"
+            " genai-perf or llmperf, or the text of inference-perf's configuration file."
+        ),
     ],
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--to",
+            metavar="DIR",
+            help="Write scenario.yaml and, if needed, target.yaml there; overwrites nothing.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Translate another tool's command line into a scenario and the command that runs it."""
     from loadgen.translate.command_line import translate
 
     translation = translate(line)
+    if to is not None:
+        _write(to, "scenario.yaml", translation.scenario_yaml)
+        if translation.target_yaml:
+            _write(to, "target.yaml", translation.target_yaml)
     if json:
         print_json(asdict(translation))
         return
-    typer.echo(translation.scenario_yaml, nl=False)
+    if to is None:
+        typer.echo(translation.scenario_yaml, nl=False)
     for option in translation.missing:
         typer.echo(f"no equivalent: {option}", err=True)
     for note in translation.notes:
         typer.echo(f"note: {note}", err=True)
+    if to is not None:
+        typer.echo(f"run in {to}: {translation.command}", err=True)
+        return
     if translation.target_yaml:
         typer.echo(f"save as target.yaml:\n{translation.target_yaml}", err=True, nl=False)
     typer.echo(f"save as scenario.yaml, then run: {translation.command}", err=True)
+
+
+def _write(folder: Path, name: str, text: str) -> None:
+    """Write a new file. Raises UsageError if it exists or cannot be written."""
+    path = folder / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
 from loadgen.errors import UsageError
-from loadgen.translate import aiperf, guidellm, vllm
+from loadgen.translate import aiperf, guidellm, inference_perf, llmperf, sglang, vllm
 from loadgen.translate.draft import Draft
 from loadgen.workload.scenario import Scenario
 from loadgen.yaml_document import write_document
 
-TOOLS = "vllm bench serve …, guidellm benchmark …, aiperf profile …"
+TOOLS = (
+    "vllm bench serve …, python -m sglang.bench_serving …, guidellm run …, aiperf profile …,"
+    " genai-perf profile …, inference-perf --config_file …, python token_benchmark_ray.py …"
+)
+_CONFIG = re.compile(r"^(load|data|server):", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +34,7 @@ class Translation:
 
 
 def translate(text: str) -> Translation:
-    """The equivalent of another tool's command line.
+    """The equivalent of another tool's command line, or of the text of inference-perf's file.
 
     Raises UsageError for an unknown tool and for a command line that is not a valid scenario.
     """
@@ -42,7 +47,10 @@ def translate(text: str) -> Translation:
     except ValidationError as error:
         lines = [f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
         raise UsageError("\n".join(lines)) from None
-    target = "" if draft.api == "chat" else write_document({"url": draft.url, "api": draft.api})
+    target = ""
+    if draft.api != "chat" or draft.extra_body:
+        body = {"extra_body": draft.extra_body} if draft.extra_body else {}
+        target = write_document({"url": draft.url, "api": draft.api, **body})
     spec = "target.yaml" if target else draft.url
     words = ["slobench", draft.verb, "scenario.yaml", "--target", spec]
     words += ["--model", draft.model] if draft.model else []
@@ -58,6 +66,8 @@ def translate(text: str) -> Translation:
 
 
 def _draft(text: str) -> Draft:
+    if _CONFIG.search(text):
+        return inference_perf.translate_text(text)
     words = shlex.split(text.replace("\\\n", " "))
     for begin, word in enumerate(words):
         rest = words[begin + 1 :]
@@ -69,5 +79,11 @@ def _draft(text: str) -> Draft:
         if name == "guidellm" and rest[:1] in (["benchmark"], ["run"]):
             return guidellm.translate(rest[1 + (rest[1:2] == ["run"]) :])
         if name in ("aiperf", "genai-perf") and rest[:1] == ["profile"]:
-            return aiperf.translate(rest[1:])
+            return aiperf.translate(rest[1:], name)
+        if name in ("sglang.bench_serving", "bench_serving.py"):
+            return sglang.translate(rest)
+        if name == "inference-perf":
+            return inference_perf.translate(rest)
+        if name == "token_benchmark_ray.py":
+            return llmperf.translate(rest, words[:begin])
     raise UsageError(f"no known command in {text[:60]!r}; expected one of: {TOOLS}")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, sqrt
 from typing import Any
@@ -12,6 +14,8 @@ from loadgen.manifest.json_section import JsonObject
 from loadgen.units import write_duration, write_rate
 
 DEFAULT_MEASURE_S = 60.0
+_SHORT_FLAG = re.compile(r"-[A-Za-z]+")
+_SECRET = ("api-key", "header", "headers", "H")
 
 
 class Flags:
@@ -30,6 +34,9 @@ class Flags:
                 self._values.setdefault(name, []).extend([value] if equals else [])
             elif word in (short or {}):
                 name = (short or {})[word]
+                self._values.setdefault(name, [])
+            elif _SHORT_FLAG.fullmatch(word):
+                name = word[1:]
                 self._values.setdefault(name, [])
             elif name:
                 self._values[name].append(word)
@@ -70,15 +77,63 @@ class Flags:
     def left(self, ignored: str) -> list[str]:
         """The remaining flags with their values, without the blank-separated names `ignored`."""
         names = [name for name in self._values if name not in ignored.split()]
-        return [" ".join([f"--{name}", *self._values[name]]) for name in names]
+        return [" ".join([_written(name), *self._values[name]]) for name in names]
+
+
+def _written(name: str) -> str:
+    return f"-{name}" if len(set(name)) == 1 else f"--{name}"
+
+
+class Keys:
+    """A mapping of another tool (`a=1,b.c=2`, JSON or YAML) whose keys are removed as they are
+    read, so that the rest can be listed as missing."""
+
+    def __init__(self, values: Mapping[str, Any], label: str) -> None:
+        self._values, self._label = dict(values), label
+
+    def get(self, *names: str) -> Any:
+        """The value of the first of these keys that is present; None if there is none."""
+        found = [value for name in names if (value := self._values.pop(name, None)) is not None]
+        return found[0] if found else None
+
+    def number(self, *names: str) -> float | None:
+        """The same as a number. Raises UsageError for any other value."""
+        value = self.get(*names)
+        try:
+            return None if value is None else float(value)
+        except (TypeError, ValueError):
+            raise UsageError(f"{self._label} {names[0]}={value}: expected a number") from None
+
+    def text(self, *names: str) -> str:
+        """The same as text; "" if there is none."""
+        value = self.get(*names)
+        return "" if value is None else str(value)
+
+    def nested(self, name: str) -> Keys:
+        """The mapping under a key; empty if there is none."""
+        value = self.get(name)
+        is_mapping = isinstance(value, Mapping)
+        if value is not None and not is_mapping:
+            raise UsageError(f"{self._label} {name}: expected a mapping")
+        return Keys(value if is_mapping else {}, f"{self._label} {name}")
+
+    def left(self) -> list[str]:
+        """The remaining keys with their values; of keys that may hold a secret, the name alone."""
+        return [
+            f"{self._label} {key}=…"
+            if re.search("key|header|token$|auth|password", key)
+            else f"{self._label} {key}={value}"
+            for key, value in self._values.items()
+        ]
 
 
 @dataclass
 class Draft:
     """The result of a translation: the blocks of the scenario, the target, and remarks.
 
-    `missing` lists flags without an equivalent, with reasons; `notes` lists differences in
-    behaviour; `verb` and `options` belong to the slobench command.
+    `extra_body` is merged over the body of each request and belongs in the target file. `missing`
+    lists flags without an equivalent, with reasons; `notes` lists differences in behaviour; `verb`
+    and `options` belong to the slobench command.
     """
 
     tool: str
@@ -87,8 +142,12 @@ class Draft:
     session: JsonObject = field(default_factory=dict)
     prompts: JsonObject = field(default_factory=dict)
     limits: JsonObject = field(default_factory=dict)
+    classes: JsonObject = field(default_factory=dict)
+    stop_when: JsonObject = field(default_factory=dict)
+    extra_body: JsonObject = field(default_factory=dict)
     slo: list[Any] = field(default_factory=list)
     seed: int | None = None
+    warmup_s: float = 0.0
     measure_s: float | None = None
     url: str = "http://localhost:8000"
     model: str = ""
@@ -110,6 +169,64 @@ class Draft:
         """Gamma arrivals; `burstiness` is the shape of the gaps, so cv = 1/√burstiness."""
         cv = float(f"{1 / sqrt(burstiness):.6g}")
         self.arrivals = {"kind": "gamma", "rate": rate_text(rate_per_s), "cv": cv}
+
+    def set_rate(
+        self, rate_per_s: float | None, burstiness: float, in_flight: int | None, n_requests: int
+    ) -> None:
+        """Arrivals by the rules of vLLM and SGLang: n requests at a rate; without a rate a closed
+        loop of `in_flight`, or all requests at once."""
+        if rate_per_s is None or rate_per_s == float("inf"):
+            if in_flight is None:
+                self.arrivals = {"kind": "burst", "requests": n_requests}
+            else:
+                self.set_closed_loop(in_flight)
+                self.notes.append(
+                    f"a closed loop: {self.name} ends after {n_requests} prompts, slobench after a"
+                    " fixed time"
+                )
+            return
+        if burstiness in (1, float("inf")):
+            kind = "poisson" if burstiness == 1 else "constant"
+            self.arrivals = {"kind": kind, "rate": rate_text(rate_per_s)}
+        else:
+            self.set_gamma(rate_per_s, burstiness)
+        self.set_duration(None, n_requests, rate_per_s)
+
+    @property
+    def name(self) -> str:
+        """The tool's name in a sentence."""
+        return {"vllm": "vLLM", "sglang": "SGLang"}.get(self.tool, self.tool)
+
+    def add_body(self, text: str, flag: str) -> None:
+        """Add the fields of a JSON object to every request's body. Raises UsageError for other
+        text."""
+        try:
+            fields = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise UsageError(f"{flag} {text}: is not JSON ({error.msg})") from None
+        if not isinstance(fields, dict):
+            raise UsageError(f"{flag} {text}: expected a JSON object")
+        for key, value in fields.items():
+            self.add_field(key, value)
+
+    def add_field(self, key: str, value: Any) -> None:
+        """Add a field to every request's body. The temperature belongs to the scenario, and
+        ignore_eos and stream are sent in any case."""
+        if key == "temperature" and isinstance(value, int | float):
+            self.requests["temperature"] = float(value)
+        elif key not in ("ignore_eos", "stream", "stream_options"):
+            self.extra_body[key] = value
+
+    def add_samplings(self, flags: Flags, names: Iterable[str]) -> None:
+        """Add numeric sampling flags, such as `--top-p`, to every request's body."""
+        for name in names:
+            if (value := flags.number(name)) is not None:
+                self.add_field(name.replace("-", "_"), int(value) if value == int(value) else value)
+
+    def add_left(self, keys: Keys) -> None:
+        """Record the keys that were not read as missing."""
+        for key in keys.left():
+            self.add_missing(key, "this translation does not support it")
 
     def set_sweep(self, key: str, values: Sequence[str]) -> None:
         """Translate to one run for each value of a scenario key."""
@@ -149,9 +266,11 @@ class Draft:
     def finish(self, flags: Flags, ignored: str) -> Draft:
         """Record the remaining flags as missing, except `ignored` flags that do not affect the
         traffic. Values of flags that may hold a key are not repeated."""
-        for name in ("api-key", "header", "headers", "H"):
+        for name in _SECRET:
             if flags.texts(name) is not None:
-                self.add_missing(f"--{name} …", "belongs in a target file (api_key_env, headers)")
+                self.add_missing(
+                    f"{_written(name)} …", "belongs in a target file (api_key_env, headers)"
+                )
         for flag in flags.left(ignored):
             self.add_missing(flag, "this translation does not support it")
         return self
@@ -164,6 +283,15 @@ class Draft:
                 f"phases.measure is {DEFAULT_MEASURE_S:g}s, because the command has no duration;"
                 " choose one"
             )
+        warmup_s = float(f"{self.warmup_s:.4g}")
+        warmup = {"warmup": write_duration(warmup_s)} if warmup_s else {}
+        if self.classes:  # with classes, the shared keys belong in each class
+            shared = {"session": self.session} if self.session else {}
+            self.classes = {
+                name: {**own, **shared, "requests": {**self.requests, **own["requests"]}}
+                for name, own in self.classes.items()
+            }
+            self.requests, self.session = {}, {}
         blocks: JsonObject = {
             "name": f"from_{self.tool}",
             "seed": self.seed,
@@ -171,7 +299,9 @@ class Draft:
             "requests": self.requests,
             "session": self.session,
             "prompts": self.prompts,
-            "phases": {"measure": write_duration(float(f"{self.measure_s:.4g}"))},
+            "classes": self.classes,
+            "phases": {**warmup, "measure": write_duration(float(f"{self.measure_s:.4g}"))},
+            "stop_when": self.stop_when,
             "limits": self.limits,
             "slo": self.slo,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from math import log, sqrt
 
 from loadgen.errors import UsageError
 from loadgen.translate.draft import Draft, Flags, rate_text
@@ -12,8 +13,14 @@ _IGNORED = """
     percentile-metrics metric-percentiles save-result save-detailed append-result result-dir
     result-filename label metadata disable-tqdm plot-timeline plot-dataset-stats request-id-prefix
     tokenizer tokenizer-mode trust-remote-code ignore-eos ready-check-timeout-sec profile no-stream
-    disable-shuffle no-oversample logprobs
+    disable-shuffle no-oversample skip-tokenizer-init timeline-itl-thresholds self-timed
 """
+_SAMPLINGS = (
+    *("top-p", "top-k", "min-p", "frequency-penalty", "presence-penalty", "repetition-penalty"),
+    "logprobs",
+)
+_RAMP_POINTS = 33
+_BURSTGPT_MODEL = "GPT-4"  # the only rows that vLLM reads
 _LENGTHS = ("input_tokens", "output_tokens")
 _METRICS = {"ttft": "ttft_from_send", "tpot": "tpot", "e2el": "e2e_from_send"}  # with its clocks
 
@@ -34,18 +41,17 @@ def translate(words: list[str]) -> Draft:
         draft.add_slo(_METRICS[name], limit_ms)
     if flags.texts("num-warmups"):
         draft.add_missing("--num-warmups", "set phases.warmup to a time instead")
-    for flag in ("top-p", "top-k", "min-p", "extra-body"):
-        if values := flags.texts(flag):
-            draft.add_missing(
-                f"--{flag} {' '.join(values)}", "belongs in a target file (extra_body)"
-            )
+    draft.add_samplings(flags, _SAMPLINGS)
+    if (text := flags.text("extra-body")) is not None:
+        draft.add_body(text, "--extra-body")
     return draft.finish(flags, _IGNORED)
 
 
 def _target(flags: Flags, draft: Draft) -> None:
     host, port = flags.text("host") or "127.0.0.1", flags.text("port") or "8000"
     draft.url = flags.text("base-url") or f"http://{host}:{port}"
-    draft.model = flags.text("model", "served-model-name") or ""
+    name, served_name = flags.text("model", "m"), flags.text("served-model-name")
+    draft.model = served_name or name or ""
     endpoint = flags.text("endpoint") or ""
     backend = flags.text("backend", "endpoint-type") or "openai"
     is_chat = "chat" in backend or "chat" in endpoint
@@ -55,29 +61,96 @@ def _target(flags: Flags, draft: Draft) -> None:
 def _lengths(flags: Flags, draft: Draft) -> None:
     dataset = flags.text("dataset-name") or "random"
     path = flags.text("dataset-path")
-    inputs = flags.number("random-input-len", "input-len") or 1024
-    outputs = flags.number("random-output-len", "output-len") or 128
-    sharegpt_outputs = flags.count("sharegpt-output-len")
-    ratios = _range_ratios(flags)
-    prefix = flags.count("random-prefix-len") or 0
+    general = (flags.count("input-len"), flags.count("output-len"))
     if dataset in ("random", "random-ids"):
-        for key, mean, ratio in zip(_LENGTHS, (inputs, outputs), ratios, strict=True):
-            low, high = round(mean * (1 - ratio)), round(mean * (1 + ratio))
-            uniform = {"kind": "uniform", "min": max(1, low), "max": high}
-            draft.requests[key] = uniform if ratio else round(mean)
-        if prefix:
-            draft.requests["shared_prefix"] = {"tokens": prefix}
-        return
-    if dataset == "sharegpt" and path is not None:
+        _set_random(flags, draft, general)
+    elif dataset == "prefix_repetition":
+        _set_prefix_repetition(flags, draft, general)
+    elif dataset == "sonnet":
+        _set_sonnet(flags, draft, general)
+    elif path is not None and dataset == "sharegpt":
         draft.prompts = {"kind": "sharegpt", "path": path}
-        if sharegpt_outputs is not None:
-            draft.requests["output_tokens"] = sharegpt_outputs
-        return
-    reason = f"lengths of {inputs:g} and {outputs:g} instead"
-    if dataset == "burstgpt" and path is not None:
-        reason = "replay it: arrivals: {kind: trace, path: …}"
-    draft.add_missing(f"--dataset-name {dataset}", reason)
-    draft.requests.update(input_tokens=round(inputs), output_tokens=round(outputs))
+        outputs = general[1] or flags.count("sharegpt-output-len")
+        if outputs is not None:
+            draft.requests["output_tokens"] = outputs
+    elif path is not None and dataset == "custom":
+        _set_custom(flags, draft, path, general[1])
+    elif path is not None and dataset == "txt-slices":
+        draft.prompts = {"kind": "text", "path": path}
+        _set_random(flags, draft, general)
+    elif path is not None and dataset in ("burstgpt", "timed_trace"):
+        draft.arrivals = {"kind": "trace", "path": path}
+        if dataset == "burstgpt":
+            draft.arrivals["only"] = [_BURSTGPT_MODEL]
+    else:
+        inputs = general[0] or flags.count("random-input-len") or 1024
+        outputs = general[1] or flags.count("hf-output-len", "random-output-len") or 128
+        draft.add_missing(
+            f"--dataset-name {dataset}" + (f" --dataset-path {path}" if path else ""),
+            f"its prompts cannot be read; synthetic prompts of {inputs} and {outputs} tokens"
+            " instead",
+        )
+        draft.requests.update(input_tokens=inputs, output_tokens=outputs)
+
+
+General = tuple[int | None, int | None]
+"""--input-len and --output-len, which take precedence over the flags of a dataset."""
+
+
+def _set_random(flags: Flags, draft: Draft, general: General) -> None:
+    stated = flags.number("random-input-len"), flags.number("random-output-len")
+    means = (general[0] or stated[0] or 1024, general[1] or stated[1] or 128)
+    for key, mean, ratio in zip(_LENGTHS, means, _range_ratios(flags), strict=True):
+        low, high = round(mean * (1 - ratio)), round(mean * (1 + ratio))
+        uniform = {"kind": "uniform", "min": max(1, low), "max": high}
+        draft.requests[key] = uniform if ratio else round(mean)
+    if prefix := flags.count("random-prefix-len"):
+        draft.requests["shared_prefix"] = {"tokens": prefix}
+
+
+def _set_prefix_repetition(flags: Flags, draft: Draft, general: General) -> None:
+    prefix = flags.count("prefix-repetition-prefix-len") or 256
+    groups = flags.count("prefix-repetition-num-prefixes") or 10
+    suffix = flags.count("prefix-repetition-suffix-len") or 256
+    outputs = flags.count("prefix-repetition-output-len") or 128
+    draft.requests.update(
+        input_tokens=suffix,
+        output_tokens=general[1] or outputs,
+        shared_prefix={"tokens": prefix, "groups": groups},
+    )
+    if general[0] is not None:
+        draft.add_missing(
+            f"--input-len {general[0]}", "vLLM ignores it for the dataset prefix_repetition"
+        )
+
+
+def _set_sonnet(flags: Flags, draft: Draft, general: General) -> None:
+    inputs = flags.count("sonnet-input-len") or 550
+    outputs = flags.count("sonnet-output-len") or 150
+    prefix = flags.count("sonnet-prefix-len")
+    prefix = 200 if prefix is None else prefix
+    if inputs <= prefix:
+        raise UsageError(f"--sonnet-input-len {inputs}: must exceed --sonnet-prefix-len {prefix}")
+    # vLLM's input length contains the prefix, slobench's does not
+    draft.requests.update(input_tokens=inputs - prefix, output_tokens=outputs)
+    if prefix:
+        draft.requests["shared_prefix"] = {"tokens": prefix}
+    draft.notes.append("lengths are those of the dataset sonnet; the words are slobench's")
+    for flag, value in zip(("input-len", "output-len"), general, strict=True):
+        if value is not None:
+            draft.add_missing(f"--{flag} {value}", "vLLM ignores it for the dataset sonnet")
+
+
+def _set_custom(flags: Flags, draft: Draft, path: str, general: int | None) -> None:
+    draft.prompts = {"kind": "dataset", "path": path}
+    stated = flags.count("custom-output-len")
+    outputs = general or stated or 256
+    if outputs > 0:  # -1: the file states each length
+        draft.requests["output_tokens"] = outputs
+        draft.notes.append(
+            "vLLM sends the same output length for every line; if lines of the file have"
+            " output_tokens, slobench uses them"
+        )
 
 
 def _range_ratios(flags: Flags) -> tuple[float, float]:
@@ -95,37 +168,96 @@ def _arrivals(flags: Flags, draft: Draft) -> None:
     rate = flags.number("request-rate")
     burstiness = flags.number("burstiness") or 1.0
     in_flight = flags.count("max-concurrency")
+    is_user_timed = flags.texts("no-self-timed") is not None
     ramp = flags.text("ramp-up-strategy")
     first, last = flags.number("ramp-up-start-rps"), flags.number("ramp-up-end-rps")
-    if ramp is not None and first is not None and last is not None:
-        over_s = 2 * n_requests / (first + last)
-        draft.arrivals = {
-            "kind": "ramp",
-            "from": rate_text(first),
-            "to": rate_text(last),
-            "over": write_duration(over_s),
-            "shape": ramp,
-        }
-        draft.measure_s = over_s
-    elif rate is None or rate == float("inf"):
-        if in_flight is not None:
-            draft.set_closed_loop(in_flight)
-            draft.notes.append(
-                f"a closed loop: vLLM ends after {n_requests} prompts, slobench after a fixed time"
-            )
-        else:
-            draft.arrivals = {"kind": "burst", "requests": n_requests}
-        return
-    elif burstiness in (1, float("inf")):
-        kind = "poisson" if burstiness == 1 else "constant"
-        draft.arrivals = {"kind": kind, "rate": rate_text(rate)}
+    if draft.arrivals.get("kind") == "trace":
+        _set_trace_rate(draft, rate, n_requests, is_user_timed)
+    elif ramp is not None and first is not None and last is not None:
+        _set_ramp(draft, ramp, (first, last), n_requests, burstiness)
     else:
-        draft.set_gamma(rate, burstiness)
-    if draft.measure_s is None and rate is not None:
-        draft.set_duration(None, n_requests, rate)
-    if in_flight is not None:
+        draft.set_rate(rate, burstiness, in_flight, n_requests)
+    if in_flight is not None and draft.arrivals["kind"] != "users":
         draft.limit_in_flight(
             in_flight,
             "at --max-concurrency requests wait in both tools; slobench counts the waiting as"
             " latency, vLLM starts its clock after it",
         )
+
+
+def _set_trace_rate(draft: Draft, rate: float | None, n_requests: int, is_user_timed: bool) -> None:
+    """The speed of a trace: its own times, or with BurstGPT, of which vLLM reads only the lengths,
+    the rate of the command."""
+    is_burstgpt = "only" in draft.arrivals
+    if (is_burstgpt or is_user_timed) and rate is not None and rate != float("inf"):
+        draft.arrivals["rate"] = rate_text(rate)
+        draft.set_duration(None, n_requests, rate)
+        draft.notes.append(
+            "vLLM reads only the lengths of the trace; slobench also keeps the pattern of its"
+            " arrivals, at the rate of the command"
+        )
+    elif is_burstgpt or is_user_timed:
+        draft.add_missing(
+            "--request-rate inf (or none)",
+            "vLLM sends all requests of the trace at once, slobench at the trace's own times",
+        )
+
+
+def _set_ramp(
+    draft: Draft, strategy: str, ends: tuple[float, float], n_requests: int, burstiness: float
+) -> None:
+    """vLLM's ramp. Its rate is a function of the request's index i of n, not of the time.
+
+    linear: r(i) = a + (b − a) i/n, so dr/dt = r (b − a)/n: an exponential in time, over
+    n ln(b/a)/(b − a). exponential: r(i) = a (b/a)^(i/n), so dr/dt = r² ln(b/a)/n: 1/r falls
+    linearly in time, over n (1/a − 1/b)/ln(b/a).
+    """
+    first, last = ends
+    if strategy not in ("linear", "exponential"):
+        raise UsageError(f"--ramp-up-strategy {strategy}: expected linear or exponential")
+    if not 0 < first <= last:
+        raise UsageError(
+            f"--ramp-up-start-rps {first:g}, --ramp-up-end-rps {last:g}: the rate must begin above"
+            " 0 and may not fall"
+        )
+    if first == last:
+        draft.set_rate(first, burstiness, None, n_requests)
+        return
+    growth = log(last / first)
+    over_s = (
+        n_requests * growth / (last - first)
+        if strategy == "linear"
+        else n_requests * (1 / first - 1 / last) / growth
+    )
+    draft.measure_s = over_s
+    over = write_duration(float(f"{over_s:.6g}"))
+    if strategy == "linear" and burstiness == 1:
+        draft.arrivals = {
+            "kind": "ramp",
+            "from": rate_text(first),
+            "to": rate_text(last),
+            "over": over,
+            "shape": "exponential",
+        }
+        draft.notes.append(
+            "vLLM's linear ramp is linear in the index of the request, which is exponential in time"
+        )
+        return
+    # equal factors between the points, so that each straight piece is close to the curve
+    rates = [first * (last / first) ** (k / (_RAMP_POINTS - 1)) for k in range(_RAMP_POINTS)]
+    times_s = [
+        over_s * log(rate / first) / growth
+        if strategy == "linear"
+        else over_s * (1 / first - 1 / rate) / (1 / first - 1 / last)
+        for rate in rates
+    ]
+    points = [
+        {"at": write_duration(float(f"{at_s:.6g}")), "rate": rate_text(float(f"{rate:.6g}"))}
+        for at_s, rate in zip(times_s, rates, strict=True)
+    ]
+    draft.arrivals = {"kind": "curve", "points": points}
+    if burstiness == float("inf"):
+        draft.arrivals["process"] = "constant"
+    elif burstiness != 1:
+        draft.arrivals |= {"process": "gamma", "cv": float(f"{1 / sqrt(burstiness):.6g}")}
+    draft.notes.append(f"vLLM's {strategy} ramp is a function of the request's index, not of time")
