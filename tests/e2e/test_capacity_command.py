@@ -32,10 +32,10 @@ def test_the_simulator_has_a_capacity(cli, tmp_path):
 
 
 def test_a_live_server_that_misses_at_every_rate_exits_1(cli, tmp_path):
-    """Answers begin after 80 ms and 20 ms are promised."""
+    """Answers begin after 400 ms, and the limit is 200 ms."""
     result = cli(
-        "capacity", "capacity_search", "--target=mock", "--engine=ttft=80ms,itl=1ms",
-        "--between=10/s:20/s", "--slo=ttft<=20ms", *QUICK, *cli.lenient, "--out=found",
+        "capacity", "capacity_search", "--target=mock", "--engine=ttft=400ms,itl=1ms",
+        "--between=10/s:20/s", "--slo=ttft<=200ms", *QUICK, *cli.lenient, "--out=found",
         cwd=tmp_path,
     )  # fmt: skip
     assert result.returncode == 1, result.stderr
@@ -47,8 +47,8 @@ def test_a_live_server_that_misses_at_every_rate_exits_1(cli, tmp_path):
 
 def test_ctrl_c_keeps_the_probes_and_resume_goes_on(cli, tmp_path):
     words = (
-        "capacity", "capacity_search", "--target=mock", "--engine=ttft=80ms,itl=1ms",
-        "--between=10/s:40/s", "--slo=ttft<=20ms", *QUICK, *cli.lenient, "--out=found",
+        "capacity", "capacity_search", "--target=mock", "--engine=ttft=400ms,itl=1ms",
+        "--between=10/s:40/s", "--slo=ttft<=200ms", *QUICK, *cli.lenient, "--out=found",
     )  # fmt: skip
     with subprocess.Popen(
         [sys.executable, "-m", "loadgen", *words],
