@@ -151,7 +151,7 @@ def run_far_away(cli, where):
 def test_far_workers_make_the_run_that_one_machine_would(cli, tmp_path):
     """A single test: a fixture would repeat the run in each process of a parallel suite."""
     code, said, directory = run_far_away(cli, tmp_path)
-    assert code == 1, said  # the SLO is missed
+    assert code in (1, 3), said  # the SLO is missed, or the machine too busy for its 20 ms
     run = read_run(directory)
     the_whole_schedule_is_kept(run, said)
     the_schedule_is_that_of_a_local_run(run)

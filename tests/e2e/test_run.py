@@ -124,8 +124,8 @@ def test_an_existing_run_is_not_overwritten_without_force(plain, cli):
 
 def test_a_missed_slo_exits_1_with_the_verdict_in_json(cli, tmp_path):
     result = cli(
-        "run", "--target=mock", "--engine=ttft=50ms,itl=1ms", *flags(seconds="1s"),
-        "--slo=p50(ttft)<=20ms", *cli.lenient, "--json", cwd=tmp_path,
+        "run", "--target=mock", "--engine=ttft=300ms,itl=1ms", *flags(seconds="1s"),
+        "--slo=p50(ttft)<=100ms", *cli.lenient, "--json", cwd=tmp_path,
     )  # fmt: skip
     assert result.returncode == 1, result.stderr
     assert json.loads(result.stdout)["verdict"] == "missed"
