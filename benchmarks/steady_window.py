@@ -3,10 +3,10 @@
 Run: python benchmarks/steady_window.py > benchmarks/results/steady_window.json
 
 A stationary M/M/1 queue at load 0.5 to 0.9 must seldom be refused: at most 5 % of runs. The rule
-before (a cut of MSER-5 in the second half refuses) is `mser5_refused`; it refused 46 % of
-1 000 requests at load 0.9. A queue at load 1.2, which only grows, should be refused, and so should a run whose
-latency falls from its first to its last request by three times the mean. A few hundred requests
-hold little: at load 1.2 the queue of 300 requests is often one that a load of 0.9 has as well.
+before (a cut of MSER-5 in the second half refuses) is `mser5_refused`; it refused 46 % of runs of
+1 000 requests at load 0.9. A queue at load 1.2, which only grows, should be refused, and so should
+a run whose latency falls from its first to its last request by three times the mean. A few hundred
+requests hold little: at load 1.2 the queue of 300 requests is often also that of a load of 0.9.
 """
 
 from __future__ import annotations
