@@ -87,8 +87,11 @@ REQUESTS = np.dtype(
         ("remote_id", "u2"),  # into Names.remotes; 0 = never connected
         ("server_queue_s", "f8"),  # as the server reports them, else NaN
         ("server_ttft_s", "f8"),
+        ("finish_s", "f8"),  # the finish reason in a chunk of its own; NaN = with a token, or none
     ]
 )
+LATER_REQUESTS = ("finish_s",)
+"""Columns that older requests.parquet lack: NaN there."""
 CHUNKS = np.dtype(
     [("request_id", "u4"), ("received_s", "f8"), ("tokens", "u2")]
 )  # tokens 0 = unknown

@@ -67,6 +67,7 @@ class Decoded:
     first_token_ns: int = 0
     first_answer_ns: int = 0
     last_token_ns: int = 0
+    finish_ns: int = 0
     chunk_ns: list[int] = field(default_factory=list)
     chunk_tokens: list[int] = field(default_factory=list)
     first_chunk_tokens: int = 0  # estimated, if `chunk_tokens` are unknown
@@ -149,6 +150,7 @@ def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
             text.add(run)
         else:
             is_done = is_done or delta.is_done
+            result.finish_ns = received_ns[-1] if delta.finish_reason else result.finish_ns
         if delta.error is not None:
             result.fail(Status.stream_error, f"error in the stream: {delta.error}")
         if delta.finish_reason:

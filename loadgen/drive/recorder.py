@@ -32,7 +32,7 @@ _MOST_U2, _MOST_U4 = 2**16 - 1, 2**32 - 1
 _COLUMNS = [
     name for name in REQUESTS.names or () if name not in ("request_id", "shard", "released_s")
 ]
-_TIMES = _COLUMNS[: _COLUMNS.index("done_s") + 1]
+_TIMES = (*_COLUMNS[: _COLUMNS.index("done_s") + 1], "finish_s")
 
 
 class Ids:
@@ -215,6 +215,7 @@ class ExchangeColumns:
             remote_id,
             decoded.server.get("queue_s", np.nan),
             decoded.server.get("ttft_s", np.nan),
+            decoded.finish_ns,
         )
         self._at.append(exchange.row)
         self._lines.append(line)

@@ -25,6 +25,7 @@ from loadgen.records import (
     CHUNKS,
     EDGES,
     LATER,
+    LATER_REQUESTS,
     NAMED,
     REQUESTS,
     SCHEDULE,
@@ -271,6 +272,8 @@ def _read_table(
             known += [text for text in words if text not in known]
             rows[field] = _lookup([known.index(text) for text in words], codes)
             names = replace(names, **{texts: tuple(known)})
+        elif field in LATER_REQUESTS and field not in table.column_names:
+            rows[field] = np.nan
         elif field in table.column_names or field not in LATER:
             rows[field] = _numbers(table.column(field).combine_chunks())
     return rows, names

@@ -52,14 +52,18 @@ class _Outputs:
         self.sent_s = np.nan_to_num(rows["sent_s"])  # 0.0 for unsent requests, as in that tool
         begun_s = np.fmin(rows["first_chunk_s"], rows["first_token_s"])
         self.ttft_s = np.where(np.isfinite(begun_s), begun_s - rows["sent_s"], 0.0)
-        self.latency_s = np.where(self.is_ok, rows["last_token_s"] - rows["sent_s"], 0.0)
+        finish_s = rows["finish_s"]  # a chunk as any other there
+        last_s = np.fmax(rows["last_token_s"], finish_s)
+        self.latency_s = np.where(self.is_ok, last_s - rows["sent_s"], 0.0)
         self.input_lens = np.where(rows["input_tokens"] > 0, rows["input_tokens"], planned)
         self.output_lens = np.where(self.is_ok, columns.output_tokens[due], 0)
         self.errors = [
             "" if ok else run.names.errors[error] or "no token received"
             for ok, error in zip(self.is_ok, rows["error_id"], strict=True)
         ]
-        self.itls_s = _gaps_of_each(columns, due, rows["first_token_s"] - begun_s)
+        self.itls_s = _gaps_of_each(
+            columns, due, rows["first_token_s"] - begun_s, finish_s - rows["last_token_s"]
+        )
         window, done_s = measured_window(run), rows["done_s"]
         ended_s = np.fmax.reduce(done_s, initial=np.nan)
         self.duration_s = float(np.fmax(ended_s, window.start_s) - window.start_s)
@@ -125,15 +129,18 @@ class _Outputs:
 
 
 def _gaps_of_each(
-    columns: PerRequest, due: NDArray[np.bool_], until_token_s: Seconds
+    columns: PerRequest, due: NDArray[np.bool_], until_token_s: Seconds, until_finish_s: Seconds
 ) -> list[Seconds]:
-    """Each due request's gaps between chunks, including the gap after an empty first chunk."""
+    """Each due request's gaps between chunks, including those after an empty first chunk and before
+    a finish reason in a chunk of its own."""
     gaps, rows = columns.gaps, np.flatnonzero(due)
     row = gaps.row
     begins, ends = np.searchsorted(row, rows), np.searchsorted(row, rows, side="right")
     return [
-        np.r_[wait_s, gaps.icl_s[begin:end]] if wait_s > 0 else gaps.icl_s[begin:end]
-        for begin, end, wait_s in zip(begins, ends, until_token_s, strict=True)
+        np.r_[[wait_s] * (wait_s > 0), gaps.icl_s[begin:end], [finish_s] * (finish_s >= 0)]
+        for begin, end, wait_s, finish_s in zip(
+            begins, ends, until_token_s.tolist(), until_finish_s.tolist(), strict=True
+        )
     ]
 
 

@@ -15,8 +15,11 @@ from loadgen.measure.per_request import Mask, PerRequest, per_request
 from loadgen.measure.slo import Slo, own_slo, parse_slo
 from loadgen.measure.stalls import stalled_rows
 from loadgen.measure.statistics.time_series import mser5
+from loadgen.measure.statistics.trend import has_trend
 from loadgen.records import Phase, Run, Status
 from loadgen.units import parse_duration_s
+
+LEAST_STEADY = 50  # successful requests that show a steady state
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +229,25 @@ def _steady(run: Run) -> tuple[float, float]:
     columns, window = per_request(run), measured_window(run)
     counted = due_rows(run) & columns.is_ok & np.isfinite(columns.ttft_s)
     order = np.argsort(run.request_rows["released_s"][counted], kind="stable")
-    found = mser5(columns.ttft_s[counted][order])
-    if not found.is_found:
+    ttft_s = columns.ttft_s[counted][order]
+    if len(ttft_s) < LEAST_STEADY:
         raise UsageError(
-            "--window steady: TTFT does not settle in this run, or the run is too short"
+            f"--window steady: the run is too short, with {len(ttft_s)} successful requests; "
+            f"{LEAST_STEADY} are needed"
         )
-    return float(run.request_rows["released_s"][counted][order][found.cut]), window.end_s
+    cut = steady_from(ttft_s)
+    if cut is None:
+        raise UsageError("--window steady: TTFT does not settle in this run, it has a trend")
+    return float(run.request_rows["released_s"][counted][order][cut]), window.end_s
+
+
+def steady_from(ttft_s: NDArray[np.float64]) -> int | None:
+    """The number of values, in order of release, before the steady state; None without any.
+
+    It begins where MSER-5 cuts. A cut in the second half is no sign of a warm-up, because a queue
+    near capacity has calm and busy stretches of its own: then nothing is cut. What remains must
+    have no trend.
+    """
+    found = mser5(ttft_s)
+    cut = found.cut if found.is_found else 0
+    return None if has_trend(ttft_s[cut:]) else cut

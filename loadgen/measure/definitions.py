@@ -33,6 +33,7 @@ class Answers:
     first_chunk_s: Values
     first_token_s: Values
     last_token_s: Values
+    finish_s: Values
     done_s: Values
     tokens: NDArray[np.int64]
     first_chunk_tokens: NDArray[np.int64]
@@ -78,9 +79,19 @@ def _per(seconds: Values, counts: NDArray[np.int64]) -> Values:
 
 
 def _chunk_gaps(a: Answers) -> Values:
-    """All gaps, including the gap after an empty first chunk, which counts as a chunk there."""
+    """All gaps, including those after an empty first chunk and before a last chunk that holds only
+    the finish reason: both count as chunks there."""
     waits_s = a.first_token_s - a.first_chunk_s
-    return np.concatenate([waits_s[waits_s > 0], a.gap_s])
+    return np.concatenate([waits_s[waits_s > 0], a.gap_s, _finite(a.finish_s - a.last_token_s)])
+
+
+def _finite(values: Values) -> Values:
+    return values[np.isfinite(values)]
+
+
+def _last_chunk_s(a: Answers) -> Values:
+    """The last token, or the finish reason in a chunk of its own."""
+    return np.fmax(a.last_token_s, a.finish_s)
 
 
 def _gaps_and_zeros(a: Answers) -> Values:
@@ -100,13 +111,13 @@ _VLLM = Definition(
     {
         "ttft": "first chunk with choices (an empty role chunk counts) − sent",
         "tpot": "(E2E − TTFT) / (n − 1), n > 1",
-        "itl": "one sample per chunk after the first, the role chunk counted",
+        "itl": "one sample per chunk with choices after the first, role and finish chunk counted",
         "e2e": "last chunk with choices − sent",
     },
     ttft_s=lambda a: a.first_chunk_s - a.sent_s,
-    tpot_s=lambda a: _per(a.last_token_s - a.first_chunk_s, a.tokens - 1),
+    tpot_s=lambda a: _per(_last_chunk_s(a) - a.first_chunk_s, a.tokens - 1),
     itl_s=_chunk_gaps,
-    e2e_s=lambda a: a.last_token_s - a.sent_s,
+    e2e_s=lambda a: _last_chunk_s(a) - a.sent_s,
     percentile=linear,
     interpolates="linear",
 )
@@ -211,6 +222,7 @@ def answers(run: Run) -> Answers:
         first_chunk_s=first_chunk_s[kept],
         first_token_s=rows["first_token_s"][kept],
         last_token_s=rows["last_token_s"][kept],
+        finish_s=rows["finish_s"][kept],
         done_s=rows["done_s"][kept],
         tokens=columns.output_tokens[kept],
         first_chunk_tokens=np.maximum(rows["first_chunk_tokens"][kept].astype(np.int64), 1),

@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from loadgen.drive import store
 from loadgen.errors import RunInvalid, UsageError
@@ -148,3 +149,12 @@ def test_a_part_survives_its_file(tmp_path):
     assert again[0].tobytes() == requests.tobytes()
     assert again[1].tobytes() == chunks.tobytes()
     assert again[2] == names
+
+
+def test_requests_recorded_before_the_finish_was_timed_have_none(recorded):
+    run, directory = recorded
+    path = directory / "requests.parquet"
+    parquet.write_table(parquet.read_table(path).drop_columns("finish_s"), path)
+    rows = store.read_run(directory).request_rows
+    assert np.isnan(rows["finish_s"]).all()
+    assert rows["status"].tolist() == run.request_rows["status"].tolist()

@@ -7,13 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from loadgen.drive.decode import decode
+from loadgen.drive.recorder import ExchangeColumns
+from loadgen.drive.transport import Exchange
 from loadgen.errors import UsageError
+from loadgen.exports.vllm_bench import vllm_bench
 from loadgen.manifest.sections import WindowSection
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import due_rows, with_window
 from loadgen.measure.definitions import DEFINITIONS, rescore
 from loadgen.measure.slo import from_goodput
 from loadgen.records import CHUNKS, Run, Status, TokenSource, empty_requests
+from targets.openai_chat import OpenAIChat
 from tests.runs import MANIFEST, changed, measured_run, schedule_rows
 
 
@@ -31,6 +36,61 @@ def recorded():
             row["first_chunk_s"] = row["first_token_s"] - 0.03
             row["done_s"] = row["last_token_s"] + 0.02
     return run
+
+
+EVENTS = (
+    (1.00, '{"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}'),
+    (1.10, '{"choices":[{"index":0,"delta":{"content":"a"}}]}'),
+    (1.14, '{"choices":[{"index":0,"delta":{"content":"b"}}]}'),
+    (1.20, '{"choices":[{"index":0,"delta":{"content":"c"}}]}'),
+    (1.27, '{"choices":[{"index":0,"delta":{},"finish_reason":"length"}]}'),
+    (1.30, '{"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":3}}'),
+    (1.31, "[DONE]"),
+)
+WITH_LAST_TOKEN = (
+    *EVENTS[:3],
+    (1.20, '{"choices":[{"index":0,"delta":{"content":"c"},"finish_reason":"length"}]}'),
+    *EVENTS[5:],
+)
+
+
+def of_wire(events):
+    """A run of one request, sent at 0.9 s, from the bytes of its answer and their times."""
+    schedule = schedule_rows([0.9])
+    rows = empty_requests(schedule)
+    rows["released_s"] = 0.9
+    exchange = Exchange(0, sent_ns=900_000_000, headers_ns=950_000_000, done_ns=1_310_000_000)
+    exchange.http_status, exchange.content_type = 200, "text/event-stream"
+    exchange.parts = [f"data: {text}\n\n".encode() for _, text in events]
+    exchange.times = [round(at_s * 1e9) for at_s, _ in events]
+    columns = ExchangeColumns(rows, 0)
+    columns.add(exchange, decode(exchange, OpenAIChat(model="m")), 0, 0)
+    window = WindowSection(0.0, 10.0, 10.0)
+    return Run(changed(MANIFEST, window=window), schedule, rows, columns.finish())
+
+
+@pytest.mark.parametrize(
+    ("events", "itl_s", "tpot_s", "e2e_s"),
+    [
+        (EVENTS, [0.04, 0.06, 0.07, 0.10], 0.135, 0.37),
+        (WITH_LAST_TOKEN, [0.04, 0.06, 0.10], 0.10, 0.30),
+    ],
+)
+def test_vllm_counts_a_finish_in_a_chunk_of_its_own(events, itl_s, tpot_s, e2e_s):
+    """Its loop takes an ITL at every event with choices after the first, and its end of the request
+    from the last of them: 1.27 s, or 1.20 s with the last token."""
+    run = of_wire(events)
+    found = {row.metric: row for row in rescore(run, ("vllm",))}
+    assert found["ttft"].mean == pytest.approx(0.1)
+    assert (found["itl"].n, found["itl"].mean) == (len(itl_s), pytest.approx(np.mean(itl_s)))
+    assert found["itl"].percentiles["p99"] == pytest.approx(np.quantile(itl_s, 0.99))
+    assert found["tpot"].mean == pytest.approx(tpot_s)
+    assert found["e2e"].mean == pytest.approx(e2e_s)
+    exported = vllm_bench(run)
+    assert sorted(exported["itls"][0]) == pytest.approx(itl_s)
+    assert exported["mean_e2el_ms"] == pytest.approx(1e3 * e2e_s)
+    (own,) = rescore(run, ("slobench",))[-1:]
+    assert own.mean == pytest.approx(0.30)
 
 
 def by_hand(run, tool):

@@ -1,0 +1,39 @@
+"""Whether a sequence of dependent values, such as the latencies behind a queue, has a trend."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from loadgen.measure.statistics.intervals import Values
+
+TREND_BATCHES = 20
+MOST_DRIFT = 2.0
+MOST_SLOPE = 16.0
+"""Set by simulation (`benchmarks/steady_window.py`): at most 5 % of stationary M/M/1 queues at load
+0.5 to 0.9, of 300 to 5 000 requests, have a trend by either limit."""
+
+
+def has_trend(values: Values) -> bool:
+    """Whether the values, in order of time, rise or fall by more than their dependence explains.
+
+    Two tests, each against its own variation, so that no correlation needs to be estimated. Drift,
+    for a sequence whose neighbouring batches hardly differ: the mean step between 20 batch means,
+    over its standard error. Slope, for the others: the least-squares slope over its standard error,
+    with the long-run variance 2 Σ S² / n² of the partial sums S of the residuals (Bartlett kernel
+    as wide as the sequence). Fewer than 20 values have no trend.
+
+    Source: Kiefer & Vogelsang, Econometric Theory 18(6), 2002 (the long-run variance).
+    """
+    n = len(values)
+    if n < TREND_BATCHES or np.ptp(values) <= 1e-12 * np.abs(values).max():
+        return False
+    whole = values[: n // TREND_BATCHES * TREND_BATCHES]
+    steps = np.diff(whole.reshape(TREND_BATCHES, -1).mean(axis=1))
+    if abs(steps.mean()) * np.sqrt(len(steps)) > MOST_DRIFT * steps.std(ddof=1):
+        return True
+    at = np.arange(n) - (n - 1) / 2
+    spread = np.dot(at, at)
+    slope = np.dot(at, values) / spread
+    sums = np.cumsum(values - values.mean() - slope * at)
+    long_run = 2 * np.dot(sums, sums) / n**2
+    return bool(abs(slope) * np.sqrt(spread) > MOST_SLOPE * np.sqrt(long_run))
