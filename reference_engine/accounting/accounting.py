@@ -132,7 +132,7 @@ class Accounting:
             "seconds_each": seconds,
             "seconds": n_before * seconds,
             "tokens": n_tokens,
-            "displaced": list(islice(displaced, _MOST_NAMED)),
+            "displaced": list(islice(displaced, min(n_before, _MOST_NAMED))),
         }
 
     def _push_back(self, request: Request) -> None:

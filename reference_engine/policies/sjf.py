@@ -108,8 +108,9 @@ class Sjf(RankedPolicy):
             if gained > size and total - left < share * total:
                 waited_s = ranking.waits.waited_s(request.id, now_s)
                 score = left + weight * n_tokens + aging * (now_s - waited_s)
-                is_promoted = ranking.is_promoted(request.id, now_s, self.starvation)
-                if score > head_score and not is_promoted:
+                if score <= head_score:
+                    continue
+                if not ranking.is_promoted(request.id, now_s, self.starvation):
                     longer.append((gained, request.id, request))
         longer.sort(reverse=True)
         return (request for _, _, request in longer)

@@ -61,7 +61,9 @@ class WaitingTimes:
 
     def waited_s(self, request_id: str, now_s: float) -> float:
         """Seconds that a running request waited, over all its waits."""
-        return self.started_s(request_id, now_s) - self._waits[request_id].aged_from_s
+        wait = self._waits[request_id]
+        started_s = now_s if wait.started_s is None else wait.started_s
+        return started_s - wait.aged_from_s
 
     def is_promoted(
         self, request_id: str, overdue_s: float, now_s: float, duration_s: float
