@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -128,42 +128,33 @@ def summarize(
     met = due & meets_own(run, columns, slos, by_class)
     least = run.manifest.min_requests if min_requests is None else min_requests
     limited = limited_rows(run, columns, slos, by_class)
+    by_rows = [(slo, due | True) for slo in (*slos, *_brought(columns))]
+    for name, own in by_class.items():
+        in_class = run.schedule_rows["class_id"] == run.names.classes.index(name)
+        by_rows += [(slo, in_class) for slo in own]
+    scope = _Scope(
+        run, tuple(slos), due, lambda c: meets_own(run, c, slos, by_class), window, level
+    )
     whole = {
-        **_numbers(run, columns, slos, due, met, limited, window, level),
+        **_numbers(scope, columns, limited, bound, by_rows),
         **_rates(run, window, run.manifest.requested_rate_per_s, run.manifest.has_closed_loop),
     }
-    every_row = np.ones(len(due), bool)
-    limits = [(slo, every_row) for slo in (*slos, *_brought(columns)) if slo.scope == "request"]
-    for name, own in by_class.items():
-        rows = run.schedule_rows["class_id"] == run.names.classes.index(name)
-        limits += [(slo, rows) for slo in own if slo.scope == "request"]
-
-    def judged(moved: PerRequest, rates: Throughput) -> list[SloResult]:
-        moved_met, samples = due & meets_own(run, moved, slos, by_class), Samples(moved, due)
-        shares = _shares(run, moved, due, moved_met, samples, slos, window)
-        return _judge(slos, moved, due, moved_met, samples, rates, window, shares, level)
-
-    stated = _stated(slos)
-    whole["slo"] = with_error(
-        run, columns, bound, window, due, judged, stated, whole["slo"], limits
-    )
     classes = {
         name: _class_summary(
             run, name, shared, own, window, level, confidence is not None, lateness_s
         )
         for name, own in by_class.items()
     }
-    asked = [*whole["slo"], *(_of_class(n, r) for n, c in classes.items() for r in c.slo)]
     overload = _overload(run, columns, due, found, whole["counts"])
     if overload:  # a longer run would look worse, not clearer
         whole["slo"] = _without_needs(whole["slo"])
         classes = {
             name: dataclasses.replace(c, slo=_without_needs(c.slo)) for name, c in classes.items()
         }
-        asked = [*whole["slo"], *(_of_class(n, r) for n, c in classes.items() for r in c.slo)]
+    judged = [*whole["slo"], *(_of_class(n, r) for n, c in classes.items() for r in c.slo)]
     too_large = imprecise(run, columns, bound, due, run.manifest.instrument_limits)
     open_overload = _open_overload(run, columns, bound, due, window) if overload else ""
-    found.append(instrument_check(run, asked, too_large, is_disturbed(found), open_overload))
+    found.append(instrument_check(run, judged, too_large, is_disturbed(found), open_overload))
     if not is_trusted(found):
         whole["slo"] = _unproven(whole["slo"])
         classes = {
@@ -171,7 +162,7 @@ def summarize(
             for name, c in classes.items()
         }
     verdict, exit_code, reasons = decide(
-        asked,
+        judged,
         _doubts(run, found, due),
         overload,
         level,
@@ -218,11 +209,6 @@ def slos_of_run(run: Run) -> tuple[str, ...]:
         f"{name}: {text}" for name, section in manifest.classes.items() for text in section.slo
     ]
     return (*manifest.slo, *brought, *of_classes)
-
-
-def _stated(slos: Sequence[Slo]) -> list[Slo]:
-    """The SLO behind each result, the implied SLO included."""
-    return [slo for slo, _ in with_implied(slos)]
 
 
 def _brought(columns: PerRequest) -> list[Slo]:
@@ -315,34 +301,116 @@ def _other_slos(texts: Sequence[str]) -> list[Slo]:
     return slos
 
 
+@dataclass(frozen=True)
+class _Scope:
+    """The requests of a run, or those of a class, and their SLOs."""
+
+    run: Run
+    slos: Sequence[Slo]
+    due: Mask
+    meets: Callable[[PerRequest], Mask]
+    """Rows that met each of their per-request limits."""
+    window: MeasuredWindow
+    confidence: float
+
+    def at(self, columns: PerRequest, rates: Throughput) -> _Judged:
+        """The requests with these latencies: as measured, or shifted by the instrument error."""
+        met, samples = self.due & self.meets(columns), Samples(columns, self.due)
+        shares = _shares(self.run, columns, self.due, met, samples, self.slos, self.window)
+        return _Judged(columns, self.due, met, samples, rates, self.window, shares, self.confidence)
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """The requests of a scope with the latencies by which they are judged."""
+
+    columns: PerRequest
+    due: Mask
+    met: Mask
+    samples: Samples
+    rates: Throughput
+    window: MeasuredWindow
+    shares: Shares
+    confidence: float
+
+    def results(self, slos: Sequence[Slo]) -> list[SloResult]:
+        """The results of `slos`, and of the SLO that they imply."""
+        return [
+            dataclasses.replace(
+                result, is_implied=implied, seconds_needed=self._seconds_needed(result)
+            )
+            for slo, implied in with_implied(slos)
+            for result in [self._result(slo)]
+        ]
+
+    def _result(self, slo: Slo) -> SloResult:
+        metric, confidence = METRICS[slo.metric], self.confidence
+        if slo.scope == "request":
+            return self._request_slo_result(slo)
+        if slo.quantile is not None:
+            population = self.samples.of(metric, with_failures=True)
+            return percentile_result(slo, population, confidence)
+        if slo.aggregate == "mean":
+            return mean_result(slo, self.samples.of(metric), confidence)
+        if slo.aggregate == "max":
+            return max_result(slo, self.samples.of(metric, with_failures=True))
+        return run_metric_result(slo, self.shares, self._rate, confidence)
+
+    def _request_slo_result(self, slo: Slo) -> SloResult:
+        own_s = self.columns.own_slo_s.get(slo.metric)
+        has_own = self.due & (own_s > 0) if own_s is not None else self.due & False
+        counted = has_own if math.isinf(slo.limit) else self.due
+        met = counted & slos_met(self.columns, slo)
+        n_met, n_counted, n_own = map(_count, (met, counted, has_own))
+        dependence = self.samples.share(met, (slo.metric,))
+        if n_counted < self.shares.due:
+            dependence = dependence.of_run(n_counted)
+        return request_slo_result(slo, n_met, n_counted, self.confidence, dependence, n_own)
+
+    def _rate(self, metric: str) -> float:
+        if metric == "goodput_output_tokens_per_s":
+            return per_second(float(self.columns.output_tokens[self.met].sum()), self.window)
+        value: float = getattr(self.rates, metric)
+        return value
+
+    def _seconds_needed(self, result: SloResult) -> float | None:
+        if not result.n_needed or not result.n:
+            return None
+        return self.window.length_s * result.n_needed / result.n
+
+
 def _numbers(
-    run: Run,
+    scope: _Scope,
     columns: PerRequest,
-    slos: Sequence[Slo],
-    due: Mask,
-    met: Mask,
     limited: Mask,
-    window: MeasuredWindow,
-    level: float,
+    bound: ErrorBound,
+    by_rows: Sequence[tuple[Slo, Mask]],
 ) -> dict[str, Any]:
-    """The fields that the summary of a run and that of a class share."""
-    samples, rates = Samples(columns, due), throughput(run, columns, window)
-    counts = _counts(run, due)
-    shares = _shares(run, columns, due, met, samples, slos, window)
-    meeting = shares.meeting or Dependence(shares.due)
-    judge = partial(
-        _judge, columns=columns, due=due, met=met, samples=samples, rates=rates, window=window,
-        shares=shares, confidence=level,
-    )  # fmt: skip
-    results = judge(slos)
-    of_share = [r for r in results if r.metric == "attainment"] or judge([_ANY_SHARE])
-    bound = min(of_share, key=lambda result: result.met is not False).bound
+    """The fields that the summary of a run and that of a class share. `by_rows` has the SLOs with
+    the rows that they apply to."""
+    run, due, window, level = scope.run, scope.due, scope.window, scope.confidence
+    judged = scope.at(columns, throughput(run, columns, window))
+    plain, met = judged.results(scope.slos), judged.met
+    meeting = judged.shares.meeting or Dependence(judged.shares.due)
+    of_share = [r for r in plain if r.metric == "attainment"] or judged.results([_ANY_SHARE])
+    share_bound = min(of_share, key=lambda result: result.met is not False).bound
+    results = with_error(
+        run,
+        columns,
+        bound,
+        window,
+        due,
+        lambda moved, rates: scope.at(moved, rates).results(scope.slos),
+        [slo for slo, _ in with_implied(scope.slos)],
+        plain,
+        [(slo, rows) for slo, rows in by_rows if slo.scope == "request"],
+    )
     return {
-        "counts": counts,
-        "throughput": rates,
-        "metrics": _distributions(samples, level),
-        "slo": tuple(results),
-        "attainment": _attainment(due, met, limited, meeting, level, bound),
+        "counts": _counts(run, due),
+        "throughput": judged.rates,
+        "metrics": _distributions(judged.samples, level),
+        "slo": results,
+        "attainment": _attainment(due, met, limited, meeting, level, share_bound),
         "goodput": _goodput(columns, due, met, meeting, window, level),
     }
 
@@ -362,24 +430,13 @@ def _class_summary(
     part = _only(run, run.names.classes.index(name))
     columns, due = per_request(part), due_rows(part)
     own = [*own, *_brought_to_class(columns, due, shared, own)]
-    met = due & meets(columns, [*shared, *own])
+    slos = [*shared, *own]
     limited = limited_rows(part, columns, shared, {name: own})
-    numbers = _numbers(part, columns, own, due, met, limited, window, level)
     in_class = run.schedule_rows["class_id"] == run.names.classes.index(name)
     bound = error_bound(part, lateness_s[in_class])
-    every_row = np.ones(len(due), bool)
-    limits = [
-        (slo, every_row) for slo in (*shared, *own, *_brought(columns)) if slo.scope == "request"
-    ]
-
-    def judged(moved: PerRequest, rates: Throughput) -> list[SloResult]:
-        moved_met, samples = due & meets(moved, [*shared, *own]), Samples(moved, due)
-        shares = _shares(part, moved, due, moved_met, samples, own, window)
-        return _judge(own, moved, due, moved_met, samples, rates, window, shares, level)
-
-    numbers["slo"] = with_error(
-        part, columns, bound, window, due, judged, _stated(own), numbers["slo"], limits
-    )
+    scope = _Scope(part, own, due, lambda moved: meets(moved, slos), window, level)
+    by_rows = [(slo, due | True) for slo in (*slos, *_brought(columns))]
+    numbers = _numbers(scope, columns, limited, bound, by_rows)
     doubts = [error_sentence(result) for result in unsettled(numbers["slo"])]
     stated = run.manifest.classes[name]
     numbers |= _rates(part, window, stated.requested_rate_per_s, stated.is_closed_loop)
@@ -540,55 +597,6 @@ def _goodput(
     n_tokens = float(columns.output_tokens[met].sum())
     requests_per_s = dataclasses.replace(per_s, value=per_second(float(n_met), window))
     return Goodput(requests_per_s, per_second(n_tokens, window))
-
-
-def _judge(
-    slos: Sequence[Slo],
-    columns: PerRequest,
-    due: Mask,
-    met: Mask,
-    samples: Samples,
-    rates: Throughput,
-    window: MeasuredWindow,
-    shares: Shares,
-    confidence: float,
-) -> list[SloResult]:
-    def rate(metric: str) -> float:
-        if metric == "goodput_output_tokens_per_s":
-            return per_second(float(columns.output_tokens[met].sum()), window)
-        value: float = getattr(rates, metric)
-        return value
-
-    def judge(slo: Slo) -> SloResult:
-        metric = METRICS[slo.metric]
-        if slo.scope == "request":
-            own_s = columns.own_slo_s.get(slo.metric)
-            has_own = due & (own_s > 0) if own_s is not None else due & False
-            counted = has_own if math.isinf(slo.limit) else due
-            met_slo = counted & slos_met(columns, slo)
-            n_met_slo, n_counted, n_own = map(_count, (met_slo, counted, has_own))
-            dependence = samples.share(met_slo, (slo.metric,))
-            if n_counted < shares.due:
-                dependence = dependence.of_run(n_counted)
-            return request_slo_result(slo, n_met_slo, n_counted, confidence, dependence, n_own)
-        if slo.quantile is not None:
-            return percentile_result(slo, samples.of(metric, with_failures=True), confidence)
-        if slo.aggregate == "mean":
-            return mean_result(slo, samples.of(metric), confidence)
-        if slo.aggregate == "max":
-            return max_result(slo, samples.of(metric, with_failures=True))
-        return run_metric_result(slo, shares, rate, confidence)
-
-    def seconds_needed(result: SloResult) -> float | None:
-        if not result.n_needed or not result.n:
-            return None
-        return window.length_s * result.n_needed / result.n
-
-    return [
-        dataclasses.replace(result, is_implied=implied, seconds_needed=seconds_needed(result))
-        for slo, implied in with_implied(slos)
-        for result in [judge(slo)]
-    ]
 
 
 def _doubts(run: Run, found: Sequence[ValidityCheck], due: Mask) -> list[str]:
