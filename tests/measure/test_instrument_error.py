@@ -43,6 +43,10 @@ LIMITS = InstrumentLimits(
 )
 
 
+def load_check(summary: Summary) -> ValidityCheck:
+    return next(check for check in summary.validity.checks if check.name == "offered load")
+
+
 def gate_of(summary: Summary) -> ValidityCheck:
     return next(c for c in summary.validity.checks if c.name == "instrument error")
 
@@ -191,8 +195,10 @@ def test_a_client_that_falls_ever_further_behind_sent_other_traffic_than_planned
     assert not summary.validity.trusted
     failed = [c.name for c in summary.validity.checks if c.is_gate and c.ok is False]
     assert failed == ["offered load"]
-    held = with_manifest(run, instrument_limits={"lateness_s": 60.0})
-    assert summarize(held).verdict == "missed"
+    assert " 1 s late (5 % of the measured window)" in load_check(summary).detail
+    held = summarize(with_manifest(run, instrument_limits={"lateness_s": 60.0}))
+    assert held.verdict == "missed"
+    assert load_check(held).detail.endswith("60 s late (instrument.lateness)")
 
 
 # The error bound.

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.measure.statistics.intervals import BoundTimes, Values
+from loadgen.measure.statistics.percentiles import nearest_rank
 
 LEAST_TIMES = 20
 """A run shorter than this many autocorrelation times gives no bound."""
@@ -137,7 +138,7 @@ class Series:
         """The longest autocorrelation time at any level from the median to the percentile."""
         if len(self._values) == 0 or self.is_white:
             return 1.0
-        return max(self._time_at(level) for level in (*LEVELS, 0.5) if level <= max(quantile, 0.5))
+        return max(self._time_at(level) for level in LEVELS if level <= max(quantile, 0.5))
 
     def _time_at(self, quantile: float) -> float:
         if quantile not in self._times:
@@ -145,8 +146,7 @@ class Series:
         return self._times[quantile]
 
     def _indicator(self, quantile: float) -> Values:
-        n = len(self._values)
-        rank = min(n, max(1, math.ceil(round(quantile * n, 9))))
+        rank = nearest_rank(len(self._values), quantile)
         level = np.partition(self._values, rank - 1)[rank - 1]
         hits: Values = (self._values <= level).astype(np.float64)
         return hits

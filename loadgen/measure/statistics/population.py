@@ -140,10 +140,6 @@ class Population:
         times = self.dependence(quantile).bound_times(confidence)
         return percentile_bounds(self.ordered, quantile, confidence, self.n_infinite, times)
 
-    def n_effective(self, quantile: float) -> float:
-        """The number of independent samples that these are worth for a percentile."""
-        return self.dependence(quantile).worth(self.n)
-
     def dependence(self, quantile: float) -> Dependence:
         """The dependence of the samples for a percentile."""
         if quantile not in self._dependences:

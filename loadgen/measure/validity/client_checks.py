@@ -66,9 +66,12 @@ def on_schedule(run: Run, lateness_s: Seconds, due: Mask, window_s: float) -> Va
     limit_s = max(BEHIND_SHARE * window_s, limits.lateness_s or 0.0)
     behind_s = float(late_s[nearest_rank(len(late_s), 1 - BEHIND_SHARE) - 1])
     n_behind = int(np.count_nonzero(late_s > limit_s))
+    source = "5 % of the measured window"
+    if limit_s > BEHIND_SHARE * window_s:
+        source = "instrument.lateness"
     detail = (
         f"{format_count(n_behind)} of {format_count(len(late_s))} due requests were sent more than "
-        f"{format_value(limit_s, 's')} late (5 % of the measured window)"
+        f"{format_value(limit_s, 's')} late ({source})"
     )
     if behind_s > limit_s:
         cause = cause_of(run.instrument, limits)
