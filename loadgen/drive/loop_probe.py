@@ -1,5 +1,5 @@
-"""Probe of a shard's event loop: 100 times a second it samples how late a socket read would be, how
-many received bytes wait unread, and how fast the processor runs.
+"""Probe of a shard's event loop: some 100 times a second it samples how late a socket read would
+be, how many received bytes wait unread, and how fast the processor runs.
 
 The samples separate the client's delays from the server's; docs/decisions 0038 and 0054.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import math
+import random
 import statistics
 import sys
 import termios
@@ -40,16 +41,24 @@ _SLOW_SPAN_S = 0.02  # most that a single slow sample stands for
 
 
 class LoopProbe:
-    """An alarm every 10 ms, handled by the loop like a socket: a read that becomes due together
-    with the probe is as late as the probe. Times are those of `timer`; each probe calls
+    """An alarm every 5 to 15 ms, handled by the loop like a socket: a read that becomes due
+    together with the probe is as late as the probe. Times are those of `timer`; each probe calls
     `on_probe`.
+
+    The gaps are drawn uniformly (`uniform` returns numbers in [0, 1)). With a fixed gap of 10 ms
+    the probe met the bursts of a server that emits all tokens every 10 ms either always or never.
 
     A stall lasts from the last punctual probe to the next punctual probe, because only these prove
     that the loop was running.
     """
 
-    def __init__(self, timer: Timer, on_probe: Callable[[], None] = lambda: None) -> None:
-        self._timer, self._on_probe = timer, on_probe
+    def __init__(
+        self,
+        timer: Timer,
+        on_probe: Callable[[], None] = lambda: None,
+        uniform: Callable[[], float] = random.random,
+    ) -> None:
+        self._timer, self._on_probe, self._uniform = timer, on_probe, uniform
         self._lags_s: list[float] = []
         self._stalls: list[list[float]] = []  # [start, end, lag of the latest probe], by time
         self._is_stalled = self._is_stopped = False
@@ -57,7 +66,7 @@ class LoopProbe:
 
     def start(self) -> None:
         self._punctual_s = self._timer.now_s()
-        self._due_s = self._punctual_s + PROBE_PERIOD_S
+        self._due_s = self._punctual_s + self._gap_s()
         self._timer.arm(self._due_s, self._probe)
 
     def stop(self) -> None:
@@ -81,7 +90,8 @@ class LoopProbe:
 
     def _probe(self) -> None:
         """Records a lag for each probe that a delay displaced. Otherwise a stall of 2 s would count
-        as a single late probe instead of 200 (coordinated omission)."""
+        as a single late probe instead of 200 (coordinated omission). The next probe after a stall
+        is due at once."""
         if self._is_stopped:
             return
         now_s = self._timer.now_s()
@@ -89,11 +99,15 @@ class LoopProbe:
         self._note_stall(now_s, lag_s)
         self._on_probe()
         self._lags_s.append(lag_s)
-        while lag_s > PROBE_PERIOD_S:
-            lag_s -= PROBE_PERIOD_S
-            self._lags_s.append(lag_s)
-        self._due_s = max(self._due_s, now_s - PROBE_PERIOD_S) + PROBE_PERIOD_S
+        due_s = self._due_s + self._gap_s()
+        while due_s < now_s:
+            self._lags_s.append(now_s - due_s)
+            due_s += self._gap_s()
+        self._due_s = now_s if lag_s > STALL_S else due_s
         self._timer.arm(self._due_s, self._probe)
+
+    def _gap_s(self) -> float:
+        return PROBE_PERIOD_S * (0.5 + self._uniform())
 
     def _note_stall(self, now_s: float, lag_s: float) -> None:
         if lag_s > STALL_S:

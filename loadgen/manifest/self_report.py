@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from loadgen.manifest.json_section import JsonSection
 
-PROBE_PERIOD_S = 0.01  # between two probes of a worker's event loop
+PROBE_PERIOD_S = 0.01  # between two probes of a worker's event loop, on average
+LONGEST_PROBE_GAP_S = 1.5 * PROBE_PERIOD_S
 
 
 class CoreSeconds(JsonSection, frozen=True):

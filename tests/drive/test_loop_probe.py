@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 from itertools import pairwise
+from random import Random
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ class Alarm:
 
 def probed(lates_s, look=lambda: None):
     alarm = Alarm()
-    probe = LoopProbe(alarm, look)
+    probe = LoopProbe(alarm, look, uniform=lambda: 0.5)
     probe.start()
     for late_s in lates_s:
         alarm.ring(late_s)
@@ -78,6 +79,28 @@ def test_late_probes_in_a_row_are_one_stall_and_small_lags_none():
 def test_a_stall_that_is_not_over_ends_with_the_measuring():
     ((_, until_s, _),) = probed([0.0, 0.5])[1].spans_s
     assert until_s == pytest.approx(0.52)
+
+
+@pytest.mark.parametrize("period_s", [0.005, 0.01, 0.015, 0.02])
+@pytest.mark.parametrize("phase", [0.01, 0.2, 0.5, 0.9])
+def test_a_server_in_lock_step_is_met_as_often_as_it_keeps_the_loop_busy(period_s, phase):
+    """All tokens arrive together every `period_s`, and the loop needs 2 ms for them. At a random
+    instant the loop is then busy for (2 ms − x) / period of the time for longer than x."""
+    busy_s = 0.002
+    alarm, n_met = Alarm(), 0
+    probe = LoopProbe(alarm, uniform=Random(7).random)
+    alarm.at_s = phase * period_s
+    probe.start()
+    for _ in range(4000):
+        since_s = alarm.due_s % period_s
+        late_s = busy_s - since_s if since_s < busy_s else 0.0
+        n_met += late_s > 0
+        alarm.ring(late_s)
+    probe.stop()
+    lag = probe.summary()[0]
+    assert n_met / 4000 == pytest.approx(busy_s / period_s, rel=0.15)
+    assert lag.p99 == pytest.approx(busy_s - 0.01 * period_s, rel=0.05)
+    assert lag.p50 == 0
 
 
 @given(st.lists(st.sampled_from([0.0, 0.001, 0.006, 0.05, 0.3]), max_size=60))

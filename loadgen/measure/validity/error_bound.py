@@ -15,7 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.manifest.sections import InstrumentLimits
-from loadgen.manifest.self_report import PROBE_PERIOD_S, ClientReport, SelfReport
+from loadgen.manifest.self_report import (
+    LONGEST_PROBE_GAP_S,
+    PROBE_PERIOD_S,
+    ClientReport,
+    SelfReport,
+)
 from loadgen.measure.per_request import Mask, PerRequest, Seconds, greatest
 from loadgen.measure.statistics.population import BLOCK
 from loadgen.measure.validity.causes import core_sharing, sharing_limit
@@ -53,8 +58,8 @@ class WorkerDelay:
         """The largest delay of reads stamped at `read_s`.
 
         At the start of a stall the loop was less than 5 ms late, so a read `t` after the start is
-        at most `t` + 5 ms late. A probe is due within a period of the start, so a read is at most a
-        period later than the latest probe.
+        at most `t` + 5 ms late. A probe is due within `LONGEST_PROBE_GAP_S` of the start, so a read
+        is at most that much later than the latest probe.
         """
         delay_s = np.full(len(read_s), self.usual_s)
         if len(self.stalls):
@@ -62,7 +67,7 @@ class WorkerDelay:
             stall = np.searchsorted(from_s, read_s, side="right") - 1  # NaN: the last
             inside = (stall >= 0) & (read_s <= until_s[stall])
             k, at_s = stall[inside], read_s[inside]
-            most_s = np.minimum(at_s - from_s[k] + UNSEEN_S, latest_s[k] + PROBE_PERIOD_S)
+            most_s = np.minimum(at_s - from_s[k] + UNSEEN_S, latest_s[k] + LONGEST_PROBE_GAP_S)
             delay_s[inside] = np.maximum(self.usual_s, most_s)
         return delay_s
 
