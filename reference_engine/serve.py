@@ -31,6 +31,7 @@ from reference_engine.serving.routes.completions import CompletionRoutes
 from reference_engine.serving.routes.debug import DebugRoutes
 from reference_engine.serving.routes.estimate import EstimateRoutes
 from reference_engine.serving.routes.identity_routes import IdentityRoutes, loading_routes
+from reference_engine.serving.routes.token_routes import TokenRoutes
 from reference_engine.serving.serve_options import ServeOptions, policy_of
 from reference_engine.serving.service import Service
 from reference_engine.step_log.step_files import StepFiles
@@ -74,7 +75,7 @@ async def _serve(
     options: ServeOptions, listener: socket.socket, workers: HttpWorkers, api_key: str | None
 ) -> None:
     max_body_bytes = options.max_body_bytes
-    guard = Guard(api_key, max_body_bytes)
+    guard = Guard(api_key, max_body_bytes, options.cors)
     # The socket listens throughout, so no connection is refused between the two applications.
     async with _listening(guard.app(loading_routes()), listener):
         engine = await _in_thread(partial(build, options))
@@ -88,8 +89,9 @@ async def _serve(
     answering: AbstractAsyncContextManager[None]
     if len(workers):
         outbox = options.outbox_tokens
-        opening = Open(identity, 0, epoch_ns, "", outbox, max_body_bytes, api_key)
-        app = Guard(None, max_body_bytes).app(routes)  # the workers check the key
+        opening = Open(identity, 0, epoch_ns, "", outbox, max_body_bytes, api_key, options.cors)
+        # The workers check the key and the origin.
+        app = Guard(None, max_body_bytes).app(routes)
         answering = workers.answering(service, app, opening, stopping)
     else:
         answering = _listening(guard.app(routes), listener)
@@ -142,6 +144,7 @@ def wire_up(engine: Engine, options: ServeOptions, files: StepFiles | None = Non
         *CompletionRoutes(service, identity).routes(),
         *EstimateRoutes(service, identity).routes(),
         *IdentityRoutes(service, state, identity, gpu).routes(),
+        *TokenRoutes(engine.tokenizer, identity, engine.limits.vocab_size).routes(),
         *DebugRoutes(service, identity, partial(policy_of, options)).routes(),
     ]
     return Wired(service, identity, routes)

@@ -241,6 +241,22 @@ LINES = {
             "target.url": "http://h:9",
         },
     ),
+    # bench_serving.py, run_benchmark: a backend that its table of ports does not list gets 30000
+    "sglang_vllm_chat_port": Line(
+        SGLANG_ARGS,
+        S + "--backend vllm-chat --model m --dataset-name random --request-rate 5",
+        {"target.url": None, "command": "--target http://127.0.0.1:30000 "},
+    ),
+    "sglang_lmdeploy_chat_port": Line(
+        SGLANG_ARGS,
+        S + "--backend lmdeploy-chat --model m --dataset-name random --request-rate 5",
+        {"command": "--target http://127.0.0.1:30000 "},
+    ),
+    "sglang_lmdeploy_port": Line(
+        SGLANG_ARGS,
+        S + "--backend lmdeploy --model m --dataset-name random --request-rate 5",
+        {"target.url": "http://127.0.0.1:23333"},
+    ),
     "sglang_shared_prefix": Line(
         SGLANG_ARGS,
         S + "--dataset-name generated-shared-prefix --gsp-num-groups 8 --gsp-prompts-per-group 4 "

@@ -105,6 +105,14 @@ def test_a_key_on_the_command_line_is_not_repeated():
     assert any("api_key_env" in line for line in found.missing)
 
 
+def test_a_temperature_that_the_server_would_choose_is_named():
+    note = "without --temperature vLLM leaves the temperature to the server; slobench sends 0"
+    command = "vllm bench serve --model m --request-rate 1"
+    assert any(line.startswith(note) for line in translate(command).notes)
+    chosen = translate(f"{command} --temperature 0")
+    assert not any("temperature" in line for line in chosen.notes)
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [
@@ -119,6 +127,7 @@ def test_a_key_on_the_command_line_is_not_repeated():
         ("vllm bench serve --request-rate fast", "--request-rate fast: expected a number"),
         ("vllm bench serve --request-rate 0", "a rate of 0 per second cannot be scheduled"),
         ("vllm bench serve --goodput itl:5", "expected ttft:MS"),
+        ("python -m sglang.bench_serving --goodput itl:5", "expected ttft:MS"),
         ("vllm bench serve --model", "--model has no value"),
         ("vllm bench serve lonely", "belongs to no flag"),
         ("vllm bench serve --model 'm", "cannot be read"),

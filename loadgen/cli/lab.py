@@ -65,6 +65,10 @@ def serve(
     api_key_env: Annotated[
         str | None, typer.Option(help="Environment variable with the API key that clients need.")
     ] = None,
+    cors: Annotated[
+        str | None,
+        typer.Option(help="Origin whose pages may use the server in a browser, or *.", metavar="X"),
+    ] = None,
     log_dir: Annotated[
         Path | None, typer.Option(help="Directory of the step and event logs (Parquet).")
     ] = None,
@@ -86,7 +90,8 @@ def serve(
         "mode": mode, "shape": shape, "device": device, "host": host, "port": port,
         "threads": threads, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
         "token_budget": token_budget, "kv_blocks": kv_blocks, "max_queue": max_queue,
-        "seed": seed, "model_name": model_name, "api_key_env": api_key_env, "log_dir": log_dir,
+        "seed": seed, "model_name": model_name, "api_key_env": api_key_env, "cors": cors,
+        "log_dir": log_dir,
         "drain_s": None if drain is None else parse.read_duration_s("--drain", drain),
     }  # fmt: skip
     parse.load_plugins(plugin)

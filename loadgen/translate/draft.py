@@ -15,6 +15,7 @@ from loadgen.units import write_duration, write_rate
 
 DEFAULT_MEASURE_S = 60.0
 _SHORT_FLAG = re.compile(r"-[A-Za-z]+")
+_GOODPUT = {"ttft": "ttft_from_send", "tpot": "tpot", "e2el": "e2e_from_send"}
 _SECRET = ("api-key", "header", "headers", "H")
 
 
@@ -262,6 +263,15 @@ class Draft:
     def add_slo(self, metric: str, limit_ms: str) -> None:
         """Add a per-request SLO."""
         self.slo.append(f"{metric} <= {write_duration(float(limit_ms) / 1000)}")
+
+    def add_goodput(self, flags: Flags) -> None:
+        """Add the SLOs of `--goodput ttft:MS tpot:MS e2el:MS`, on the clocks of vLLM and SGLang.
+        Raises UsageError for another metric."""
+        for pair in flags.texts("goodput") or []:
+            name, _, limit_ms = pair.partition(":")
+            if name not in _GOODPUT:
+                raise UsageError(f"--goodput {pair}: expected ttft:MS, tpot:MS or e2el:MS")
+            self.add_slo(_GOODPUT[name], limit_ms)
 
     def finish(self, flags: Flags, ignored: str) -> Draft:
         """Record the remaining flags as missing, except `ignored` flags that do not affect the

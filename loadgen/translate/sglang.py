@@ -12,9 +12,8 @@ _IGNORED = """
     ready-check-timeout-sec return-logprob flush-cache-timeout gsp-fast-prepare
     gsp-send-routing-key cache-report rust-client rust-worker-threads
 """
-_PORTS = {"vllm": 8000, "vllm-chat": 8000, "lmdeploy": 23333, "lmdeploy-chat": 23333}
-_METRICS = {"ttft": "ttft_from_send", "tpot": "tpot", "e2el": "e2e_from_send"}
-_OPENAI = ("sglang-oai", "sglang-oai-chat", *_PORTS)
+_PORTS = {"vllm": 8000, "lmdeploy": 23333}  # of every other backend: 30000
+_OPENAI = ("sglang-oai", "sglang-oai-chat", "vllm", "vllm-chat", "lmdeploy", "lmdeploy-chat")
 
 
 def translate(words: list[str]) -> Draft:
@@ -44,11 +43,7 @@ def translate(words: list[str]) -> Draft:
         draft.add_body(text, "--extra-request-body")
     if flags.texts("disable-ignore-eos") is not None:
         draft.extra_body["ignore_eos"] = False
-    for pair in flags.texts("goodput") or []:
-        name, _, limit_ms = pair.partition(":")
-        if name not in _METRICS:
-            raise UsageError(f"--goodput {pair}: expected ttft:MS, tpot:MS or e2el:MS")
-        draft.add_slo(_METRICS[name], limit_ms)
+    draft.add_goodput(flags)
     return draft.finish(flags, _IGNORED)
 
 

@@ -22,7 +22,6 @@ _SAMPLINGS = (
 _RAMP_POINTS = 33
 _BURSTGPT_MODEL = "GPT-4"  # the only rows that vLLM reads
 _LENGTHS = ("input_tokens", "output_tokens")
-_METRICS = {"ttft": "ttft_from_send", "tpot": "tpot", "e2el": "e2e_from_send"}  # with its clocks
 
 
 def translate(words: list[str]) -> Draft:
@@ -34,11 +33,12 @@ def translate(words: list[str]) -> Draft:
     draft.seed = flags.count("seed")
     if (temperature := flags.number("temperature")) is not None:
         draft.requests["temperature"] = temperature
-    for pair in flags.texts("goodput") or []:
-        name, _, limit_ms = pair.partition(":")
-        if name not in _METRICS:
-            raise UsageError(f"--goodput {pair}: expected ttft:MS, tpot:MS or e2el:MS")
-        draft.add_slo(_METRICS[name], limit_ms)
+    else:
+        draft.notes.append(
+            "without --temperature vLLM leaves the temperature to the server; slobench sends 0"
+            " (requests.temperature)"
+        )
+    draft.add_goodput(flags)
     if flags.texts("num-warmups"):
         draft.add_missing("--num-warmups", "set phases.warmup to a time instead")
     draft.add_samplings(flags, _SAMPLINGS)

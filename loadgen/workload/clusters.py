@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import log
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -13,21 +13,22 @@ from loadgen.records import Times
 from loadgen.units import Seconds
 from loadgen.workload.arrivals import Arrivals, StationaryArrivals, streams
 from loadgen.workload.lengths import LENGTHS, Lengths
-from loadgen.workload.renewal import poisson_instants
+from loadgen.workload.renewal import equal_instants, poisson_instants
 
 
 class Batch(StationaryArrivals):
-    """Groups of simultaneous requests at Poisson instants; `rate` counts requests, so groups arrive
-    at rate / E[size].
+    """Groups of simultaneous requests at Poisson instants, or at equal gaps with `instants:
+    constant`; `rate` counts requests, so groups arrive at rate / E[size].
 
-    A compound Poisson process: the index of dispersion of counts is E[size²]/E[size] over every
-    window.
+    At Poisson instants a compound Poisson process: the index of dispersion of counts is
+    E[size²]/E[size] over every window. At equal gaps it tends to Var[size]/E[size] in long windows.
 
     Source: S. M. Ross, Introduction to Probability Models (11th ed. 2014), section 5.4.2.
     """
 
     kind = "batch"
     size: Annotated[Lengths, LENGTHS]
+    instants: Literal["poisson", "constant"] = "poisson"
 
     @model_validator(mode="after")
     def _has_single_sizes(self) -> Self:
@@ -37,7 +38,9 @@ class Batch(StationaryArrivals):
 
     def times(self, rng: np.random.Generator, horizon_s: float) -> Times:
         instants_rng, sizes_rng = streams(rng, 2)
-        instants = poisson_instants(instants_rng, self.rate / self.size.mean, horizon_s)
+        rate = self.rate / self.size.mean
+        draw = poisson_instants if self.instants == "poisson" else equal_instants
+        instants = draw(instants_rng, rate, horizon_s)
         # a quantile of a uniform number each: a kind that redraws would give earlier groups other
         # sizes when the horizon adds groups
         return np.repeat(instants, self.size.ppf(sizes_rng.random(instants.size)))

@@ -21,6 +21,7 @@ from loadgen.workload.lengths import MAX_TOKENS, Lengths, Shares, TokenCounts, T
 from loadgen.workload.texts import read_text
 
 Weight = Annotated[float, Field(ge=0)]
+_EDGES = np.concatenate([np.arange(50) / 50, [0.99, 0.995, 0.999, 1.0]])
 
 
 @dataclass(frozen=True, eq=False)  # comparisons use the kind's fields, not these arrays
@@ -206,3 +207,16 @@ def _is_number(cell: Any) -> bool:
     except ValueError:
         return False
     return True
+
+
+def thinned(tokens: TokenCounts) -> JsonObject:
+    """The sample as an empirical law: all values if there are few, else a value per 2 % of the
+    sample, and several for the last 2 %."""
+    values, counts = np.unique(tokens, return_counts=True)
+    if values.size <= _EDGES.size:
+        return {"kind": "empirical", "values": values.tolist(), "weights": counts.tolist()}
+    middles = (_EDGES[1:] + _EDGES[:-1]) / 2
+    chosen = np.quantile(tokens, middles, method="inverted_cdf").astype(np.int64)
+    values, place = np.unique(chosen, return_inverse=True)
+    weights = [float(f"{1000 * weight:.4g}") for weight in np.bincount(place, np.diff(_EDGES))]
+    return {"kind": "empirical", "values": values.tolist(), "weights": weights}

@@ -7,6 +7,7 @@ themselves are proposed, thinned out to about fifty values.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,6 +23,7 @@ from loadgen.errors import TraceFileError
 from loadgen.manifest.json_section import JsonObject
 from loadgen.measure.statistics.time_series import describe_arrivals
 from loadgen.units import write_duration, write_rate
+from loadgen.workload.empirical import thinned
 from loadgen.workload.fit_arrivals import ArrivalFit, dispersion, fit_arrivals, rounded
 from loadgen.workload.lengths import LENGTHS, Lengths, TokenCounts
 from loadgen.workload.scenario import Scenario
@@ -32,7 +34,6 @@ N_REQUESTS = 3000  # in the proposed measured window, which is between a minute 
 LEAST = 20  # requests; a fit to fewer would mean nothing
 CLOSE_ENOUGH = 0.05  # KS distance
 _MAX_RANGE = 2_000_000  # of a power law, because its lengths are summed in a single array
-_EDGES = np.concatenate([np.arange(50) / 50, [0.99, 0.995, 0.999, 1.0]])
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,8 @@ def fit(trace: Trace) -> ScenarioFit:
     if has_times:
         arrival_fit = fit_arrivals(trace.times_s)
         notes += [*arrival_fit.notes, *_drift(trace)]
+        if not arrival_fit.has_fit:
+            notes.append(_replay_note(trace.source, arrival_fit))
     else:
         notes.append("the file has no times: Poisson arrivals of 1/s are a placeholder")
     lengths = {
@@ -105,6 +108,7 @@ def fit(trace: Trace) -> ScenarioFit:
         "arrivals": _compared(trace, scenario, duration_s) if has_times else {},
         "dispersion_distance": dict(arrival_fit.distance),
         "chosen": arrival_fit.spec["kind"],
+        "has_fit": arrival_fit.has_fit,
         "ks_distance": {name: dict(law.distance) for name, law in lengths.items()},
         "correlation": correlation,
         "notes": notes,
@@ -134,6 +138,17 @@ def _compared(trace: Trace, scenario: Scenario, duration_s: float) -> dict[str, 
         for name, times in (("trace", trace.times_s), ("fit", drawn))
         if len(times) > 2
     }
+
+
+def _replay_note(source: str, arrivals: ArrivalFit) -> str:
+    """The scenario and the command that replay the trace; Python reads JSON as YAML."""
+    closest = min(arrivals.distance, key=lambda name: arrivals.distance[name])
+    replay = f"arrivals: {{kind: trace, path: {json.dumps(source, ensure_ascii=False)}}}"
+    return (
+        f"none fits: replay it; the closest process ({closest}) is"
+        f" {arrivals.distance[closest]:.0%} away from the trace. In place of the proposed arrivals:"
+        f" {replay}, without requests; then: slobench run SCENARIO.yaml --target URL"
+    )
 
 
 def _drift(trace: Trace) -> list[str]:
@@ -189,7 +204,7 @@ def fit_lengths(tokens: TokenCounts) -> LengthFit:
     best = min(distance, key=lambda kind: distance[kind], default="")
     if best and distance[best] <= CLOSE_ENOUGH:
         return LengthFit(specs[best], distance)
-    own = _thinned(tokens)
+    own = thinned(tokens)
     return LengthFit(own, {**distance, "empirical": ks_distance(tokens, LENGTHS.build(own))})
 
 
@@ -238,16 +253,3 @@ def copula_correlation(inputs: TokenCounts, outputs: TokenCounts) -> float:
     of_inputs, of_outputs = rankdata(inputs), rankdata(outputs)
     spearman = float(np.cov(of_inputs, of_outputs)[0, 1] / of_inputs.std(ddof=1))
     return 2 * sin(pi * spearman / float(of_outputs.std(ddof=1)) / 6)
-
-
-def _thinned(tokens: TokenCounts) -> JsonObject:
-    """The sample as an empirical law: all values if there are few, else a value per 2 % of the
-    sample, and several for the last 2 %."""
-    values, counts = np.unique(tokens, return_counts=True)
-    if values.size <= _EDGES.size:
-        return {"kind": "empirical", "values": values.tolist(), "weights": counts.tolist()}
-    middles = (_EDGES[1:] + _EDGES[:-1]) / 2
-    chosen = np.quantile(tokens, middles, method="inverted_cdf").astype(np.int64)
-    values, place = np.unique(chosen, return_inverse=True)
-    weights = [rounded(weight * 1000) for weight in np.bincount(place, np.diff(_EDGES))]
-    return {"kind": "empirical", "values": values.tolist(), "weights": weights}

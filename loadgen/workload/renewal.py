@@ -34,10 +34,7 @@ class Constant(StationaryArrivals):
     kind = "constant"
 
     def times(self, rng: np.random.Generator, horizon_s: float) -> Times:
-        # a product, not a running sum: the k-th instant has a single rounding error, not k
-        k = np.arange(np.ceil(self.rate * horizon_s) + 1)
-        instants: Times = (k + rng.random()) / self.rate
-        return instants[instants < horizon_s]
+        return equal_instants(rng, self.rate, horizon_s)
 
 
 class Poisson(StationaryArrivals):
@@ -110,6 +107,14 @@ class Weibull(StationaryArrivals):
     @property
     def _cv(self) -> float:
         return sqrt(max(0.0, gamma(1 + 2 / self.shape) / gamma(1 + 1 / self.shape) ** 2 - 1))
+
+
+def equal_instants(rng: np.random.Generator, rate_per_s: float, horizon_s: float) -> Times:
+    """Instants of `Constant` before the horizon."""
+    # a product, not a running sum: the k-th instant has a single rounding error, not k
+    k = np.arange(np.ceil(rate_per_s * horizon_s) + 1)
+    instants: Times = (k + rng.random()) / rate_per_s
+    return instants[instants < horizon_s]
 
 
 def poisson_instants(rng: np.random.Generator, rate_per_s: float, horizon_s: float) -> Times:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import compress, repeat
 
-from reference_engine.state.batch import StepTokens
+from reference_engine.state.batch import Logprob, StepTokens
 from reference_engine.state.sequence import Request, State
 
 
@@ -16,7 +16,7 @@ class HeldAnswers:
         self.ends: dict[Request, State] = {}
         self._requests: list[Request] = []
         self._tokens: list[int] = []
-        self._logprobs: list[float | None] = []
+        self._logprobs: list[Logprob | None] = []
         self._finishes: list[State | None] = []
 
     def __bool__(self) -> bool:

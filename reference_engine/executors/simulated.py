@@ -1,6 +1,7 @@
 """Simulated steps: they take the time of a cost model and compute nothing.
 
-Every token is the same letter, with probability 1 and so a log-probability of 0.
+Every token is the same letter, with probability 1 and so a log-probability of 0. No sampling
+parameter has an effect.
 """
 
 from __future__ import annotations
@@ -10,11 +11,12 @@ from typing import ClassVar
 
 from reference_engine.executors.base import Caps, Executor, ExecutorKind, Site
 from reference_engine.model.hardware_file import simulated_model
-from reference_engine.state.batch import StepBatch, StepResult
+from reference_engine.state.batch import Logprob, StepBatch, StepResult
 from reference_engine.state.cost_model import CostModel, ModelOnHardware, WeightDtype
 from reference_engine.state.model_config import KvDtype, ModelSource
 
 TOKEN = ord("x")
+_CERTAIN = Logprob(0.0, ((TOKEN, 0.0),))
 SIMULATED_CONTEXT = 32_768
 """Default longest sequence of a simulated model. The real models of these shapes have 128 k; a mode
 that reserves memory for the longest sequence would then serve one request at a time."""
@@ -58,5 +60,5 @@ class Simulated:
         # The first step of every request is a row, so that decodes need no check.
         if not self._has_logprobs:
             self._has_logprobs = any(row.request.sampling.logprobs for row in batch.rows)
-        logprobs = [0.0] * n_tokens if self._has_logprobs else None
+        logprobs = [_CERTAIN] * n_tokens if self._has_logprobs else None
         return StepResult([TOKEN] * n_tokens, logprobs, duration_s)

@@ -41,9 +41,8 @@ class TorchCpuExecutor(ExecutorKind):
             model = Llama(config, weights, site.n_blocks + 1, site.block_tokens, site.max_model_len)
         with allocating("swap_blocks", site.n_host_blocks, block_bytes):
             host = model.host_memory(site.n_host_blocks)
-        return _TorchCpu(
-            model, host, site, Caps(site.n_host_blocks, block_bytes / _COPY_BYTES_PER_S)
-        )
+        caps = Caps(site.n_host_blocks, block_bytes / _COPY_BYTES_PER_S, has_logits=True)
+        return _TorchCpu(model, host, site, caps)
 
 
 class _TorchCpu:

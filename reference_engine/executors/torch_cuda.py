@@ -46,11 +46,12 @@ from reference_engine.kernels.ops import Kernels, Ops, ops
 from reference_engine.kernels.tiles import splits_for
 from reference_engine.model.filler import filler_start
 from reference_engine.model.paged import PagedLlama
+from reference_engine.model.sampling import TopTokens
 from reference_engine.model.weights import load
 from reference_engine.state.batch import StepBatch, StepResult
 from reference_engine.state.cost_model import Padding
 from reference_engine.state.model_config import KvDtype, ModelConfig
-from reference_engine.state.sequence import Request, Sampling
+from reference_engine.state.sequence import MOST_TOP_LOGPROBS, Request, Sampling
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +129,7 @@ class TorchCuda:
         with allocating("swap_blocks", site.n_host_blocks, model.block_bytes, RuntimeError):
             self._host = HostKv(model.cache, site.n_host_blocks, is_pinned)
         copy_s = model.block_bytes / _COPY_BYTES_PER_S
-        self.caps = Caps(site.n_host_blocks, copy_s, n_blocks, stream.gpu)
+        self.caps = Caps(site.n_host_blocks, copy_s, n_blocks, stream.gpu, has_logits=True)
         config = model.config
         self._group = config.n_heads // config.n_kv_heads
         self._rows = RequestRows.of(n_rows, site.max_model_len, site.block_tokens, n_blocks)
@@ -140,6 +141,10 @@ class TorchCuda:
         self._logits = torch.empty(n_rows, config.vocab_size, device=device)  # [S, V] float32
         self._tokens = torch.zeros(n_rows, dtype=torch.int64, pin_memory=is_pinned)
         self._logprobs = torch.zeros(n_rows, pin_memory=is_pinned)
+        self._top = TopTokens(
+            torch.zeros(n_rows * MOST_TOP_LOGPROBS, pin_memory=is_pinned),
+            torch.zeros(n_rows * MOST_TOP_LOGPROBS, dtype=torch.int64, pin_memory=is_pinned),
+        )
         self._is_running = False
         self._decode_arena = Arena(aligned(DECODE_FIELDS * n_rows), device, is_pinned)
         self._mixed_arena = Arena(1 << 16, device, is_pinned)
@@ -238,14 +243,16 @@ class TorchCuda:
     ) -> WaitForTokens:
         """Start the copy of `tokens` to the host; `places[i]` is the index of the i-th answer among
         them. `draws` are those of the step, needed for `special` requests."""
-        logprobs: torch.Tensor | None = None
+        logprobs: tuple[torch.Tensor, TopTokens] | None = None  # on the host
         if special is not None:
             assert draws is not None, "special requests without draws"
             on_device = special[1]
-            chosen, logprobs = choose_special(self._logits, draws, on_device, self._ops.sample)
-            tokens.index_copy_(0, on_device.rows, chosen)
-            if logprobs is not None:
-                self._logprobs[: len(logprobs)].copy_(logprobs, non_blocking=True)
+            chosen = choose_special(self._logits, draws, on_device, self._ops.sample)
+            tokens.index_copy_(0, on_device.rows, chosen.tokens)
+            if chosen.logprobs is not None and chosen.top is not None:
+                own = self._logprobs[: len(chosen.logprobs)]
+                own.copy_(chosen.logprobs, non_blocking=True)
+                logprobs = own, TopTokens(*map(_copied, self._top, chosen.top))
         n = len(tokens)
         self._tokens[:n].copy_(tokens, non_blocking=True)
         wait_for_device = self._stream.record()
@@ -258,8 +265,7 @@ class TorchCuda:
             answers = [by_place[place] for place in places]
             if special is None or logprobs is None:
                 return StepResult(answers)
-            special_logprobs = self._logprobs[: len(logprobs)].tolist()
-            return StepResult(answers, special[0].all_logprobs(special_logprobs, len(answers)))
+            return StepResult(answers, special[0].all_logprobs(*logprobs, len(answers)))
 
         return wait
 
@@ -275,6 +281,13 @@ class TorchCuda:
     def _n_splits(self, n_rows: int) -> int:
         n_processors = self._stream.n_processors
         return splits_for(max(n_rows, 1), self._model.config.n_kv_heads, n_processors)
+
+
+def _copied(room: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The leading part of `room`, in the shape of `values`, with a copy of them on its way."""
+    place = room[: values.numel()].view(values.shape)
+    place.copy_(values, non_blocking=True)
+    return place
 
 
 def _stream(on: str) -> DeviceStream:
@@ -304,7 +317,9 @@ def _check_head_dim(config: ModelConfig) -> None:
 def _largest_request() -> Request:
     """A request at its first token that needs all the memory that the choice of a token can take: a
     sort and sums in float64 of every logit."""
-    sampling = Sampling(temperature=1.0, top_p=0.9, top_k=50, logprobs=True)
+    sampling = Sampling(
+        temperature=1.0, top_p=0.9, top_k=50, logprobs=True, top_logprobs=MOST_TOP_LOGPROBS
+    )
     stop_ids = frozenset({0})
     return Request(
         "trial", [0], 1, 0.0, min_tokens=1, stop_ids=stop_ids, sampling=sampling, blocks=[0]

@@ -1,7 +1,8 @@
 """Sampling parameters of running requests as arrays, and tokens that need more than a temperature.
 
 Most requests are greedy or have a temperature, which the sampling kernel handles for the whole
-step. *Special* requests need truncation (top-k, top-p), banned tokens or log-probabilities. Their
+step. *Special* requests need truncation (top-k, top-p, min-p), banned tokens, penalties or
+log-probabilities. Their
 tokens are chosen on the device after the step's logits, and are copied back with the others:
 nothing here waits for the device. Truncated draws are those of the CPU executor; a request that
 only bans tokens or has log-probabilities keeps the draw that it would have without.
@@ -10,7 +11,6 @@ only bans tokens or has log-probabilities keeps the draw that it would have with
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import nan
 from typing import NamedTuple
 
 import numpy as np
@@ -21,12 +21,16 @@ from reference_engine.executors.torch_memory import Arena, aligned
 from reference_engine.kernels.ops import Sample
 from reference_engine.model.sampling import (
     SEED_MASK,
+    TopTokens,
     TruncatedDraws,
     draw_truncated,
     keys,
+    penalise,
+    penalties_of,
     uniforms_of,
 )
-from reference_engine.state.sequence import Request, Sampling
+from reference_engine.state.batch import Logprob
+from reference_engine.state.sequence import Request
 
 Ints = NDArray[np.int32]
 _ALWAYS = (1 << 31) - 1
@@ -61,7 +65,7 @@ class SamplingTable:
         sampling = request.sampling
         self._n_prompt[row] = request.n_prompt
         banned_until = request.min_tokens if request.stop_ids else 0
-        is_always_special = sampling.logprobs or is_truncated(sampling)
+        is_always_special = sampling.logprobs or sampling.is_truncated or sampling.is_penalised
         self._special_until[row] = _ALWAYS if is_always_special else min(banned_until, _ALWAYS)
         self._temperatures[row] = np.float32(max(sampling.temperature, 0.0)).view(np.int32)
         self._seeds[row] = sampling.seed & SEED_MASK
@@ -88,47 +92,52 @@ class SamplingTable:
             out[1:, drawn] = bits.view(np.int32).reshape(-1, 2).T
 
 
-def is_truncated(sampling: Sampling) -> bool:
-    """Whether top-k or top-p excludes tokens from the draw."""
-    return sampling.temperature > 0 and (sampling.top_k > 0 or sampling.top_p < 1)
-
-
 class SpecialSampling(NamedTuple):
     """The special requests of a step; those with truncation come first."""
 
     rows: Ints  # [A], row of the logits
     banned: Ints  # [2, B], index among the A, token
-    truncation: Ints  # [3, C], temperature (bits), top_k, top_p (bits)
+    penalties: Ints  # [4, P], index among the A, token, factor (bits), difference (bits)
+    truncation: Ints  # [4, C], temperature (bits), top_k, top_p (bits), min_p (bits)
     uniforms: Ints  # [2·C], float64 (bits)
     answers: tuple[int, ...]  # [A], index among the step's sampled requests
-    has_logprobs: tuple[bool, ...]  # [A]
+    n_top: tuple[int | None, ...]  # [A], most likely tokens to return; None without `logprobs`
 
     @property
     def size(self) -> int:
         """Numbers of an arena that they occupy at most."""
-        return sum(aligned(part.size) for part in self[:4]) + 2 * aligned(1)
+        return sum(aligned(part.size) for part in self[:5]) + 6 * aligned(1)
 
     def put(self, arena: Arena) -> SpecialOnDevice:
         """Send it to the device."""
         rows, banned, uniforms = (
             arena.put(part) for part in (self.rows, self.banned, self.uniforms)
         )
-        temperatures, top_ks, top_ps = (arena.put(part) for part in self.truncation)
+        at, tokens, factors, differences = (arena.put(part) for part in self.penalties)
+        temperatures, top_ks, top_ps, min_ps = (arena.put(part) for part in self.truncation)
         arena.send()
         draws = TruncatedDraws(
             temperatures.view(torch.float32),
             top_ks,
             top_ps.view(torch.float32),
+            min_ps.view(torch.float32),
             uniforms.view(torch.float64),
         )
-        return SpecialOnDevice(rows.long(), banned.long(), draws, any(self.has_logprobs))
+        penalties = at, tokens, factors.view(torch.float32), differences.view(torch.float32)
+        wanted = [n for n in self.n_top if n is not None]
+        return SpecialOnDevice(
+            rows.long(), banned.long(), penalties, draws, max(wanted, default=None)
+        )
 
-    def all_logprobs(self, logprobs: Sequence[float], n_answers: int) -> list[float]:
-        """The log-probability of each of the step's sampled requests; NaN for requests without
-        `logprobs`."""
-        out = [nan] * n_answers
-        for i, is_wanted, logprob in zip(self.answers, self.has_logprobs, logprobs, strict=True):
-            if is_wanted:
+    def all_logprobs(
+        self, chosen: torch.Tensor, top: TopTokens, n_answers: int
+    ) -> list[Logprob | None]:
+        """The log-probabilities of each of the step's sampled requests, from those of the special
+        requests; None for requests without `logprobs`."""
+        out: list[Logprob | None] = [None] * n_answers
+        logprobs = top.logprobs_of(chosen, [n or 0 for n in self.n_top])
+        for i, n, logprob in zip(self.answers, self.n_top, logprobs, strict=True):
+            if n is not None:
                 out[i] = logprob
         return out
 
@@ -136,45 +145,67 @@ class SpecialSampling(NamedTuple):
 class SpecialOnDevice(NamedTuple):
     rows: torch.Tensor  # [A] int64
     banned: torch.Tensor  # [2, B] int64
+    penalties: tuple[torch.Tensor, ...]  # index, token (int32), factor, difference (float32); [P]
     truncated: TruncatedDraws
-    has_logprobs: bool
+    n_top: int | None  # the largest of any request; None if no request has `logprobs`
 
 
 def special_sampling(
     places: Sequence[int], requests: Sequence[Request], special: Sequence[int], n_vocab: int
 ) -> SpecialSampling:
     """The sampling of `requests[i]` for each i in `special`; its logits are in row `places[i]`."""
-    order = sorted(special, key=lambda i: not is_truncated(requests[i].sampling))
-    truncated = [requests[i] for i in order if is_truncated(requests[i].sampling)]
-    truncation = np.empty((3, len(truncated)), np.int32)
-    truncation[0] = np.array([r.sampling.temperature for r in truncated], np.float32).view(np.int32)
-    truncation[1] = [min(r.sampling.top_k or n_vocab, n_vocab) for r in truncated]
-    truncation[2] = np.array([r.sampling.top_p for r in truncated], np.float32).view(np.int32)
+    order = sorted(special, key=lambda i: not requests[i].sampling.is_truncated)
+    samplings = [requests[i].sampling for i in order]
+    truncated = [requests[i] for i in order if requests[i].sampling.is_truncated]
+    cuts = samplings[: len(truncated)]
+    truncation = np.empty((4, len(truncated)), np.int32)
+    truncation[0] = _bits([s.temperature for s in cuts])
+    truncation[1] = [min(s.top_k or n_vocab, n_vocab) for s in cuts]
+    truncation[2] = _bits([s.top_p for s in cuts])
+    truncation[3] = _bits([s.min_p for s in cuts])
+    penalties = penalties_of([requests[i] for i in order])
     banned = [(k, token) for k, i in enumerate(order) for token in requests[i].banned_ids()]
     return SpecialSampling(
         np.array([places[i] for i in order], np.int32),
         np.ascontiguousarray(np.array(banned, np.int32).reshape(-1, 2).T),
+        np.stack([column.view(np.int32) for column in penalties]),
         truncation,
         uniforms_of(truncated).view(np.int32),
         tuple(order),
-        tuple(requests[i].sampling.logprobs for i in order),
+        tuple(s.top_logprobs if s.logprobs else None for s in samplings),
     )
+
+
+def _bits(values: Sequence[float]) -> Ints:
+    bits: Ints = np.array(values, np.float32).view(np.int32)
+    return bits
+
+
+class SpecialTokens(NamedTuple):
+    """The tokens of the special requests, int64 [A]. `logprobs`, float32 [A], and `top` are None if
+    no request has `logprobs`; they are before bans, penalties, temperature and truncation."""
+
+    tokens: torch.Tensor
+    logprobs: torch.Tensor | None = None
+    top: TopTokens | None = None
 
 
 def choose_special(
     logits: torch.Tensor, draws: Draws, special: SpecialOnDevice, sample: Sample
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Tokens [A], int64, and the natural log-probability of each before bans, temperature and
-    truncation, float32 [A]; None if no request has `logprobs`."""
+) -> SpecialTokens:
+    """The tokens of the special requests, and their log-probabilities."""
     own = logits.index_select(0, special.rows)  # [A, V], a copy
-    normaliser = own.logsumexp(-1) if special.has_logprobs else None
+    n_top = special.n_top
+    before = None if n_top is None else own.log_softmax(-1)
     if special.banned.shape[1]:
         own.index_put_((special.banned[0], special.banned[1]), own.new_full((), float("-inf")))
+    penalise(own, *special.penalties)
     temperatures = draws.temperatures.index_select(0, special.rows)
     tokens = sample(own, temperatures, draws.keys.index_select(0, special.rows))
     n_truncated = len(special.truncated.uniforms)
     if n_truncated:
         tokens[:n_truncated] = draw_truncated(own[:n_truncated], special.truncated)
-    if normaliser is None:
-        return tokens, None
-    return tokens, own.gather(1, tokens.unsqueeze(1)).squeeze(1) - normaliser
+    if before is None or n_top is None:
+        return SpecialTokens(tokens)
+    chosen = before.gather(1, tokens.unsqueeze(1)).squeeze(1)
+    return SpecialTokens(tokens, chosen, TopTokens(*before.topk(min(n_top, before.shape[1]))))

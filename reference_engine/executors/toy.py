@@ -14,7 +14,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from reference_engine.executors.base import Caps, Executor, ExecutorKind, Site
-from reference_engine.state.batch import Copy, Row, StepBatch, StepResult
+from reference_engine.state.batch import Copy, Logprob, Row, StepBatch, StepResult
 from reference_engine.state.sequence import Request
 
 _MASK = (1 << 64) - 1
@@ -57,7 +57,8 @@ class _Toy:
         if not any(row.request.sampling.logprobs for row in rows):
             return StepResult(tokens)
         sampled = [context for row, context in zip(rows, contexts, strict=True) if row.samples]
-        return StepResult(tokens, [_logprob(context) for context in sampled])
+        pairs = zip(tokens, map(_logprob, sampled), strict=True)
+        return StepResult(tokens, [Logprob(value, ((token, value),)) for token, value in pairs])
 
     def _copy(self, copy: Copy) -> None:
         size, memory, host = self._size, self._memory, self._host

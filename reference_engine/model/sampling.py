@@ -1,5 +1,5 @@
-"""Choice of tokens from logits on the CPU: greedy, or temperature, top-k and top-p with a uniform
-number per token.
+"""Choice of tokens from logits on the CPU: bans and penalties, then greedy, or temperature, min-p,
+top-k and top-p with a uniform number per token.
 
 The number is a hash of (request seed, output position). A request's tokens therefore depend on
 nothing else in the batch and on no generator state, and survive a preemption unchanged.
@@ -8,13 +8,13 @@ nothing else in the batch and on no generator state, and survive a preemption un
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import nan
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from reference_engine.state.batch import Logprob
 from reference_engine.state.sequence import Request
 
 SEED_MASK = (1 << 64) - 1
@@ -27,6 +27,7 @@ def sample(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
         banned = list(request.banned_ids())
         if banned:
             logits[row, banned] = float("-inf")
+    penalise(logits, *penalties_of(requests).tensors())
     tokens: list[int] = logits.argmax(-1).tolist()
     drawn = [i for i, request in enumerate(requests) if request.sampling.temperature > 0]
     if drawn:
@@ -39,20 +40,97 @@ def sample(logits: torch.Tensor, requests: Sequence[Request]) -> list[int]:
 
 def sample_with_logprobs(
     logits: torch.Tensor, requests: Sequence[Request]
-) -> tuple[list[int], list[float] | None]:
-    """`sample`, and the natural log-probability of each token before temperature and truncation;
-    NaN for requests without `logprobs`, None if no request has it."""
+) -> tuple[list[int], list[Logprob | None] | None]:
+    """`sample`, and the log-probability of each token before bans, penalties, temperature and
+    truncation; None for requests without `logprobs`, and a single None if no request has it."""
     with_logprobs = [i for i, request in enumerate(requests) if request.sampling.logprobs]
     if not with_logprobs:
         return sample(logits, requests), None
-    normaliser = logits[with_logprobs].logsumexp(-1)
+    before = logits[with_logprobs].log_softmax(-1)  # `sample` overwrites the logits
     tokens = sample(logits, requests)
-    # `sample` has masked banned tokens in `logits`, but never a chosen token.
-    chosen = logits[with_logprobs, [tokens[i] for i in with_logprobs]] - normaliser
-    logprobs = [nan] * len(tokens)
-    for i, logprob in zip(with_logprobs, chosen.tolist(), strict=True):
+    chosen = before.gather(1, torch.tensor([[tokens[i]] for i in with_logprobs])).squeeze(1)
+    n_top = [requests[i].sampling.top_logprobs for i in with_logprobs]
+    top = TopTokens(*before.topk(min(max(n_top), before.shape[1])))
+    logprobs: list[Logprob | None] = [None] * len(tokens)
+    for i, logprob in zip(with_logprobs, top.logprobs_of(chosen, n_top), strict=True):
         logprobs[i] = logprob
     return tokens, logprobs
+
+
+class TopTokens(NamedTuple):
+    """The most likely tokens of each row, in descending order."""
+
+    logprobs: torch.Tensor  # [n, k] float32
+    ids: torch.Tensor  # [n, k] int64
+
+    def logprobs_of(self, chosen: torch.Tensor, n_top: Sequence[int]) -> list[Logprob]:
+        """The log-probabilities of each row: that of the chosen token [n], and the first `n_top`
+        of its most likely tokens. The tensors must be on the CPU."""
+        pairs = zip(self.ids.tolist(), self.logprobs.tolist(), strict=True)
+        tops = [tuple(zip(ids, values, strict=True)) for ids, values in pairs]
+        return [
+            Logprob(logprob, top[:n])
+            for logprob, top, n in zip(chosen.tolist(), tops, n_top, strict=True)
+        ]
+
+
+class Penalties(NamedTuple):
+    """Changes of logits by penalties: a row, a token, a factor and a difference for each token of a
+    penalised request that occurs in its prompt or output."""
+
+    rows: NDArray[np.int32]  # [n]
+    tokens: NDArray[np.int32]  # [n]
+    factors: NDArray[np.float32]  # [n], 1 changes nothing
+    differences: NDArray[np.float32]  # [n], subtracted
+
+    def tensors(self) -> tuple[torch.Tensor, ...]:
+        """The four columns on the CPU."""
+        return tuple(torch.from_numpy(column) for column in self)
+
+
+def penalties_of(requests: Sequence[Request]) -> Penalties:
+    """The penalties for the next token of each request; `rows` are indices of `requests`."""
+    parts = [np.empty((4, 0))]
+    for row, request in enumerate(requests):
+        sampling = request.sampling
+        if not sampling.is_penalised:
+            continue
+        output, counts = np.unique(np.array(request.output, np.int64), return_counts=True)
+        lost = sampling.frequency_penalty * counts + sampling.presence_penalty
+        if sampling.repetition_penalty == 1:
+            tokens, factor, differences = output, 1.0, lost
+        else:
+            tokens, factor = (
+                np.unique(np.array(request.tokens, np.int64)),
+                sampling.repetition_penalty,
+            )
+            differences = np.zeros(len(tokens))
+            differences[np.searchsorted(tokens, output)] = lost
+        n = len(tokens)
+        parts.append(np.stack((np.full(n, row), tokens, np.full(n, factor), differences)))
+    rows, tokens, factors, differences = np.concatenate(parts, axis=1)
+    return Penalties(
+        rows.astype(np.int32),
+        tokens.astype(np.int32),
+        factors.astype(np.float32),
+        differences.astype(np.float32),
+    )
+
+
+def penalise(
+    logits: torch.Tensor,
+    rows: torch.Tensor,
+    tokens: torch.Tensor,
+    factors: torch.Tensor,
+    differences: torch.Tensor,
+) -> None:
+    """Apply `Penalties` to `logits` [S, V] in place. Nothing here waits for the device."""
+    if len(rows) == 0:
+        return
+    at = rows.long(), tokens.long()
+    before = logits[at]
+    after = torch.where(before > 0, before / factors, before * factors) - differences
+    logits.index_put_(at, after)
 
 
 def keys(seeds: NDArray[np.uint64], positions: NDArray[np.int32]) -> NDArray[np.uint64]:
@@ -89,6 +167,7 @@ class TruncatedDraws(NamedTuple):
     temperatures: torch.Tensor  # [n] float32, > 0
     top_ks: torch.Tensor  # [n] integers; the size of the vocabulary truncates nothing
     top_ps: torch.Tensor  # [n] float32
+    min_ps: torch.Tensor  # [n] float32; 0 truncates nothing
     uniforms: torch.Tensor  # [n] float64 in [0, 1)
 
 
@@ -99,6 +178,7 @@ def truncated_draws(requests: Sequence[Request], n_vocab: int) -> TruncatedDraws
         torch.tensor([s.temperature for s in samplings]),
         torch.tensor([s.top_k or n_vocab for s in samplings]),
         torch.tensor([s.top_p for s in samplings]),
+        torch.tensor([s.min_p for s in samplings]),
         torch.from_numpy(uniforms_of(requests)),
     )
 
@@ -107,7 +187,8 @@ def draw_truncated(logits: torch.Tensor, draws: TruncatedDraws) -> torch.Tensor:
     """Draw a token from the truncated distribution of each row of `logits` [n, V], by inverse
     transform sampling; int64 [n]. Nothing here waits for the device.
 
-    Top-k applies before top-p, as in vLLM. The token that crosses top-p stays in, so that the
+    Min-p and top-k apply before top-p, as in vLLM. Min-p excludes tokens less likely than its share
+    of the most likely token's probability. The token that crosses top-p stays in, so that the
     choice is never empty. The draw goes through the vocabulary in the order of token ids, not of
     probabilities: the last bit of a logit, which the rest of the batch may change, can swap the
     ranks of two nearly equal tokens, and a draw by rank would then return the other.
@@ -116,7 +197,9 @@ def draw_truncated(logits: torch.Tensor, draws: TruncatedDraws) -> torch.Tensor:
         dim=-1, descending=True, stable=True
     )  # [n, V]
     ranks = torch.arange(logits.shape[1], device=logits.device)
-    ordered.masked_fill_(ranks >= draws.top_ks.unsqueeze(1), float("-inf"))
+    least = ordered[:, :1] + draws.min_ps.log().unsqueeze(1)  # [n, 1], -inf truncates nothing
+    is_excluded = (ranks >= draws.top_ks.unsqueeze(1)) | (ordered < least)
+    ordered.masked_fill_(is_excluded, float("-inf"))
     p = ordered.softmax(-1, dtype=torch.float64)
     before = p.cumsum(-1) - p
     p.masked_fill_(before >= draws.top_ps.unsqueeze(1), 0.0)

@@ -7,8 +7,9 @@ from functools import partial
 
 from reference_engine.serving.streams import Sink, StreamDelta
 from reference_engine.serving.wire.response import Chosen
+from reference_engine.state.batch import Logprob
 from reference_engine.state.sequence import Request, State
-from reference_engine.state.tokenizer import Detokenizer
+from reference_engine.state.tokenizer import Tokenizer, token_text
 
 # Creates a StreamDelta in half the time of calling the class.
 _DELTA = partial(tuple.__new__, StreamDelta)
@@ -18,16 +19,17 @@ class ActiveRequest:
     """A request, its stream, and the state of its text."""
 
     __slots__ = (
-        *("_detokenizer", "_is_plain", "_n_chars", "_n_output", "_stops"),
+        *("_detokenizer", "_is_plain", "_n_chars", "_n_output", "_stops", "_tokenizer"),
         *("request", "stream", "token_s"),
     )
 
     def __init__(
-        self, request: Request, stream: Sink, detokenizer: Detokenizer, stops: StopText
+        self, request: Request, stream: Sink, tokenizer: Tokenizer, stops: StopText
     ) -> None:
         self.request, self.stream = request, stream
         self.token_s: float | None = None  # time of its last token
-        self._detokenizer, self._stops = detokenizer, stops
+        self._tokenizer, self._detokenizer = tokenizer, tokenizer.detokenizer()
+        self._stops = stops
         self._n_chars = self._n_output = 0
         self._is_plain = not (stops.is_needed or request.sampling.logprobs)
 
@@ -36,7 +38,7 @@ class ActiveRequest:
         """Whether a stop string may end the request before the engine does."""
         return self._stops.is_needed
 
-    def delta(self, token: int, finish: State | None, logprob: float | None) -> StreamDelta:
+    def delta(self, token: int, finish: State | None, logprob: Logprob | None) -> StreamDelta:
         """The delta of a token. A finish reason although `finish` is None means that a stop string
         ended the answer while the engine would go on."""
         request = self.request
@@ -45,7 +47,7 @@ class ActiveRequest:
             return _DELTA((self._detokenizer.push(token), n_output, None, None))
         # A stop token counts as output but has no text.
         text = "" if finish is State.finished_stop else self._detokenizer.push(token)
-        chosen = None if logprob is None else Chosen(text, self._n_chars, logprob)
+        chosen = None if logprob is None else self._chosen(text, logprob)
         self._n_chars += len(text)
         if finish is not None:
             text += self._detokenizer.flush()
@@ -56,6 +58,12 @@ class ActiveRequest:
             elif finish is not None:
                 text += self._stops.flush()
         return StreamDelta(text, n_output, None if finish is None else finish.value, chosen)
+
+    def _chosen(self, text: str, logprob: Logprob) -> Chosen:
+        top = logprob.top[: self.request.sampling.top_logprobs]
+        texts = [token_text(self._tokenizer, token) for token, _ in top]
+        pairs = tuple(zip(texts, (value for _, value in top), strict=True))
+        return Chosen(text, self._n_chars, logprob.chosen, pairs)
 
 
 class StopText:

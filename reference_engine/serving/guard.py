@@ -1,5 +1,5 @@
-"""The HTTP application around the routes: checks the API key, and turns every error into OpenAI's
-error object."""
+"""The HTTP application around the routes: checks the API key, answers browsers of other origins
+(CORS), and turns every error into OpenAI's error object."""
 
 from __future__ import annotations
 
@@ -17,26 +17,37 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_GUARDED = ("/v1/", "/debug/", "/reset_prefix_cache")
+_GUARDED = ("/v1/", "/debug/", "/reset_prefix_cache", "/tokenize", "/detokenize")
+_READABLE_HEADERS = "x-request-id, x-engine-request-id, x-tokens-ahead, x-predicted-start-ms"
+_PREFLIGHT_AGE_S = 600
 
 
 class Guard:
-    """Makes applications. If `api_key` is set, requests to `/v1`, `/debug` and
-    `/reset_prefix_cache` need it."""
+    """Makes applications. If `api_key` is set, requests to `/v1`, `/debug`, `/tokenize`,
+    `/detokenize` and `/reset_prefix_cache` need it. Scripts of the origin `cors` (`*`: any) may
+    read the responses in a browser."""
 
-    def __init__(self, api_key: str | None = None, max_body_bytes: int = 16 << 20) -> None:
-        self._api_key, self._max_body_bytes = api_key, max_body_bytes
+    def __init__(
+        self,
+        api_key: str | None = None,
+        max_body_bytes: int = 16 << 20,
+        cors: str | None = None,
+    ) -> None:
+        self._api_key, self._max_body_bytes, self._cors = api_key, max_body_bytes, cors
 
     def app(self, routes: Iterable[web.RouteDef]) -> web.Application:
         """An application, to be served by `running`."""
         app = web.Application(client_max_size=self._max_body_bytes, middlewares=[self._answer])
         app.on_response_prepare.append(_echo_request_id)
+        app.on_response_prepare.append(self._allow_origin)
         app.add_routes(list(routes))
         return app
 
     @web.middleware
     async def _answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
+            if self._cors is not None and _is_cors_preflight(request):
+                return _preflight_response(request)
             self._check_key(request)
             return await handler(request)
         except WireError as error:
@@ -50,6 +61,17 @@ class Guard:
         except Exception:  # the request's boundary: a bug of the server, logged
             log.exception("%s %s failed", request.method, request.path)
             return _error_response(WireError("internal error", status=500))
+
+    async def _allow_origin(self, request: web.Request, response: web.StreamResponse) -> None:
+        if self._cors is None:
+            return
+        response.headers["Access-Control-Expose-Headers"] = _READABLE_HEADERS
+        if self._cors == "*":
+            response.headers["Access-Control-Allow-Origin"] = "*"
+            return
+        response.headers["Vary"] = "Origin"
+        if request.headers.get("Origin") == self._cors:
+            response.headers["Access-Control-Allow-Origin"] = self._cors
 
     def _check_key(self, request: web.Request) -> None:
         if self._api_key is None or not request.path.startswith(_GUARDED):
@@ -76,6 +98,28 @@ async def running(app: web.Application, shutdown_s: float = 1.0) -> AsyncIterato
         yield runner
     finally:
         await runner.cleanup()
+
+
+def _is_cors_preflight(request: web.Request) -> bool:
+    headers = request.headers
+    has_headers = "Origin" in headers and "Access-Control-Request-Method" in headers
+    return request.method == "OPTIONS" and has_headers
+
+
+def _preflight_response(request: web.Request) -> web.Response:
+    """The answer to a browser's preflight request, which carries no API key.
+
+    Source: the Fetch standard, section 3.2.
+    """
+    headers = {
+        "Access-Control-Allow-Methods": "GET, POST, PUT, DELETE, OPTIONS",
+        "Access-Control-Max-Age": str(_PREFLIGHT_AGE_S),
+    }
+    # The value `*` would not include Authorization.
+    requested = request.headers.get("Access-Control-Request-Headers", "")
+    if requested.isprintable() and requested:
+        headers["Access-Control-Allow-Headers"] = requested
+    return web.Response(status=204, headers=headers)
 
 
 def _error_response(error: WireError) -> web.Response:

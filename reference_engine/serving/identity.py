@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from loadgen.errors import nearest
-from reference_engine.serving.wire.call import Call
 from reference_engine.serving.wire.wire_errors import WireError
 
 _ANSWER_PREFIXES = ("cmpl-", "chatcmpl-")
@@ -32,11 +31,11 @@ class ServerIdentity:
     cache: Mapping[str, str] = field(default_factory=dict)
     started_utc: int = field(default_factory=lambda: int(time.time()))
 
-    def check_model(self, call: Call) -> None:
-        """Raises WireError (404) if the call names another model."""
-        if call.model is not None and call.model != self.model:
+    def check_model(self, model: str | None) -> None:
+        """Raises WireError (404) if `model` is the name of another model."""
+        if model is not None and model != self.model:
             raise WireError(
-                f"model '{call.model}' is not served here; {nearest(call.model, [self.model])}",
+                f"model '{model}' is not served here; {nearest(model, [self.model])}",
                 param="model",
                 code="model_not_found",
                 status=404,

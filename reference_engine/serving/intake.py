@@ -14,13 +14,25 @@ from reference_engine.state.tokenizer import Tokenizer
 
 
 class Intake:
-    """Makes requests. Reads only constants, so the event loop may use it while the engine runs."""
+    """Makes requests from calls of a single choice. Reads only constants, so the event loop may use
+    it while the engine runs."""
 
-    def __init__(self, tokenizer: Tokenizer, limits: Limits, kv: KvPool) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, limits: Limits, kv: KvPool, has_logits: bool = True
+    ) -> None:
         self._tokenizer, self._limits, self._kv = tokenizer, limits, kv
+        self._has_logits = has_logits
 
     def request(self, call: Call, request_id: str, arrived_s: float) -> Request:
         """The request of a call. Raises WireError if it would not fit into an empty engine."""
+        n_top = 0 if call.sampling is None else call.sampling.top_logprobs
+        if n_top > 1 and not self._has_logits:
+            field = "top_logprobs" if call.is_chat else "logprobs"
+            raise WireError(
+                f"{field}: {n_top} is above the limit of 1 on this device, which computes no "
+                "logits; tokens other than the chosen token need the device cpu or cuda",
+                param=field,
+            )
         tokens = self._encode(call)
         request = Request(
             id=request_id,
@@ -46,11 +58,9 @@ class Intake:
     def _encode(self, call: Call) -> list[int]:
         if call.messages is not None:
             tokens = self._tokenizer.render(call.messages)
-        elif call.prompt is not None:
-            tokens = self._tokenizer.encode(call.prompt)
         else:
-            assert call.prompt_ids is not None, "a call has messages, a prompt or ids"
-            tokens = list(call.prompt_ids)
+            (prompt,) = call.prompts
+            tokens = self._tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
         vocab = self._limits.vocab_size
         # Also checked for text: the tokenizer may belong to another model, and the model would
         # fail on such an id.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from loadgen.errors import MissingDependency, UsageError, nearest
 from loadgen.manifest.json_section import JsonObject
@@ -28,6 +29,13 @@ DEVICES: Mapping[str, str] = {
 }
 
 
+def _origin(text: str) -> str:
+    """`*`, or an origin as a browser sends it (RFC 6454 §6.1)."""
+    if text != "*" and re.fullmatch(r"https?://[^\s/,]+", text) is None:
+        raise ValueError("expected an origin without a path, e.g. http://localhost:3000, or *")
+    return text
+
+
 class ServeOptions(BaseModel):
     """The keys of `--engine`, of `slobench serve` and of `python -m reference_engine`.
 
@@ -37,8 +45,9 @@ class ServeOptions(BaseModel):
     `async_depth` 1 plans a step while the previous one runs. `step_delay` (`10%`, `2ms`) makes
     every step longer, for testing that a check notices. A reader that falls `outbox_tokens` behind
     is cut off. `http_workers` processes handle HTTP; 0 uses the engine's own process, and None is
-    0 except on a GPU. `policy_args` and `executor_args` are further knobs of the mode and of the
-    executor.
+    0 except on a GPU. Scripts of the origin `cors` (`*`: any) may use the server from a browser;
+    None allows no other origin. `policy_args` and `executor_args` are further knobs of the mode and
+    of the executor.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -68,6 +77,7 @@ class ServeOptions(BaseModel):
     policy_args: JsonObject = Field(default_factory=dict)
     executor_args: JsonObject = Field(default_factory=dict)
     api_key_env: str | None = None
+    cors: Annotated[str, AfterValidator(_origin)] | None = None
     log_dir: Path | None = None
     log_level: Level = "sizes"
     parent_pid: int | None = Field(default=None, ge=1)

@@ -58,7 +58,7 @@ class Service:
         self.metrics = metrics or EngineMetrics(state.limits.max_model_len)
         self._state, self._tokenizer = state, tokenizer
         self._outbox, self._max_queue = outbox, max_queue
-        self._intake = Intake(tokenizer, state.limits, state.kv)
+        self._intake = Intake(tokenizer, state.limits, state.kv, executor.caps.has_logits)
         self._thread = EngineThread(state, executor, clock, self.metrics)
         self._streams: dict[str, Sink] = {}
         self._results: set[asyncio.Future[Any]] = set()  # of functions for the engine thread
@@ -130,7 +130,7 @@ class Service:
         stream = make_sink(request, self._forget)
         self._streams[request.id] = stream
         self._is_idle.clear()
-        active = ActiveRequest(request, stream, self._tokenizer.detokenizer(), StopText(call.stop))
+        active = ActiveRequest(request, stream, self._tokenizer, StopText(call.stop))
         self._thread.post(partial(self._thread.admit, active))
         return stream
 

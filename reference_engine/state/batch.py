@@ -95,25 +95,33 @@ class StepBatch(NamedTuple):
         )
 
 
+class Logprob(NamedTuple):
+    """The natural log-probability of a sampled token at temperature 1, before bans and penalties;
+    `top` are the most likely tokens with theirs, the most likely first."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """The sampled tokens: those of the rows with `samples`, in the order of the rows, then those of
-    the decodes. `logprobs` has the same length, or is None when no request wants any. `duration_s`
-    is None where the engine's clock measures the step."""
+    the decodes. `logprobs` has the same length, with None for requests without `logprobs`, or is
+    None when no request wants any. `duration_s` is None where the engine's clock measures the
+    step."""
 
     tokens: Sequence[int] = ()
-    logprobs: Sequence[float] | None = None
+    logprobs: Sequence[Logprob | None] | None = None
     duration_s: float | None = None
 
 
 class TokenEvent(NamedTuple):
-    """A new token of a request. `finish` is set on the last, `logprob` (natural) if the request
-    wants it."""
+    """A new token of a request. `finish` is set on the last, `logprob` if the request wants it."""
 
     request: Request
     token: int
     finish: State | None
-    logprob: float | None = None
+    logprob: Logprob | None = None
 
 
 # Half the price of calling the class (benchmarks/step_overhead.py).
@@ -133,7 +141,7 @@ class StepTokens(Iterable[TokenEvent]):
         requests: Sequence[Request] = (),
         tokens: Sequence[int] = (),
         ends: Mapping[Request, State] | None = None,
-        logprobs: Sequence[float | None] | None = None,
+        logprobs: Sequence[Logprob | None] | None = None,
         finishes: Sequence[State | None] | None = None,
     ) -> None:
         self._finishes = finishes
@@ -149,7 +157,7 @@ class StepTokens(Iterable[TokenEvent]):
             finishes = self._finishes
         elif self.ends:
             finishes = map(self.ends.get, self.requests)
-        logprobs: Iterator[float | None] = repeat(None)
+        logprobs: Iterator[Logprob | None] = repeat(None)
         if self.logprobs is not None:
             logprobs = (
                 logprob if request.sampling.logprobs else None

@@ -42,17 +42,41 @@ _OVER = frozenset(
 )
 
 
+MOST_TOP_LOGPROBS = 20
+"""The most `top_logprobs` of a request."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """Sampling parameters. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 cut nothing. Equal
-    seeds give equal tokens, whatever else is in the batch. `logprobs` returns the log-probability
-    of each sampled token."""
+    """Sampling parameters. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 cut
+    nothing. Equal seeds give equal tokens, whatever else is in the batch. `logprobs` returns the
+    log-probability of each sampled token, and those of the `top_logprobs` most likely tokens.
+
+    Penalties change logits before temperature, as in vLLM: `repetition_penalty` r (1: none) divides
+    positive and multiplies negative logits of tokens in prompt or output; `frequency_penalty` times
+    the number of occurrences in the output is subtracted, and `presence_penalty` once.
+    """
 
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
     seed: int = 0
     logprobs: bool = False
+    min_p: float = 0.0
+    top_logprobs: int = 0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+
+    @property
+    def is_truncated(self) -> bool:
+        """Whether top-k, top-p or min-p excludes tokens from the draw."""
+        cuts = self.top_k > 0 or self.top_p < 1 or self.min_p > 0
+        return self.temperature > 0 and cuts
+
+    @property
+    def is_penalised(self) -> bool:
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
 
 class StartForecast(NamedTuple):

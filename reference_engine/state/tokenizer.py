@@ -43,7 +43,17 @@ class Tokenizer(Protocol):
     def render(self, messages: Messages) -> list[int]:
         """The ids of a chat, up to the start of the assistant's answer."""
 
-    def detokenizer(self) -> Detokenizer: ...
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of a prompt's ids, the inverse of `encode`."""
+
+    def detokenizer(self) -> Detokenizer:
+        """Makes the text of an answer."""
+
+
+def token_text(tokenizer: Tokenizer, token: int) -> str:
+    """The text of a token of an answer by itself."""
+    detokenizer = tokenizer.detokenizer()
+    return detokenizer.push(token) + detokenizer.flush()
 
 
 class ByteTokenizer:
@@ -64,6 +74,9 @@ class ByteTokenizer:
 
     def render(self, messages: Messages) -> list[int]:
         return self.encode(_plain_chat(messages))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(token for token in ids if token < 256).decode(errors="replace")
 
     def detokenizer(self) -> Detokenizer:
         return Printable() if self._printable else Utf8Stream()
@@ -125,6 +138,9 @@ class HuggingFaceTokenizer:
             **self._specials,
         )
         return list(self._backend.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return str(self._backend.decode(list(ids), skip_special_tokens=False))
 
     def detokenizer(self) -> Detokenizer:
         return _WindowStream(self._backend)

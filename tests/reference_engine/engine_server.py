@@ -106,7 +106,7 @@ async def serving(
         epoch_ns = engine.clock.epoch_ns
         behind = _split(wired, listener, chosen, api_key, epoch_ns)
     else:
-        app = Guard(api_key, chosen.max_body_bytes).app(wired.routes)
+        app = Guard(api_key, chosen.max_body_bytes, chosen.cors).app(wired.routes)
         behind = _site(app, lambda runner: web.SockSite(runner, listener))
     async with behind:
         try:
@@ -150,6 +150,7 @@ async def _split(
                 chosen.outbox_tokens,
                 chosen.max_body_bytes,
                 api_key,
+                chosen.cors,
             )
             await link.open(ours, opening)
             try:

@@ -8,7 +8,7 @@ import pytest
 from pydantic import PrivateAttr
 
 from reference_engine.policies.chunked import Chunked
-from reference_engine.state.batch import StepResult
+from reference_engine.state.batch import Logprob, StepResult
 from reference_engine.state.cost_model import Padding
 from reference_engine.state.plan import AdmissionError, Cause, Item, Plan, Preemption, Why
 from reference_engine.state.sequence import Sampling, State
@@ -115,7 +115,7 @@ def test_logprobs_reach_those_who_asked():
 
         def execute(self, batch):
             result = inner.execute(batch)
-            return StepResult(result.tokens, [-0.5] * len(result.tokens))
+            return StepResult(result.tokens, [Logprob(-0.5)] * len(result.tokens))
 
     inner, engine.executor = engine.executor, Certain()
     engine.admit(
@@ -123,7 +123,7 @@ def test_logprobs_reach_those_who_asked():
         request("b", [1], 2),
     )
     events = engine.drain()
-    assert [(e.request.id, e.logprob) for e in events] == [("a", -0.5), ("b", None)] * 2
+    assert [(e.request.id, e.logprob) for e in events] == [("a", Logprob(-0.5)), ("b", None)] * 2
 
 
 class Bucketing(Chunked):

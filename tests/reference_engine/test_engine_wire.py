@@ -10,7 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from reference_engine.serving.wire.call import Call, parse_chat, parse_completion, parse_either
-from reference_engine.serving.wire.response import Chosen, Encoder, TokenUsage
+from reference_engine.serving.wire.response import (
+    Chosen,
+    Encoder,
+    TokenUsage,
+    WholeChoice,
+    total_usage,
+)
 from reference_engine.serving.wire.wire_errors import WireError, error_body
 from reference_engine.state.sequence import Sampling
 
@@ -40,7 +46,12 @@ def test_a_full_chat_body_is_read():
             tenant="red",
             priority=-2,
             logprobs=True,
-            top_logprobs=0,
+            top_logprobs=3,
+            n=2,
+            min_p=0.05,
+            presence_penalty=-2,
+            frequency_penalty=0.5,
+            repetition_penalty=1.1,
             ttft_slo_ms=500,
             tpot_slo_ms=50.5,
             deadline_ms=9000,
@@ -52,7 +63,19 @@ def test_a_full_chat_body_is_read():
         messages=(("user", "Hi"),),
         max_tokens=7,
         min_tokens=3,
-        sampling=Sampling(0.5, 0.9, 40, 11, logprobs=True),
+        sampling=Sampling(
+            0.5,
+            0.9,
+            40,
+            11,
+            logprobs=True,
+            min_p=0.05,
+            top_logprobs=3,
+            presence_penalty=-2.0,
+            frequency_penalty=0.5,
+            repetition_penalty=1.1,
+        ),
+        n=2,
         has_seed=True,
         logprobs=True,
         stop=("a", "b"),
@@ -75,19 +98,34 @@ def test_the_tenant_header_takes_precedence_over_the_body():
     assert parse_completion(completion()).tenant == "default"
 
 
-@pytest.mark.parametrize(("value", "expected"), [(None, False), (0, True), (1, True)])
+@pytest.mark.parametrize(
+    ("value", "expected"), [(None, (False, 0)), (0, (True, 0)), (1, (True, 1)), (20, (True, 20))]
+)
 def test_completions_enable_logprobs_with_a_number(value, expected):
     call = parse_completion(completion(logprobs=value))
-    assert call.logprobs == expected
     assert call.sampling is not None
-    assert call.sampling.logprobs == expected
+    assert (call.sampling.logprobs, call.sampling.top_logprobs) == expected
+    assert call.logprobs == expected[0]
 
 
-@pytest.mark.parametrize("value", [2, -1, True, "1"])
-def test_logprobs_of_tokens_that_were_not_chosen_are_refused(value):
-    with pytest.raises(WireError, match="0 or 1") as caught:
+@pytest.mark.parametrize("value", [21, -1, True, "1", 0.5])
+def test_logprobs_of_a_completion_are_a_number_of_tokens(value):
+    with pytest.raises(WireError, match=r"logprobs must be an integer in \[0, 20\], got") as caught:
         parse_completion(completion(logprobs=value))
     assert caught.value.param == "logprobs"
+
+
+def test_a_call_has_a_choice_per_prompt_and_n_with_adjacent_seeds():
+    call = parse_completion(completion(prompt=["a", [1, 2]], n=2, seed=5, best_of=2))
+    choices = call.choices()
+    assert [(choice.prompts, choice.n) for choice in choices] == [
+        (("a",), 1), (("a",), 1), (((1, 2),), 1), (((1, 2),), 1)
+    ]  # fmt: skip
+    assert [choice.sampling and choice.sampling.seed for choice in choices] == [5, 6, 5, 6]
+    assert {choice.max_tokens for choice in choices} == {16}
+    of_a_chat = parse_chat(chat(n=3)).choices()
+    assert [choice.messages for choice in of_a_chat] == [(("user", "Hi"),)] * 3
+    assert parse_chat(chat()).choices() == [parse_chat(chat())]
 
 
 def test_a_body_with_messages_is_a_chat():
@@ -121,12 +159,19 @@ def test_text_parts_are_joined():
 
 
 @pytest.mark.parametrize(
-    ("prompt", "text", "ids"),
-    [("x", "x", None), (["x"], "x", None), ([1, 2], None, (1, 2)), ([[1, 2]], None, (1, 2))],
+    ("prompt", "expected"),
+    [
+        ("x", ("x",)),
+        (["x"], ("x",)),
+        ([1, 2], ((1, 2),)),
+        ([[1, 2]], ((1, 2),)),
+        (["x", "y"], ("x", "y")),
+        ([[1], [2, 3]], ((1,), (2, 3))),
+        (["x"] * 256, ("x",) * 256),
+    ],
 )
-def test_a_prompt_is_text_or_ids(prompt, text, ids):
-    call = parse_completion(completion(prompt=prompt))
-    assert (call.prompt, call.prompt_ids) == (text, ids)
+def test_a_prompt_is_text_or_ids_or_a_list_of_such(prompt, expected):
+    assert parse_completion(completion(prompt=prompt)).prompts == expected
 
 
 @pytest.mark.parametrize(
@@ -146,9 +191,20 @@ def test_a_prompt_is_text_or_ids(prompt, text, ids):
             "messages[0].content[0]",
             "the only supported kind of part",
         ),
-        (chat(n=2), "n", "2 is not supported by this engine, which accepts only null or 1"),
+        (chat(n=0), "n", r"an integer in \[1, 8\], got 0"),
+        (chat(n=9), "n", r"an integer in \[1, 8\], got 9"),
+        (chat(n=True), "n", "got True"),
+        (chat(n=2, best_of=3), "best_of", r"equal to n \(2\), got 3"),
+        (chat(best_of=2), "best_of", r"equal to n \(1\), got 2"),
         (chat(logprobs=1), "logprobs", "true or false"),
-        (chat(logprobs=True, top_logprobs=2), "top_logprobs", "2 is not supported"),
+        (chat(logprobs=True, top_logprobs=21), "top_logprobs", r"in \[0, 20\], got 21"),
+        (chat(top_logprobs=2), "top_logprobs", "only allowed when logprobs is true"),
+        (chat(presence_penalty=2.1), "presence_penalty", r"in \[-2, 2\], got 2.1"),
+        (chat(frequency_penalty="1"), "frequency_penalty", r"in \[-2, 2\], got '1'"),
+        (chat(repetition_penalty=0), "repetition_penalty", r"in \(0, 10\], got 0"),
+        (chat(repetition_penalty=11), "repetition_penalty", r"in \(0, 10\], got 11"),
+        (chat(min_p=1.5), "min_p", r"in \[0, 1\], got 1.5"),
+        (chat(logit_bias={"1": 2}), "logit_bias", "not supported"),
         (chat(ttft_slo_ms=0), "ttft_slo_ms", r"in \(0, 86400000\], got 0"),
         (chat(tpot_slo_ms="50"), "tpot_slo_ms", "got '50'"),
         (chat(deadline_ms=-1), "deadline_ms", "got -1"),
@@ -156,7 +212,6 @@ def test_a_prompt_is_text_or_ids(prompt, text, ids):
         (chat(tenant="x" * 129), "tenant", "up to 128 printable characters, got 'x{99}$"),
         (chat(tools=[{"type": "function"}]), "tools", "not supported"),
         (chat(response_format={"type": "json_object"}), "response_format", "not supported"),
-        (chat(frequency_penalty=0.5), "frequency_penalty", "not supported"),
         (chat(max_tokens=0), "max_tokens", "at least 1, got 0"),
         (chat(max_tokens="5"), "max_tokens", "got '5'"),
         (chat(max_tokens=True), "max_tokens", "got True"),
@@ -196,9 +251,13 @@ def test_stream_options_need_a_stream():
         assert not parse_chat(chat(stream_options={}, **stream)).include_usage
 
 
-@pytest.mark.parametrize("prompt", [None, [], ["a", "b"], [[1], [2]], [1, "a"], [True], 5])
-def test_a_prompt_that_is_not_one_prompt_is_refused(prompt):
-    with pytest.raises(WireError, match="a string or a non-empty list of token ids") as caught:
+@pytest.mark.parametrize(
+    "prompt", [None, [], [[]], ["a", []], ["a", [[1]]], [1, "a"], [True], 5, ["a"] * 257]
+)
+def test_a_prompt_that_is_no_prompt_is_refused(prompt):
+    with pytest.raises(
+        WireError, match=r"a string, a non-empty list of token|limit of 256"
+    ) as caught:
         parse_completion(completion(prompt=prompt))
     assert caught.value.param == "prompt"
 
@@ -224,7 +283,7 @@ def test_any_json_is_parsed_or_refused_with_a_wire_error(data):
 
 def test_a_lone_surrogate_becomes_a_question_mark_and_is_dropped_as_a_stop():
     call = parse_completion(rb'{"prompt": "a\ud800b", "stop": ["\udfff", "c"]}')
-    assert (call.prompt, call.stop) == ("a?b", ("c",))
+    assert (call.prompts, call.stop) == (("a?b",), ("c",))
 
 
 @pytest.mark.parametrize("token", [1 << 32, -(1 << 32), 1 << 100])
@@ -295,7 +354,7 @@ def test_a_completion_stream_on_the_wire():
 
 def test_a_whole_chat_answer():
     encoder = Encoder(parse_chat(chat()), "chatcmpl-1", "tiny", 3)
-    body = json.loads(encoder.whole("hello", "length", USAGE))
+    body = json.loads(encoder.whole([WholeChoice("hello", "length")], USAGE))
     assert body["object"] == "chat.completion"
     assert body["choices"] == [
         {
@@ -327,12 +386,13 @@ def test_logprobs_on_the_wire():
     (event,) = events(encoder.event("é", None, chosen=first))
     entry = {"token": "é", "logprob": -0.5, "bytes": [195, 169], "top_logprobs": []}
     assert event["choices"][0]["logprobs"] == {"content": [entry], "refusal": None}
-    whole = json.loads(encoder.whole("é", "stop", USAGE, [first, second]))
+    choice = WholeChoice("é", "stop", [first, second])
+    whole = json.loads(encoder.whole([choice], USAGE))
     assert [token["logprob"] for token in whole["choices"][0]["logprobs"]["content"]] == [-0.5, -2]
 
     call = parse_completion(completion(logprobs=0))
     encoder = Encoder(call, "cmpl-1", "tiny", 3)
-    whole = json.loads(encoder.whole("é", "stop", USAGE, [first, second]))
+    whole = json.loads(encoder.whole([choice], USAGE))
     assert whole["choices"][0]["logprobs"] == {
         "tokens": ["é", ""],
         "token_logprobs": [-0.5, -2.0],
@@ -341,6 +401,46 @@ def test_logprobs_on_the_wire():
     }
     (event,) = events(encoder.event("", None, chosen=second))
     assert event["choices"][0]["logprobs"]["text_offset"] == [1]
+
+
+def test_top_log_probabilities_on_the_wire():
+    top = (("a", -0.25), ("b", -1.5))
+    token = Chosen("é", 0, -2.0, top)
+    encoder = Encoder(parse_chat(chat(logprobs=True, top_logprobs=2)), "chatcmpl-1", "tiny", 3)
+    (event,) = events(encoder.event("é", None, chosen=token))
+    (entry,) = event["choices"][0]["logprobs"]["content"]
+    assert entry["top_logprobs"] == [
+        {"token": "a", "logprob": -0.25, "bytes": [97]},
+        {"token": "b", "logprob": -1.5, "bytes": [98]},
+    ]
+    encoder = Encoder(parse_completion(completion(logprobs=2)), "cmpl-1", "tiny", 3)
+    doubled = Chosen("a", 1, -0.25, (("a", -0.25), ("a", -3.0)))  # two tokens with one text
+    whole = json.loads(encoder.whole([WholeChoice("éa", "stop", [token, doubled])], USAGE))
+    tops = whole["choices"][0]["logprobs"]["top_logprobs"]
+    assert tops == [{"é": -2.0, "a": -0.25, "b": -1.5}, {"a": -0.25}]
+
+
+def test_the_choices_of_an_answer_have_their_index():
+    encoder = Encoder(parse_chat(chat(stream=True, n=3)), "chatcmpl-1", "tiny", 3, index=2)
+    piece = encoder.text_writer(5, 0, has_counts=False)
+    data = encoder.role() + piece("a", 1) + encoder.event("", "stop")
+    assert [event["choices"][0]["index"] for event in events(data)] == [2, 2, 2]
+    whole = json.loads(encoder.whole([WholeChoice("a", "stop"), WholeChoice("b", "length")], USAGE))
+    choices = whole["choices"]
+    assert [(c["index"], c["message"]["content"], c["finish_reason"]) for c in choices] == [
+        (0, "a", "stop"), (1, "b", "length")
+    ]  # fmt: skip
+
+
+def test_a_prompt_counts_once_and_every_output_counts():
+    """Two prompts of 5 and 7 tokens with two choices each."""
+    usages = [
+        TokenUsage(5, 2, 0, 0.25, 0.5, 0.75),
+        TokenUsage(5, 3, 4, 0.125, 0.625, 1.5),
+        TokenUsage(7, 1, 2, 0.5, 1.0, 1.25),
+        TokenUsage(7, 4, 6),
+    ]
+    assert total_usage(usages, 2) == TokenUsage(12, 10, 2, 0.125, 0.5, 1.5)
 
 
 def test_an_error_may_carry_more():

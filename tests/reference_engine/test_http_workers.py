@@ -40,8 +40,8 @@ from reference_engine.state.tokenizer import ByteTokenizer
 from tests.reference_engine.engine_kit import toy_output
 from tests.reference_engine.engine_server import serving, toy_engine
 
-CALL = Call(model=None, prompt="abc", max_tokens=5, sampling=Sampling())
-OPEN = Open(ServerIdentity("nano", 64, "1", "toy"), 1, 0, "/nowhere", 8, 1024, None)
+CALL = Call(model=None, prompts=("abc",), max_tokens=5, sampling=Sampling())
+OPEN = Open(ServerIdentity("nano", 64, "1", "toy"), 1, 0, "/nowhere", 8, 1024, None, None)
 MESSAGES = [
     Listening(),
     Submit(1, CALL, None, 0.5),
@@ -197,7 +197,7 @@ def test_an_http_worker_that_does_not_read_is_cut_off_and_the_engine_goes_on():
         linked = Linked(most_unsent=1 << 12, max_num_seqs=64, executor_args={"step_s": 0.0005})
         await linked.open(is_reading=False)
         linked.theirs.setblocking(True)
-        long = Call(model=None, prompt="abc", max_tokens=4000, sampling=Sampling())
+        long = Call(model=None, prompts=("abc",), max_tokens=4000, sampling=Sampling())
         linked.theirs.sendall(frames([Submit(n, long, None, 0.0) for n in range(64)]))
         await until(lambda: linked.service.n_slow_readers == 64)
         used = await linked.n_blocks_used()
@@ -225,7 +225,7 @@ def test_a_lost_http_worker_is_reported_once_and_its_blocks_are_free():
     async def scene():
         linked = Linked(executor_args={"step_s": 0.0005})
         await linked.open()
-        long = Call(model=None, prompt="abc", max_tokens=4000, sampling=Sampling())
+        long = Call(model=None, prompts=("abc",), max_tokens=4000, sampling=Sampling())
         linked.worker.channel.send(Submit(1, long, None, 0.0))
         await until(lambda: linked.worker.came and isinstance(linked.worker.came[-1], StepOutput))
         linked.worker.channel.close()

@@ -119,10 +119,71 @@ def test_logprobs_are_those_of_the_whole_distribution_under_truncation_and_bans(
     tokens, logprobs = sampling.sample_with_logprobs(torch.tensor([logits] * 3), requests)
     assert tokens == sampling.sample(torch.tensor([logits] * 3), requests)
     shares = [1 / 8, 2 / 8, 5 / 8]
-    assert math.exp(logprobs[0]) == pytest.approx(shares[tokens[0]])
-    assert math.isnan(logprobs[1])
+    assert math.exp(logprobs[0].chosen) == pytest.approx(shares[tokens[0]])
+    assert logprobs[1] is None
     assert tokens[2] == 1
-    assert math.exp(logprobs[2]) == pytest.approx(2 / 8)
+    assert math.exp(logprobs[2].chosen) == pytest.approx(2 / 8)
+    assert logprobs[2].top == ()
+
+
+def test_the_top_log_probabilities_are_of_the_model_and_as_many_as_requested():
+    """A ban and penalties change the token, not the log-probabilities."""
+    logits = [0.0, math.log(2.0), math.log(5.0)]
+    changed = Sampling(logprobs=True, top_logprobs=2, presence_penalty=2.0, repetition_penalty=9.0)
+    requests = [
+        request("changed", [1], 9, sampling=changed, min_tokens=1, stop_ids=[2]),
+        request("all", [1], 9, sampling=Sampling(logprobs=True, top_logprobs=20)),
+        request("none", [1], 9, sampling=Sampling(logprobs=True)),
+    ]
+    tokens, logprobs = sampling.sample_with_logprobs(torch.tensor([logits] * 3), requests)
+    assert tokens == [1, 2, 2]
+    tops = [{token: round(math.exp(x), 6) for token, x in part.top} for part in logprobs]
+    assert tops == [{2: 0.625, 1: 0.25}, {2: 0.625, 1: 0.25, 0: 0.125}, {}]
+    assert [round(math.exp(part.chosen), 6) for part in logprobs] == [0.25, 0.625, 0.625]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        ({}, [2.0, -2.0, 1.0, 0.5]),
+        ({"presence_penalty": 0.25}, [2.0, -2.25, 0.75, 0.5]),
+        ({"frequency_penalty": 0.25}, [2.0, -2.5, 0.75, 0.5]),
+        ({"presence_penalty": -1.0, "frequency_penalty": 0.25}, [2.0, -1.5, 1.75, 0.5]),
+        # Of prompt (0) and output (1, 2): a positive logit is halved, a negative one doubled.
+        ({"repetition_penalty": 2.0}, [1.0, -4.0, 0.5, 0.5]),
+        ({"repetition_penalty": 2.0, "presence_penalty": 0.25}, [1.0, -4.25, 0.25, 0.5]),
+    ],
+)
+def test_penalties_change_the_logits_of_tokens_that_occurred(parameters, expected):
+    """Token 0 is in the prompt, token 1 twice and token 2 once in the output, token 3 nowhere."""
+    penalised = request("r", [0], 9, sampling=Sampling(**parameters))
+    penalised.tokens += [1, 2, 1]
+    other = request("other", [0], 9)
+    other.tokens += [1, 1, 1]
+    logits = torch.tensor([[2.0, -2.0, 1.0, 0.5]] * 2)
+    penalties = sampling.penalties_of([other, penalised])
+    sampling.penalise(logits, *penalties.tensors())
+    assert logits[1].tolist() == expected
+    assert logits[0].tolist() == [2.0, -2.0, 1.0, 0.5]
+
+
+def test_a_presence_penalty_changes_the_greedy_token():
+    penalised = request("r", [0], 9, sampling=Sampling(presence_penalty=2.0))
+    assert sampling.sample(torch.tensor([[1.0, 2.0]]), [penalised]) == [1]
+    penalised.tokens.append(1)
+    assert sampling.sample(torch.tensor([[1.0, 2.0]]), [penalised]) == [0]
+
+
+def test_min_p_keeps_tokens_of_a_share_of_the_most_likely_token():
+    """0.2 is half of 0.4 and stays in; temperature is applied first, as in vLLM: squared, 0.09 is
+    56 % of 0.16 and 0.04 is 25 %."""
+    logits = [math.log(p) for p in (0.1, 0.4, 0.2, 0.3)]
+    assert set(draw(logits, Sampling(1.0, min_p=0.499), 500)) == {1, 2, 3}
+    assert set(draw(logits, Sampling(1.0, min_p=0.51), 500)) == {1, 3}
+    assert set(draw(logits, Sampling(0.5, min_p=0.499), 500)) == {1, 3}
+    assert set(draw(logits, Sampling(1.0, min_p=1.0), 200)) == {1}
+    assert set(draw(logits, Sampling(1.0, min_p=0.0), 500)) == {0, 1, 2, 3}
+    assert set(draw(logits, Sampling(1.0, top_k=2, min_p=0.1), 500)) == {1, 3}
 
 
 def test_there_are_no_logprobs_unless_a_request_has_them_on():

@@ -198,7 +198,7 @@ def test_max_tokens_may_be_left_out_of_a_chat():
     [
         (CHAT, b"{", 400, None, "invalid_json"),
         (CHAT, {}, 400, "messages", None),
-        (CHAT, {**HI, "n": 2}, 400, "n", None),
+        (CHAT, {**HI, "n": 9}, 400, "n", None),
         (CHAT, {**HI, "max_tokens": 90_000}, 400, "messages", "context_length_exceeded"),
         (COMPLETIONS, {"prompt": "x" * 5000}, 400, "prompt", "context_length_exceeded"),
         (COMPLETIONS, {"prompt": "x" * 700}, 400, "prompt", "kv_capacity_exceeded"),

@@ -18,7 +18,7 @@ from tests.reference_engine.engine_server import toy_engine
 
 
 def call(max_tokens: int, prompt: str = "abc") -> Call:
-    return Call(model=None, prompt=prompt, max_tokens=max_tokens, sampling=Sampling())
+    return Call(model=None, prompts=(prompt,), max_tokens=max_tokens, sampling=Sampling())
 
 
 async def texts(stream) -> str:
@@ -94,7 +94,7 @@ def test_a_closed_stream_gets_no_more_and_frees_its_blocks():
 def test_sampling_without_a_seed_differs_from_call_to_call():
     async def scene():
         service = await started()
-        sampled = Call(model=None, prompt="abc", max_tokens=20, sampling=Sampling(1.0))
+        sampled = Call(model=None, prompts=("abc",), max_tokens=20, sampling=Sampling(1.0))
         out = []
         for _ in range(2):
             stream = service.submit(sampled, None, 0.0)
@@ -292,7 +292,7 @@ def test_tokens_are_published_while_the_next_step_runs(async_depth, stop, order)
             engine.state, executor, engine.tokenizer, engine.clock, metrics=Recording(calls)
         )
         service.start()
-        stopped = Call(model=None, prompt="abc", max_tokens=3, sampling=Sampling(), stop=stop)
+        stopped = Call(model=None, prompts=("abc",), max_tokens=3, sampling=Sampling(), stop=stop)
         stream = service.submit(stopped, None, service.clock.now_s())
         text = await texts(stream)
         stream.close()

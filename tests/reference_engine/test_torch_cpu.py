@@ -166,7 +166,7 @@ def test_logprobs_do_not_depend_on_the_other_requests():
         engine.admit(*[request("other", range(30, 50), 9)] * n_others, special)
         events = [event for event in engine.drain() if event.request is special]
         tokens.append([event.token for event in events])
-        logprobs.append([event.logprob or 0.0 for event in events])
+        logprobs.append([event.logprob.chosen for event in events if event.logprob])
     assert tokens[0] == tokens[1]
     assert len(tokens[0]) == 6
     assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-5)

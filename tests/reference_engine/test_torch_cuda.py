@@ -163,14 +163,41 @@ def test_too_many_blocks_are_an_error_of_the_option_that_sets_them(option, n_blo
 
 def test_log_probabilities_are_those_of_the_cpu_executor():
     def logprobs(engine: Rig) -> list[float]:
-        sampling = Sampling(0.7, seed=3, top_k=9, logprobs=True)
+        """Those of the chosen token and of the two most likely tokens, six times."""
+        sampling = Sampling(0.7, seed=3, top_k=9, logprobs=True, top_logprobs=2)
         special = request("special", range(20), 6, sampling=sampling)
         engine.admit(request("other", range(30, 50), 9), special)
-        return [event.logprob or 0.0 for event in engine.drain() if event.request is special]
+        mine = [event.logprob for event in engine.drain() if event.request is special]
+        events = [logprob for logprob in mine if logprob is not None]
+        ids = [token for event in events for token, _ in event.top]
+        assert len(ids) == len(set(zip(range(12), ids, strict=True))) == 12
+        return [x for event in events for x in (event.chosen, *(value for _, value in event.top))]
 
     on_cuda = logprobs(cuda_rig(token_budget=7, async_depth=1))
     assert on_cuda == pytest.approx(logprobs(rig(executor="torch_cpu", token_budget=7)), abs=1e-5)
-    assert len(on_cuda) == 6
+    assert len(on_cuda) == 18
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_penalised_tokens_are_those_of_the_cpu_executor(depth):
+    """Drawn with min-p, and greedy; the answers depend on the penalties."""
+    samplings = [
+        Sampling(0.9, seed=4, min_p=0.02, presence_penalty=0.5, repetition_penalty=1.3),
+        Sampling(presence_penalty=1.5, frequency_penalty=1.0),
+        Sampling(0.9, seed=4, min_p=0.02),
+        Sampling(),
+    ]
+
+    def drawn(engine: Rig) -> list[list[int]]:
+        pairs = enumerate(samplings)
+        engine.admit(*(out := [request(f"r{i}", b"abc", 30, sampling=s) for i, s in pairs]))
+        engine.drain()
+        return [req.output for req in out]
+
+    expected = drawn(rig(executor="torch_cpu"))
+    assert drawn(cuda_rig(async_depth=depth)) == expected
+    assert expected[0] != expected[2]
+    assert expected[1] != expected[3]
 
 
 def test_a_top_k_beyond_the_vocabulary_has_no_effect():
@@ -318,7 +345,7 @@ def test_decode_steps_are_graphs_and_others_are_not():
         2,
         1,
     ]  # 3 rows three times, then 2, then 1; prompts have no graph
-    assert engine.executor.caps == Caps(0, 2 * 2 * 2 * 16 * 4 * 16 / 40e9, 256)
+    assert engine.executor.caps == Caps(0, 2 * 2 * 2 * 16 * 4 * 16 / 40e9, 256, has_logits=True)
 
 
 def test_a_machine_without_a_gpu_gets_an_error_with_the_remedy():

@@ -39,6 +39,17 @@ def test_the_rate_of_groups_counts_requests():
     assert counts.var() / counts.mean() == pytest.approx(dispersion, rel=0.045)
 
 
+def test_groups_at_equal_gaps_have_the_rate_and_the_sizes():
+    """4 requests on average at 8/s: a group every half second."""
+    sizes = {"kind": "empirical", "values": [2, 6]}
+    spec = {"kind": "batch", "rate": "8/s", "size": sizes, "instants": "constant"}
+    instants, counts = np.unique(times(spec, 1000.0, 74), return_counts=True)
+    assert len(instants) == 2000
+    assert np.diff(instants) == pytest.approx(np.full(1999, 0.5))
+    assert set(counts.tolist()) == {2, 6}
+    assert counts.mean() == pytest.approx(4, abs=4 * 2 / np.sqrt(2000))
+
+
 def test_a_burst_is_there_at_once():
     burst = ARRIVALS.build({"kind": "burst", "requests": 500})
     instants = burst.times(np.random.Generator(np.random.PCG64(1)), 60.0)

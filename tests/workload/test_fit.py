@@ -85,6 +85,74 @@ def test_equal_gaps_are_constant():
     assert fit_arrivals(np.linspace(0.0, 24.75, 100)).spec == {"kind": "constant", "rate": "4/s"}
 
 
+def test_requests_around_a_lattice_are_constant_with_their_jitter_in_a_note():
+    """Uniform jitter of ±100 ms has a standard deviation of 57.7 ms."""
+    times_s = 0.5 * np.arange(2000) + rng().uniform(-0.1, 0.1, 2000) + 0.1
+    found = fit_arrivals(times_s - times_s[0])
+    assert found.spec["kind"] == "constant"
+    assert parse_rate_per_s(found.spec["rate"]) == pytest.approx(2.0, rel=1e-3)
+    (note,) = found.notes
+    assert note.startswith("a request every 0.5s, with a jitter of 5")
+    assert found.has_fit
+
+
+def test_regular_gaps_whose_errors_build_up_are_gamma():
+    found = fit_arrivals(np.cumsum(rng().gamma(100.0, 0.01, 3000)))
+    assert found.spec["kind"] == "gamma"
+    assert found.spec["cv"] == pytest.approx(0.1, rel=0.05)
+
+
+@pytest.mark.parametrize("n_batches", [60, 1000])
+@pytest.mark.parametrize("step_s", [1e-6, 1.0])
+def test_batches_every_three_seconds_are_found_with_their_sizes(n_batches, step_s):
+    """Sizes 2 and 14 at odds of 3 to 1: mean 5, variance 27, so a dispersion of 5.4 to 6 in long
+    windows; the instants are in milliseconds or in whole seconds."""
+    sizes = rng().permutation(np.tile([2, 2, 2, 14], n_batches // 4))
+    times_s = np.repeat(3.0 * np.arange(len(sizes)), sizes)
+    if step_s < 1:
+        times_s = np.sort(times_s + rng().uniform(0.0, 1e-3, len(times_s)))
+    found = fit_arrivals(times_s - times_s[0])
+    assert found.spec["kind"] == "batch"
+    assert found.spec["instants"] == "constant"
+    assert found.spec["size"]["values"] == [2, 14]
+    assert np.divide(*found.spec["size"]["weights"]) == pytest.approx(3.0)
+    assert found.distance["batch, constant"] < 0.2 < found.distance["batch"]
+    assert found.has_fit
+
+
+def test_batches_at_random_instants_are_found():
+    """Batches of 6 every 3 s on average have a dispersion of 6 in every window."""
+    instants = np.cumsum(rng().exponential(3.0, 1000))
+    found = fit_arrivals(np.repeat(instants - instants[0], 6))
+    assert found.spec == {"kind": "batch", "rate": found.spec["rate"], "size": 6}
+    assert parse_rate_per_s(found.spec["rate"]) == pytest.approx(2.0, rel=0.12)
+    assert found.distance["batch"] < 0.2
+    assert found.has_fit
+
+
+def test_what_none_fits_is_to_be_replayed():
+    """Batches that alternate between 1 and 20 requests every 5 s, in pairs 0.5 s apart: no
+    candidate has this rhythm."""
+    starts = 5.0 * np.arange(400)
+    times_s = np.sort(np.concatenate([np.repeat(starts, 3), starts + 0.1, starts[::2] + 2.0]))
+    times_s += rng().uniform(0.0, 0.02, len(times_s))
+    found = fit_arrivals(np.sort(times_s) - times_s.min())
+    assert min(found.distance.values()) > 0.2
+    assert not found.has_fit
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [30, 100, 500])
+@pytest.mark.parametrize("cv", [1.0, 0.5, 2.0])
+def test_poisson_and_gamma_always_fit(n, cv):
+    """20 seeds each. At n = 30 their own curve is known to 30 %, so the distance alone would reject
+    them."""
+    for seed in range(20):
+        gaps = rng(seed).gamma(cv**-2, cv**2, n)
+        found = fit_arrivals(np.concatenate([[0.0], np.cumsum(gaps)]))
+        assert found.has_fit, (seed, found)
+
+
 def test_an_mmpp_is_found_with_its_rates_and_stays():
     # some 90 stays in each state: their means are known to 11 %; asked within 40 %
     times_s = mmpp_times(12_000, rates=(40.0, 5.0), stays=(3.0, 6.0))
@@ -221,6 +289,21 @@ def test_a_fitted_file_gives_a_scenario_that_loads_and_looks_like_it(recorded, t
     assert facts["arrivals"]["trace"]["gap_cv"] == pytest.approx(2, rel=0.15)
     assert facts["arrivals"]["fit"]["gap_cv"] == pytest.approx(2, rel=0.15)
     assert facts["chosen"] == "gamma"
+    assert facts["has_fit"]
+
+
+def test_a_trace_that_none_fits_comes_with_the_lines_that_replay_it(tmp_path):
+    starts = 5.0 * np.arange(200)
+    times_s = np.sort(np.concatenate([np.repeat(starts, 3), starts + 0.1, starts[::2] + 2.0]))
+    path = tmp_path / "odd.csv"
+    rows = [f"{t + 0.001 * (i % 7):.3f},10,20" for i, t in enumerate(times_s)]
+    path.write_text("\n".join(["time,input_tokens,output_tokens", *rows]))
+    kind = {"kind": "columns", "time": "time"}
+    kind |= {"input_tokens": "input_tokens", "output_tokens": "output_tokens"}
+    _, facts = fit_file(path, TRACES.build(kind))
+    assert facts["has_fit"] is False
+    (note,) = [note for note in facts["notes"] if note.startswith("none fits: replay it")]
+    assert f'{{kind: trace, path: "{path}"}}' in note
 
 
 def test_a_trace_without_times_or_rows_enough():

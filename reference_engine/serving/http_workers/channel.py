@@ -67,6 +67,7 @@ class Open(Message, frozen=True):
     outbox: int
     max_body_bytes: int
     api_key: str | None
+    cors: str | None
 
 
 class Admitted(Message, frozen=True):

@@ -1,6 +1,6 @@
 """`/v1/chat/completions` and `/v1/completions`, whole or streamed.
 
-A task per streamed answer writes through aiohttp whatever is rare: the head, the first token, the
+A task per streamed choice writes through aiohttp whatever is rare: the head, the first token, the
 end, errors, and tokens that a slow reader has to wait for. Every other token goes from the wake-up
 of its step straight to the socket (`ChunkWriter`), without waking a task or awaiting anything.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Protocol
@@ -21,7 +21,13 @@ from loadgen.clock import Clock
 from reference_engine.serving.identity import ServerIdentity
 from reference_engine.serving.streams import StreamDelta, TokenStream
 from reference_engine.serving.wire.call import Call, parse_chat, parse_completion
-from reference_engine.serving.wire.response import Encoder, WriteText
+from reference_engine.serving.wire.response import (
+    Encoder,
+    TokenUsage,
+    WholeChoice,
+    WriteText,
+    total_usage,
+)
 from reference_engine.serving.wire.wire_errors import WireError, error_event
 
 log = logging.getLogger(__name__)
@@ -47,7 +53,8 @@ class AnswerSource(Protocol):
 
 class CompletionRoutes:
     """The routes. An answer's `id` is `cmpl-` or `chatcmpl-` and the engine's request id, which the
-    header `x-engine-request-id` holds alone."""
+    header `x-engine-request-id` holds alone. Each choice is a request of the engine; the id is that
+    of the first, and the choices after it add their index to the client's id."""
 
     def __init__(self, source: AnswerSource, identity: ServerIdentity) -> None:
         self._source, self._identity = source, identity
@@ -65,24 +72,34 @@ class CompletionRoutes:
         # A request arrives with its last byte, so time spent sending it is not time in the queue.
         arrived_s = self._source.clock.now_s()
         call = parse(body, request.headers.get("x-tenant"))
-        self._identity.check_model(call)
-        stream = self._source.submit(call, request_id(request), arrived_s)
+        self._identity.check_model(call.model)
+        client_id = request_id(request)
+        streams: list[TokenStream] = []
         try:
-            await stream.admitted()
-            engine_id = stream.request.id  # known once the engine has admitted the request
+            for i, choice in enumerate(call.choices()):
+                name = f"{client_id}-{i}" if client_id and i else client_id
+                streams.append(self._source.submit(choice, name, arrived_s))
+            for stream in streams:
+                await stream.admitted()
+            engine_id = streams[0].request.id  # known once the engine has admitted the request
             answer_id = f"{'chatcmpl' if call.is_chat else 'cmpl'}-{engine_id}"
-            encoder = Encoder(call, answer_id, self._identity.model, int(time.time()))
+            model, created = self._identity.model, int(time.time())
+            encoders = [Encoder(call, answer_id, model, created, i) for i in range(len(streams))]
             headers = {
                 "x-request-id": engine_id,  # unless the client sent one
                 "x-engine-request-id": engine_id,
-                **_forecast_headers(stream),
+                **_forecast_headers(streams[0]),
             }
             if call.stream:
-                return await stream_answer(request, call, stream, encoder, headers)
-            body = await _whole(stream, encoder)
+                choices = [Choice(*pair) for pair in zip(streams, encoders, strict=True)]
+                return await stream_answer(request, call, choices, headers)
+            wholes = [await _whole(stream) for stream in streams]
+            usages = [usage for _, usage in wholes]
+            body = encoders[0].whole([choice for choice, _ in wholes], total_usage(usages, call.n))
             return web.Response(body=body, content_type="application/json", headers=headers)
         finally:
-            stream.close()
+            for stream in streams:
+                stream.close()
 
 
 def request_id(request: web.Request) -> str | None:
@@ -104,8 +121,8 @@ def _forecast_headers(stream: TokenStream) -> dict[str, str]:
     return headers
 
 
-async def _whole(stream: TokenStream, encoder: Encoder) -> bytes:
-    """The body of an answer that is not streamed."""
+async def _whole(stream: TokenStream) -> tuple[WholeChoice, TokenUsage]:
+    """A choice of an answer that is not streamed."""
     collected: list[StreamDelta] = []
 
     def collect(delta: StreamDelta) -> bool:
@@ -118,12 +135,12 @@ async def _whole(stream: TokenStream, encoder: Encoder) -> bytes:
         collected += deltas
         stream.forward_to(collect)
     last = collected[-1]
-    return encoder.whole(
+    choice = WholeChoice(
         "".join([delta.text for delta in collected]),
         last.finish_reason or "stop",
-        stream.usage(last.n_output),
         [delta.chosen for delta in collected if delta.chosen is not None],
     )
+    return choice, stream.usage(last.n_output)
 
 
 class ChunkWriter:
@@ -151,30 +168,41 @@ class ChunkWriter:
         return True
 
 
+class Choice:
+    """A choice of a streamed answer; `n_output` counts its tokens so far."""
+
+    def __init__(self, stream: TokenStream, encoder: Encoder) -> None:
+        self.stream, self.encoder = stream, encoder
+        self.n_output = 0
+
+    @property
+    def usage(self) -> TokenUsage:
+        return self.stream.usage(self.n_output)
+
+
 async def stream_answer(
-    request: web.Request,
-    call: Call,
-    stream: TokenStream,
-    encoder: Encoder,
-    headers: Mapping[str, str],
+    request: web.Request, call: Call, choices: Sequence[Choice], headers: Mapping[str, str]
 ) -> web.StreamResponse:
     """Send the answer as server-sent events. Errors after the status line become an event, unless
     the client is gone."""
     response = web.StreamResponse(headers={**_SSE_HEADERS, **headers})
     transport = request.transport
     if transport is not None:
-        stream.on_cut_off = transport.abort
+        for choice in choices:
+            choice.stream.on_cut_off = transport.abort
+    names = ", ".join(choice.stream.request.id for choice in choices)
     try:
         await response.prepare(request)
         # Bodies of HTTP/1.0 have no chunks; its tokens all go through the task.
         is_chunked = response.headers.get("Transfer-Encoding") == "chunked"
-        await _write_events(response, call, stream, encoder, transport if is_chunked else None)
+        writer = StreamWriter(response, call, choices, transport if is_chunked else None)
+        await writer.write()
     except WireError as error:
         await _send_error(response, str(error))
     except ClientConnectionResetError:
-        log.debug("request %s: the client disconnected", stream.request.id)
+        log.debug("request %s: the client disconnected", names)
     except Exception:  # the request's boundary: a bug of the server, logged
-        log.exception("request %s failed", stream.request.id)
+        log.exception("request %s failed", names)
         await _send_error(response, "internal error")
     return response
 
@@ -184,37 +212,71 @@ async def _send_error(response: web.StreamResponse, message: str) -> None:
         await response.write(error_event(WireError(message, status=500)))
 
 
-async def _write_events(
-    response: web.StreamResponse,
-    call: Call,
-    stream: TokenStream,
-    encoder: Encoder,
-    transport: asyncio.WriteTransport | None,
-) -> None:
-    """Write each delta as an event, all deltas fetched together in a single write. Later deltas go
-    straight to `transport`, unless it is None."""
-    events, n_output = [encoder.role()], 0
-    write_text: WriteText | None = None
-    async for deltas in stream:
-        if write_text is None:  # the number of cached tokens is final once there is a token
-            request = stream.request
-            n_prompt, n_cached = request.n_prompt, request.n_cached
-            write_text = encoder.text_writer(n_prompt, n_cached, call.continuous_usage)
-        for text, n_output, finish_reason, chosen in deltas:
-            if text and finish_reason is None and chosen is None:
-                events.append(write_text(text, n_output))
-            elif text or finish_reason or chosen:
-                usage = stream.usage(n_output) if call.continuous_usage else None
-                events.append(encoder.event(text, finish_reason, usage, chosen))
-        if stream.is_over:
-            events.append(encoder.end(stream.usage(n_output) if call.include_usage else None))
-        data = b"".join(events)
-        if data:  # an empty chunk would end the body
-            stream.is_blocked = True
-            await response.write(data)
-            stream.is_blocked = False
-            # Only after a write through aiohttp, which sends the head of the response first.
-            if transport is not None:
-                stream.forward_to(ChunkWriter(transport, write_text).accept)
-        events = []
-    await response.write_eof()
+class StreamWriter:
+    """Writes the events of all choices to a response, in the order in which they come."""
+
+    def __init__(
+        self,
+        response: web.StreamResponse,
+        call: Call,
+        choices: Sequence[Choice],
+        transport: asyncio.WriteTransport | None,
+    ) -> None:
+        self._response, self._call, self._choices = response, call, choices
+        self._transport = transport
+        self._n_open = len(choices)
+
+    async def write(self) -> None:
+        """Write the whole body. Raises the error of the first choice that fails; the others are
+        then left unread."""
+        if len(self._choices) == 1:
+            await self._write_choice(self._choices[0])
+        else:
+            tasks = [asyncio.create_task(self._write_choice(choice)) for choice in self._choices]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        await self._response.write_eof()
+
+    async def _write_choice(self, choice: Choice) -> None:
+        """Write each delta as an event, all deltas fetched together in a single write. Later deltas
+        go straight to the transport, if there is one."""
+        stream, encoder, call = choice.stream, choice.encoder, self._call
+        events = [encoder.role()]
+        write_text: WriteText | None = None
+        async for deltas in stream:
+            if write_text is None:  # the number of cached tokens is final once there is a token
+                request = stream.request
+                n_prompt, n_cached = request.n_prompt, request.n_cached
+                write_text = encoder.text_writer(n_prompt, n_cached, call.continuous_usage)
+            for text, n_output, finish_reason, chosen in deltas:
+                choice.n_output = n_output
+                if text and finish_reason is None and chosen is None:
+                    events.append(write_text(text, n_output))
+                elif text or finish_reason or chosen:
+                    usage = choice.usage if call.continuous_usage else None
+                    events.append(encoder.event(text, finish_reason, usage, chosen))
+            if stream.is_over:
+                events.append(self._end(encoder))
+            data = b"".join(events)
+            if data:  # an empty chunk would end the body
+                stream.is_blocked = True
+                await self._response.write(data)
+                stream.is_blocked = False
+                # Only after a write through aiohttp, which sends the head of the response first.
+                if self._transport is not None:
+                    stream.forward_to(ChunkWriter(self._transport, write_text).accept)
+            events = []
+
+    def _end(self, encoder: Encoder) -> bytes:
+        """The end of the stream after the last choice, nothing after the others."""
+        self._n_open -= 1
+        if self._n_open:
+            return b""
+        if not self._call.include_usage:
+            return encoder.end(None)
+        usages = [choice.usage for choice in self._choices]
+        return encoder.end(total_usage(usages, self._call.n))

@@ -13,6 +13,7 @@ from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.serving.identity import ServerIdentity
 from reference_engine.serving.service import Service
 from reference_engine.serving.wire.call import parse_either
+from reference_engine.serving.wire.wire_errors import WireError
 from reference_engine.state.cost_model import StepShape
 from reference_engine.state.plan import AdmissionError
 from reference_engine.state.predictor import LengthDist
@@ -90,7 +91,10 @@ class EstimateRoutes:
 
     async def estimate(self, request: web.Request) -> web.Response:
         call = parse_either(await request.read(), request.headers.get("x-tenant"))
-        self._identity.check_model(call)
+        if len(call.choices()) > 1:
+            field = "prompt" if len(call.prompts) > 1 else "n"
+            raise WireError(f"{field}: an estimate is for a single choice", param=field)
+        self._identity.check_model(call.model)
         draft = self._service.draft(call)
         found = await self._service.between_steps(lambda state: estimate(state, draft))
         return web.json_response(found.as_json())

@@ -28,21 +28,30 @@ class IdentityRoutes:
     def routes(self) -> list[web.RouteDef]:
         return [
             web.get("/v1/models", self.models),
+            web.get("/v1/models/{id:.+}", self.model),  # an id may contain slashes
             web.get("/health", self.health),
+            web.get("/ping", self.ping),
+            web.post("/ping", self.ping),
             web.get("/ready", self.ready),
             web.get("/version", self.version),
             web.get("/metrics", self.metrics),
         ]
 
     async def models(self, request: web.Request) -> web.Response:
-        model = {
+        return web.json_response({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: web.Request) -> web.Response:
+        self._identity.check_model(request.match_info["id"])
+        return web.json_response(self._model())
+
+    def _model(self) -> dict[str, object]:
+        return {
             "id": self._identity.model,
             "object": "model",
             "created": self._identity.started_utc,
             "owned_by": "slobench",
             "max_model_len": self._identity.max_model_len,
         }
-        return web.json_response({"object": "list", "data": [model]})
 
     async def health(self, request: web.Request) -> web.Response:
         """200 unless the process should be replaced."""
@@ -52,6 +61,10 @@ class IdentityRoutes:
         if self._service.is_draining:
             return web.json_response({"status": "draining"}, status=503)
         return web.json_response({"status": "ok"})
+
+    async def ping(self, request: web.Request) -> web.Response:
+        """`health` with an empty body, as in vLLM: the health check of SageMaker."""
+        return web.Response(status=(await self.health(request)).status)
 
     async def ready(self, request: web.Request) -> web.Response:
         """200 if the server accepts requests now."""

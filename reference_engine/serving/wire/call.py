@@ -8,26 +8,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from reference_engine.serving.wire import fields
 from reference_engine.serving.wire.wire_errors import WireError
-from reference_engine.state.sequence import Sampling
+from reference_engine.state.sequence import MOST_TOP_LOGPROBS, Sampling
+
+Prompt = str | tuple[int, ...]  # text or token ids
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A parsed request body. Exactly one of `messages` (chat), `prompt`, `prompt_ids` is set.
+    """A parsed request body, of a chat (`messages`) or a completion (`prompts`).
 
-    `messages` are pairs of role and text; `max_tokens` None means as many as fit; `deadline_s`
-    counts from arrival.
+    `messages` are pairs of role and text; `n` is the number of choices per prompt; `max_tokens`
+    None means as many as fit; `deadline_s` counts from arrival.
     """
 
     model: str | None
     messages: tuple[tuple[str, str], ...] | None = None
-    prompt: str | None = None
-    prompt_ids: tuple[int, ...] | None = None
+    prompts: tuple[Prompt, ...] = ()
+    n: int = 1
     max_tokens: int | None = None
     min_tokens: int = 0
     sampling: Sampling | None = None  # the service draws a seed if there is none
@@ -48,20 +50,25 @@ class Call:
     def is_chat(self) -> bool:
         return self.messages is not None
 
+    def choices(self) -> list[Call]:
+        """A call per choice of the answer, in the order of their index: each has a single prompt,
+        `n` 1 and a seed of its own. The choices of a prompt are adjacent."""
+        if self.n == 1 and len(self.prompts) <= 1:
+            return [self]
+        sampling = self.sampling or Sampling()
+        seeded = [replace(sampling, seed=sampling.seed + j) for j in range(self.n)]
+        prompts: list[tuple[Prompt, ...]] = [(prompt,) for prompt in self.prompts] or [()]
+        return [
+            replace(self, prompts=prompt, n=1, sampling=own) for prompt in prompts for own in seeded
+        ]
+
 
 # Unsupported fields, each with the values that have no effect and are therefore accepted.
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    "n": (None, 1),
-    "best_of": (None, 1),
     "echo": (None, False),
     "suffix": (None, ""),
-    "top_logprobs": (None, 0),
     "prompt_logprobs": (None, False, 0),
     "logit_bias": (None, {}),
-    "frequency_penalty": (None, 0),
-    "presence_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "min_p": (None, 0),
     "use_beam_search": (None, False),
     "tools": (None, []),
     "functions": (None, []),
@@ -71,6 +78,8 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "structured_outputs": (None,),
 }
 _MOST_STOPS = 4
+_MOST_CHOICES = 8  # per prompt
+_MOST_PROMPTS = 256
 _LEAST_TEMPERATURE = 1e-5  # greedy below, as in vLLM: logits divided by less overflow float32
 _MOST_TENANT_CHARS = 128
 _MOST_ID = 1 << 32  # above the ids of any vocabulary
@@ -81,28 +90,34 @@ def parse_chat(body: bytes, tenant: str | None = None) -> Call:
     """Parse the body of `/v1/chat/completions`. `tenant` is the request header's and takes
     precedence over the body's. Raises WireError naming the field."""
     data = fields.parse_object(body)
+    logprobs = fields.flag(data, "logprobs")
+    n_top = fields.bounded(data, "top_logprobs", 0, MOST_TOP_LOGPROBS, 0)
+    if n_top and not logprobs:
+        raise WireError("top_logprobs is only allowed when logprobs is true", param="top_logprobs")
     return _call(
         data,
         tenant,
-        messages=_messages(data),
+        messages=chat_messages(data),
         max_tokens=fields.integer(data, "max_completion_tokens", 1)
         or fields.integer(data, "max_tokens", 1),
-        logprobs=fields.flag(data, "logprobs"),
+        n_top=n_top if logprobs else None,
     )
 
 
 def parse_completion(body: bytes, tenant: str | None = None) -> Call:
     """Parse the body of `/v1/completions`, whose prompt is a string, a list of token ids, or a
-    list that holds only such a prompt. Raises WireError naming the field."""
+    list of such prompts. `logprobs` is the number of most likely tokens per position; the chosen
+    token is returned with any number. Raises WireError naming the field."""
     data = fields.parse_object(body)
-    prompt, prompt_ids = _prompt(data)
+    n_top = None
+    if data.get("logprobs") is not None:
+        n_top = fields.bounded(data, "logprobs", 0, MOST_TOP_LOGPROBS, 0)
     return _call(
         data,
         tenant,
-        prompt=prompt,
-        prompt_ids=prompt_ids,
+        prompts=_prompts(data),
         max_tokens=fields.integer(data, "max_tokens", 1) or 16,
-        logprobs=_has_logprobs(data),
+        n_top=n_top,
     )
 
 
@@ -116,9 +131,10 @@ def _call(
     data: Mapping[str, Any],
     tenant: str | None,
     max_tokens: int | None,
-    logprobs: bool,
+    n_top: int | None,
     **prompt: Any,
 ) -> Call:
+    """The call with the fields of both routes; `n_top` None is without logprobs."""
     for field, neutral in _NEUTRAL.items():
         if data.get(field) not in neutral:
             accepted = " or ".join(map(json.dumps, neutral))
@@ -140,13 +156,17 @@ def _call(
             f"min_tokens {min_tokens} is above max_tokens {max_tokens}", param="min_tokens"
         )
     seed = fields.integer(data, "seed", -(1 << 63))
+    n = fields.bounded(data, "n", 1, _MOST_CHOICES, 1)
+    if data.get("best_of") not in (None, n):
+        raise fields.wrong_value("best_of", f"equal to n ({n})", data["best_of"])
     return Call(
         model=fields.text(data, "model"),
+        n=n,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
-        sampling=_sampling(data, seed or 0, logprobs),
+        sampling=_sampling(data, seed or 0, n_top),
         has_seed=seed is not None,
-        logprobs=logprobs,
+        logprobs=n_top is not None,
         stop=_stop(data),
         ignore_eos=fields.flag(data, "ignore_eos"),
         stream=fields.flag(data, "stream"),
@@ -163,7 +183,7 @@ def _call(
     )
 
 
-def _sampling(data: Mapping[str, Any], seed: int, logprobs: bool) -> Sampling:
+def _sampling(data: Mapping[str, Any], seed: int, n_top: int | None) -> Sampling:
     top_k = fields.integer(data, "top_k", -1)
     temperature = fields.number(data, "temperature", 0.0, 2.0, 1.0)
     return Sampling(
@@ -171,20 +191,13 @@ def _sampling(data: Mapping[str, Any], seed: int, logprobs: bool) -> Sampling:
         top_p=fields.number(data, "top_p", 0.0, 1.0, 1.0, above=True),
         top_k=max(0, top_k or 0),
         seed=seed,
-        logprobs=logprobs,
+        logprobs=n_top is not None,
+        min_p=fields.number(data, "min_p", 0.0, 1.0, 0.0),
+        top_logprobs=n_top or 0,
+        presence_penalty=fields.number(data, "presence_penalty", -2.0, 2.0, 0.0),
+        frequency_penalty=fields.number(data, "frequency_penalty", -2.0, 2.0, 0.0),
+        repetition_penalty=fields.number(data, "repetition_penalty", 0.0, 10.0, 1.0, above=True),
     )
-
-
-def _has_logprobs(data: Mapping[str, Any]) -> bool:
-    """Whether a completion returns the log-probability of each chosen token.
-
-    The field is the number of further tokens per position; the chosen token comes with 0 and 1
-    alike, and more would be tokens that were not chosen.
-    """
-    value = data.get("logprobs")
-    if value is not None and (not fields.is_int(value) or value not in (0, 1)):
-        raise fields.wrong_value("logprobs", "0 or 1 (of the chosen token)", value)
-    return value is not None
 
 
 def _stop(data: Mapping[str, Any]) -> tuple[str, ...]:
@@ -206,8 +219,8 @@ def _tenant(name: str) -> str:
     return name
 
 
-def _messages(data: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Role and text of each message; the text is valid Unicode."""
+def chat_messages(data: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """Role and text of each message; the text is valid Unicode. Raises WireError."""
     messages = data.get("messages")
     if not isinstance(messages, list) or not messages:
         raise fields.wrong_value("messages", "a non-empty list", messages)
@@ -237,17 +250,31 @@ def _part(part: object, path: str) -> str:
     raise fields.wrong_value(path, expected, part)
 
 
-def _prompt(data: Mapping[str, Any]) -> tuple[str | None, tuple[int, ...] | None]:
-    """(text, None) or (None, token ids); the text is valid Unicode."""
-    prompt = data.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
-        prompt = prompt[0]
-    if isinstance(prompt, str):
-        return fields.valid_unicode(prompt), None
-    if isinstance(prompt, list) and prompt and all(fields.is_int(token) for token in prompt):
-        for token in prompt:
-            if abs(token) >= _MOST_ID:
-                raise WireError(f"prompt: token id {token} is above 32 bits", param="prompt")
-        return None, tuple(prompt)
-    expected = "a string or a non-empty list of token ids (no batches)"
-    raise fields.wrong_value("prompt", expected, prompt)
+def _prompts(data: Mapping[str, Any]) -> tuple[Prompt, ...]:
+    value = data.get("prompt")
+    prompts = [value]
+    if isinstance(value, list) and value and all(isinstance(v, str | list) for v in value):
+        prompts = value
+    if len(prompts) > _MOST_PROMPTS:
+        raise WireError(
+            f"prompt: a list of {len(prompts)} prompts is above the limit of {_MOST_PROMPTS}",
+            param="prompt",
+        )
+    return tuple(_prompt(prompt) for prompt in prompts)
+
+
+def _prompt(value: object) -> Prompt:
+    """Text, which is valid Unicode, or token ids."""
+    if isinstance(value, str):
+        return fields.valid_unicode(value)
+    return token_ids(value, "prompt", "a string, a non-empty list of token ids, or a list of such")
+
+
+def token_ids(value: object, field: str, expected: str) -> tuple[int, ...]:
+    """A non-empty list of token ids of up to 32 bits. Raises WireError naming the field."""
+    if not isinstance(value, list) or not value or not all(map(fields.is_int, value)):
+        raise fields.wrong_value(field, expected, value)
+    for token in value:
+        if abs(token) >= _MOST_ID:
+            raise WireError(f"{field}: token id {token} is above 32 bits", param=field)
+    return tuple(value)

@@ -48,6 +48,16 @@ def integer(data: Mapping[str, Any], field: str, least: int) -> int | None:
     return int(value)
 
 
+def bounded(data: Mapping[str, Any], field: str, least: int, most: int, default: int) -> int:
+    """An integer in [least, most]; `default` if the field is absent or null."""
+    value = data.get(field)
+    if value is None:
+        return default
+    if not is_int(value) or not least <= value <= most:
+        raise wrong_value(field, f"an integer in [{least}, {most}]", value)
+    return int(value)
+
+
 def number(
     data: Mapping[str, Any],
     field: str,

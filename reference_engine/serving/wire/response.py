@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -42,24 +42,55 @@ WriteText = Callable[[str, int], bytes]  # (text, output tokens so far) -> event
 
 class Chosen(NamedTuple):
     """A generated token: its text, the offset of that text in the answer (characters), and the
-    natural logarithm of the token's probability at temperature 1."""
+    natural logarithm of the token's probability at temperature 1. `top` are text and
+    log-probability of the most likely tokens."""
 
     text: str
     offset: int
     logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
+class WholeChoice(NamedTuple):
+    """A choice of an answer that is not streamed; `chosen` is empty without logprobs."""
+
+    text: str
+    finish_reason: str
+    chosen: Sequence[Chosen] = ()
+
+
+def total_usage(usages: Sequence[TokenUsage], n: int) -> TokenUsage:
+    """The usage of an answer from those of its choices, `n` per prompt: a prompt counts once, the
+    outputs of all choices count. The times are those of the first start, the first token and the
+    last end."""
+    prompts = usages[::n]
+
+    def times(values: Iterable[float | None]) -> list[float]:
+        return [value for value in values if value is not None]
+
+    return TokenUsage(
+        sum(usage.input_tokens for usage in prompts),
+        sum(usage.output_tokens for usage in usages),
+        sum(usage.cached_tokens for usage in prompts),
+        min(times(usage.queue_s for usage in usages), default=None),
+        min(times(usage.ttft_s for usage in usages), default=None),
+        max(times(usage.e2e_s for usage in usages), default=None),
+    )
 
 
 class Encoder:
-    """Encodes the answer to a call; the constant parts are encoded once."""
+    """Encodes a choice of the answer to a call; the constant parts are encoded once."""
 
-    def __init__(self, call: Call, response_id: str, model: str, created: int) -> None:
-        self._call = call
+    def __init__(
+        self, call: Call, response_id: str, model: str, created: int, index: int = 0
+    ) -> None:
+        self._call, self._index = call, index
         self._head = {"id": response_id, "created": created, "model": model}
         kind = "chat.completion.chunk" if call.is_chat else "text_completion"
         head = json.dumps({**self._head, "object": kind}, ensure_ascii=False)
         self._opening = head[:-1].encode()
         before, after = _CHAT if call.is_chat else _COMPLETION
-        self._before = b"data: " + self._opening + b',"choices":[{"index":0,' + before
+        self._before = b"data: " + self._opening + b',"choices":[{"index":%d,' % index + before
         self._closing = after + b',"finish_reason":null}]'
 
     def role(self) -> bytes:
@@ -67,7 +98,8 @@ class Encoder:
         if not self._call.is_chat:
             return b""
         return self._event(
-            '{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}'
+            f'{{"index":{self._index},"delta":{{"role":"assistant","content":""}},'
+            '"finish_reason":null}'
         )
 
     def text_writer(self, n_input: int, n_cached: int, has_counts: bool) -> WriteText:
@@ -97,13 +129,14 @@ class Encoder:
         `usage` is for `continuous_usage_stats`."""
         quoted = json.dumps(text)
         reason = f'"{finish_reason}"' if finish_reason else "null"
+        index = f'"index":{self._index}'
         if self._call.is_chat:
             delta = f'{{"content":{quoted}}}' if text else "{}"
             logprobs = f'"logprobs":{json.dumps(_chat_logprobs([chosen]))},' if chosen else ""
-            choice = f'{{"index":0,"delta":{delta},{logprobs}"finish_reason":{reason}}}'
+            choice = f'{{{index},"delta":{delta},{logprobs}"finish_reason":{reason}}}'
         else:
-            logprobs = json.dumps(_completion_logprobs([chosen])) if chosen else "null"
-            choice = f'{{"index":0,"text":{quoted},"logprobs":{logprobs},"finish_reason":{reason}}}'
+            logprobs = json.dumps(self._completion_logprobs([chosen])) if chosen else "null"
+            choice = f'{{{index},"text":{quoted},"logprobs":{logprobs},"finish_reason":{reason}}}'
         return self._event(choice, usage)
 
     def end(self, usage: TokenUsage | None) -> bytes:
@@ -114,28 +147,44 @@ class Encoder:
         tail = json.dumps({"choices": [], "usage": _usage(usage), "timings": _timings(usage)})
         return b"data: " + self._opening + b"," + tail[1:].encode() + b"\n\n" + done
 
-    def whole(
-        self, text: str, finish_reason: str, usage: TokenUsage, chosen: Sequence[Chosen] = ()
-    ) -> bytes:
+    def whole(self, choices: Sequence[WholeChoice], usage: TokenUsage) -> bytes:
         """The body of a response that is not streamed."""
-        choice: dict[str, object] = {"index": 0, "logprobs": None, "finish_reason": finish_reason}
-        if self._call.is_chat:
-            kind, logprobs = "chat.completion", _chat_logprobs
-            choice["message"] = {"role": "assistant", "content": text}
-        else:
-            kind, logprobs = "text_completion", _completion_logprobs
-            choice["text"] = text
-        if self._call.logprobs:
-            choice["logprobs"] = logprobs(chosen)
+        kind = "chat.completion" if self._call.is_chat else "text_completion"
         return json.dumps(
             {
                 **self._head,
                 "object": kind,
-                "choices": [choice],
+                "choices": [self._whole_choice(*numbered) for numbered in enumerate(choices)],
                 "usage": _usage(usage),
                 "timings": _timings(usage),
             }
         ).encode()
+
+    def _whole_choice(self, index: int, choice: WholeChoice) -> dict[str, object]:
+        text, finish_reason, chosen = choice
+        content: dict[str, object] = {"text": text}
+        logprobs = self._completion_logprobs
+        if self._call.is_chat:
+            content = {"message": {"role": "assistant", "content": text}}
+            logprobs = _chat_logprobs
+        return {
+            "index": index,
+            "logprobs": logprobs(chosen) if self._call.logprobs else None,
+            "finish_reason": finish_reason,
+            **content,
+        }
+
+    def _completion_logprobs(self, chosen: Sequence[Chosen]) -> dict[str, object]:
+        """As with OpenAI, the chosen token is among `top_logprobs` also where it is not among the
+        most likely. Of two tokens with the same text, the more likely has the entry."""
+        has_top = self._call.sampling is not None and self._call.sampling.top_logprobs > 0
+        tops = [dict([(token.text, token.logprob), *reversed(token.top)]) for token in chosen]
+        return {
+            "tokens": [token.text for token in chosen],
+            "token_logprobs": [token.logprob for token in chosen],
+            "top_logprobs": tops if has_top else None,
+            "text_offset": [token.offset for token in chosen],
+        }
 
     def _event(self, choice: str, usage: TokenUsage | None = None) -> bytes:
         counts = f',"usage":{json.dumps(_usage(usage))}' if usage is not None else ""
@@ -152,23 +201,16 @@ def _quoted(text: str) -> bytes:
 def _chat_logprobs(chosen: Sequence[Chosen]) -> dict[str, object]:
     content = [
         {
-            "token": token.text,
-            "logprob": token.logprob,
-            "bytes": list(token.text.encode()),
-            "top_logprobs": [],
+            **_chat_token(token.text, token.logprob),
+            "top_logprobs": [_chat_token(*pair) for pair in token.top],
         }
         for token in chosen
     ]
     return {"content": content, "refusal": None}
 
 
-def _completion_logprobs(chosen: Sequence[Chosen]) -> dict[str, object]:
-    return {
-        "tokens": [token.text for token in chosen],
-        "token_logprobs": [token.logprob for token in chosen],
-        "top_logprobs": None,
-        "text_offset": [token.offset for token in chosen],
-    }
+def _chat_token(text: str, logprob: float) -> dict[str, object]:
+    return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
 
 
 def _usage(usage: TokenUsage) -> dict[str, object]:
