@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from loadgen.drive.store import read_run, write_run, write_schedule
 from loadgen.errors import ScenarioError, TraceFileError
-from loadgen.records import OWN_SLO
+from loadgen.records import OWN_SLO, schedule_sha256
 from loadgen.workload.preview import preview
 from loadgen.workload.scenario import load_scenario
-from loadgen.workload.schedule import make_plan, make_schedule, schedule_sha256, split
+from loadgen.workload.schedule import make_plan, make_schedule, split
 from loadgen.workload.traces.file import load_trace
 from loadgen.workload.traces.trace import TRACES
 from tests.runs import measured_run, replace_schedule
