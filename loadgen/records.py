@@ -219,7 +219,8 @@ class Run:
     built on demand.
 
     `manifest` holds the circumstances, `instrument` the client's measurements of itself; both can
-    be indexed like the JSON that they are written as (`run.manifest["seed"]`).
+    be indexed like the JSON that they are written as (`run.manifest["seed"]`). `is_verified` is
+    False for a run read from a directory without checksums, written by an earlier version.
     """
 
     manifest: Manifest
@@ -230,6 +231,7 @@ class Run:
     names: Names = field(default_factory=Names)
     instrument: ClientReport = field(default_factory=ClientReport)
     server_rows: ServerRows = field(default_factory=lambda: np.empty(0, SERVER))
+    is_verified: bool = True
 
     @cached_property
     def schedule(self) -> pd.DataFrame:

@@ -206,6 +206,7 @@ def summarize(
         judged_by=made_under if slo is None else tuple(parse_slo(text).text for text in slo),
         marks=token_marks(columns, run, due),
         http_statuses=_http_statuses(run, due),
+        is_verified=run.is_verified,
     )
 
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from loadgen.cells.cell import differing
 from loadgen.cells.order import run_cells
 from loadgen.cells.runner import Between
+from loadgen.drive import checksums
 from loadgen.errors import UsageError
 from loadgen.live.watching import Watch
 from loadgen.measure.comparison.judgement import Options, exit_code
@@ -263,8 +264,9 @@ def _first_measures(options: Options) -> list[str]:
 
 
 def write_night(night: FinishedNight, cache_dir: Path | None = None) -> None:
-    """Write index.html, junit.xml, summary.md and, as the mark of a finished night, nightly.json.
-    `cache_dir` caches the plotting bundle."""
+    """Write index.html, junit.xml, summary.md, as the mark of a finished night nightly.json, and
+    the checksums of all files that are not in a run directory. `cache_dir` caches the plotting
+    bundle."""
     result = (night.verdict, night.cells, night.facts)
     texts = {
         "index.html": render(*result, cache_dir),
@@ -274,6 +276,7 @@ def write_night(night: FinishedNight, cache_dir: Path | None = None) -> None:
     }
     for name, text in texts.items():
         (night.directory / name).write_text(text, encoding="utf-8")
+    checksums.begin(night.directory, checksums.files_in(night.directory))
 
 
 def nightly(
