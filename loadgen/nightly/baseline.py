@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,10 @@ from loadgen.errors import UsageError
 from loadgen.measure.nights.night_record import CellNight, from_json, to_json
 from loadgen.measure.nights.night_verdict import JOINING, History
 from loadgen.nightly.matrix import NightCell
+from loadgen.run.directory_lock import held
 
 SCHEMA = 1
+_WRITER_WAIT_S = 10.0
 _WAITING = ("worse", "better")
 
 
@@ -42,6 +44,17 @@ class Baseline:
             Path(tempfile.mkdtemp(prefix=".slobench-", dir=existing)).rmdir()
         except OSError as error:
             raise UsageError(f"baseline {self.root}: cannot be written: {error.strerror}") from None
+
+    @contextlib.contextmanager
+    def writing(self, writer: str) -> Iterator[None]:
+        """Locks the store for writing. Raises UsageError with the holder's name if another process
+        holds it for longer than 10 s."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"baseline {self.root}: cannot be written: {error.strerror}") from None
+        with held(self.root, f"baseline {self.root}", writer, _WRITER_WAIT_S):
+            yield
 
     def folder(self, cell: NightCell) -> Path:
         return self.root / f"{cell.name}-{cell.key}"

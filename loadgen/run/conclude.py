@@ -18,6 +18,7 @@ from loadgen.measure.attainment import derived
 from loadgen.measure.capacity.capacity_result import read_answer
 from loadgen.measure.summary import Summary
 from loadgen.records import Run
+from loadgen.run.directory_lock import held
 from reports.page import write_page
 from reports.run.engine_section import EngineSection
 from reports.run.page import Searched, render
@@ -36,6 +37,19 @@ def conclude(
 ) -> Summary:
     """Computes a recorded run's numbers again, under other SLOs if given, and writes its page. The
     parts of a run that ended without merging them are merged first."""
+    if not (directory / "manifest.json").is_file():
+        raise UsageError(f"{directory}: not a run directory (no manifest.json in it)")
+    with held(directory, str(directory), "slobench report"):
+        return _concluded(directory, slo, confidence, cache_dir, read_section)
+
+
+def _concluded(
+    directory: Path,
+    slo: Sequence[str] | None,
+    confidence: float | None,
+    cache_dir: Path | None,
+    read_section: ReadEngineSection | None,
+) -> Summary:
     run = store.read_run(directory)
     if store.has_parts(directory):
         manifest = msgspec.structs.replace(
