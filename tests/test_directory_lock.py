@@ -35,6 +35,7 @@ def holder(tmp_path):
         text=True,
         cwd=Path(__file__).parent.parent,
     ) as process:
+        assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
         yield process
         process.kill()

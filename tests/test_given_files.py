@@ -4,6 +4,8 @@ text. Each is a mistake of the user or of the machine, never an internal error."
 import json
 import os
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -15,7 +17,7 @@ from loadgen.yaml_document import read_file
 from targets.endpoint import load_target
 from tests.runs import measured_run, of_schema_2, write_to
 
-READERS = {
+READERS: dict[str, Callable[[Path], object]] = {
     "scenario": load_scenario,
     "target": lambda path: load_target(str(path), {}),
     "night": load_nightly,
