@@ -14,6 +14,7 @@ from loadgen.drive import checksums, store
 from loadgen.errors import RunInvalid, SlobenchError
 from loadgen.manifest.self_report import ClientReport
 from loadgen.measure.aggregate import summarize
+from loadgen.records import SERVER
 from loadgen.run.conclude import conclude
 from tests.runs import measured_run, of_schema_2, with_manifest, write_to
 
@@ -28,7 +29,7 @@ def finished(tmp_path_factory, page_cache):
     directory = tmp_path_factory.mktemp("finished") / "run"
     run = measured_run(n_requests=60, slo=SLO)
     names = replace(run.names, series=("running",))
-    server = np.array([(0.5, 0, 3.0), (1.5, 0, 4.0)], store.SERVER)
+    server = np.array([(0.5, 0, 3.0), (1.5, 0, 4.0)], SERVER)
     write_to(directory, replace(run, names=names, server_rows=server))
     (directory / "logs").mkdir()
     (directory / "logs" / "shard-0.log").write_text("nothing to report\n" * 20)
