@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help demo test check bench gpu-check clean
+.PHONY: help demo test faults check bench gpu-check clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -13,6 +13,9 @@ demo: .venv/engine ## measure the bundled engine for 20 s and write runs/…/rep
 
 test: .venv/dev ## the whole test suite
 	@scripts/test
+
+faults: .venv/dev ## the tests of faults: docs/reliability.md
+	@$(BIN)/python -m pytest -q -m faults
 
 check: .venv/dev ## formatting, lint, types
 	@scripts/check

@@ -23,9 +23,10 @@ from typing import IO
 
 import numpy as np
 
+from loadgen.records import schedule_sha256
 from loadgen.workload.prompts import PromptFit, Prompts
 from loadgen.workload.scenario import scenario_from_flags
-from loadgen.workload.schedule import make_schedule, merge, schedule_sha256, split
+from loadgen.workload.schedule import make_schedule, merge, split
 
 LOGNORMAL = {"kind": "lognormal", "median": 220, "sigma": 0.9, "max": 4096}
 POWER_LAW = {"kind": "power_law", "alpha": 1.8, "min": 8, "max": 1024}

@@ -8,6 +8,8 @@ the run, and dictionary columns on disk.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
@@ -157,6 +159,26 @@ CLIENT_LIMIT = " (the client's own limit)"
 for a connection; no server was involved."""
 
 
+def schedule_sha256(schedule: Schedule, edges: Edges | None = None) -> str:
+    """The fingerprint (hex) of a plan: runs with equal fingerprints send the same requests.
+
+    Columns that were added later (cancellation, limits of requests) and edges count only if they
+    are used, so plans without them keep their old fingerprint. To compare machine types, compare
+    recorded files: the last bit of a logarithm may differ.
+    """
+    unused = [name for name in LATER if not schedule[name].any()]
+    kept = _without(schedule, unused) if unused else schedule
+    digest = hashlib.sha256(np.ascontiguousarray(kept).tobytes())
+    if edges is not None:
+        digest.update(np.ascontiguousarray(edges).tobytes())
+    return digest.hexdigest()
+
+
+def _without(schedule: Schedule, columns: Sequence[str]) -> NDArray[np.void]:
+    names = [name for name in schedule.dtype.names or () if name not in columns]
+    return schedule[names].astype([(name, schedule.dtype[name]) for name in names])
+
+
 def own_limits(schedule: Schedule) -> dict[int, tuple[float, ...]]:
     """Row number to limits (s, in the order of `OWN_SLO`, 0: no limit), for rows with SLOs of their
     own."""
@@ -197,7 +219,8 @@ class Run:
     built on demand.
 
     `manifest` holds the circumstances, `instrument` the client's measurements of itself; both can
-    be indexed like the JSON that they are written as (`run.manifest["seed"]`).
+    be indexed like the JSON that they are written as (`run.manifest["seed"]`). `is_verified` is
+    False for a run read from a directory without checksums, written by an earlier version.
     """
 
     manifest: Manifest
@@ -208,6 +231,7 @@ class Run:
     names: Names = field(default_factory=Names)
     instrument: ClientReport = field(default_factory=ClientReport)
     server_rows: ServerRows = field(default_factory=lambda: np.empty(0, SERVER))
+    is_verified: bool = True
 
     @cached_property
     def schedule(self) -> pd.DataFrame:

@@ -7,10 +7,14 @@ not a number in base 60, a duplicate key is a mistake, and anchors, tags and dat
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import reprlib
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -18,6 +22,15 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from loadgen.errors import UsageError
+
+_MOST_BYTES = 4 << 20
+_KINDS = (
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISDIR, "a directory"),
+)
 
 KeyPath = tuple[str | int, ...]
 
@@ -116,8 +129,25 @@ class Document:
 
     def raise_mistakes(self) -> None:
         """Raise `error` with one line per mistake, if there are any."""
+        if self.mistakes and Path(self.label).is_symlink():
+            line = min(mistake.line for mistake in self.mistakes)
+            raise self.error(_unquoted(self.label, line))
         if self.mistakes:
             raise self.error("\n".join(str(mistake) for mistake in sorted(set(self.mistakes))))
+
+
+def read_file(path: Path) -> bytes:
+    """The content of a file that people write. Raises OSError, also for anything but a regular file
+    and for more than 4 MiB; neither is read."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # no wait at a FIFO
+        state = os.fstat(file.fileno())
+        if not stat.S_ISREG(state.st_mode):
+            kind = next((word for is_kind, word in _KINDS if is_kind(state.st_mode)), "no file")
+            raise OSError(errno.EINVAL, f"is {kind}; expected a regular file")
+        if state.st_size > _MOST_BYTES:
+            limit = f"{_MOST_BYTES >> 20} MiB"
+            raise OSError(errno.EFBIG, f"has {state.st_size >> 20} MiB; the limit is {limit}")
+        return file.read()
 
 
 def parse_document(text: str, label: str, error: type[UsageError]) -> Document:
@@ -133,6 +163,8 @@ def parse_document(text: str, label: str, error: type[UsageError]) -> Document:
         mark = invalid.problem_mark or invalid.context_mark
         line = f":{mark.line + 1}" if mark else ""
         problem = ", ".join(part for part in (invalid.context, invalid.problem) if part)
+        if Path(label).is_symlink():
+            raise error(_unquoted(label, mark.line + 1 if mark else 0)) from None
         raise error(f"{label}{line}: {problem}") from None
     except yaml.reader.ReaderError as invalid:
         number = text.count("\n", 0, invalid.position) + 1
@@ -144,6 +176,14 @@ def parse_document(text: str, label: str, error: type[UsageError]) -> Document:
         raise error(f"{label}:1: expected a mapping of keys, got {kind}")
     document.values = values
     return document
+
+
+def _unquoted(label: str, line: int) -> str:
+    """The mistake of a link: it may lead to a file that the user did not mean, with secrets."""
+    return (
+        f"{label}{f':{line}' if line else ''}: has a mistake; it is a link to another file, whose "
+        "content is not shown here: name that file itself to see it"
+    )
 
 
 def override(

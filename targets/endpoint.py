@@ -29,7 +29,7 @@ from loadgen.errors import TargetFileError
 from loadgen.manifest.json_section import JsonObject
 from loadgen.manifest.sections import LabelsSection, TargetSection
 from loadgen.registry import Block
-from loadgen.yaml_document import Document, override, parse_document, write_document
+from loadgen.yaml_document import Document, override, parse_document, read_file, write_document
 from targets.address import DEFAULT_PORTS, Address, is_url, parse_metrics_url, parse_url
 from targets.base import TARGETS, Adapter
 from targets.launch_plan import Launch
@@ -224,7 +224,7 @@ def load_target(spec: str, environ: Mapping[str, str], settings: Sequence[str] =
     proxy.
     """
     path = Path(spec)
-    if is_url(spec) or not (path.suffix in _SUFFIXES or path.is_file()):
+    if is_url(spec) or not (path.suffix in _SUFFIXES or path.exists()):
         url = parse_url(spec).url
         if settings:
             return read_target(write_document({"url": url}), spec, environ, settings=settings)
@@ -233,7 +233,7 @@ def load_target(spec: str, environ: Mapping[str, str], settings: Sequence[str] =
         except ValueError as problem:
             raise TargetFileError(str(problem)) from None
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is not UTF-8 text"
         raise TargetFileError(f"target file {spec}: {reason}") from None

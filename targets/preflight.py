@@ -36,6 +36,7 @@ from targets.probe_request import (
     is_redirect,
     is_refused,
     send_probe,
+    speaks_tls,
 )
 from targets.prompt_lengths import Calibrate, FirstPrompts, LengthProbe, point_of
 
@@ -169,6 +170,9 @@ class _Run:
             if not left or not self.models.is_transient:
                 break
             await self.pause(_PAUSE_S)
+        is_unclear = self.models.status in (0, 400)  # no answer, or one to bytes that are no TLS
+        if is_unclear and await speaks_tls(self.endpoint, self.timeout_s):
+            raise _Stop("reachable", "the port speaks TLS; write https:// instead of http://")
         if self.models.status in (401, 403):
             raise _Stop("models", self._key_problem(self.models.status))
         if is_redirect(self.models.status):

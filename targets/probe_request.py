@@ -25,6 +25,7 @@ from targets.endpoint import Endpoint
 from targets.http_session import HttpSession, ProbeConnection
 from targets.safe_text import error_message, one_line, strip_controls
 
+_HANDSHAKE_S = 3.0
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")
 _READ_BYTES = 4096
 _MODELS_BYTES = 1 << 20
@@ -325,6 +326,30 @@ async def connect(endpoint: Endpoint, timeout_s: float) -> float:
     took_s = time.monotonic() - start_s
     connection.transport.abort()  # `close` would wait for the server's TLS close_notify
     return took_s
+
+
+async def speaks_tls(endpoint: Endpoint, timeout_s: float) -> bool:
+    """Whether the port of an http:// URL expects TLS, by a handshake that sends no request. False
+    behind a proxy and on a socket file."""
+    route = endpoint.route
+    if route.is_tls or route.unix_path or route.proxy is not None:
+        return False
+    return await asyncio.to_thread(_has_tls, route.host, route.port, min(timeout_s, _HANDSHAKE_S))
+
+
+def _has_tls(host: str, port: int, timeout_s: float) -> bool:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with (
+            socket.create_connection((host, port), timeout_s) as plain,
+            context.wrap_socket(plain, server_hostname=host),
+        ):
+            return True
+    except ssl.SSLError as error:
+        return "ALERT" in (error.reason or "")  # the server answers in TLS
+    except OSError:  # TimeoutError too
+        return False
 
 
 class _EmptyConnection(asyncio.Protocol):

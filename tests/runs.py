@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
+from loadgen.drive import checksums, store
 from loadgen.manifest.json_section import JsonSection
 from loadgen.manifest.sections import (
     ClassSection,
@@ -33,6 +36,7 @@ from loadgen.manifest.self_report import (
     ProcessorReport,
     SelfReport,
 )
+from loadgen.measure.attainment import derived
 from loadgen.records import (
     CHUNKS,
     REQUESTS,
@@ -46,6 +50,7 @@ from loadgen.records import (
     Status,
     TokenSource,
     empty_requests,
+    schedule_sha256,
 )
 
 MANIFEST = Manifest(
@@ -167,6 +172,27 @@ def measured_run(
     )
 
 
+def write_to(directory: Path, run: Run, columns: Mapping[str, Any] | None = None) -> Run:
+    """Writes a run as a finished run is written, with the manifest of its own schedule; returns
+    it."""
+    whole = with_manifest(
+        run,
+        n_requests=len(run.schedule_rows),
+        schedule_sha256=schedule_sha256(run.schedule_rows, run.edge_rows),
+    )
+    directory.mkdir(parents=True, exist_ok=True)
+    store.write_schedule(directory, whole)
+    store.write_run(directory, whole, dict(derived(whole) if columns is None else columns))
+    return whole
+
+
+def of_schema_2(directory: Path) -> None:
+    """Makes a run directory one of the version before checksums."""
+    (directory / checksums.NAME).unlink()
+    path = directory / "manifest.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": 2}))
+
+
 def schedule_rows(
     scheduled_s: Sequence[float] | np.ndarray[Any, Any], warmup_s: float = 0.0, tokens: int = 20
 ) -> Schedule:
@@ -257,6 +283,8 @@ def cut_off(run: Run, rows: Any, end_s: float = 32.0, has_begun: bool = False) -
     requests["error_id"][rows] = 2
     for name in () if has_begun else FROM_SERVER:
         requests[name][rows] = np.nan
+    if not has_begun:
+        requests["chunks"][rows] = 0
     requests["done_s"][rows] = end_s
     ids = [] if has_begun else run.schedule_rows["request_id"][rows]
     texts = ("", "HTTP 503: overloaded", "still running when the drain ended")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from loadgen.drive import store
+from loadgen.drive import checksums, store
 from loadgen.errors import RunInvalid
 from loadgen.manifest.sections import (
     SCHEMA,
@@ -16,9 +16,8 @@ from loadgen.manifest.sections import (
     text_sha256,
 )
 from loadgen.manifest.self_report import ClientReport
-from loadgen.measure.attainment import derived
 from loadgen.measure.comparison.comparable import changes, refusal
-from tests.runs import MANIFEST, SHARD, changed, measured_run
+from tests.runs import MANIFEST, SHARD, changed, measured_run, write_to
 
 TEXT = "schema: 1\nname: quickstart\n"
 
@@ -97,15 +96,15 @@ def schema_1():
 def old_directory(tmp_path):
     """A run directory with a manifest of schema 1."""
     run = measured_run(slo=["ttft <= 500ms"])
-    store.write_schedule(tmp_path, run)
-    store.write_run(tmp_path, run, derived(run))
+    write_to(tmp_path, run)
+    (tmp_path / checksums.NAME).unlink()
     (tmp_path / "manifest.json").write_text(json.dumps(schema_1()))
     return tmp_path
 
 
 def test_a_manifest_reads_back_as_it_was_written():
     content = json.loads(json.dumps(MANIFEST.to_json()))
-    assert content["schema"] == SCHEMA == 2
+    assert content["schema"] == SCHEMA == 3
     assert read_manifest(content, "manifest.json") == MANIFEST
 
 
@@ -123,7 +122,7 @@ def test_schema_1_is_read_without_a_loss():
     old = schema_1()
     assert ClientReport((SHARD,), 0.5) == read_client_report(old, "manifest.json")
     del old["instrument"]
-    assert content == {**old, "schema": 2}
+    assert content == {**old, "schema": 3}
 
 
 def test_a_simulated_run_of_schema_1_has_no_server_to_end_and_no_key():
@@ -143,11 +142,9 @@ def test_readings_that_the_first_clients_did_not_take_are_not_known():
 
 def test_a_directory_of_schema_1_is_reported_rescored_and_compared(old_directory, cli, tmp_path):
     new = tmp_path / "new"
-    new.mkdir()
     manifest = changed(read_manifest(schema_1(), "manifest.json"), run="evening-chat-2")
     run = replace(measured_run(seed=8), manifest=manifest)
-    store.write_schedule(new, run)
-    store.write_run(new, run, derived(run))
+    write_to(new, run)
     for words in (["report", old_directory], ["rescore", old_directory, "--slo", "ttft <= 1s"]):
         result = cli(*words, cwd=tmp_path)
         assert result.returncode == 0, result.stderr
@@ -191,7 +188,7 @@ def test_manifests_of_both_schemas_are_compared_by_the_same_keys():
         ("window", {"warmup_s": "2 s"}, r'window\.warmup_s: expected float, found "2 s"'),
         ("ended", "vanished", r'ended: unknown value, found "vanished"'),
         ("preflight", [{"check": 3}], r"preflight\[0\]\.check: expected str, found 3"),
-        ("schema", None, r"schema: expected 1 to 2, found None"),
+        ("schema", None, r"schema: expected 1 to 3, found None"),
         ("schema", 9, r"schema 9 was written by slobench 0\.1\.0"),
     ],
 )

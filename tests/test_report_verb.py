@@ -4,9 +4,7 @@ import json
 
 import pytest
 
-from loadgen.drive.store import write_run, write_schedule
-from loadgen.measure.attainment import derived
-from tests.runs import measured_run, two_classes, with_manifest
+from tests.runs import measured_run, of_schema_2, two_classes, with_manifest, write_to
 from tests.test_verbs import slobench as command_line
 
 MADE_UNDER = "p90(ttft) <= 300ms"
@@ -19,9 +17,7 @@ def cli(capsys, monkeypatch):
 
 
 def recorded(directory, run):
-    directory.mkdir()
-    write_schedule(directory, run)
-    write_run(directory, run, derived(run))
+    write_to(directory, run)
     return directory
 
 
@@ -73,6 +69,7 @@ def test_a_run_without_a_verdict_may_be_judged_by_any_slos(cli, tmp_path):
 
 
 def test_the_verdict_of_an_earlier_version_is_one_by_the_slos_of_the_run(cli, directory):
+    of_schema_2(directory)
     path = directory / "summary.json"
     content = json.loads(path.read_text())
     del content["made_under"], content["judged_by"]

@@ -21,7 +21,8 @@ from loadgen.errors import UsageError
 from loadgen.measure.capacity.capacity_probe import Probe
 from loadgen.measure.capacity.capacity_result import Capacity, conclude, probe_json, read_probe
 from loadgen.measure.capacity.next_probe import Question, judge
-from loadgen.run.directory import free
+from loadgen.run.directory import reserved
+from loadgen.run.directory_lock import NAME
 from loadgen.run.manifest import version
 from loadgen.workload.scenario import Scenario
 
@@ -30,7 +31,7 @@ SCHEMA = 1
 
 def default_directory(scenario: Scenario) -> Path:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    return free(Path("runs") / f"capacity-{scenario.name}-{stamp}")
+    return reserved(Path("runs") / f"capacity-{scenario.name}-{stamp}")
 
 
 def definition(spec: CapacitySpec, question: Question) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def earlier_probes(
     path = directory / "capacity.json"
     if directory.exists() and not directory.is_dir():
         raise UsageError(f"--out {directory}: is not a directory")
-    if not any(path.is_file() for path in directory.rglob("*")):
+    if not any(path.is_file() and path.name != NAME for path in directory.rglob("*")):
         if resume and not (directory / "probes").is_dir():
             raise UsageError(f"--resume: {directory} holds no search; leave out --resume")
         return []

@@ -35,6 +35,8 @@ from loadgen.measure.capacity.next_probe import (
     judge,
     next_probe,
 )
+from loadgen.run.directory import make_directory
+from loadgen.run.directory_lock import held
 from loadgen.run.execute import SIMULATED, FinishedRun, execute
 from loadgen.run.run_options import RunOptions
 from loadgen.run.target import finish
@@ -90,6 +92,20 @@ def search(
     """
     question = question_of(spec)
     directory = out_dir or default_directory(spec.scenario)
+    earlier_probes(spec, question, directory, resume)  # raises before anything is written
+    make_directory(directory)
+    with held(directory, f"--out {directory}", f"the capacity search {spec.scenario.name}"):
+        return _searched(spec, question, directory, console, resume, execute_run)
+
+
+def _searched(
+    spec: CapacitySpec,
+    question: Question,
+    directory: Path,
+    console: Console,
+    resume: bool,
+    execute_run: Callable[..., FinishedRun],
+) -> Capacity:
     probes = earlier_probes(spec, question, directory, resume)
     with _cache(spec.options) as cache_dir:  # every probe has a page, and the bundle takes seconds
         spec = replace(spec, options=replace(spec.options, cache_dir=cache_dir))

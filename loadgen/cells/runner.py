@@ -19,6 +19,7 @@ from rich.console import Console
 
 from loadgen.cells.cell import Cell, PlannedRun
 from loadgen.cells.servers import CellServer, CellServers
+from loadgen.drive import checksums
 from loadgen.drive.engine_logs import ServedRun
 from loadgen.errors import SlobenchError, TargetError
 from loadgen.records import Run
@@ -257,6 +258,7 @@ def _keep_paces(directory: Path, paces: tuple[float, ...]) -> None:
     partial = directory / f"{_PACE}.partial"
     partial.write_text(json.dumps(paces) + "\n", encoding="utf-8")
     partial.rename(directory / _PACE)
+    checksums.cover(directory, directory / _PACE)
 
 
 def _unprotected(scenario: Scenario) -> PreflightCheck:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -258,6 +259,7 @@ def nightly(
 ) -> None:
     """Measure the same cells every night, and show changes since the nights before."""
     from loadgen.nightly.night import Nightly, NightOptions, write_night
+    from loadgen.run.directory import reserved
 
     fail_on = _fail_on(fail_on)
     parse.load_plugins(plugin)
@@ -274,7 +276,7 @@ def nightly(
     if accept:
         _print_accepted(spec.accept(now), json)
         return
-    directory = out or Path("runs") / f"nightly-{now:%Y%m%d-%H%M%S}"
+    directory = out or reserved(Path("runs") / f"nightly-{now:%Y%m%d-%H%M%S}")
     try:
         # Without the targets of controls: a control is simulated where its cell is.
         with parse.shared_watch(watch, [cell.cell.target for cell in spec.cells]) as each:
@@ -286,6 +288,10 @@ def nightly(
             err=True,
         )
         raise typer.Exit(INTERRUPTED) from None
+    finally:
+        if out is None:  # nothing was measured
+            with contextlib.suppress(OSError):
+                directory.rmdir()
     write_night(night, parse.cache_dir(environ))
     _write_github_summary(night, environ)
     if json:

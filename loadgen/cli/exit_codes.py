@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import threading
@@ -19,6 +20,8 @@ from loadgen.errors import SlobenchError, interrupt_behind
 NO_VERDICT = 3
 INTERRUPTED = 130
 _INTERNAL = 4
+_FAILING = ("strict", "surrogateescape")
+"""Error handlers of a stream that raise for a character outside of its encoding."""
 
 
 def version() -> str:
@@ -29,6 +32,9 @@ def version() -> str:
 
 def guarded(body: Callable[[], object], environ: Mapping[str, str]) -> int:
     """Runs a command line; each failure is printed as one message and returned as an exit code."""
+    for stream in (sys.stdout, sys.stderr):  # a terminal in ASCII gets `?` for `✓`, not an error
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in _FAILING:
+            stream.reconfigure(errors="replace")
     try:
         body()
     except SlobenchError as error:
@@ -47,6 +53,9 @@ def guarded(body: Callable[[], object], environ: Mapping[str, str]) -> int:
         where = f"{error.filename}: " if error.filename else ""
         typer.echo(f"slobench: {where}{error.strerror or error}", err=True)
         _give_up_unwritable()
+        return NO_VERDICT
+    except MemoryError:  # `ulimit -v`, a container's limit
+        typer.echo("slobench: out of memory: raise the limit (ulimit -v), or send less", err=True)
         return NO_VERDICT
     except Exception as error:  # the process boundary
         if interrupt_behind(error):

@@ -16,7 +16,17 @@ from typer.main import get_command
 from typer.models import CommandInfo
 
 VERBS = {
-    "measure": ("run", "preview", "validate", "fit", "doctor", "init", "report", "export"),
+    "measure": (
+        "run",
+        "preview",
+        "validate",
+        "fit",
+        "doctor",
+        "init",
+        "report",
+        "export",
+        "verify",
+    ),
     "decide": ("rescore", "compare", "nightly", "capacity"),
     "sweep": ("sweep",),
     "lab": ("serve", "simulate", "modes"),

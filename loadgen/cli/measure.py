@@ -400,12 +400,15 @@ def report(
 
 def write_copies(page: Path, browser: str, *, png: bool, pdf: bool, svg: bool) -> None:
     """A report as a picture, as a PDF, and its figures as SVG files."""
+    from loadgen.drive import checksums
     from loadgen.measure.wording import format_count
     from reports.printed import pdf as write_pdf
     from reports.printed import picture, write_figures
 
+    written: list[Path] = []
     if png:
         n_lost_px = picture(page, page.with_suffix(".png"), browser)
+        written.append(page.with_suffix(".png"))
         typer.echo(f"png: {page.with_suffix('.png')}", err=True)
         if n_lost_px:
             typer.echo(
@@ -415,10 +418,13 @@ def write_copies(page: Path, browser: str, *, png: bool, pdf: bool, svg: bool) -
             )
     if pdf:
         write_pdf(page, page.with_suffix(".pdf"), browser)
+        written.append(page.with_suffix(".pdf"))
         typer.echo(f"pdf: {page.with_suffix('.pdf')}", err=True)
     if svg:
-        written = write_figures(page, page.with_name("figures"))
-        typer.echo(f"svg: {len(written)} figures in {page.with_name('figures')}", err=True)
+        figures = write_figures(page, page.with_name("figures"))
+        written += figures
+        typer.echo(f"svg: {len(figures)} figures in {page.with_name('figures')}", err=True)
+    checksums.cover(page.parent, *written)
 
 
 @verbs.command(
@@ -448,6 +454,7 @@ def export_(
     ] = None,
 ) -> None:
     """Write recorded runs in a format for spreadsheets, notebooks or existing dashboards."""
+    from loadgen.drive import checksums
     from loadgen.drive.store import read_run
     from loadgen.exports.formats import check_format, export, export_path
 
@@ -462,7 +469,10 @@ def export_(
     if output is None:
         sys.stdout.buffer.write(content)
     else:
-        typer.echo(f"export: {export_path(format_, output)}", err=True)
+        written = export_path(format_, output)
+        for directory in once.values():
+            checksums.cover(directory, written)
+        typer.echo(f"export: {written}", err=True)
 
 
 def _export_dashboard(runs: Sequence[Path], output: Path | None) -> None:
@@ -505,6 +515,7 @@ def write_exports(directory: Path, exports: Exports, slo: Sequence[str] | None =
     """Writes a finished run in each format; without a path into the run's directory."""
     if not exports:
         return
+    from loadgen.drive import checksums
     from loadgen.drive.store import read_run
     from loadgen.exports.formats import export, export_path
 
@@ -512,4 +523,30 @@ def write_exports(directory: Path, exports: Exports, slo: Sequence[str] | None =
     for format_, path in exports:
         destination = export_path(format_, directory if path is None else path)
         export(recorded, format_, destination, slo=slo)
+        checksums.cover(directory, destination)
         typer.echo(f"export: {destination}", err=True)
+
+
+@verbs.command(rich_help_panel=PANEL, epilog="Example: slobench verify runs/latest")
+def verify(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="Run directories, nights, baselines, or folders of them."
+        ),
+    ],
+    json: Json = False,
+) -> None:
+    """Compare recorded files with their checksums and with each other; changes nothing. Exit code 0
+    if all are intact, 3 if any is damaged, unfinished, or of a version without checksums."""
+    from loadgen.nightly.verify import exit_code
+    from loadgen.nightly.verify import verify as verified
+
+    results = [result for path in paths for result in verified(path)]
+    for result in () if json else results:
+        typer.echo(f"{result.state:<10}  {result.path} ({result.kind}, {result.n_files} files)")
+        for problem in result.problems:
+            typer.echo(f"            {problem}")
+    if json:
+        print_json([result.to_json() for result in results])
+    raise typer.Exit(exit_code(results))

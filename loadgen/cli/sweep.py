@@ -104,6 +104,7 @@ def sweep(
 ) -> None:
     """Run many cells in turn and show which trade latency for throughput best. The scenario may
     also be a sweep file (a scenario file with a key `over:`)."""
+    from loadgen.run.directory import reserved
     from loadgen.sweep.sweep import default_directory, prepare, run_sweep, write_all
     from loadgen.sweep.sweep_spec import sweep_spec
 
@@ -123,6 +124,7 @@ def sweep(
     if dry_run:
         _print_forecast(spec, directory, json)
         return
+    directory = resume or out or reserved(directory)
     prepare(directory, file, base, spec)
     with shared_watch(watch, [cell.target for cell in spec.cells]) as each:
         spec = replace(spec, cells=[cell.watched(each) for cell in spec.cells])

@@ -18,7 +18,14 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from loadgen.drive.transport import MAX_BODY_BYTES, Connections, Exchange, OnEnd, connect_reason
+from loadgen.drive.transport import (
+    BYTES_BEHIND,
+    MAX_BODY_BYTES,
+    Connections,
+    Exchange,
+    OnEnd,
+    connect_reason,
+)
 from loadgen.records import Status
 from loadgen.timer import Alarm, NoAlarm
 from targets.dialer import tls_context
@@ -147,6 +154,8 @@ class AiohttpClient:
                 exchange.first_guess_ns = now_ns
             if exchange.n_bytes > MAX_BODY_BYTES:
                 raise _Broken(f"response body over {MAX_BODY_BYTES >> 20} MiB")
+        if isinstance(response, _Response) and response.is_followed():
+            raise _Broken(BYTES_BEHIND)
 
     def _session(self, key: int) -> aiohttp.ClientSession:
         if key not in self._sessions:
@@ -197,8 +206,18 @@ class _Response(aiohttp.ClientResponse):
     body, which may be before the head is returned."""
 
     remote = ""
+    _protocol: Any = None
+
+    def is_followed(self) -> bool:
+        """Whether bytes followed the response in the same read: aiohttp has parsed them as another
+        response, in its private queue, or failed to."""
+        error = None if self._protocol is None else self._protocol.exception()
+        return bool(getattr(self._protocol, "_buffer", ())) or isinstance(
+            error, aiohttp.http_exceptions.HttpProcessingError
+        )
 
     async def start(self, connection: Any) -> aiohttp.ClientResponse:
+        self._protocol = connection.protocol
         if connection.transport is not None:
             self.remote = format_address(connection.transport.get_extra_info("peername"))
         return await super().start(connection)

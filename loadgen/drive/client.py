@@ -16,7 +16,14 @@ from typing import cast
 import httptools
 
 from loadgen.drive.pool import Pool
-from loadgen.drive.transport import MAX_BODY_BYTES, Connections, Exchange, OnEnd, connect_reason
+from loadgen.drive.transport import (
+    BYTES_BEHIND,
+    MAX_BODY_BYTES,
+    Connections,
+    Exchange,
+    OnEnd,
+    connect_reason,
+)
 from loadgen.records import Status
 from loadgen.timer import Alarm, NoAlarm
 from targets.dialer import Dialer
@@ -36,6 +43,7 @@ class Connection(asyncio.Protocol):
         self._exchange: Exchange | None = None
         self._answered: tuple[Exchange, bool] | None = None  # and whether to keep the connection
         self._read_ns = 0
+        self._is_followed = False  # bytes behind the end of a response, in the same read
         self._body_until_eof = True
         self._head_tail = b""  # last 3 bytes of the head so far: a read may cut its end
         self.remote = ""
@@ -70,9 +78,13 @@ class Connection(asyncio.Protocol):
         except httptools.HttpParserUpgrade:
             self._end(Status.stream_error, "the server switched protocols")
         except httptools.HttpParserError as error:
+            self._is_followed = self._answered is not None  # the response itself was complete
             self._end(Status.stream_error, f"not HTTP/1.1: {error or type(error).__name__}")
         if self._answered is not None:
             (exchange, keep), self._answered = self._answered, None
+            if self._is_followed or self._is_too_long(exchange):
+                exchange.fail(Status.stream_error, BYTES_BEHIND, now_ns)
+                keep = False
             self._finish(exchange, now_ns, keep=keep and self.is_usable())
         if now_ns >= self._pool.alarm.due_ns:
             self._pool.ring()
@@ -122,6 +134,9 @@ class Connection(asyncio.Protocol):
         self._parser.feed_data(data)
 
     # httptools callbacks
+    def on_message_begin(self) -> None:
+        self._is_followed = self._answered is not None
+
     def on_header(self, name: bytes, value: bytes) -> None:
         exchange = self._exchange
         assert exchange is not None
@@ -188,6 +203,9 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None
         sock = self._transport.get_extra_info("socket")
         return -1 if sock is None else int(sock.fileno())
+
+    def _is_too_long(self, exchange: Exchange) -> bool:
+        return exchange.length is not None and exchange.n_bytes > exchange.length
 
     def _expect_head(self) -> None:
         self._body_until_eof, self._head_tail = True, b""

@@ -333,10 +333,18 @@ class Body:
 
 
 def _unchunked(times: list[int], reads: list[bytes]) -> tuple[list[int], list[bytes]]:
-    """Removes the chunked framing with llhttp."""
+    """Removes the chunked framing with llhttp. Bytes behind the end of the message are left out."""
     part_times: list[int] = []
     parts: list[bytes] = []
-    parser = httptools.HttpResponseParser(SimpleNamespace(on_body=parts.append))
+    following: list[bytes] = []
+    ends: list[None] = []
+
+    def on_body(data: bytes) -> None:
+        (following if ends else parts).append(data)
+
+    parser = httptools.HttpResponseParser(
+        SimpleNamespace(on_body=on_body, on_message_complete=lambda: ends.append(None))
+    )
     parser.feed_data(_HEAD)
     try:
         for time, read in zip(times, reads, strict=True):

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from loadgen.drive import checksums
 from loadgen.drive.request_names import RequestNames
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ def adopt_engine_logs(log_dir: Path, runs: Sequence[ServedRun]) -> None:
         if path.exists():
             _split(path, runs)
             path.unlink()
+            for run in runs:
+                checksums.cover(run.directory, run.directory / name)
 
 
 def _split(path: Path, runs: Sequence[ServedRun]) -> None:

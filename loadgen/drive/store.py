@@ -2,7 +2,9 @@
 
     manifest.json  schedule.parquet  edges.parquet  requests.parquet  chunks.parquet
     server.parquet (if the server exposes metrics)  summary.json  report.html  logs/
+    checksums.sha256
 
+Every file that is read is compared with checksums.sha256 first, and the files with each other.
 For use in notebooks, status, class, tenant, error and remote address are dictionary-encoded
 strings, and requests.parquet has the derived columns `ttft_s tpot_s e2e_s slo_met`.
 """
@@ -10,6 +12,9 @@ strings, and requests.parquet has the derived columns `ttft_s tpot_s e2e_s slo_m
 from __future__ import annotations
 
 import json
+import struct
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,8 +23,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.drive import checksums
 from loadgen.errors import RunInvalid, UsageError
-from loadgen.manifest.sections import Manifest, read_client_report, read_manifest
+from loadgen.manifest.sections import (
+    FIRST_WITH_CHECKSUMS,
+    Manifest,
+    read_client_report,
+    read_manifest,
+    schema_of,
+)
 from loadgen.manifest.self_report import ClientReport
 from loadgen.records import (
     CHUNKS,
@@ -40,6 +52,7 @@ from loadgen.records import (
     Status,
     TokenSource,
     empty_requests,
+    schedule_sha256,
 )
 
 if TYPE_CHECKING:
@@ -47,6 +60,13 @@ if TYPE_CHECKING:
 
 _ENUMS = {"status": Status, "token_source": TokenSource, "finish_reason": FinishReason}
 Part = tuple[Requests, Chunks, Names]
+_PLAN = ("manifest.json", "schedule.parquet", "edges.parquet")
+_RESULTS = ("requests.parquet", "chunks.parquet")
+_SERVER = "server.parquet"
+_UNREADABLE = (
+    OSError, ValueError, KeyError, EOFError, RuntimeError, NotImplementedError, struct.error,
+    zipfile.BadZipFile, zlib.error,
+)  # fmt: skip
 
 
 def write_part(path: Path, requests: Requests, chunks: Chunks, names: Names) -> None:
@@ -63,9 +83,20 @@ def write_part(path: Path, requests: Requests, chunks: Chunks, names: Names) -> 
 
 
 def read_part(path: Path) -> Part:
-    with np.load(path) as arrays:
-        names = Names(errors=tuple(arrays["errors"]), remotes=tuple(arrays["remotes"]))
-        return arrays["requests"], arrays["chunks"], names
+    """The rows that `write_part` wrote. Raises RunInvalid for a damaged file; the CRC-32 of each
+    array is verified before it is parsed."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            if (name := archive.testzip()) is not None:
+                raise ValueError(f"the checksum of {name} is wrong")
+        with np.load(path) as arrays:
+            names = Names(errors=tuple(arrays["errors"]), remotes=tuple(arrays["remotes"]))
+            requests, chunks = arrays["requests"], arrays["chunks"]
+    except _UNREADABLE as error:
+        raise RunInvalid(f"{path}: damaged: {error}") from None
+    if requests.dtype != REQUESTS or chunks.dtype != CHUNKS:
+        raise RunInvalid(f"{path}: its columns are not those of this version")
+    return requests, chunks, names
 
 
 def to_parquet(rows: NDArray[Any], names: Names) -> bytes:
@@ -74,7 +105,7 @@ def to_parquet(rows: NDArray[Any], names: Names) -> bytes:
     from pyarrow import parquet
 
     sink = pa.BufferOutputStream()
-    parquet.write_table(_table(rows, names, {}), sink, compression="zstd")
+    parquet.write_table(_table(rows, names, {}, {}), sink, compression="zstd")
     data: bytes = sink.getvalue().to_pybytes()
     return data
 
@@ -84,7 +115,7 @@ def from_parquet(data: bytes, dtype: np.dtype[Any], names: Names) -> NDArray[Any
     import pyarrow as pa
 
     try:
-        return _read_table(pa.BufferReader(data), dtype, names)[0]
+        return _read_table(pa.BufferReader(data), dtype, names, {})[0]
     except (OSError, ValueError, KeyError) as error:
         raise RunInvalid(f"a damaged table: {error}") from error
 
@@ -120,70 +151,185 @@ def merge_parts(schedule: Schedule, parts: Sequence[Part]) -> Part:
 def read_manifest_file(directory: Path) -> tuple[Manifest, ClientReport]:
     """The manifest of a run directory, and the client's measurements of itself from the same file.
     Raises UsageError if there is no manifest, RunInvalid if it is damaged."""
+    return _read_manifest_file(directory)[:2]
+
+
+def _read_manifest_file(
+    directory: Path,
+) -> tuple[Manifest, ClientReport, dict[str, tuple[str, ...]] | None]:
+    """Also the checksums of the directory, None for a directory of an earlier version."""
     path = directory / "manifest.json"
     if not path.is_file():
         raise UsageError(f"{directory}: not a run directory (no manifest.json in it)")
+    listed = checksums.read(directory)
+    if listed is not None:
+        checksums.check(directory, listed, ["manifest.json"])
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunInvalid(f"{path}: damaged manifest: {error}") from None
-    return read_manifest(content, str(path)), read_client_report(content, str(path))
+    manifest = read_manifest(content, str(path))
+    if listed is None and schema_of(content) >= FIRST_WITH_CHECKSUMS:
+        raise RunInvalid(
+            f"{directory / checksums.NAME}: is missing: without it, nothing shows that the files "
+            "of this run are unchanged; restore it from a copy, or measure again"
+        )
+    return manifest, read_client_report(content, str(path)), listed
 
 
 def write_schedule(directory: Path, run: Run) -> None:
     """Writes manifest, schedule and edges: the plan, before the first request is sent."""
-    _write_json(directory / "manifest.json", run.manifest.to_json())
-    _write_table(directory / "schedule.parquet", run.schedule_rows, run.names, {})
-    _write_table(directory / "edges.parquet", run.edge_rows, run.names, {})
+    marks = _marks(run.manifest)
+    _write_bytes(directory / "manifest.json", _json_bytes(run.manifest.to_json()))
+    _write_table(directory / "schedule.parquet", run.schedule_rows, run.names, {}, marks)
+    _write_table(directory / "edges.parquet", run.edge_rows, run.names, {}, marks)
+    checksums.begin(directory, _PLAN)
 
 
 def write_schedule_file(path: Path, schedule: Schedule, names: Names) -> None:
     """Writes a schedule in the format of `schedule.parquet`. Raises UsageError if that fails."""
     try:
-        _write_table(path, schedule, names, {})
+        _write_table(path, schedule, names, {}, {})
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 def write_run(directory: Path, run: Run, derived: dict[str, NDArray[Any]]) -> None:
-    """Writes the results of a run. `derived` are further columns of its requests (ttft_s, …)."""
-    content = {**run.manifest.to_json(), "instrument": run.instrument.to_json()}
-    _write_json(directory / "manifest.json", content)
-    _write_table(directory / "chunks.parquet", run.chunk_rows, run.names, {})
+    """Writes the results of a run. `derived` are further columns of its requests (ttft_s, …).
+
+    The shards' parts are needed until the manifest is written, which is the last file; `expect`
+    makes the directory readable at every moment in between.
+    """
+    schema = {} if run.is_verified else {"schema": FIRST_WITH_CHECKSUMS - 1}
+    content = {**run.manifest.to_json(), **schema, "instrument": run.instrument.to_json()}
+    tables = {"chunks.parquet": run.chunk_rows, "requests.parquet": run.request_rows}
     if len(run.server_rows):
-        _write_table(directory / "server.parquet", run.server_rows, run.names, {})
-    # Last: once this file exists, the shards' parts are not needed any more (`read_run`).
-    _write_table(directory / "requests.parquet", run.request_rows, run.names, derived)
+        tables[_SERVER] = run.server_rows
+    for name, rows in tables.items():
+        added = derived if name == "requests.parquet" else {}
+        _write_table(directory / name, rows, run.names, added, _marks(run.manifest))
+    manifest, encoded = directory / "manifest.json", _json_bytes(content)
+    checksums.cover(directory, *(directory / name for name in tables))
+    checksums.expect(directory, manifest.name, encoded)
+    _write_bytes(manifest, encoded)
+    checksums.cover(directory, manifest)
 
 
 def write_summary(directory: Path, summary: Mapping[str, object]) -> None:
-    _write_json(directory / "summary.json", summary)
+    """Writes summary.json and renews its checksum."""
+    path, encoded = directory / "summary.json", _json_bytes(summary)
+    checksums.expect(directory, path.name, encoded)
+    _write_bytes(path, encoded)
+    checksums.cover(directory, path)
+
+
+def read_summary(directory: Path) -> dict[str, Any]:
+    """The content of summary.json. Raises FileNotFoundError without it, RunInvalid if it is
+    damaged."""
+    path = directory / "summary.json"
+    encoded = path.read_bytes()
+    listed = checksums.read(directory)
+    if listed is not None:
+        checksums.check(directory, listed, [path.name])
+    try:
+        content = json.loads(encoded)
+    except (ValueError, RecursionError) as error:
+        raise RunInvalid(f"{path}: damaged: {error}; slobench report writes it again") from None
+    if not isinstance(content, dict):
+        raise RunInvalid(f"{path}: damaged: no object; slobench report writes it again")
+    return content
+
+
+def has_parts(directory: Path) -> bool:
+    """Whether the run's process ended before it had merged the shards' parts."""
+    return _has_parts(directory, *_read_manifest_file(directory)[::2])
 
 
 def read_run(directory: Path | str) -> Run:
     """Reads a recorded run; from the shards' parts if its process ended before it merged them.
-    Raises UsageError if `directory` is no run directory, RunInvalid if it is damaged."""
+
+    Each file is compared with checksums.sha256, and the files with each other; a run directory of
+    an earlier version has no checksums, and its run is not `is_verified`. Raises UsageError if
+    `directory` is no run directory, RunInvalid that names the file if it is damaged.
+    """
     directory = Path(directory)
-    manifest, instrument = read_manifest_file(directory)
-    known = Names(classes=manifest.names.classes, tenants=manifest.names.tenants)
-    try:
-        schedule, names = _read_table(directory / "schedule.parquet", SCHEDULE, known)
-        edges, _ = _read_table(directory / "edges.parquet", EDGES, names)
-        has_requests = (directory / "requests.parquet").exists()
-        if not has_requests and (parts := read_parts(directory / "parts")):
-            requests, chunks, found = merge_parts(schedule, parts)
-            names = replace(names, errors=found.errors, remotes=found.remotes)
-        else:
-            requests, names = _read_table(directory / "requests.parquet", REQUESTS, names)
-            chunks, _ = _read_table(directory / "chunks.parquet", CHUNKS, names)
-        server = np.empty(0, SERVER)
-        if (directory / "server.parquet").exists():
-            server, names = _read_table(directory / "server.parquet", SERVER, names)
-    except FileNotFoundError as error:
-        raise UsageError(f"{directory}: this run was never finished ({error})") from None
-    except (OSError, ValueError, KeyError) as error:
-        raise RunInvalid(f"{directory}: damaged run directory: {error}") from error
-    return Run(manifest, schedule, requests, chunks, edges, names, instrument, server)
+    manifest, instrument, listed = _read_manifest_file(directory)
+    is_from_parts = _has_parts(directory, manifest, listed)
+    if listed is not None:
+        names_read = [*_PLAN[1:], *(() if is_from_parts else _RESULTS)]
+        if _SERVER in listed or (directory / _SERVER).exists():
+            names_read.append(_SERVER)
+        if not is_from_parts and "requests.parquet" not in listed:
+            raise UsageError(f"{directory}: this run was never finished (no requests.parquet)")
+        checksums.check(directory, listed, names_read)
+    marks = {} if listed is None else _marks(manifest)
+    names = Names(classes=manifest.names.classes, tenants=manifest.names.tenants)
+
+    def table(name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
+        nonlocal names
+        try:
+            rows, names = _read_table(directory / name, dtype, names, marks)
+        except FileNotFoundError as error:
+            raise UsageError(f"{directory}: this run was never finished ({error})") from None
+        except (OSError, ValueError, KeyError) as error:
+            raise RunInvalid(f"{directory / name}: damaged: {error}") from error
+        return rows
+
+    schedule, edges = table("schedule.parquet", SCHEDULE), table("edges.parquet", EDGES)
+    if is_from_parts:
+        requests, chunks, merged = merge_parts(schedule, read_parts(directory / "parts"))
+        names = replace(names, errors=merged.errors, remotes=merged.remotes)
+    else:
+        requests, chunks = table("requests.parquet", REQUESTS), table("chunks.parquet", CHUNKS)
+    has_server = (directory / _SERVER).exists()
+    server = table(_SERVER, SERVER) if has_server else np.empty(0, SERVER)
+    is_verified = listed is not None
+    run = Run(manifest, schedule, requests, chunks, edges, names, instrument, server, is_verified)
+    if is_verified:
+        _check_agreement(directory, run)
+    return run
+
+
+def _has_parts(
+    directory: Path, manifest: Manifest, listed: Mapping[str, tuple[str, ...]] | None
+) -> bool:
+    is_merged = (directory / "requests.parquet").exists() and manifest.ended != "running"
+    if listed is not None:
+        is_merged = is_merged and "requests.parquet" in listed
+    return not is_merged and any((directory / "parts").glob("shard-*.npz"))
+
+
+def _check_agreement(directory: Path, run: Run) -> None:
+    """Raises RunInvalid where the files are not of the same run."""
+    manifest, requests, chunks = run.manifest, run.request_rows, run.chunk_rows
+    planned = len(run.schedule_rows)
+    if manifest.n_requests != planned:
+        raise RunInvalid(
+            f"{directory / 'schedule.parquet'}: has {planned} rows, and manifest.json states "
+            f"{manifest.n_requests}: they are not of the same run"
+        )
+    if schedule_sha256(run.schedule_rows, run.edge_rows) != manifest.schedule_sha256:
+        raise RunInvalid(
+            f"{directory / 'schedule.parquet'}: is not the schedule of manifest.json "
+            "(schedule_sha256): they are not of the same run"
+        )
+    if not np.array_equal(requests["request_id"], run.schedule_rows["request_id"]):
+        raise RunInvalid(
+            f"{directory / 'requests.parquet'}: its {len(requests)} requests are not the {planned} "
+            "of schedule.parquet: they are not of the same run"
+        )
+    if not np.array_equal(
+        chunks["request_id"], np.repeat(requests["request_id"], requests["chunks"])
+    ):
+        raise RunInvalid(
+            f"{directory / 'chunks.parquet'}: its {len(chunks)} chunks are not those that "
+            "requests.parquet counts: they are not of the same run"
+        )
+
+
+def _marks(manifest: Manifest) -> dict[str, str]:
+    """The run that a table belongs to, for its metadata."""
+    return {"run": manifest.run, "started_utc": manifest.started_utc}
 
 
 def _renumber(
@@ -198,23 +344,38 @@ def _lookup(numbers: Sequence[int], codes: NDArray[Any]) -> NDArray[np.int64]:
     return looked_up
 
 
-def _write_json(path: Path, content: Mapping[str, object]) -> None:
+def _json_bytes(content: Mapping[str, object]) -> bytes:
+    return (json.dumps(content, indent=2, allow_nan=False) + "\n").encode()
+
+
+def _write_bytes(path: Path, content: bytes) -> None:
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=2, allow_nan=False) + "\n")
+    partial.write_bytes(content)
     partial.rename(path)
 
 
 def _write_table(
-    path: Path, rows: NDArray[Any], names: Names, derived: dict[str, NDArray[Any]]
+    path: Path,
+    rows: NDArray[Any],
+    names: Names,
+    derived: dict[str, NDArray[Any]],
+    marks: Mapping[str, str],
 ) -> None:
     from pyarrow import parquet
 
     partial = path.with_suffix(".partial")
-    parquet.write_table(_table(rows, names, derived), partial, compression="zstd")
+    parquet.write_table(
+        _table(rows, names, derived, marks), partial, compression="zstd", write_page_checksum=True
+    )
     partial.rename(path)
 
 
-def _table(rows: NDArray[Any], names: Names, derived: dict[str, NDArray[Any]]) -> pa.Table:
+def _table(
+    rows: NDArray[Any],
+    names: Names,
+    derived: dict[str, NDArray[Any]],
+    marks: Mapping[str, str],
+) -> pa.Table:
     import pyarrow as pa
 
     columns: dict[str, pa.Array] = {}
@@ -228,7 +389,7 @@ def _table(rows: NDArray[Any], names: Names, derived: dict[str, NDArray[Any]]) -
         else:
             columns[field] = _plain(column)
     columns |= {name: _plain(np.ascontiguousarray(column)) for name, column in derived.items()}
-    return pa.table(columns).replace_schema_metadata({"slobench": str(SCHEMA)})
+    return pa.table(columns).replace_schema_metadata({"slobench": str(SCHEMA), **marks})
 
 
 def _plain(column: NDArray[Any]) -> pa.Array:
@@ -254,12 +415,19 @@ def _dictionary(codes: NDArray[Any], words: Sequence[str]) -> pa.Array:
 
 
 def _read_table(
-    source: Path | pa.BufferReader, dtype: np.dtype[Any], names: Names
+    source: Path | pa.BufferReader, dtype: np.dtype[Any], names: Names, marks: Mapping[str, str]
 ) -> tuple[NDArray[Any], Names]:
+    """The rows of a table, and `names` with those that it adds. Raises OSError, ValueError or
+    KeyError for a damaged table, and for metadata other than `marks`."""
     from pyarrow import parquet
 
-    with parquet.ParquetFile(source) as file:  # `read_table` would import pandas, 0.4 s
+    # `read_table` would import pandas, 0.4 s
+    with parquet.ParquetFile(source, page_checksum_verification=True) as file:
         table = file.read()
+    metadata = table.schema.metadata or {}
+    for key, value in marks.items():
+        if (found := metadata.get(key.encode(), b"").decode("utf-8", "replace")) != value:
+            raise ValueError(f"it is of another run ({key} {found!r}, not {value!r})")
     rows = np.zeros(table.num_rows, dtype)
     for field in dtype.names or ():
         if field in _ENUMS:

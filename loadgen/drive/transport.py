@@ -21,6 +21,10 @@ _CLIENT_LIMITS = (
 )
 
 
+BYTES_BEHIND = "the server sent bytes behind the end of its response"
+"""The error of a response that is followed by further bytes in the same read."""
+
+
 @dataclass(slots=True, eq=False)
 class Exchange:
     """Raw record of a request: times and bytes, nothing decoded.

@@ -23,6 +23,7 @@ from typing import Any
 
 from rich.console import Console
 
+from loadgen.drive import checksums
 from loadgen.errors import UsageError
 from loadgen.lab.mode_cell import Cell, cell_of, read_waits
 from loadgen.lab.mode_spec import Mode, seeds_from, variant
@@ -195,6 +196,7 @@ def _simulated(task: _Task, scenario: Scenario, console: Console) -> Cell:
     summary = summarize(run)
     if task.run_dir is not None:
         write_results(run, summary, task.run_dir, task.cache_dir)
+        checksums.cover_rest(task.run_dir)
     assert run.manifest.engine is not None, "a simulated run has a simulated engine"
     waits_s = run.manifest.engine.waits_s
     return cell_of(run, summary, task.mode.label, task.rate_per_s, waits_s)

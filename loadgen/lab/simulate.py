@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 from rich.console import Console
 
-from loadgen.drive import store
+from loadgen.drive import checksums, store
 from loadgen.drive.progress import Progress
 from loadgen.errors import UsageError
 from loadgen.lab.prompt_ids import PromptIds
@@ -138,6 +138,7 @@ def simulate(
         plan = make_plan(chosen)
         run = record(chosen, plan, options, console, policy=policy, directory=directory)
         summarized(run, directory, None, None, None)
+        checksums.cover_rest(directory)
     return run
 
 

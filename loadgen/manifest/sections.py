@@ -1,7 +1,8 @@
 """manifest.json: the circumstances of a run, one typed value per section of the file.
 
 The manifest is written before the first request and completed at the end of the run. Each field is
-a key of the file. Schema 2 added `scenario.source` and `scenario.sha256`; schema 1 is still read.
+a key of the file. Schema 2 added `scenario.source` and `scenario.sha256`, schema 3 checksums.sha256
+of the run directory; schemas 1 and 2 are still read.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from loadgen.errors import RunInvalid
 from loadgen.manifest.json_section import JsonObject, JsonSection, read_section
 from loadgen.manifest.self_report import ClientReport
 
-SCHEMA = 2
+SCHEMA = 3
+FIRST_WITH_CHECKSUMS = 3
+"""Run directories of this schema have checksums; those of earlier schemas cannot be verified."""
 Ended = Literal["running", "completed", "stopped", "interrupted"]
 
 
@@ -304,6 +307,11 @@ def read_client_report(content: object, where: str) -> ClientReport:
     return read_section(own, ClientReport, f"{where}: instrument")
 
 
+def schema_of(content: JsonObject) -> int:
+    """The schema of a manifest that `read_manifest` accepts."""
+    return int(content["schema"])
+
+
 def text_sha256(text: str) -> str:
     """SHA-256 of a scenario's text, hexadecimal."""
     return hashlib.sha256(text.encode()).hexdigest()
@@ -312,9 +320,9 @@ def text_sha256(text: str) -> str:
 def _current(content: object, where: str) -> object:
     """The content in the form of the current schema."""
     if not isinstance(content, dict):
-        return content
+        raise RunInvalid(f"{where}: expected an object, found a {type(content).__name__}")
     schema = content.get("schema")
-    if not isinstance(schema, int):
+    if type(schema) is not int or schema < 1:  # not a bool either
         raise RunInvalid(f"{where}: schema: expected 1 to {SCHEMA}, found {schema!r}")
     if schema > SCHEMA:
         raise RunInvalid(

@@ -20,6 +20,7 @@ from loadgen.measure.attainment import (
     measured_window,
     meets,
     meets_own,
+    recorded_slos,
     slos_by_class,
     slos_met,
     unfinished_rows,
@@ -109,7 +110,7 @@ def summarize(
     """
     if confidence is not None and not 0.5 < confidence < 1:
         raise ValueError(f"expected a confidence above 50 % and below 100 %, not {confidence}")
-    slos = [parse_slo(text) for text in run.manifest.slo] if slo is None else _other_slos(slo)
+    slos = recorded_slos(run.manifest.slo) if slo is None else _other_slos(slo)
     by_class = slos_by_class(run)
     made_under = slos_of_run(run)
     if slo is not None:
@@ -197,6 +198,7 @@ def summarize(
         judged_by=made_under if slo is None else tuple(parse_slo(text).text for text in slo),
         marks=token_marks(columns, run, due),
         http_statuses=_http_statuses(run, due),
+        is_verified=run.is_verified,
     )
 
 

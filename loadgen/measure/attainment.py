@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import structs
 from numpy.typing import NDArray
 
-from loadgen.errors import UsageError
+from loadgen.errors import RunInvalid, UsageError
 from loadgen.measure.catalog import PASSES_UNDEFINED
 from loadgen.measure.per_request import Mask, PerRequest, per_request
 from loadgen.measure.slo import Slo, own_slo, parse_slo
@@ -135,13 +135,18 @@ def meets(columns: PerRequest, slos: Sequence[Slo]) -> Mask:
     return met
 
 
+def recorded_slos(texts: Sequence[str]) -> list[Slo]:
+    """The SLOs of a manifest. Raises RunInvalid for a text that is none."""
+    try:
+        return [parse_slo(text) for text in texts]
+    except ValueError as error:
+        raise RunInvalid(f"manifest.json: slo: {error}") from None
+
+
 def slos_by_class(run: Run) -> dict[str, list[Slo]]:
     """The SLOs of each class alone; empty for a run with a single class that has no SLOs of its
     own."""
-    own = {
-        name: [parse_slo(text) for text in run.manifest.class_slos(name)]
-        for name in run.names.classes
-    }
+    own = {name: recorded_slos(run.manifest.class_slos(name)) for name in run.names.classes}
     return own if len(own) > 1 or any(own.values()) else {}
 
 
@@ -177,7 +182,7 @@ def derived(run: Run) -> dict[str, NDArray[np.generic]]:
     """The computed columns of requests.parquet: `ttft_s tpot_s e2e_s`, `slo_met` by the run's own
     SLOs, and `client_stalled` where any of their times fell into a stall of the load generator."""
     columns = per_request(run)
-    slos = [parse_slo(text) for text in run.manifest.slo]
+    slos = recorded_slos(run.manifest.slo)
     return {
         "ttft_s": columns.ttft_s,
         "tpot_s": columns.tpot_s,

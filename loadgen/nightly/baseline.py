@@ -15,7 +15,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,10 @@ from loadgen.errors import UsageError
 from loadgen.measure.nights.night_record import CellNight, from_json, to_json
 from loadgen.measure.nights.night_verdict import JOINING, History
 from loadgen.nightly.matrix import NightCell
+from loadgen.run.directory_lock import held
 
 SCHEMA = 1
+_WRITER_WAIT_S = 10.0
 _WAITING = ("worse", "better")
 
 
@@ -42,6 +44,17 @@ class Baseline:
             Path(tempfile.mkdtemp(prefix=".slobench-", dir=existing)).rmdir()
         except OSError as error:
             raise UsageError(f"baseline {self.root}: cannot be written: {error.strerror}") from None
+
+    @contextlib.contextmanager
+    def writing(self, writer: str) -> Iterator[None]:
+        """Locks the store for writing. Raises UsageError with the holder's name if another process
+        holds it for longer than 10 s."""
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"baseline {self.root}: cannot be written: {error.strerror}") from None
+        with held(self.root, f"baseline {self.root}", writer, _WRITER_WAIT_S):
+            yield
 
     def folder(self, cell: NightCell) -> Path:
         return self.root / f"{cell.name}-{cell.key}"
@@ -121,30 +134,71 @@ class Baseline:
                 folders[path.parent.name] = content["agrees"]
         return folders
 
+    def verify(self) -> tuple[int, list[str]]:
+        """The number of files in the store, and what is wrong with them, a sentence each."""
+        problems: list[str] = []
+        n_files = 0
+        for folder in sorted(path.parent for path in self.root.glob("*/key.json")):
+            key = folder.name[-8:]
+            paths = [folder / "key.json", *sorted((folder / "nights").glob("[!.]*"))]
+            if (folder / "accepted.json").exists():
+                paths.append(folder / "accepted.json")
+            for path in paths:
+                n_files += 1
+                try:
+                    _verify_file(path, key)
+                except UsageError as error:
+                    problems.append(str(error))
+        return n_files, problems
+
     def _accepted(self, cell: NightCell) -> list[list[str]]:
         path = self.folder(cell) / "accepted.json"
         if not path.exists():
             return []
         content = _read(path, "accepted")
-        _check_key(path, content, cell)
+        _check_key(path, content, cell.key)
         return [[str(name) for name in level] for level in content["levels"]]
 
     def _night(self, path: Path, cell: NightCell) -> CellNight:
         content = _read(path, "night")
-        _check_key(path, content, cell)
-        try:
-            night = from_json(content)
-        except (KeyError, TypeError, ValueError, AttributeError, UsageError) as error:
-            raise _refused(path, f"it is not the record of a night ({error!r})") from None
-        if path.name != f"{night.night}.json":
-            raise _refused(path, f"its content is night {night.night}")
-        return replace(night, cell=cell.name)
+        _check_key(path, content, cell.key)
+        return replace(_night_of(path, content), cell=cell.name)
 
 
-def _check_key(path: Path, content: Mapping[str, Any], cell: NightCell) -> None:
-    if content.get("key") != cell.key:
+def is_baseline(path: Path) -> bool:
+    """Whether a directory is the store of a baseline."""
+    return any((key.parent / "nights").is_dir() for key in path.glob("*/key.json"))
+
+
+def _night_of(path: Path, content: Mapping[str, Any]) -> CellNight:
+    try:
+        night = from_json(content)
+    except (KeyError, TypeError, ValueError, AttributeError, UsageError) as error:
+        raise _refused(path, f"it is not the record of a night ({error!r})") from None
+    if path.name != f"{night.night}.json":
+        raise _refused(path, f"its content is night {night.night}")
+    return night
+
+
+def _verify_file(path: Path, key: str) -> None:
+    """Raises UsageError for a file that is damaged, or that is not of the cell with this key."""
+    if path.name == "key.json":
+        content = _read(path, "key")
+        text = json.dumps(content.get("agrees"), sort_keys=True)
+        if _digest(text)[:8] != key:
+            raise _refused(path, "it belongs to another cell than its folder")
+        return
+    kind = "accepted" if path.name == "accepted.json" else "night"
+    content = _read(path, kind)
+    _check_key(path, content, key)
+    if kind == "night":
+        _night_of(path, content)
+
+
+def _check_key(path: Path, content: Mapping[str, Any], key: str) -> None:
+    if content.get("key") != key:
         raise _refused(
-            path, f"its key is {content.get('key')}, not {cell.key}: it belongs to another cell"
+            path, f"its key is {content.get('key')}, not {key}: it belongs to another cell"
         )
 
 

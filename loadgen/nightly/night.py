@@ -17,6 +17,7 @@ from rich.console import Console
 from loadgen.cells.cell import differing
 from loadgen.cells.order import run_cells
 from loadgen.cells.runner import Between
+from loadgen.drive import checksums
 from loadgen.errors import UsageError
 from loadgen.live.watching import Watch
 from loadgen.measure.comparison.judgement import Options, exit_code
@@ -28,6 +29,8 @@ from loadgen.nightly.baseline import Baseline
 from loadgen.nightly.matrix import NightCell, night_cells
 from loadgen.nightly.measuring import CellProgress, machine_speed_s
 from loadgen.nightly.nightly_file import load_nightly
+from loadgen.run.directory import make_directory
+from loadgen.run.directory_lock import held
 from loadgen.run.run_options import RunOptions
 from reports.nightly.page import render
 from reports.nightly.view import junit, markdown
@@ -80,7 +83,8 @@ class Nightly:
     def accept(self, now: datetime) -> dict[str, list[str]]:
         """Accept the last better or worse nights of each cell as its new level; cell → nights."""
         now_utc = now.isoformat(timespec="seconds")
-        return {cell.name: self.store.accept(cell, now_utc) for cell in self.cells}
+        with self.store.writing(f"nightly --accept of {self.path}"):
+            return {cell.name: self.store.accept(cell, now_utc) for cell in self.cells}
 
     def run(
         self, console: Console, now: datetime, directory: Path, watch: Watch | None = None
@@ -100,13 +104,28 @@ class Nightly:
         self.store.check_writable()
         for cell in self.cells:
             self._print_new_baseline(cell, histories[cell.name], console)
-        _write_beginning(directory, began)
-        nights = self._measure(directory, began, histories, console, watch)
+        make_directory(directory)
+        with held(directory, f"--out {directory}", f"the night of {self.path}"):
+            if _beginning(directory, now) != began:  # by another process since it was read
+                raise UsageError(f"--out {directory}: another night began there; choose another")
+            _write_beginning(directory, began)
+            nights = self._measure(directory, began, histories, console, watch)
+            return self._judged(directory, began, histories, nights)
+
+    def _judged(
+        self,
+        directory: Path,
+        began: Mapping[str, str],
+        histories: Mapping[str, History],
+        nights: Sequence[CellNight],
+    ) -> FinishedNight:
+        """Judges a night and adds it to the baseline."""
         judged = judge_night(nights, histories, self.file.options())
         verdict = night_word(judged)
-        for cell, night, found in zip(self.cells, nights, judged, strict=True):
-            self.store.add(cell, replace(night, verdict=found.verdict))
-            self.store.prune(cell, self.file.keep, self.file.window)
+        with self.store.writing(f"the night {began['night']} of {self.path}"):
+            for cell, night, found in zip(self.cells, nights, judged, strict=True):
+                self.store.add(cell, replace(night, verdict=found.verdict))
+                self.store.prune(cell, self.file.keep, self.file.window)
         facts = self._facts(directory, began, nights, judged)
         return FinishedNight(directory, verdict, tuple(judged), facts)
 
@@ -263,8 +282,9 @@ def _first_measures(options: Options) -> list[str]:
 
 
 def write_night(night: FinishedNight, cache_dir: Path | None = None) -> None:
-    """Write index.html, junit.xml, summary.md and, as the mark of a finished night, nightly.json.
-    `cache_dir` caches the plotting bundle."""
+    """Write index.html, junit.xml, summary.md, as the mark of a finished night nightly.json, and
+    the checksums of all files that are not in a run directory. `cache_dir` caches the plotting
+    bundle."""
     result = (night.verdict, night.cells, night.facts)
     texts = {
         "index.html": render(*result, cache_dir),
@@ -274,6 +294,7 @@ def write_night(night: FinishedNight, cache_dir: Path | None = None) -> None:
     }
     for name, text in texts.items():
         (night.directory / name).write_text(text, encoding="utf-8")
+    checksums.begin(night.directory, checksums.files_in(night.directory))
 
 
 def nightly(

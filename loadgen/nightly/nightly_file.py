@@ -17,7 +17,7 @@ from loadgen.registry import Strict
 from loadgen.units import Seconds, Share
 from loadgen.workload.classes import Problem, as_validation_error
 from loadgen.workload.scenario import Scenario, load_scenario
-from loadgen.yaml_document import parse_document
+from loadgen.yaml_document import parse_document, read_file
 
 EVERY = "default"
 """Key of the margin for all measures without a margin of their own."""
@@ -170,7 +170,7 @@ def load_nightly(path: Path) -> NightlyFile:
     """The checked file. Raises UsageError with a line `file:line: key.path: problem` for every
     mistake. The scenarios and target files that it names are not read."""
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_file(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1
         raise UsageError(f"{path}:{line}: is not UTF-8 text ({error.reason})") from None
@@ -190,7 +190,7 @@ def load_nightly(path: Path) -> NightlyFile:
 def is_nightly(path: Path) -> bool:
     """Whether a file is a nightly file, judged by its keys."""
     try:
-        values = parse_document(path.read_text(encoding="utf-8-sig"), str(path), UsageError).values
+        values = parse_document(read_file(path).decode("utf-8-sig"), str(path), UsageError).values
     except (OSError, UnicodeDecodeError, UsageError):
         return False  # the scenario reader reports the problem
     return "targets" in values and "scenarios" in values

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.drive import store
-from loadgen.errors import UsageError
+from loadgen.drive import checksums, store
+from loadgen.errors import RunInvalid, UsageError
 from loadgen.measure.aggregate import slos_of_run, summarize
 from loadgen.measure.attainment import derived
 from loadgen.measure.capacity.capacity_result import read_answer
 from loadgen.measure.summary import Summary
 from loadgen.records import Run
+from loadgen.run.directory_lock import held
 from reports.page import write_page
 from reports.run.engine_section import EngineSection
 from reports.run.page import Searched, render
@@ -36,8 +37,21 @@ def conclude(
 ) -> Summary:
     """Computes a recorded run's numbers again, under other SLOs if given, and writes its page. The
     parts of a run that ended without merging them are merged first."""
+    if not (directory / "manifest.json").is_file():
+        raise UsageError(f"{directory}: not a run directory (no manifest.json in it)")
+    with held(directory, str(directory), "slobench report"):
+        return _concluded(directory, slo, confidence, cache_dir, read_section)
+
+
+def _concluded(
+    directory: Path,
+    slo: Sequence[str] | None,
+    confidence: float | None,
+    cache_dir: Path | None,
+    read_section: ReadEngineSection | None,
+) -> Summary:
     run = store.read_run(directory)
-    if not (directory / "requests.parquet").exists():
+    if store.has_parts(directory):
         manifest = msgspec.structs.replace(
             run.manifest, ended="interrupted", end_reason="slobench was ended from outside"
         )
@@ -63,12 +77,16 @@ def check_replacement(directory: Path, slo: Sequence[str]) -> None:
 def _judged_by(directory: Path) -> tuple[str, ...] | None:
     """The SLOs behind the verdict in summary.json; None without a verdict that can be read."""
     try:
-        content = json.loads((directory / "summary.json").read_text(encoding="utf-8"))
+        content = store.read_summary(directory)
         return tuple(content["judged_by"])
     except KeyError:  # written by an earlier version
         return slos_of_run(store.read_run(directory))
-    except (OSError, ValueError):
+    except FileNotFoundError:
         return None
+    except RunInvalid:
+        if checksums.read(directory) is not None:
+            raise
+        return None  # damaged, and of an earlier version: there is no verdict to replace
 
 
 def _listed(slos: Sequence[str]) -> str:
@@ -103,6 +121,7 @@ def write_results(
     section = None if read_section is None else read_section(directory, run, is_own_slo)
     page = render(run, summary, cache_dir, section, directory, parent_search(directory))
     write_page(directory / "report.html", page)
+    checksums.cover(directory, directory / "report.html")
 
 
 def parent_search(directory: Path) -> Searched | None:

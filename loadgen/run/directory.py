@@ -9,19 +9,25 @@ from datetime import datetime
 from pathlib import Path
 
 from loadgen.errors import TargetError, UsageError
+from loadgen.run.directory_lock import held, is_empty
 
 
 @contextlib.contextmanager
 def run_directory(name: str, out_dir: Path | None, force: bool) -> Iterator[Path]:
-    """A new directory: `out_dir`, or `runs/<name>-<time>`. If the run ends before its manifest is
-    written, the directory is removed, and the run that `force` would have replaced is restored."""
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    chosen = out_dir or free(Path("runs") / f"{name}-{stamp}")
-    replaced = _set_aside(chosen, force)
-    try:
-        chosen.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"--out {chosen}: cannot be made: {error.strerror}") from None
+    """A new directory: `out_dir`, or `runs/<name>-<time>`, locked for this process. If the run ends
+    before its manifest is written, the directory is removed, and the run that `force` would have
+    replaced is restored."""
+    if out_dir is None:
+        stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+        chosen, replaced = reserved(Path("runs") / f"{name}-{stamp}"), None
+    else:
+        chosen, replaced = out_dir, _set_aside(out_dir, force)
+        make_directory(chosen)
+    with held(chosen, f"--out {chosen}", f"the run {name}"):
+        yield from _filled(chosen, replaced)
+
+
+def _filled(chosen: Path, replaced: Path | None) -> Iterator[Path]:
     try:
         yield chosen
     except BaseException as error:
@@ -49,13 +55,41 @@ def _keep_server_log(chosen: Path) -> Path | None:
 
 def _set_aside(chosen: Path, force: bool) -> Path | None:
     """Renames an existing run, to be removed when the new run has begun; None if there is none."""
-    if not chosen.exists() or (chosen.is_dir() and not any(chosen.iterdir())):
+    if not chosen.exists():
         return None
-    if not force:
-        raise UsageError(f"--out {chosen}: already exists; --force overwrites the run in it")
-    if not (chosen / "manifest.json").is_file():
-        raise UsageError(f"--out {chosen}: not a run, and --force overwrites only runs")
-    return chosen.rename(free(chosen.with_name(f".{chosen.name}.replaced")))
+    if not chosen.is_dir():
+        raise UsageError(f"--out {chosen}: already exists, and is no directory")
+    if is_empty(chosen):
+        return None
+    with held(chosen, f"--out {chosen}", "a run that replaces it"):
+        if not force:
+            raise UsageError(f"--out {chosen}: already exists; --force overwrites the run in it")
+        if not (chosen / "manifest.json").is_file():
+            raise UsageError(f"--out {chosen}: not a run, and --force overwrites only runs")
+        return chosen.rename(free(chosen.with_name(f".{chosen.name}.replaced")))
+
+
+def make_directory(chosen: Path) -> None:
+    """Makes a directory unless it exists. Raises UsageError."""
+    try:
+        chosen.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {chosen}: cannot be made: {error.strerror}") from None
+
+
+def reserved(path: Path) -> Path:
+    """A new, empty directory: `path`, or the first of `path-1`, `path-2`, … that no other process
+    has made. Raises UsageError."""
+    make_directory(path.parent)
+    while True:
+        chosen = free(path)
+        try:
+            chosen.mkdir()
+        except FileExistsError:  # made by another process in this moment
+            continue
+        except OSError as error:
+            raise UsageError(f"--out {chosen}: cannot be made: {error.strerror}") from None
+        return chosen
 
 
 def free(path: Path) -> Path:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from rich.console import Console
 
+from loadgen.drive import checksums
 from loadgen.drive.engine_logs import ServedRun, adopt_engine_logs
 from loadgen.drive.shard_process import PreforkedShard
 from loadgen.drive.shards import Shards
@@ -145,6 +146,7 @@ def finished(recorded: Run, directory: Path, options: RunOptions) -> FinishedRun
     summary = summarized(
         recorded, directory, None, options.confidence, options.cache_dir, engine_reader(directory)
     )
+    checksums.cover_rest(directory)
     return FinishedRun(recorded, summary, directory)
 
 

@@ -26,8 +26,9 @@ from loadgen.manifest.sections import (
     WindowSection,
     text_sha256,
 )
+from loadgen.records import schedule_sha256
 from loadgen.workload.scenario import Scenario
-from loadgen.workload.schedule import Plan, schedule_sha256
+from loadgen.workload.schedule import Plan
 
 
 class Described(Protocol):

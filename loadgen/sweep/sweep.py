@@ -25,6 +25,8 @@ from loadgen.cells.cell import PlannedRun, check_cells
 from loadgen.cells.order import run_cells, turns
 from loadgen.cells.runner import CellFailure
 from loadgen.errors import UsageError
+from loadgen.run.directory import make_directory, reserved
+from loadgen.run.directory_lock import held, is_empty
 from loadgen.run.execute import SIMULATED
 from loadgen.run.manifest import version, without_key
 from loadgen.run.run_options import RunOptions
@@ -80,7 +82,20 @@ def run_sweep(
     command: Sequence[str] = (),
 ) -> Swept:
     """Measure every run that `directory` does not have yet. After Ctrl-C the result covers the
-    finished runs. Raises UsageError before the first run."""
+    finished runs. Raises UsageError before the first run, also where another process measures in
+    `directory`."""
+    make_directory(directory)
+    with held(directory, f"--out {directory}", f"the sweep {scenario.name}"):
+        return _swept(spec, scenario, directory, console, command)
+
+
+def _swept(
+    spec: SweepSpec,
+    scenario: Scenario,
+    directory: Path,
+    console: Console,
+    command: Sequence[str],
+) -> Swept:
     running = run_cells(
         spec.cells,
         directory,
@@ -130,7 +145,7 @@ def forecast(spec: SweepSpec, directory: Path) -> SweepEstimate:
 def prepare(directory: Path, file: SweepFile, base: Base, spec: SweepSpec) -> None:
     """Write the definition of the sweep, without secrets, so that it can be resumed. Raises
     UsageError for a directory with other content, or with other cells of the same names."""
-    if directory.is_dir() and any(directory.iterdir()) and not (directory / FILE).is_file():
+    if directory.is_dir() and not is_empty(directory) and not (directory / FILE).is_file():
         raise UsageError(f"--out {directory}: exists already and holds no sweep")
     check_cells(spec.cells, directory)
     directory.mkdir(parents=True, exist_ok=True)
@@ -219,7 +234,7 @@ def sweep(
     file = sweep_from_flags({"over": {key: list(values) for key, values in over.items()}, **keys})
     base = Base(chosen, target, RunOptions(**{"environ": dict(os.environ), **of_runs}))
     spec = sweep_spec(file, base)
-    directory = Path(out_dir) if out_dir else default_directory(chosen)
+    directory = Path(out_dir) if out_dir else reserved(default_directory(chosen))
     prepare(directory, file, base, spec)
     swept = run_sweep(spec, chosen, directory, Console(quiet=True))
     write_all(swept, base.options.cache_dir)

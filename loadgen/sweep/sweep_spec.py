@@ -19,7 +19,7 @@ from loadgen.registry import Block
 from loadgen.sweep.axes import Axis, How, axis, label
 from loadgen.sweep.points import Base, cells_of
 from loadgen.units import Seconds, as_data
-from loadgen.yaml_document import Document, parse_document, write_document
+from loadgen.yaml_document import Document, parse_document, read_file, write_document
 
 FILE = "sweep.yaml"
 SCENARIO = "scenario.yaml"
@@ -81,10 +81,10 @@ class SweepFile(Block):
 
 def is_sweep_file(source: str | None) -> bool:
     """Whether a file has the key `over`; a scenario has not."""
-    if source is None or not Path(source).is_file():
+    if source is None or not Path(source).exists():
         return False
     try:
-        read = yaml.safe_load(Path(source).read_text(encoding="utf-8"))
+        read = yaml.safe_load(read_file(Path(source)))
     except (OSError, ValueError, yaml.YAMLError):
         return False  # the scenario reader reports the problem
     return isinstance(read, dict) and "over" in read
@@ -100,7 +100,7 @@ def read_sweep_file(path: Path, on_top: Mapping[str, Any]) -> SweepFile:
     the file's. Paths are relative to the file, if they exist there. Raises UsageError with a line
     per mistake."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is not UTF-8 text"
         raise UsageError(f"{path}: cannot be read: {reason}") from None

@@ -24,13 +24,13 @@ from loadgen.drive.store import from_parquet, to_parquet
 from loadgen.drive.task import ShardTask
 from loadgen.errors import RunInvalid, ScenarioError, TargetFileError, UsageError
 from loadgen.live.watching import run_labels
-from loadgen.records import EDGES, SCHEDULE
+from loadgen.records import EDGES, SCHEDULE, schedule_sha256
 from loadgen.run.shard_tasks import Job, Share, shard_task
 from loadgen.run.target import Target
 from loadgen.web.control_messages import Assign, LoadPiece, PromptFitMessage, pieces
 from loadgen.workload.prompts import PromptFit, Prompts
 from loadgen.workload.scenario import Scenario
-from loadgen.workload.schedule import Plan, schedule_sha256
+from loadgen.workload.schedule import Plan
 from loadgen.workload.word_text import WordCounts
 from loadgen.yaml_document import parse_document, write_document
 from targets.address import parse_url

@@ -16,12 +16,11 @@ from loadgen.measure.statistics.dependence import Dependence
 from loadgen.measure.statistics.intervals import BoundTimes
 from loadgen.measure.statistics.proportions import least_n, needed_n
 from loadgen.measure.statistics.time_series import describe_arrivals
-from loadgen.records import OWN_SLO, Edges, Phase, Schedule
+from loadgen.records import OWN_SLO, Edges, Phase, Schedule, schedule_sha256
 from loadgen.workload.arrivals import total_rate_per_s
 from loadgen.workload.dialogue import Context
 from loadgen.workload.lengths import TokenCounts
 from loadgen.workload.scenario import Scenario
-from loadgen.workload.schedule import schedule_sha256
 
 QUEUE_TIME = 25.0
 """The autocorrelation time, in requests, that `n_needed_queued` assumes: about that of the p90

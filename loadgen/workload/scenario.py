@@ -41,7 +41,7 @@ from loadgen.workload.classes import (
 from loadgen.workload.presets import expanded
 from loadgen.workload.requests import Requests
 from loadgen.workload.texts import PROMPTS, PromptKind, Synthetic
-from loadgen.yaml_document import Document, override, parse_document, write_document
+from loadgen.yaml_document import Document, override, parse_document, read_file, write_document
 
 ONLY_CLASS = "default"
 
@@ -395,8 +395,9 @@ def read_source(path_or_name: str | Path) -> tuple[str, str]:
     name = path.name.removesuffix(".yaml")
     is_shipped_name = path.parent in (Path(), Path("scenarios"))
     try:
-        if path.is_file() or not is_shipped_name:
-            return str(path), path.read_bytes().decode("utf-8-sig")
+        is_file = path.exists() and not (path.is_dir() and not path.suffix)
+        if is_file or not is_shipped_name:
+            return str(path), read_file(path).decode("utf-8-sig")
         resource = importlib.resources.files("scenarios").joinpath(f"{name}.yaml")
         return f"scenarios/{name}.yaml", resource.read_text("utf-8")
     except FileNotFoundError:

@@ -7,7 +7,6 @@ purpose leaves the others unchanged.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import ScenarioError, nearest
-from loadgen.records import EDGES, LATER, SCHEDULE, Edges, Phase, Schedule
+from loadgen.records import EDGES, SCHEDULE, Edges, Phase, Schedule
 from loadgen.workload.arrivals import Arrivals, Traffic
 from loadgen.workload.classes import TrafficClass
 from loadgen.workload.layout import (
@@ -119,26 +118,6 @@ def merge(parts: Sequence[Schedule]) -> Schedule:
     """The inverse of `split`, byte for byte."""
     rows = np.concatenate([np.empty(0, SCHEDULE), *parts])
     return rows[np.argsort(rows["request_id"], kind="stable")]
-
-
-def schedule_sha256(schedule: Schedule, edges: Edges | None = None) -> str:
-    """The fingerprint (hex) of a plan: runs with equal fingerprints send the same requests.
-
-    Columns that were added later (cancellation, limits of requests) and edges count only if they
-    are used, so plans without them keep their old fingerprint. To compare machine types, compare
-    recorded files: the last bit of a logarithm may differ.
-    """
-    unused = [name for name in LATER if not schedule[name].any()]
-    kept = _without(schedule, unused) if unused else schedule
-    digest = hashlib.sha256(np.ascontiguousarray(kept).tobytes())
-    if edges is not None:
-        digest.update(np.ascontiguousarray(edges).tobytes())
-    return digest.hexdigest()
-
-
-def _without(schedule: Schedule, columns: Sequence[str]) -> NDArray[np.void]:
-    names = [name for name in schedule.dtype.names or () if name not in columns]
-    return schedule[names].astype([(name, schedule.dtype[name]) for name in names])
 
 
 def _parts(scenario: Scenario) -> Iterator[ClassTraffic]:

@@ -12,7 +12,7 @@ import uvloop
 
 from loadgen.drive.client import Client, Connection
 from loadgen.drive.decode import Body
-from loadgen.drive.transport import Exchange
+from loadgen.drive.transport import BYTES_BEHIND, Exchange
 from loadgen.records import Status
 from loadgen.timer import NoAlarm
 from targets.dialer import Dialer
@@ -287,7 +287,7 @@ def test_bytes_nobody_asked_for_close_the_connection(run):
             await reader.read()
 
     (first,), _ = run(chatty)
-    assert first.outcome is None
+    assert (first.outcome, first.error) == (Status.stream_error, BYTES_BEHIND)
     assert Body(first).data == b"x"
 
 

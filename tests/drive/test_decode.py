@@ -168,6 +168,13 @@ def test_cached_tokens_are_kept():
     assert result.cached_tokens == 7
 
 
+@pytest.mark.faults
+def test_done_without_a_finish_reason_is_a_complete_answer():
+    result = decode(exchange(token("a"), token("b"), usage(2), DONE), ADAPTER)
+    assert (result.status, result.error, result.output_tokens) == (Status.ok, "", 2)
+    assert result.finish_reason is FinishReason.none
+
+
 @pytest.mark.parametrize(
     ("reads", "words"),
     [

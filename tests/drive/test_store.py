@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from loadgen.drive import store
+from loadgen.drive import checksums, store
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.manifest.self_report import ClientReport
 from loadgen.records import (
@@ -22,7 +22,7 @@ from loadgen.records import (
     Status,
     empty_requests,
 )
-from tests.runs import MANIFEST, SHARD
+from tests.runs import MANIFEST, SHARD, of_schema_2, write_to
 
 
 def schedule_of(n):
@@ -85,9 +85,8 @@ def recorded(tmp_path):
     names = replace(names, series=("running", 'wait_s{reason="kv"}'))
     server = np.array([(-0.04, 0, 3.0), (-0.04, 1, 0.5), (1.0, 0, 4.0)], SERVER)
     run = Run(MANIFEST, schedule, requests, chunks, edges, names, ClientReport((SHARD,)), server)
-    store.write_schedule(tmp_path, run)
-    store.write_run(tmp_path, run, {"ttft_s": np.array([0.1, 0.2, np.nan])})
-    return run, tmp_path
+    run.request_rows["chunks"] = 1
+    return write_to(tmp_path, run, {"ttft_s": np.array([0.1, 0.2, np.nan])}), tmp_path
 
 
 def test_a_run_reads_back_as_it_was_written(recorded):
@@ -122,12 +121,16 @@ def test_a_directory_that_is_no_run_is_named(tmp_path):
         store.read_run(tmp_path)
 
 
+@pytest.mark.faults
 def test_an_unfinished_run_is_told_from_a_damaged_one(recorded):
     directory = recorded[1]
     (directory / "chunks.parquet").write_bytes(b"PAR1 but not really")
-    with pytest.raises(RunInvalid, match="damaged"):
+    with pytest.raises(RunInvalid, match=r"chunks\.parquet: damaged"):
         store.read_run(directory)
     (directory / "chunks.parquet").unlink()
+    with pytest.raises(RunInvalid, match=r"chunks\.parquet: is missing"):
+        store.read_run(directory)
+    store.write_schedule(directory, recorded[0])
     with pytest.raises(UsageError, match="never finished"):
         store.read_run(directory)
 
@@ -137,6 +140,7 @@ def test_a_newer_schema_names_the_version_that_wrote_it(recorded):
     manifest = json.loads((directory / "manifest.json").read_text())
     content = {**manifest, "schema": 9, "slobench": "7.0"}
     (directory / "manifest.json").write_text(json.dumps(content))
+    (directory / checksums.NAME).unlink()
     with pytest.raises(RunInvalid, match=r"written by slobench 7\.0"):
         store.read_run(directory)
 
@@ -153,6 +157,7 @@ def test_a_part_survives_its_file(tmp_path):
 
 def test_requests_recorded_before_the_finish_was_timed_have_none(recorded):
     run, directory = recorded
+    of_schema_2(directory)
     path = directory / "requests.parquet"
     parquet.write_table(parquet.read_table(path).drop_columns("finish_s"), path)
     rows = store.read_run(directory).request_rows

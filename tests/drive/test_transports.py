@@ -211,6 +211,40 @@ def comparable(exchange):
     return seen
 
 
+LENGTH = HEAD + b"content-length: %d\r\n\r\n" % len(STREAM) + STREAM
+CLOSING = HEAD + b"connection: close\r\ncontent-length: %d\r\n\r\n" % len(STREAM) + STREAM
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("behind", [WHOLE, LENGTH, b"garbage\r\n\r\n"])
+@pytest.mark.parametrize("first", [WHOLE, LENGTH, CLOSING])
+def test_bytes_behind_a_response_are_an_error_of_its_row_and_none_of_its_tokens(first, behind):
+    async def scenario(kind):
+        async with serving(answering(first + behind)) as (host, port):
+            client = make(kind, asyncio.get_running_loop(), Route(host, port))
+            return await send_all(client, request(host="t"), n=1)
+
+    for kind, (exchange,) in zip(("fast", "aiohttp"), by_both(scenario), strict=True):
+        decoded = decode(exchange, ADAPTER)
+        assert decoded.status is Status.stream_error, kind
+        assert decoded.output_tokens in (0, 3)
+        if kind == "fast":
+            assert decoded.error == "the server sent bytes behind the end of its response"
+            assert decoded.output_tokens == 3
+
+
+@pytest.mark.parametrize("behind", [b"", b"\r\n"])
+@pytest.mark.parametrize("first", [WHOLE, LENGTH, CLOSING])
+def test_a_line_end_behind_a_response_is_none(first, behind):
+    async def scenario(kind):
+        async with serving(answering(first + behind * (first is WHOLE))) as (host, port):
+            client = make(kind, asyncio.get_running_loop(), Route(host, port))
+            return await send_all(client, request(host="t"), n=1)
+
+    for (exchange,) in by_both(scenario):
+        assert decode(exchange, ADAPTER).status is Status.ok
+
+
 @pytest.mark.parametrize("connections", ["reuse", "never", "per_session"])
 def test_both_count_their_connections_alike(connections):
     async def scenario(kind):

@@ -14,6 +14,7 @@ import pytest
 
 from loadgen.drive import store
 from loadgen.drive.store import read_run
+from loadgen.nightly.verify import verify
 from loadgen.records import Status
 from targets.mock_script import Failure, Script
 
@@ -60,8 +61,11 @@ def test_a_run_that_meets_its_slo_exits_0_and_leaves_every_file(plain):
     assert result.returncode == 0, result.stdout + result.stderr
     assert {path.name for path in directory.iterdir()} == {
         "manifest.json", "schedule.parquet", "edges.parquet", "requests.parquet",
-        "chunks.parquet", "summary.json", "report.html", "logs",
+        "chunks.parquet", "summary.json", "report.html", "logs", "checksums.sha256",
     }  # fmt: skip
+    (found,) = verify(directory)
+    n_files = sum(path.is_file() for path in directory.rglob("*"))
+    assert (found.state, found.n_files) == ("verified", n_files - 1)
     assert (directory.parent / "latest").resolve() == directory.resolve()
     assert "report.html" in result.stderr
     assert "MET" in result.stdout

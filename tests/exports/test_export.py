@@ -10,14 +10,13 @@ import pandas as pd
 import pytest
 
 import slobench
-from loadgen.drive.store import write_run, write_schedule
 from loadgen.errors import UsageError
 from loadgen.exports.formats import FORMATS, export
 from loadgen.manifest.sections import LabelsSection
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
 from loadgen.records import Names
-from tests.runs import measured_run, replace_schedule, two_classes, with_manifest
+from tests.runs import measured_run, replace_schedule, two_classes, with_manifest, write_to
 from tests.test_verbs import slobench as command_line
 
 
@@ -149,9 +148,7 @@ def test_a_folder_gets_the_formats_own_file_name(tmp_path):
 @pytest.fixture
 def directory(tmp_path):
     run, path = measured_run(n_requests=60), tmp_path / "run"
-    path.mkdir()
-    write_schedule(path, run)
-    write_run(path, run, derived(run))
+    write_to(path, run)
     return path
 
 

@@ -16,9 +16,9 @@ from loadgen.lab.simulate import record, simulate
 from loadgen.lab.simulated_engine import read_settings, sim_options
 from loadgen.lab.virtual_client import VirtualClient
 from loadgen.measure.aggregate import summarize
-from loadgen.records import FinishReason, Status
+from loadgen.records import FinishReason, Status, schedule_sha256
 from loadgen.workload.scenario import load_scenario, scenario_from_flags, shipped_scenarios
-from loadgen.workload.schedule import make_plan, schedule_sha256
+from loadgen.workload.schedule import make_plan
 from reference_engine.model.zoo import resolve
 from reference_engine.state.cost_model import StepShape, model_on_hardware
 

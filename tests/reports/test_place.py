@@ -6,11 +6,10 @@ from html import unescape
 
 from loadgen.drive import store
 from loadgen.measure.aggregate import summarize
-from loadgen.measure.attainment import derived
 from loadgen.run.conclude import conclude
 from reports.run.engine_section import EngineSection, MissReason
 from reports.run.page import render, run_word
-from tests.runs import measured_run
+from tests.runs import measured_run, write_to
 
 
 def commands(page):
@@ -27,9 +26,7 @@ def commands(page):
 def test_a_page_names_the_directory_the_run_is_in(tmp_path, cache, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = measured_run(slo=[])
-    (tmp_path / "runs" / "it's mine").mkdir(parents=True)
-    store.write_schedule(tmp_path / "runs" / "it's mine", run)
-    store.write_run(tmp_path / "runs" / "it's mine", run, derived(run))
+    write_to(tmp_path / "runs" / "it's mine", run)
     (tmp_path / "runs" / "latest").symlink_to("it's mine", target_is_directory=True)
     for given in (tmp_path / "runs" / "it's mine", (tmp_path / "runs" / "latest")):
         conclude(given.relative_to(tmp_path), None, None, cache)

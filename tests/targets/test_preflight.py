@@ -266,13 +266,15 @@ def test_a_refused_connection_is_reported_as_such():
         assert [c.ok for c in result.checks] == [False] + [None] * (len(CHECKS) - 1)
 
 
+@pytest.mark.faults
 def test_https_to_a_server_without_tls_is_reported_as_such(mock_url):
     result = run_preflight(mock_url.replace("http", "https"))
     assert "does not speak TLS" in result.fatal
     assert "write http:// instead" in result.fatal
 
 
-def test_an_untrusted_certificate_can_be_named(tmp_path):
+@pytest.mark.faults
+def test_an_untrusted_certificate_can_be_named_and_a_missing_s_in_the_url_is_found(tmp_path):
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     made = (
         "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2 "
@@ -295,6 +297,10 @@ def test_an_untrusted_certificate_can_be_named(tmp_path):
             in run_preflight(url).fatal
         )
         assert run_preflight(url, lines=f"ca_cert: {cert}").fatal is None
+        plain = url.replace("https", "http")
+        assert run_preflight(plain).fatal == (
+            f"{plain}: the port speaks TLS; write https:// instead of http://"
+        )
 
 
 def test_a_server_on_a_socket_file_passes_every_check(tmp_path):

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.errors import ScenarioError
-from loadgen.records import LATER, SCHEDULE, Phase
+from loadgen.records import LATER, SCHEDULE, Phase, schedule_sha256
 from loadgen.workload.scenario import load_scenario, scenario_from_flags
-from loadgen.workload.schedule import make_schedule, merge, schedule_sha256, split
+from loadgen.workload.schedule import make_schedule, merge, split
 from tests import strategies
 
 
@@ -31,7 +31,8 @@ def test_the_same_scenario_gives_the_same_bytes(name):
 def test_another_process_with_another_hash_seed_gives_the_same_bytes():
     script = (
         "from loadgen.workload.scenario import load_scenario as l\n"
-        "from loadgen.workload.schedule import make_schedule as m, schedule_sha256 as h\n"
+        "from loadgen.workload.schedule import make_schedule as m\n"
+        "from loadgen.records import schedule_sha256 as h\n"
         "print(h(m(l('chat_bursty'))))"
     )
     there = [

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.errors import ScenarioError
-from loadgen.records import Phase
+from loadgen.records import Phase, schedule_sha256
 from loadgen.workload.scenario import Scenario, load_scenario
-from loadgen.workload.schedule import make_plan, merge, schedule_sha256, split, split_plan
+from loadgen.workload.schedule import make_plan, merge, split, split_plan
 
 HALF = {"kind": "uniform", "min": 1, "max": 40}
 

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.drive.store import read_run, write_run, write_schedule
+from loadgen.drive.store import read_run
 from loadgen.errors import ScenarioError, TraceFileError
-from loadgen.records import OWN_SLO
+from loadgen.records import OWN_SLO, schedule_sha256
 from loadgen.workload.preview import preview
 from loadgen.workload.scenario import load_scenario
-from loadgen.workload.schedule import make_plan, make_schedule, schedule_sha256, split
+from loadgen.workload.schedule import make_plan, make_schedule, split
 from loadgen.workload.traces.file import load_trace
 from loadgen.workload.traces.trace import TRACES
-from tests.runs import measured_run, replace_schedule
+from tests.runs import measured_run, replace_schedule, write_to
 
 CSV = """\
 when,in,out,first,gap,whole
@@ -192,8 +192,7 @@ def test_a_recorded_run_keeps_them_exactly(tmp_path):
     run = measured_run()
     limits_s = np.random.default_rng(3).lognormal(0, 1, len(run.schedule_rows))
     run = replace_schedule(run, ttft_slo_s=limits_s)
-    write_schedule(tmp_path, run)
-    write_run(tmp_path, run, {})
+    write_to(tmp_path, run, {})
     read = read_run(tmp_path)
     assert read.schedule_rows["ttft_slo_s"].tolist() == limits_s.tolist()
     assert "ttft_slo_s" in read.schedule

@@ -26,7 +26,31 @@ def record(run: Run) -> ValidityCheck:
     for shard in run.instrument.shards:
         if why := shard.broken:
             return gate("record", False, f"worker {shard.shard} stopped too early: {why}")
+    if not run.instrument.shards and run.manifest.clock != "virtual":
+        detail = (
+            "the load generator's measurements of itself are missing (`instrument` of "
+            "manifest.json), so nothing shows that the times are right"
+        )
+        return gate("record", False, detail)
+    n_other = _n_other_chunks(run)
+    if n_other:
+        detail = (
+            f"{format_count(n_other)} of {format_count(n)} requests have other chunks in "
+            "chunks.parquet than requests.parquet counts: the files are not of the same run"
+        )
+        return gate("record", False, detail)
     return gate("record", True, f"all {format_count(n)} scheduled requests are recorded")
+
+
+def _n_other_chunks(run: Run) -> int:
+    """Number of requests with another number of chunks than their row counts; of requests that the
+    run does not have, if there are any."""
+    ids, chunk_ids = run.request_rows["request_id"], run.chunk_rows["request_id"]
+    places = np.searchsorted(ids, chunk_ids)
+    is_known = ids[np.minimum(places, len(ids) - 1)] == chunk_ids if len(ids) else places < 0
+    counts = np.bincount(places[is_known], minlength=len(ids))
+    n_unknown = len(np.unique(chunk_ids[~is_known]))
+    return int(np.count_nonzero(counts != run.request_rows["chunks"])) + n_unknown
 
 
 def _how_rows_were_lost(run: Run) -> str:

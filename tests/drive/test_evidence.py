@@ -1,0 +1,313 @@
+"""A run directory that is damaged, mixed or incomplete is never read as if it were whole."""
+
+import json
+import random
+import shutil
+import subprocess
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from pyarrow import parquet
+
+from loadgen.drive import checksums, store
+from loadgen.errors import RunInvalid, SlobenchError
+from loadgen.manifest.self_report import ClientReport
+from loadgen.measure.aggregate import summarize
+from loadgen.records import SERVER
+from loadgen.run.conclude import conclude
+from tests.runs import measured_run, of_schema_2, with_manifest, write_to
+
+SLO = ["p90(ttft) <= 500ms"]
+EVIDENCE = ["manifest.json", "schedule.parquet", "edges.parquet", "requests.parquet",
+            "chunks.parquet", "server.parquet"]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, page_cache):
+    """The directory of a finished run with its page, a log and the server's metrics."""
+    directory = tmp_path_factory.mktemp("finished") / "run"
+    run = measured_run(n_requests=60, slo=SLO)
+    names = replace(run.names, series=("running",))
+    server = np.array([(0.5, 0, 3.0), (1.5, 0, 4.0)], SERVER)
+    write_to(directory, replace(run, names=names, server_rows=server))
+    (directory / "logs").mkdir()
+    (directory / "logs" / "shard-0.log").write_text("nothing to report\n" * 20)
+    conclude(directory, None, None, page_cache)
+    checksums.cover_rest(directory)
+    return directory
+
+
+@pytest.fixture
+def directory(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "run")
+
+
+def summary_of(directory):
+    return json.dumps(summarize(store.read_run(directory)).to_json(), sort_keys=True)
+
+
+def rows_of(directory):
+    run = store.read_run(directory)
+    return [rows.tobytes() for rows in (run.request_rows, run.chunk_rows, run.schedule_rows)]
+
+
+def outcome(read, directory):
+    """The result, or the error that the command line would print."""
+    try:
+        return read(directory)
+    except SlobenchError as error:
+        return error
+
+
+def flip(path, bit):
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+def test_every_file_is_listed_as_sha256sum_writes_it(directory):
+    result = subprocess.run(
+        ["sha256sum", "-c", "--strict", checksums.NAME],
+        cwd=directory, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    checked = {line.partition(":")[0] for line in result.stdout.splitlines()}
+    files = {p.relative_to(directory).as_posix() for p in directory.rglob("*") if p.is_file()}
+    assert checked == files - {checksums.NAME}
+    assert {*EVIDENCE, "summary.json", "report.html", "logs/shard-0.log"} == checked
+
+
+@pytest.mark.faults
+def test_300_bit_flips_are_errors_that_name_the_file_or_change_nothing(directory):
+    """The same number of flips in each file, at random places; seed 22."""
+    rng = random.Random(22)
+    before = summary_of(directory)
+    files = sorted(p for p in directory.rglob("*") if p.is_file())
+    assert len(files) == 10
+    n_errors = 0
+    for file in files:
+        whole, name = file.read_bytes(), file.relative_to(directory).as_posix()
+        for _ in range(30):
+            bit = rng.randrange(8 * len(whole))
+            flip(file, bit)
+            problems = checksums.problems(directory)
+            assert any(name in problem for problem in problems), (name, bit, problems)
+            read = outcome(summary_of, directory)
+            n_errors += isinstance(read, SlobenchError)
+            assert read == before or name in str(read), (name, bit, read)
+            assert read != before or name not in EVIDENCE, (name, bit)
+            file.write_bytes(whole)
+    assert n_errors >= 30 * len(EVIDENCE)
+    assert checksums.problems(directory) == []
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", EVIDENCE)
+def test_a_file_that_is_cut_or_missing_is_named(directory, name):
+    whole = (directory / name).read_bytes()
+    for n_bytes in (0, len(whole) // 2, len(whole) - 1):
+        (directory / name).write_bytes(whole[:n_bytes])
+        with pytest.raises(RunInvalid, match=f"{name}: damaged"):
+            store.read_run(directory)
+    (directory / name).unlink()
+    with pytest.raises(SlobenchError, match=name):
+        store.read_run(directory)
+    assert any(name in problem for problem in checksums.problems(directory))
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("name", EVIDENCE[1:5])
+def test_a_file_of_another_run_is_refused(directory, tmp_path, name):
+    """Also where checksums were taken again afterwards: the files do not agree."""
+    other = with_manifest(measured_run(n_requests=61, seed=8), run="other")
+    write_to(tmp_path / "other", other)
+    shutil.copy(tmp_path / "other" / name, directory / name)
+    with pytest.raises(RunInvalid, match=f"{name}: damaged"):
+        store.read_run(directory)
+    checksums.cover(directory, directory / name)
+    with pytest.raises(RunInvalid, match=rf"{name}: damaged: it is of another run .*'other'"):
+        store.read_run(directory)
+
+
+@pytest.mark.faults
+def test_files_of_equal_marks_must_agree(directory):
+    run = store.read_run(directory)
+    fewer = replace(run, chunk_rows=run.chunk_rows[:-1])
+    store.write_run(directory, fewer, {})
+    with pytest.raises(RunInvalid, match=r"chunks\.parquet: its 1199 chunks are not those"):
+        store.read_run(directory)
+    store.write_run(directory, replace(run, request_rows=run.request_rows[1:]), {})
+    with pytest.raises(RunInvalid, match=r"requests\.parquet: its 59 requests are not the 60"):
+        store.read_run(directory)
+    moved = run.schedule_rows.copy()
+    moved["scheduled_s"] += 1.0
+    store.write_schedule(directory, replace(run, schedule_rows=moved))
+    store.write_run(directory, run, {})
+    with pytest.raises(RunInvalid, match=r"schedule\.parquet: is not the schedule"):
+        store.read_run(directory)
+    store.write_schedule(directory, with_manifest(run, n_requests=61))
+    store.write_run(directory, with_manifest(run, n_requests=61), {})
+    with pytest.raises(RunInvalid, match=r"has 60 rows, and manifest\.json states 61"):
+        store.read_run(directory)
+
+
+@pytest.mark.faults
+def test_a_file_that_slobench_reads_must_be_listed_and_others_may_be_added(directory):
+    (directory / "notes.txt").write_text("the fan was loud\n")
+    assert checksums.problems(directory) == []
+    text = (directory / checksums.NAME).read_text()
+    lines = [line for line in text.splitlines(keepends=True) if "server.parquet" not in line]
+    (directory / checksums.NAME).write_text("".join(lines))
+    with pytest.raises(RunInvalid, match=r"server\.parquet: has no line in checksums\.sha256"):
+        store.read_run(directory)
+
+
+@pytest.mark.faults
+def test_a_run_without_its_checksums_is_refused_and_an_older_run_is_unverified(directory):
+    (directory / checksums.NAME).rename(directory / "kept")
+    with pytest.raises(RunInvalid, match=r"checksums\.sha256: is missing"):
+        store.read_run(directory)
+    (directory / "kept").rename(directory / checksums.NAME)
+    of_schema_2(directory)
+    run = store.read_run(directory)
+    found = summarize(run)
+    assert (run.is_verified, found.is_verified, found.verdict) == (False, False, "met")
+    assert found.to_json()["is_verified"] is False
+    assert found.findings[-1].startswith("Unverified: ")
+
+
+@pytest.mark.faults
+def test_a_report_verifies_first_and_renews_only_what_it_writes(directory, page_cache):
+    log = directory / "logs" / "shard-0.log"
+    flip(log, 5)
+    flip(directory / "report.html", 1000)
+    conclude(directory, ["p90(ttft) <= 10ms"], None, page_cache)
+    (problem,) = checksums.problems(directory)
+    assert problem.startswith(f"{log}: damaged")
+    flip(directory / "chunks.parquet", 5000)
+    before = (directory / "summary.json").read_bytes()
+    with pytest.raises(RunInvalid, match=r"chunks\.parquet: damaged"):
+        conclude(directory, None, None, page_cache)
+    assert (directory / "summary.json").read_bytes() == before
+
+
+def test_a_report_of_an_older_run_leaves_it_unverified(directory, page_cache):
+    of_schema_2(directory)
+    conclude(directory, None, None, page_cache)
+    assert not (directory / checksums.NAME).exists()
+    assert not store.read_run(directory).is_verified
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("instrument", [{}, {"shards": []}, None])
+@pytest.mark.parametrize("schema", [1, 2])
+def test_a_run_without_measurements_of_the_load_generator_is_invalid(directory, instrument, schema):
+    of_schema_2(directory)
+    path = directory / "manifest.json"
+    content = json.loads(path.read_text()) | {"schema": schema}
+    if instrument is None:
+        del content["instrument"]
+    else:
+        content["instrument"] = instrument
+    path.write_text(json.dumps(content))
+    found = summarize(store.read_run(directory))
+    assert (found.verdict, found.exit_code) == ("no_verdict", 3)
+    assert "measurements of itself are missing" in found.reasons[0]
+
+
+def test_a_simulated_run_needs_no_measurements_of_a_load_generator(directory):
+    run = replace(with_manifest(store.read_run(directory), clock="virtual"), instrument=EMPTY)
+    assert summarize(run).verdict == "met"
+
+
+EMPTY = ClientReport()
+
+
+@pytest.mark.faults
+def test_chunks_of_another_run_make_an_older_run_invalid(directory, tmp_path):
+    of_schema_2(directory)
+    write_to(tmp_path / "other", measured_run(n_requests=60, n_tokens=19))
+    shutil.copy(tmp_path / "other" / "chunks.parquet", directory)
+    found = summarize(store.read_run(directory))
+    assert found.verdict == "no_verdict"
+    assert "60 of 60 requests have other chunks" in found.reasons[0]
+
+
+def test_pages_of_a_table_carry_checksums_that_are_verified(directory):
+    """Without checksums.sha256, as in the parts of a directory that a crash left."""
+    of_schema_2(directory)
+    path = directory / "chunks.parquet"
+    with parquet.ParquetFile(path) as file:
+        column = file.metadata.row_group(0).column(1)
+        at = column.data_page_offset + 200
+    assert column.path_in_schema == "received_s"
+    flip(path, 8 * at)
+    with pytest.raises(RunInvalid, match=r"chunks\.parquet: damaged.*(CRC|corrupt)"):
+        store.read_run(directory)
+
+
+@pytest.fixture
+def crashed(tmp_path):
+    """A run directory as a killed process leaves it: the plan, and the parts of two workers."""
+    run = with_manifest(measured_run(n_requests=60, slo=SLO), ended="running")
+    whole = write_to(tmp_path / "crashed", run)
+    store.write_schedule(tmp_path / "crashed", whole)
+    for name in ("requests.parquet", "chunks.parquet"):
+        (tmp_path / "crashed" / name).unlink()
+    (tmp_path / "crashed" / "parts").mkdir()
+    for shard in (0, 1):
+        mine = whole.request_rows["request_id"] % 2 == shard
+        chunks = whole.chunk_rows[whole.chunk_rows["request_id"] % 2 == shard]
+        part = tmp_path / "crashed" / "parts" / f"shard-{shard}.npz"
+        store.write_part(part, whole.request_rows[mine], chunks, whole.names)
+    return whole, tmp_path / "crashed"
+
+
+@pytest.mark.faults
+def test_300_bit_flips_after_a_crash_are_errors_or_change_nothing(crashed):
+    _, directory = crashed
+    rng, before, n_errors = random.Random(23), rows_of(crashed[1]), 0
+    files = sorted(p for p in directory.rglob("*") if p.is_file())
+    assert len(files) == 6
+    for file in files:
+        whole = file.read_bytes()
+        for _ in range(50):
+            bit = rng.randrange(8 * len(whole))
+            flip(file, bit)
+            read = outcome(rows_of, directory)
+            assert read == before or file.name in str(read), (file, bit, read)
+            n_errors += isinstance(read, SlobenchError)
+            file.write_bytes(whole)
+    assert n_errors >= 200
+
+
+@pytest.mark.faults
+def test_a_run_killed_while_its_tables_are_written_is_read_from_its_parts(crashed, page_cache):
+    """After each of the steps of `write_run` the directory is readable."""
+    run, directory = crashed
+    done = with_manifest(run, ended="completed")
+    kept = shutil.copytree(directory, directory.with_name("kept"))
+    store.write_run(directory, done, {})
+    after = {name: (directory / name).read_bytes() for name in EVIDENCE[:5]}
+    encoded = after["manifest.json"]
+    shutil.rmtree(directory)
+    shutil.copytree(kept, directory)
+
+    def readable():
+        again = store.read_run(directory)
+        assert again.request_rows.tobytes() == run.request_rows.tobytes()
+        return again.manifest.ended
+
+    for name in ("chunks.parquet", "requests.parquet"):
+        (directory / name).write_bytes(after[name])
+        assert readable() == "running"
+    checksums.cover(directory, directory / "chunks.parquet", directory / "requests.parquet")
+    assert readable() == "running"
+    checksums.expect(directory, "manifest.json", encoded)
+    assert readable() == "running"
+    (directory / "manifest.json").write_bytes(encoded)
+    assert readable() == "completed"
+    checksums.cover(directory, directory / "manifest.json")
+    assert readable() == "completed"
+    assert checksums.problems(directory) == []

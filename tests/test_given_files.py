@@ -1,0 +1,105 @@
+"""Files on the command line that are no files, too large, or links; outputs that cannot take the
+text. Each is a mistake of the user or of the machine, never an internal error."""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from loadgen.drive.checksums import NAME
+from loadgen.errors import UsageError
+from loadgen.nightly.nightly_file import load_nightly
+from loadgen.workload.scenario import load_scenario
+from loadgen.yaml_document import read_file
+from targets.endpoint import load_target
+from tests.runs import measured_run, of_schema_2, write_to
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "scenario": load_scenario,
+    "target": lambda path: load_target(str(path), {}),
+    "night": load_nightly,
+}
+
+
+@pytest.fixture
+def unusual(tmp_path):
+    """Path by kind."""
+    fifo, folder, large = tmp_path / "fifo.yaml", tmp_path / "dir.yaml", tmp_path / "large.yaml"
+    os.mkfifo(fifo)
+    folder.mkdir()
+    with large.open("wb") as file:
+        file.truncate(100 << 20)
+    zero = tmp_path / "zero.yaml"
+    zero.symlink_to("/dev/zero")
+    return {"a FIFO": fifo, "a directory": folder, "the limit is 4 MiB": large, "a device": zero}
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("kind", ["a FIFO", "a directory", "the limit is 4 MiB", "a device"])
+def test_what_is_no_small_regular_file_is_refused_at_once(unusual, reader, kind):
+    begin_s = time.monotonic()
+    with pytest.raises(UsageError, match=kind):
+        READERS[reader](unusual[kind])
+    assert time.monotonic() - begin_s < 5.0
+
+
+def test_a_folder_with_the_name_of_a_shipped_scenario_does_not_hide_it(tmp_path, monkeypatch):
+    (tmp_path / "quickstart").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert load_scenario("quickstart").name == "quickstart"
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("text", ["root:$6$secret: 1\n", "root:$6$secret:*: 1:\n", "secret\n"])
+@pytest.mark.parametrize("reader", READERS)
+def test_the_content_behind_a_link_is_not_quoted(tmp_path, text, reader):
+    (tmp_path / "private").write_text(text)
+    (tmp_path / "link.yaml").symlink_to("private")
+    with pytest.raises(UsageError) as refused:
+        READERS[reader](tmp_path / "link.yaml")
+    assert "secret" not in str(refused.value)
+    assert "link.yaml" in str(refused.value)
+
+
+def test_a_link_to_a_scenario_is_read(tmp_path):
+    (tmp_path / "a.yaml").write_text("schema: 1\nname: x\n")
+    (tmp_path / "b.yaml").symlink_to("a.yaml")
+    assert read_file(tmp_path / "b.yaml") == b"schema: 1\nname: x\n"
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda content: [content], "expected an object, found a list"),
+        (lambda content: content | {"schema": "1"}, "schema: expected 1 to 3, found '1'"),
+        (lambda content: content | {"schema": 0}, "schema: expected 1 to 3, found 0"),
+        (lambda content: content | {"schema": True}, "schema: expected 1 to 3, found True"),
+        (lambda c: {k: v for k, v in c.items() if k != "window"}, "window: this key is missing"),
+        (lambda content: content | {"slo": ["p99(ttft) <<= 5ms"]}, "p99(ttft) <<= 5ms"),
+        (lambda content: content | {"slo": "p99"}, "slo: expected array"),
+    ],
+)
+def test_a_wrong_manifest_is_no_internal_error(cli, tmp_path, change, words):
+    write_to(tmp_path / "run", measured_run(n_requests=60))
+    of_schema_2(tmp_path / "run")
+    path = tmp_path / "run" / "manifest.json"
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    for verb in ("report", "rescore", "verify"):
+        result = cli(verb, "run", cwd=tmp_path)
+        assert result.returncode in (2, 3), (verb, result.stderr)
+        assert verb == "verify" or words in result.stderr, result.stderr
+    assert not (tmp_path / "run" / NAME).exists()
+
+
+@pytest.mark.faults
+def test_an_ascii_terminal_gets_the_text_in_ascii(cli, tmp_path):
+    write_to(tmp_path / "run", measured_run(n_requests=60, slo=["p90(ttft) <= 1s"]))
+    result = cli("rescore", "run", cwd=tmp_path, environ={"PYTHONIOENCODING": "ascii"})
+    assert result.returncode == 0, result.stderr
+    assert "MET" in result.stdout
+    assert result.stdout.isascii()
