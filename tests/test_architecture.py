@@ -293,7 +293,14 @@ def test_what_is_not_needed_at_once_is_imported_later(modules):
 
 GEVENT = {
     f"loadgen.web.{name}"
-    for name in ("locust_events", "locustfile", "locust_master", "locust_worker", "locust_page")
+    for name in (
+        "locust_events",
+        "locustfile",
+        "locust_master",
+        "locust_worker",
+        "locust_page",
+        "guarded_rpc",
+    )
 }
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import sys
 from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
@@ -22,10 +23,12 @@ from locust.runners import (
     WorkerRunner,
 )
 
+from loadgen.cli.scale import SECRET_ENV, read_secret
 from loadgen.drive.live_histogram import LiveCounts
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.records import Status
 from loadgen.web.form import Settings, add_options, worker_environ
+from loadgen.web.guarded_rpc import guard
 from loadgen.web.live_frames import Ended
 from loadgen.web.locust_master import NO_WORKER, Master
 from loadgen.web.locust_page import dress
@@ -235,10 +238,24 @@ def _address(runner: MasterRunner) -> str:
 
 
 def listen() -> None:
-    """Registers slobench's handlers on Locust's events. Nothing starts before a runner does."""
+    """Registers slobench's handlers on Locust's events and guards its sockets. Nothing starts
+    before a runner does."""
+    try:
+        guard(_take_secret())
+    except UsageError as error:
+        print(f"slobench: {error}", file=sys.stderr)  # noqa: T201 - Locust has no log yet
+        raise SystemExit(error.exit_code) from None
     locust.stats.bucket_response_time = _bucket
     events.init_command_line_parser.add_listener(lambda parser, **_: add_options(parser))
     events.init.add_listener(_init)
+
+
+def _take_secret() -> bytes | None:
+    """The worker secret, removed from the environment: processes of a run do not inherit it."""
+    secret = read_secret(os.environ)
+    if secret is not None:
+        del os.environ[os.environ.pop(SECRET_ENV)]
+    return secret
 
 
 def _init(environment: Environment, runner: Runner, web_ui: Any = None, **_: Any) -> None:
