@@ -34,7 +34,7 @@ from targets.address import DEFAULT_PORTS, Address, is_url, parse_metrics_url, p
 from targets.base import TARGETS, Adapter
 from targets.launch_plan import Launch
 from targets.route import Proxy, Route, chosen_proxy
-from targets.safe_text import redact, strip_controls
+from targets.safe_text import hide_named, redact, strip_controls
 
 SETTING = "target setting"  # the word in messages for a key set on top of a file
 DEFAULT_KEY_ENV = "OPENAI_API_KEY"
@@ -189,10 +189,11 @@ class Endpoint(Block):
         return words[:120] or type(error).__name__
 
     def secrets(self) -> tuple[str, ...]:
-        """The API key, the proxy's credentials and the values of extra headers, **in clear**: to be
-        searched for and removed."""
+        """The API key, the proxy's credentials, the values of extra headers and those of the extra
+        body under names that look secret, **in clear**: to be searched for and removed."""
         key = (self._api_key,) if self._api_key is not None else ()  # also if a header replaces it
         named = [value.get_secret_value() for value in (*self.headers.values(), *key)]
+        named += hide_named(self.extra_body)[1]
         proxy = self._proxy.authorization.partition(" ")[2] if self._proxy is not None else ""
         return (*named, proxy) if proxy else tuple(named)
 
@@ -204,9 +205,9 @@ class Endpoint(Block):
             kind="url",
             url=self.url,
             api=self.api,
-            model=self.model,
+            model=self.redact(self.model),
             api_key_env=self.api_key_env,
-            extra_body=self.extra_body,
+            extra_body=hide_named(self.extra_body)[0],
             connections=self.connections,
             headers=tuple(sorted(self.headers)),
             labels=LabelsSection(**self.labels.model_dump()),

@@ -245,6 +245,7 @@ def modes(
     from loadgen.lab.mode_spec import read_modes, read_rates
     from loadgen.lab.modes import ModesSpec, check_directory, check_target, compare
     from loadgen.lab.simulated_engine import read_settings
+    from loadgen.run.manifest import recorded_command
 
     scenario = parse.choose_scenario(flags, traffic)
     check_target(target)
@@ -258,7 +259,7 @@ def modes(
         parse.read_confidence(confidence) or 0.95,
         parse.read_workers(workers),
         flags.plugin or [],
-        ["slobench", *sys.argv[1:]],
+        recorded_command(["slobench", *sys.argv[1:]]),
         parse.cache_dir(os.environ),
     )
     directory = out or Path("runs") / f"modes-{scenario.name}-{datetime.now():%Y%m%d-%H%M%S}"
