@@ -24,7 +24,7 @@ ROOMS: dict[str, list[str]] = {
         "measure",
         "records registry",
         "manifest plugins units yaml_document",
-        "clock errors timer",
+        "clock errors host_names timer",
     ],
     "reference_engine": [
         "__main__",
@@ -47,6 +47,7 @@ WORDS = [
         "manifest",
         "clock",
         "errors",
+        "host_names",
         "units",
         "yaml_document",
         "timer",

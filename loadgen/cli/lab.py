@@ -65,6 +65,16 @@ def serve(
     api_key_env: Annotated[
         str | None, typer.Option(help="Environment variable with the API key that clients need.")
     ] = None,
+    operator: Annotated[
+        str, typer.Option(help="token: requests that change the server need a token; open: none.")
+    ] = "token",
+    operator_token_env: Annotated[
+        str | None,
+        typer.Option(help="Environment variable with that token; without it, one is printed."),
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="A further name of the server for /debug; repeatable.")
+    ] = None,
     log_dir: Annotated[
         Path | None, typer.Option(help="Directory of the step and event logs (Parquet).")
     ] = None,
@@ -87,6 +97,8 @@ def serve(
         "threads": threads, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
         "token_budget": token_budget, "kv_blocks": kv_blocks, "max_queue": max_queue,
         "seed": seed, "model_name": model_name, "api_key_env": api_key_env, "log_dir": log_dir,
+        "operator": operator, "operator_token_env": operator_token_env,
+        "allowed_host": tuple(allowed_host) if allowed_host else None,
         "drain_s": None if drain is None else parse.read_duration_s("--drain", drain),
     }  # fmt: skip
     parse.load_plugins(plugin)

@@ -123,6 +123,10 @@ class ProcessFlags:
         ),
     ] = 5557
     worker_secret_env: WorkerSecretEnv = None
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option("--allowed-host", help="A further name of the page; repeatable."),
+    ] = None
 
 
 @verbs.command(
@@ -323,8 +327,9 @@ def _page_words(processes: ProcessFlags) -> list[str]:
     if processes.headless:
         return ["--headless", "--only-summary", "--loglevel", "WARNING"]
     login = ["--web-login"] if processes.web_login else []
+    allowed = ["--allowed-host", together(processes.allowed_host)] if processes.allowed_host else []
     return [
-        "--web-host", processes.web_host, "--web-port", str(processes.web_port), *login
+        *allowed, "--web-host", processes.web_host, "--web-port", str(processes.web_port), *login
     ]  # fmt: skip
 
 

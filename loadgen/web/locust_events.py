@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 from argparse import Namespace
 from collections.abc import Mapping
@@ -26,8 +27,9 @@ from locust.runners import (
 from loadgen.cli.scale import SECRET_ENV, read_secret
 from loadgen.drive.live_histogram import LiveCounts
 from loadgen.errors import RunInvalid, UsageError
+from loadgen.host_names import host_names
 from loadgen.records import Status
-from loadgen.web.form import Settings, add_options, worker_environ
+from loadgen.web.form import Settings, add_options, several, worker_environ
 from loadgen.web.guarded_rpc import guard
 from loadgen.web.live_frames import Ended
 from loadgen.web.locust_master import NO_WORKER, Master
@@ -266,12 +268,15 @@ def _init(environment: Environment, runner: Runner, web_ui: Any = None, **_: Any
     if not isinstance(runner, WorkerRunner):
         session = OpenLoop.session = LocustSession(environment, runner)
         if web_ui is not None:
-            _dress(web_ui, session, environment.parsed_options.web_base_path or "")
+            _dress(web_ui, session, environment.parsed_options)
 
 
-def _dress(web_ui: Any, session: LocustSession, base_path: str) -> None:
+def _dress(web_ui: Any, session: LocustSession, options: Namespace) -> None:
+    allowed = several(options.allowed_host or "")
+    names = host_names(options.web_host or "", allowed, socket.gethostname())
+    base_path = options.web_base_path or ""
     try:
-        dress(web_ui, session.master, base_path, session.check, session.press_stop)
+        dress(web_ui, session.master, base_path, session.check, session.press_stop, names)
     except UsageError as error:
         _log.error(str(error))
         raise SystemExit(error.exit_code) from None
