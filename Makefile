@@ -3,7 +3,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help demo test check bench gpu-check clean
+SECONDS ?= 10
+
+.PHONY: help demo test fuzz check bench gpu-check clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -13,6 +15,9 @@ demo: .venv/engine ## measure the bundled engine for 20 s and write runs/…/rep
 
 test: .venv/dev ## the whole test suite
 	@scripts/test
+
+fuzz: .venv/dev ## random input for every parser that reads from outside (SECONDS=10 each)
+	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 check: .venv/dev ## formatting, lint, types
 	@scripts/check

@@ -48,6 +48,11 @@ if TYPE_CHECKING:
 _ENUMS = {"status": Status, "token_source": TokenSource, "finish_reason": FinishReason}
 Part = tuple[Requests, Chunks, Names]
 
+_DAMAGED = (
+    OSError, ValueError, LookupError, TypeError, NotImplementedError, MemoryError, OverflowError,
+)  # fmt: skip
+"""What NumPy and Arrow raise for damaged files."""
+
 
 def write_part(path: Path, requests: Requests, chunks: Chunks, names: Names) -> None:
     """Writes a shard's rows for `read_part`; atomic."""
@@ -181,7 +186,7 @@ def read_run(directory: Path | str) -> Run:
             server, names = _read_table(directory / "server.parquet", SERVER, names)
     except FileNotFoundError as error:
         raise UsageError(f"{directory}: this run was never finished ({error})") from None
-    except (OSError, ValueError, KeyError) as error:
+    except _DAMAGED as error:
         raise RunInvalid(f"{directory}: damaged run directory: {error}") from error
     return Run(manifest, schedule, requests, chunks, edges, names, instrument, server)
 
