@@ -3,7 +3,9 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help demo test faults check bench gpu-check clean
+SECONDS ?= 10
+
+.PHONY: help demo test faults fuzz check bench gpu-check clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -16,6 +18,9 @@ test: .venv/dev ## the whole test suite
 
 faults: .venv/dev ## the tests of faults: docs/reliability.md
 	@$(BIN)/python -m pytest -q -m faults
+
+fuzz: .venv/dev ## random input for every parser that reads from outside (SECONDS=10 each)
+	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
 
 check: .venv/dev ## formatting, lint, types
 	@scripts/check

@@ -259,7 +259,15 @@ def judge_memory(soak: Soak) -> None:
 @contextmanager
 def served(device: str, log: Path, more: Sequence[str]) -> Iterator[tuple[int, int]]:
     """A server process; yields its port and process id."""
-    command = [sys.executable, "-m", "reference_engine", "--port=0", f"--device={device}", *more]
+    command = [
+        sys.executable,
+        "-m",
+        "reference_engine",
+        "--operator=open",
+        "--port=0",
+        f"--device={device}",
+        *more,
+    ]
     shape = "--shape=nano"
     with log.open("wb") as sink:
         process = subprocess.Popen(

@@ -36,6 +36,10 @@ _HELP = {
     "model_name": "model id in the API (default: the name of the model)",
     "api_key_env": "environment variable with the API key that clients must send",
     "cors": "origin whose pages may use the server in a browser, e.g. http://localhost:3000, or *",
+    "operator": "token: requests that change the server need the operator token; open: none",
+    "operator_token_env": "environment variable with the operator token (default: "
+    "SLOBENCH_OPERATOR_TOKEN, else a random token, which is printed)",
+    "allowed_host": "further name of the server for /debug, several with ;",
     "log_level": "sizes, or full: each step's requests and everything else that a replay needs",
     "log_dir": "directory for engine_steps.parquet and engine_events.parquet",
     "parent_pid": "stop when the process with this id ends",

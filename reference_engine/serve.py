@@ -6,11 +6,12 @@ import asyncio
 import gc
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -20,10 +21,11 @@ import uvloop
 from aiohttp import web
 
 from loadgen.errors import SlobenchError, UsageError
+from loadgen.host_names import host_names
 from reference_engine.core.setup import Setup
 from reference_engine.metrics.gpu import open_gpu
 from reference_engine.serving.build import Engine, build
-from reference_engine.serving.guard import Guard, running
+from reference_engine.serving.guard import TOKEN_HEADER, Guard, running
 from reference_engine.serving.http_workers.channel import Open
 from reference_engine.serving.http_workers.processes import HttpWorkers
 from reference_engine.serving.identity import ServerIdentity
@@ -40,6 +42,7 @@ log = logging.getLogger("reference_engine")
 
 T = TypeVar("T")
 
+OPERATOR_TOKEN = "SLOBENCH_OPERATOR_TOKEN"
 _SWITCH_INTERVAL_S = 5e-4
 _SEND_BYTES = 1 << 17
 
@@ -55,6 +58,7 @@ def run(options: ServeOptions) -> int:
     try:
         with _bind(options.host, options.port) as listener:
             api_key = _api_key(options.api_key_env)
+            token = _operator_token(options, os.environ)
             # The engine thread computes all the time. With the default of 5 ms, the event loop
             # would wait that long for the interpreter before it can send a token.
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -62,7 +66,7 @@ def run(options: ServeOptions) -> int:
                 HttpWorkers(n_http_workers(options), listener) as workers,
                 asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             ):
-                runner.run(_serve(options, listener, workers, api_key))
+                runner.run(_serve(options, listener, workers, api_key, token))
     except SlobenchError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the caller shows this line
         return error.exit_code
@@ -72,10 +76,15 @@ def run(options: ServeOptions) -> int:
 
 
 async def _serve(
-    options: ServeOptions, listener: socket.socket, workers: HttpWorkers, api_key: str | None
+    options: ServeOptions,
+    listener: socket.socket,
+    workers: HttpWorkers,
+    api_key: str | None,
+    token: str | None,
 ) -> None:
     max_body_bytes = options.max_body_bytes
-    guard = Guard(api_key, max_body_bytes, options.cors)
+    names = host_names(options.host, options.allowed_host, socket.gethostname())
+    guard = Guard(api_key, max_body_bytes, options.cors, token, names)
     # The socket listens throughout, so no connection is refused between the two applications.
     async with _listening(guard.app(loading_routes()), listener):
         engine = await _in_thread(partial(build, options))
@@ -89,9 +98,10 @@ async def _serve(
     answering: AbstractAsyncContextManager[None]
     if len(workers):
         outbox = options.outbox_tokens
-        opening = Open(identity, 0, epoch_ns, "", outbox, max_body_bytes, api_key, options.cors)
-        # The workers check the key and the origin.
-        app = Guard(None, max_body_bytes).app(routes)
+        opening = Open(
+            identity, 0, epoch_ns, "", outbox, max_body_bytes, api_key, options.cors, token, names
+        )
+        app = Guard(None, max_body_bytes).app(routes)  # the workers check the rest
         answering = workers.answering(service, app, opening, stopping)
     else:
         answering = _listening(guard.app(routes), listener)
@@ -229,6 +239,22 @@ def _api_key(variable: str | None) -> str | None:
     if not os.environ.get(variable):
         raise UsageError(f"api_key_env: the environment variable {variable} is not set")
     return os.environ[variable]
+
+
+def _operator_token(options: ServeOptions, environ: Mapping[str, str]) -> str | None:
+    """The token for requests that change the server; None for `--operator open`. A random token is
+    printed on stderr."""
+    if options.operator == "open":
+        return None
+    variable = options.operator_token_env
+    if variable is not None and not environ.get(variable):
+        raise UsageError(f"operator_token_env: the environment variable {variable} is not set")
+    token = environ.get(variable or OPERATOR_TOKEN)
+    if token:
+        return token
+    token = secrets.token_urlsafe(24)
+    print(f"operator token (header {TOKEN_HEADER}): {token}", file=sys.stderr)  # noqa: T201 - shown
+    return token
 
 
 def _on_stop(

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,12 +62,18 @@ def child_server(
     log_dir: Path,
     ready_timeout_s: float = 120.0,
     grace_s: float = 5.0,
+    environ: Mapping[str, str] | None = None,
 ) -> AbstractContextManager[Child]:
     """`child_program` for `python -m module arguments…`."""
     # -P: a folder in the working directory named like a package of ours must not be run.
     command = [sys.executable, "-P", "-u", "-m", module, *arguments]
     return child_program(
-        name, command, log_dir=log_dir, ready_timeout_s=ready_timeout_s, grace_s=grace_s
+        name,
+        command,
+        log_dir=log_dir,
+        ready_timeout_s=ready_timeout_s,
+        grace_s=grace_s,
+        environ=environ,
     )
 
 
@@ -79,8 +85,10 @@ def child_program(
     log_dir: Path,
     ready_timeout_s: float = 120.0,
     grace_s: float = 5.0,
+    environ: Mapping[str, str] | None = None,
 ) -> Iterator[Child]:
     """Run `command… --parent-pid OURS` while the `with` block runs, which begins at READY.
+    `environ` is added to this process's environment.
 
     The log is `log_dir/name.log`. A child that ends before READY raises MissingDependency or
     UsageError for exit code 2, otherwise TargetError; so does a child that is not ready in time.
@@ -94,6 +102,7 @@ def child_program(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=sink,
+            env={**os.environ, **(environ or {})},
             start_new_session=True,
         )
         pump = _Pump(process, sink)

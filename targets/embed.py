@@ -7,14 +7,15 @@ the length of a `with` block.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from loadgen.errors import UsageError, nearest
 from targets.child import Child, child_server
-from targets.endpoint import Endpoint, Labels
+from targets.endpoint import OPERATOR_TOKEN, Endpoint, Labels
 from targets.mock_script import OPTIONS, split_options
 
 ENGINE_DEFAULTS: Mapping[str, str] = {
@@ -70,10 +71,17 @@ def engine(
     flags = [part for key, value in chosen.items() for part in ("--set", f"{key}={value}")]
     flags += ["--log-dir", str(log_dir.resolve())]
     flags += [part for path in plugins for part in ("--plugin", str(path.resolve()))]
+    token = secrets.token_urlsafe(24)
     with child_server(
-        "engine", "reference_engine", flags, log_dir=log_dir, ready_timeout_s=ready_timeout_s
+        "engine",
+        "reference_engine",
+        flags,
+        log_dir=log_dir,
+        ready_timeout_s=ready_timeout_s,
+        environ={OPERATOR_TOKEN: token},
     ) as child:
-        yield _served(child, "reference", chosen, hidden=("port", "drain_s"))
+        served = _served(child, "reference", chosen, hidden=("port", "drain_s"))
+        yield replace(served, endpoint=served.endpoint.with_operator_token(token))
 
 
 @contextmanager

@@ -34,9 +34,11 @@ from targets.address import DEFAULT_PORTS, Address, is_url, parse_metrics_url, p
 from targets.base import TARGETS, Adapter
 from targets.launch_plan import Launch
 from targets.route import Proxy, Route, chosen_proxy
-from targets.safe_text import redact, strip_controls
+from targets.safe_text import hide_named, redact, strip_controls
 
 SETTING = "target setting"  # the word in messages for a key set on top of a file
+OPERATOR_TOKEN = "SLOBENCH_OPERATOR_TOKEN"
+"""The variable with the token for requests that change the bundled engine."""
 DEFAULT_KEY_ENV = "OPENAI_API_KEY"
 _SUFFIXES = (".yaml", ".yml")
 _NO_KEY_HERE = "a file holds no key: export the key and name its variable in api_key_env"
@@ -76,6 +78,7 @@ class Endpoint(Block):
     metrics_url: tuple[str, ...] | None = None  # None: the usual place; (): none
     _api_key: SecretStr | None = PrivateAttr(default=None)  # no field: in no dump, repr or file
     _proxy: Proxy | None = PrivateAttr(default=None)
+    _operator_token: SecretStr | None = PrivateAttr(default=None)
 
     @field_validator("url")
     @classmethod
@@ -129,6 +132,18 @@ class Endpoint(Block):
         """
         labels = self.labels.model_copy(update={"engine": self.labels.engine or engine})
         return self.model_copy(update={"url": parse_url(url).url, "labels": labels})
+
+    def with_operator_token(self, token: str) -> Endpoint:
+        """This endpoint with the token for requests that change the bundled engine."""
+        endpoint = self.model_copy()
+        endpoint._operator_token = SecretStr(token)
+        return endpoint
+
+    def operator_headers(self) -> tuple[tuple[str, str], ...]:
+        """The header of requests that change the server. **A secret in clear**: for the socket
+        only."""
+        token = self._operator_token
+        return () if token is None else (("x-operator-token", token.get_secret_value()),)
 
     @property
     def has_key(self) -> bool:
@@ -189,10 +204,11 @@ class Endpoint(Block):
         return words[:120] or type(error).__name__
 
     def secrets(self) -> tuple[str, ...]:
-        """The API key, the proxy's credentials and the values of extra headers, **in clear**: to be
-        searched for and removed."""
+        """The API key, the proxy's credentials, the values of extra headers and those of the extra
+        body under names that look secret, **in clear**: to be searched for and removed."""
         key = (self._api_key,) if self._api_key is not None else ()  # also if a header replaces it
         named = [value.get_secret_value() for value in (*self.headers.values(), *key)]
+        named += [*hide_named(self.extra_body)[1], *(value for _, value in self.operator_headers())]
         proxy = self._proxy.authorization.partition(" ")[2] if self._proxy is not None else ""
         return (*named, proxy) if proxy else tuple(named)
 
@@ -204,9 +220,9 @@ class Endpoint(Block):
             kind="url",
             url=self.url,
             api=self.api,
-            model=self.model,
+            model=self.redact(self.model),
             api_key_env=self.api_key_env,
-            extra_body=self.extra_body,
+            extra_body=hide_named(self.extra_body)[0],
             connections=self.connections,
             headers=tuple(sorted(self.headers)),
             labels=LabelsSection(**self.labels.model_dump()),
@@ -296,6 +312,9 @@ def _with_environment(endpoint: Endpoint, environ: Mapping[str, str]) -> Endpoin
     ValueError, which never holds the key, for an unusable key or a named variable that is not set.
     """
     complete = _with_key(endpoint, environ)
+    if token := environ.get(OPERATOR_TOKEN, "").strip():
+        _check_header(f"the value of {OPERATOR_TOKEN}", token)
+        complete = complete.with_operator_token(token)
     if endpoint.launch is None:  # a launched server is on this machine
         complete._proxy = chosen_proxy(endpoint.address, environ)
     return complete

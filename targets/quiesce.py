@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 
 from targets.base import HttpRequest
-from targets.endpoint import Endpoint
+from targets.endpoint import OPERATOR_TOKEN, Endpoint
 from targets.http_session import HttpSession
 from targets.preflight_result import PreflightCheck
 from targets.probe_request import send
@@ -93,7 +93,7 @@ async def _reset(endpoint: Endpoint) -> PreflightCheck:
     async with HttpSession(endpoint.route) as session:
         for path in RESET_PATHS:
             try:
-                request = HttpRequest("POST", path, (), b"")
+                request = HttpRequest("POST", path, endpoint.operator_headers(), b"")
                 async with send(session, endpoint, request, _TIMEOUT_S) as response:
                     status = response.status
             except OSError as error:
@@ -101,6 +101,11 @@ async def _reset(endpoint: Endpoint) -> PreflightCheck:
                 return PreflightCheck("cache_reset", False, f"POST {path} failed: {reason}")
             if status < 300:
                 return PreflightCheck("cache_reset", True, f"POST {path}")
+            if status == 403:
+                reason = (
+                    f"POST {path} answered 403; slobench serve prints a token: {OPERATOR_TOKEN}"
+                )
+                return PreflightCheck("cache_reset", False, f"{reason}=…")
             if status not in _ABSENT:
                 return PreflightCheck("cache_reset", False, f"POST {path} answered {status}")
     return PreflightCheck(

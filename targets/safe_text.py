@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -20,7 +21,7 @@ _HEADER = re.compile(
     r"(?P<name>(?:proxy-)?authorization|(?:[\w-]+-)?api-key)\s*:\s*(?P<value>.+)",
     re.IGNORECASE | re.DOTALL,
 )
-_IN_URL = re.compile(r"(?<=://)[^/@\s]*:(?P<value>[^/@\s]+)(?=@)")
+_IN_URL = re.compile(r"(?<=://)(?:[^/@\s:]*:)?(?P<value>[^/@\s]+)(?=@)")
 _HEAD_CHARS = 200
 _SHORTEST = 4  # a shorter "secret" is in every message: 1 in 401
 _CUT_BEFORE = "'\"… "  # characters that a message puts after a text that it cut short
@@ -105,14 +106,47 @@ def hide_secrets(words: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]
     return tuple(shown), tuple(secrets)
 
 
+def without_user_info(text: str) -> str:
+    """`text` without the user name and the password of every URL in it."""
+    return re.sub(r"(?<=://)[^/\s'\"]+@", f"{HIDDEN}@", text)
+
+
+def hide_named(value: Any) -> tuple[Any, tuple[str, ...]]:
+    """(decoded JSON without the values under names that look secret, those values). A name counts
+    at any depth; numbers and texts below it are secrets.
+
+    >>> hide_named({"auth": {"api_key": "k1"}, "seed": 7})
+    ({'auth': {'api_key': '[redacted]'}, 'seed': 7}, ('k1',))
+    """
+    secrets: list[str] = []
+
+    def hide(value: Any, is_secret: bool) -> Any:
+        if isinstance(value, Mapping):
+            return {
+                name: hide(inner, is_secret or _is_secret_name(str(name)))
+                for name, inner in value.items()
+            }
+        if isinstance(value, list | tuple):
+            return [hide(inner, is_secret) for inner in value]
+        if not is_secret or value is None or isinstance(value, bool):
+            return value
+        secrets.append(str(value))
+        return HIDDEN
+
+    return hide(value, False), tuple(secrets)
+
+
 def _secret_parts(word: str) -> Iterable[str]:
     named, header = _NAMED.fullmatch(word), _HEADER.search(word)
     if named is not None and _is_secret_name(named["name"]):
         yield named["value"]
+    elif named is not None and _NAMED.fullmatch(named["value"]):  # --set=server.api_key=…
+        yield from _secret_parts(named["value"])
     elif header is not None:
         yield header["value"]
     yield from (match["value"] for match in _IN_URL.finditer(word))
 
 
 def _is_secret_name(name: str) -> bool:
-    return re.split(r"[-_.]", name.lower())[-1] in _SECRET or name.lower().endswith("apikey")
+    words = re.split(r"[-_.]", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
+    return words[-1] in _SECRET or name.lower().endswith("apikey")

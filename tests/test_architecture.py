@@ -24,7 +24,7 @@ ROOMS: dict[str, list[str]] = {
         "measure",
         "records registry",
         "manifest plugins units yaml_document",
-        "clock errors timer",
+        "clock errors host_names timer",
     ],
     "reference_engine": [
         "__main__",
@@ -47,6 +47,7 @@ WORDS = [
         "manifest",
         "clock",
         "errors",
+        "host_names",
         "units",
         "yaml_document",
         "timer",
@@ -293,7 +294,14 @@ def test_what_is_not_needed_at_once_is_imported_later(modules):
 
 GEVENT = {
     f"loadgen.web.{name}"
-    for name in ("locust_events", "locustfile", "locust_master", "locust_worker", "locust_page")
+    for name in (
+        "locust_events",
+        "locustfile",
+        "locust_master",
+        "locust_worker",
+        "locust_page",
+        "guarded_rpc",
+    )
 }
 
 

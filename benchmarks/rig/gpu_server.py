@@ -32,7 +32,7 @@ def server(shape: str, place: Place, log_dir: Path, max_num_seqs: int = 256) -> 
     command = [
         *(sys.executable, "-m", "reference_engine", "--device", "cuda", "--shape", shape),
         *("--port", "0", "--log-dir", str(log_dir), "--max-model-len", "4096"),
-        "--no-prefix-cache",
+        *("--no-prefix-cache", "--operator", "open"),
         *(word for knob in knobs for word in ("--set", knob)),
     ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

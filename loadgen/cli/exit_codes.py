@@ -38,7 +38,7 @@ def guarded(body: Callable[[], object], environ: Mapping[str, str]) -> int:
     try:
         body()
     except SlobenchError as error:
-        for line in str(error).splitlines():
+        for line in _without_secrets(str(error), environ).splitlines():
             typer.echo(f"slobench: {line}", err=True)
         return error.exit_code
     except SystemExit as end:  # typer ends this way, after usage errors too
@@ -62,7 +62,7 @@ def guarded(body: Callable[[], object], environ: Mapping[str, str]) -> int:
             typer.echo("slobench: interrupted", err=True)
             return INTERRUPTED
         path = _write_traceback(environ)
-        first_line = f"{type(error).__name__}: {error}".splitlines()[0]
+        first_line = _without_secrets(f"{type(error).__name__}: {error}", environ).splitlines()[0]
         typer.echo(f"slobench: internal error: {first_line}", err=True)
         typer.echo(f"slobench: the details are in {path}; please report them", err=True)
         return _INTERNAL
@@ -93,6 +93,22 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
+def _crash_text(environ: Mapping[str, str]) -> str:
+    """The version, the command line and the traceback, without the secrets of command line and
+    environment."""
+    from loadgen.run.manifest import recorded_command
+
+    command = list(recorded_command(sys.argv))
+    text = _without_secrets(traceback.format_exc(), environ)
+    return f"slobench {version()}, {command}\n{text}"
+
+
+def _without_secrets(text: str, environ: Mapping[str, str]) -> str:
+    from loadgen.run.manifest import without_secrets
+
+    return without_secrets(text, sys.argv, environ)
+
+
 def _write_traceback(environ: Mapping[str, str]) -> Path:
     """Writes the traceback into the cache directory or, if that fails, the current directory."""
     name = f"error-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.txt"
@@ -102,7 +118,7 @@ def _write_traceback(environ: Mapping[str, str]) -> Path:
         try:
             directory.mkdir(parents=True, exist_ok=True)
             path = directory / name
-            path.write_text(f"slobench {version()}, {sys.argv}\n{traceback.format_exc()}")
+            path.write_text(_crash_text(environ))
         except OSError:
             continue
         return path

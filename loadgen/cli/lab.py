@@ -69,6 +69,16 @@ def serve(
         str | None,
         typer.Option(help="Origin whose pages may use the server in a browser, or *.", metavar="X"),
     ] = None,
+    operator: Annotated[
+        str, typer.Option(help="token: requests that change the server need a token; open: none.")
+    ] = "token",
+    operator_token_env: Annotated[
+        str | None,
+        typer.Option(help="Environment variable with that token; without it, one is printed."),
+    ] = None,
+    allowed_host: Annotated[
+        list[str] | None, typer.Option(help="A further name of the server for /debug; repeatable.")
+    ] = None,
     log_dir: Annotated[
         Path | None, typer.Option(help="Directory of the step and event logs (Parquet).")
     ] = None,
@@ -91,7 +101,8 @@ def serve(
         "threads": threads, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
         "token_budget": token_budget, "kv_blocks": kv_blocks, "max_queue": max_queue,
         "seed": seed, "model_name": model_name, "api_key_env": api_key_env, "cors": cors,
-        "log_dir": log_dir,
+        "log_dir": log_dir, "operator": operator, "operator_token_env": operator_token_env,
+        "allowed_host": tuple(allowed_host) if allowed_host else None,
         "drain_s": None if drain is None else parse.read_duration_s("--drain", drain),
     }  # fmt: skip
     parse.load_plugins(plugin)
@@ -250,6 +261,7 @@ def modes(
     from loadgen.lab.mode_spec import read_modes, read_rates
     from loadgen.lab.modes import ModesSpec, check_directory, check_target, compare
     from loadgen.lab.simulated_engine import read_settings
+    from loadgen.run.manifest import recorded_command
 
     scenario = parse.choose_scenario(flags, traffic)
     check_target(target)
@@ -263,7 +275,7 @@ def modes(
         parse.read_confidence(confidence) or 0.95,
         parse.read_workers(workers),
         flags.plugin or [],
-        ["slobench", *sys.argv[1:]],
+        recorded_command(["slobench", *sys.argv[1:]]),
         parse.cache_dir(os.environ),
     )
     directory = out or Path("runs") / f"modes-{scenario.name}-{datetime.now():%Y%m%d-%H%M%S}"

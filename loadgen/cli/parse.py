@@ -95,10 +95,11 @@ def read_target(target: str | None, choices: str = "a target file, reference, si
 
 def base_options(plugins: Sequence[Path] | None, **options: Any) -> RunOptions:
     """Run options with this process's command line, environment and cache directory."""
+    from loadgen.run.manifest import recorded_command
     from loadgen.run.run_options import RunOptions
 
     return RunOptions(
-        command=["slobench", *sys.argv[1:]],
+        command=recorded_command(["slobench", *sys.argv[1:]]),
         environ=dict(os.environ),
         cache_dir=cache_dir(os.environ),
         plugins=plugins or [],

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import importlib.util
 import os
+import secrets
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,10 @@ PATIENCE_S = 300
 """Seconds for which a headless master waits for its workers; a container may have to fetch its
 image first."""
 PASSWORD = "SLOBENCH_WEB_PASSWORD"
+SECRET_ENV, _OWN_SECRET = "SLOBENCH_WORKER_SECRET_ENV", "SLOBENCH_WORKER_SECRET"
+"""The variable with the name of the variable that holds the worker secret, and the latter for
+workers that `slobench web` starts."""
+_FEWEST_CHARACTERS = 16
 PLUGINS, TARGET = "SLOBENCH_WORKER_PLUGINS", "SLOBENCH_WORKER_TARGET"
 
 
@@ -61,6 +66,16 @@ class FormFlags:
     on_worker_loss: Annotated[
         str, typer.Option(help="continue, or abort: the other workers when one is lost.")
     ] = "continue"
+
+
+WorkerSecretEnv = Annotated[
+    str | None,
+    typer.Option(
+        "--worker-secret-env",
+        metavar="NAME",
+        help="Environment variable with a secret that master and workers share.",
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -107,6 +122,11 @@ class ProcessFlags:
             "--master-port", "--master-bind-port", min=1, max=65535, help="Port for these workers."
         ),
     ] = 5557
+    worker_secret_env: WorkerSecretEnv = None
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option("--allowed-host", help="A further name of the page; repeatable."),
+    ] = None
 
 
 @verbs.command(
@@ -133,7 +153,10 @@ def web(
     check_processes(processes, options)
     words = [word for key, value in options.items() if value for word in (f"--{key}", value)]
     flags = ["--force"] if force else []
-    _become([*_process_words(processes), *_page_words(processes), *words, *flags], {})
+    _become(
+        [*_process_words(processes), *_page_words(processes), *words, *flags],
+        secret_environ(processes),
+    )
 
 
 @verbs.command(rich_help_panel=PANEL, epilog="Example: slobench worker --master 10.0.0.5")
@@ -152,12 +175,15 @@ def worker(
         Path | None,
         typer.Option(help="A target file of this machine, for header values and certificates."),
     ] = None,
+    worker_secret_env: WorkerSecretEnv = None,
     plugin: Plugin = None,
 ) -> None:
     """Generate load for a `slobench web` on another machine; the API key is this machine's own."""
     if target is not None and not target.is_file():
         raise UsageError(f"--target {target}: no such target file")
     environ = {PLUGINS: os.pathsep.join(str(path.resolve()) for path in plugin or [])}
+    if worker_secret_env is not None:
+        environ |= _named_secret(worker_secret_env)
     if target is not None:
         environ[TARGET] = str(target.resolve())
     _become(["--worker", "--master-host", master, "--master-port", str(port)], environ)
@@ -217,6 +243,44 @@ def password(environ: Mapping[str, str]) -> str:
     return value
 
 
+def read_secret(environ: Mapping[str, str]) -> bytes | None:
+    """The secret that master and workers share; None without `--worker-secret-env`. Raises
+    UsageError."""
+    name = environ.get(SECRET_ENV)
+    if not name:
+        return None
+    value = environ.get(name, "")
+    if len(value) < _FEWEST_CHARACTERS:
+        found = f"has {len(value)} characters" if value else "is not set or is empty"
+        raise UsageError(
+            f"--worker-secret-env: the environment variable {name} {found}; expected a secret of "
+            f"at least {_FEWEST_CHARACTERS} characters, e.g. export {name}=$(openssl rand -hex 32)"
+        )
+    return os.fsencode(value)
+
+
+def secret_environ(processes: ProcessFlags) -> dict[str, str]:
+    """The variables by which master and workers find their secret. Workers that this command starts
+    get a random secret if none is named."""
+    if processes.worker_secret_env is not None:
+        return _named_secret(processes.worker_secret_env)
+    if processes.workers:
+        return {SECRET_ENV: _OWN_SECRET, _OWN_SECRET: secrets.token_hex(32)}
+    if processes.expect_workers and processes.master_host not in ("localhost", "::1", LOOPBACK):
+        typer.echo(
+            f"anyone who reaches port {processes.master_port} can join as a worker; use "
+            "--worker-secret-env on both sides to admit only yours",
+            err=True,
+        )
+    return {}
+
+
+def _named_secret(name: str) -> dict[str, str]:
+    variables = {SECRET_ENV: name}
+    read_secret(os.environ | variables)
+    return variables
+
+
 def _check_port(flag: str, host: str, port: int) -> None:
     """Raises UsageError where no process can listen, before anything is started."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -263,8 +327,9 @@ def _page_words(processes: ProcessFlags) -> list[str]:
     if processes.headless:
         return ["--headless", "--only-summary", "--loglevel", "WARNING"]
     login = ["--web-login"] if processes.web_login else []
+    allowed = ["--allowed-host", together(processes.allowed_host)] if processes.allowed_host else []
     return [
-        "--web-host", processes.web_host, "--web-port", str(processes.web_port), *login
+        *allowed, "--web-host", processes.web_host, "--web-port", str(processes.web_port), *login
     ]  # fmt: skip
 
 

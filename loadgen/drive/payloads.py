@@ -28,19 +28,20 @@ _EAGER_BYTES = 256 << 20
 
 @dataclass(frozen=True, repr=False)
 class HttpHead:
-    """Parts of the HTTP head that all requests to an endpoint share. No repr: `headers` may hold a
-    secret."""
+    """Parts of the HTTP head that all requests to an endpoint share. `body_secrets` are the secrets
+    of the body. No repr: `headers` may hold a secret."""
 
     host: str
     base_path: str
     headers: tuple[tuple[str, str], ...]
+    body_secrets: tuple[str, ...] = ()
 
     def redact(self, text: str) -> str:
-        """A server's text without the values of `headers`, also where the text ends inside a
-        value: some servers echo a key that they reject."""
+        """A server's text without the values of `headers` and `body_secrets`, also where the text
+        ends inside a value: some servers echo a key that they reject."""
         values = [value for _, value in self.headers]
         bare = [value.partition(" ")[2] for value in values]  # without the scheme, such as "Bearer"
-        return redact(text, [*values, *bare]) if text else text
+        return redact(text, [*values, *bare, *self.body_secrets]) if text else text
 
     def request(
         self, method: str, path: str, own: tuple[tuple[str, str], ...], body: bytes

@@ -68,6 +68,11 @@ _UNREADABLE = (
     zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 
+_DAMAGED = (
+    OSError, ValueError, LookupError, TypeError, NotImplementedError, MemoryError, OverflowError,
+)  # fmt: skip
+"""What NumPy and Arrow raise for damaged files."""
+
 
 def write_part(path: Path, requests: Requests, chunks: Chunks, names: Names) -> None:
     """Writes a shard's rows for `read_part`; atomic."""
@@ -116,7 +121,7 @@ def from_parquet(data: bytes, dtype: np.dtype[Any], names: Names) -> NDArray[Any
 
     try:
         return _read_table(pa.BufferReader(data), dtype, names, {})[0]
-    except (OSError, ValueError, KeyError) as error:
+    except _DAMAGED as error:
         raise RunInvalid(f"a damaged table: {error}") from error
 
 
@@ -271,7 +276,7 @@ def read_run(directory: Path | str) -> Run:
             rows, names = _read_table(directory / name, dtype, names, marks)
         except FileNotFoundError as error:
             raise UsageError(f"{directory}: this run was never finished ({error})") from None
-        except (OSError, ValueError, KeyError) as error:
+        except _DAMAGED as error:
             raise RunInvalid(f"{directory / name}: damaged: {error}") from error
         return rows
 

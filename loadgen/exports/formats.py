@@ -19,6 +19,7 @@ from msgspec import structs
 
 from loadgen.errors import UsageError, nearest
 from loadgen.measure.aggregate import summarize
+from loadgen.measure.wording import csv_cell
 from loadgen.records import Run
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ def _run_table(runs: Sequence[Run]) -> pd.DataFrame:
 
 
 def _csv(table: pd.DataFrame) -> bytes:
-    return table.to_csv(index=False).encode()
+    words = {str(name): table[name].map(csv_cell) for name in table.select_dtypes(exclude="number")}
+    return table.assign(**words).to_csv(index=False).encode()
 
 
 def _json(table: pd.DataFrame) -> bytes:

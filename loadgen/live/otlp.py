@@ -47,7 +47,8 @@ def metrics_url(url: str) -> str:
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
-        raise UsageError(f"--otlp {url}: expected an address such as http://localhost:4318")
+        shown = "…@" + url.rpartition("@")[2] if "@" in url else url
+        raise UsageError(f"--otlp {shown}: expected an address such as http://localhost:4318")
     return url.rstrip("/") + _PATH if parts.path in ("", "/") else url
 
 

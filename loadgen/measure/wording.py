@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from loadgen.measure.catalog import Unit
 from loadgen.units import format_duration
@@ -19,6 +20,18 @@ def format_value(value: float | None, unit: Unit) -> str:
     if math.isinf(value):
         return "∞"
     return format_share(value) if unit == "share" else f"{format_number(value)}/s"
+
+
+def csv_cell(value: Any) -> Any:
+    """A value for a CSV file: a text that a spreadsheet would run as a formula gets an apostrophe
+    in front; numbers stay numbers. A carriage return, which `csv` does not quote, becomes a space.
+    Source: OWASP, CSV Injection."""
+    if not isinstance(value, str):
+        return value
+    shown = value.replace("\r", " ")
+    if value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return f"'{shown}"
+    return shown
 
 
 def format_share(share: float) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import NamedTuple, Protocol
 
@@ -29,6 +29,8 @@ from loadgen.manifest.sections import (
 from loadgen.records import schedule_sha256
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan
+from targets.safe_text import hide_secrets, without_user_info
+from targets.safe_text import redact as redact_values
 
 
 class Described(Protocol):
@@ -62,7 +64,7 @@ def manifest(
     return Manifest(
         run=run_name,
         slobench=version(),
-        command=tuple(without_key(word) for word in command),
+        command=recorded_command(command),
         scenario=ScenarioSection(
             name=scenario.name,
             source=scenario.source,
@@ -154,6 +156,23 @@ def _classes(scenario: Scenario) -> dict[str, ClassSection]:
 def _window(scenario: Scenario) -> WindowSection:
     phases = scenario.phases
     return WindowSection(phases.warmup, phases.measure, phases.drain)
+
+
+def recorded_command(words: Sequence[str]) -> tuple[str, ...]:
+    """The words of a command line as files may hold them: without keys, passwords and the user
+    information of URLs."""
+    from reports.redaction import redact
+
+    shown, _ = hide_secrets([without_key(word) for word in words])
+    return tuple(redact(without_user_info(word)) for word in shown)
+
+
+def without_secrets(text: str, words: Sequence[str], environ: Mapping[str, str]) -> str:
+    """A text without the secrets of a command line's words and of the environment."""
+    assignments = [f"{name}={value}" for name, value in environ.items() if value]
+    pieces = [piece for word in words for piece in (word, *word.split(","))]
+    _, secrets = hide_secrets([*pieces, *assignments])
+    return without_user_info(redact_values(text, secrets))
 
 
 def without_key(word: str) -> str:

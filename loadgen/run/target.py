@@ -84,7 +84,7 @@ class Target:
         return msgspec.structs.replace(
             self.endpoint.to_manifest(),
             kind=self.kind,
-            model=self.adapter.model,
+            model=self.endpoint.redact(self.adapter.model),
             ignore_eos=self.adapter.ignore_eos,
             prompt_fit=(self.fit.overhead, self.fit.step),
             metrics=tuple(url.partition("?")[0] for url in self.metrics),

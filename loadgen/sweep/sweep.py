@@ -25,10 +25,11 @@ from loadgen.cells.cell import PlannedRun, check_cells
 from loadgen.cells.order import run_cells, turns
 from loadgen.cells.runner import CellFailure
 from loadgen.errors import UsageError
+from loadgen.measure.wording import csv_cell
 from loadgen.run.directory import make_directory, reserved
 from loadgen.run.directory_lock import held, is_empty
 from loadgen.run.execute import SIMULATED
-from loadgen.run.manifest import version, without_key
+from loadgen.run.manifest import recorded_command, version, without_key
 from loadgen.run.run_options import RunOptions
 from loadgen.sweep.numbers import Facts, facts_of, rows
 from loadgen.sweep.points import Base
@@ -182,7 +183,7 @@ def _facts(
     return {
         "schema": SCHEMA,
         "slobench": version(),
-        "command": [without_key(word) for word in command],
+        "command": list(recorded_command(command)),
         "scenario": scenario.name,
         "scenario_text": scenario.to_yaml(),
         "slo": list(scenario.slo_texts()),
@@ -269,7 +270,7 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     flat = [_flat(row) for row in rows]
     writer = csv.DictWriter(text, list(flat[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(flat)
+    writer.writerows({name: csv_cell(value) for name, value in row.items()} for row in flat)
     return text.getvalue()
 
 

@@ -236,7 +236,7 @@ def _read(decoder: msgspec.msgpack.Decoder[Any], data: object) -> Any:
         raise Bad(f"a message of {len(data)} bytes exceeds the limit of {MAX_BYTES} bytes")
     try:
         return decoder.decode(data)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise Bad(str(error)) from None
 
 

@@ -119,6 +119,12 @@ def add_options(parser: Any) -> None:
     for name, (flag, text) in _ON_COMMAND_LINE.items():
         parser.add_argument(flag, dest=name, default="", help=text, include_in_web_ui=False)
     parser.add_argument(
+        "--allowed-host",
+        default="",
+        help="Further names of the page; several with ;",
+        include_in_web_ui=False,
+    )
+    parser.add_argument(
         "--force", action="store_true", help="Overwrite --out", include_in_web_ui=False
     )
     parser.add_argument(

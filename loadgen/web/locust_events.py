@@ -6,6 +6,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
+import sys
 from argparse import Namespace
 from collections.abc import Mapping
 from typing import Any
@@ -22,10 +24,13 @@ from locust.runners import (
     WorkerRunner,
 )
 
+from loadgen.cli.scale import SECRET_ENV, read_secret
 from loadgen.drive.live_histogram import LiveCounts
 from loadgen.errors import RunInvalid, UsageError
+from loadgen.host_names import host_names
 from loadgen.records import Status
-from loadgen.web.form import Settings, add_options, worker_environ
+from loadgen.web.form import Settings, add_options, several, worker_environ
+from loadgen.web.guarded_rpc import guard
 from loadgen.web.live_frames import Ended
 from loadgen.web.locust_master import NO_WORKER, Master
 from loadgen.web.locust_page import dress
@@ -235,10 +240,24 @@ def _address(runner: MasterRunner) -> str:
 
 
 def listen() -> None:
-    """Registers slobench's handlers on Locust's events. Nothing starts before a runner does."""
+    """Registers slobench's handlers on Locust's events and guards its sockets. Nothing starts
+    before a runner does."""
+    try:
+        guard(_take_secret())
+    except UsageError as error:
+        print(f"slobench: {error}", file=sys.stderr)  # noqa: T201 - Locust has no log yet
+        raise SystemExit(error.exit_code) from None
     locust.stats.bucket_response_time = _bucket
     events.init_command_line_parser.add_listener(lambda parser, **_: add_options(parser))
     events.init.add_listener(_init)
+
+
+def _take_secret() -> bytes | None:
+    """The worker secret, removed from the environment: processes of a run do not inherit it."""
+    secret = read_secret(os.environ)
+    if secret is not None:
+        del os.environ[os.environ.pop(SECRET_ENV)]
+    return secret
 
 
 def _init(environment: Environment, runner: Runner, web_ui: Any = None, **_: Any) -> None:
@@ -249,12 +268,15 @@ def _init(environment: Environment, runner: Runner, web_ui: Any = None, **_: Any
     if not isinstance(runner, WorkerRunner):
         session = OpenLoop.session = LocustSession(environment, runner)
         if web_ui is not None:
-            _dress(web_ui, session, environment.parsed_options.web_base_path or "")
+            _dress(web_ui, session, environment.parsed_options)
 
 
-def _dress(web_ui: Any, session: LocustSession, base_path: str) -> None:
+def _dress(web_ui: Any, session: LocustSession, options: Namespace) -> None:
+    allowed = several(options.allowed_host or "")
+    names = host_names(options.web_host or "", allowed, socket.gethostname())
+    base_path = options.web_base_path or ""
     try:
-        dress(web_ui, session.master, base_path, session.check, session.press_stop)
+        dress(web_ui, session.master, base_path, session.check, session.press_stop, names)
     except UsageError as error:
         _log.error(str(error))
         raise SystemExit(error.exit_code) from None

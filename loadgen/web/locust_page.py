@@ -7,11 +7,11 @@ import hmac
 import json
 import os
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import flask
 from flask import Response, request
@@ -19,8 +19,10 @@ from flask import Response, request
 from loadgen.cli.parse import cache_dir
 from loadgen.cli.scale import password
 from loadgen.errors import SlobenchError
+from loadgen.host_names import HostNames
 from loadgen.manifest.json_section import JsonObject
 from loadgen.web.locust_master import Master
+from loadgen.web.login_throttle import LoginThrottle
 from reports.page import vega_bundle
 
 SHARD_COLUMNS = {
@@ -37,6 +39,9 @@ SHARD_COLUMNS = {
     "note": "Note",
 }
 _SCRIPT = '<script defer src="./slo/slo.js"></script></body>'
+_CHANGING = ("/stop", "/stats/reset")
+"""Locust's routes that change its state by GET."""
+_SHARING = "Access-Control-"
 _STATIC = files("loadgen.web") / "static"
 
 
@@ -46,10 +51,11 @@ def dress(
     base_path: str,
     check: Callable[[Mapping[str, str]], None],
     press_stop: Callable[[], bool],
+    names: HostNames,
 ) -> None:
     """Adds tabs, routes and the report to Locust's page before it is served. `check` raises for a
-    form that describes no run; `press_stop` returns whether Locust must handle the Stop button.
-    Raises UsageError for a login without a password."""
+    form that describes no run; `names` are the page's own hosts; `press_stop` returns whether
+    Locust must handle the Stop button. Raises UsageError for a login without a password."""
     app: flask.Flask = web_ui.app
     web_ui.template_args.update(
         extended_tabs=[
@@ -78,10 +84,11 @@ def dress(
     app.view_functions["locust.stop"] = web_ui.auth_required_if_enabled(
         lambda: stop() if press_stop() else {"success": True, "message": "Test stopped"}
     )
-    app.before_request(_reject_other_sites)
+    app.before_request(lambda: _reject_strangers(names))
+    app.config["SESSION_COOKIE_SAMESITE"] = "Strict"
     after_request = app.after_request_funcs.setdefault(None, [])
     # Flask runs the first of the list last.
-    after_request.insert(0, lambda response: _extended(response, master))
+    after_request.insert(0, lambda response: _without_sharing(_extended(response, master)))
     if web_ui.web_login:
         _add_password_login(web_ui, base_path)
 
@@ -192,12 +199,29 @@ def _extended(response: Response, master: Master) -> Response:
     return response
 
 
-def _reject_other_sites() -> None:
-    """Rejects requests from pages of other sites, which could start or stop runs through the user's
-    browser."""
-    origin = request.headers.get("Origin")
-    if request.method == "POST" and origin and urlsplit(origin).netloc != request.host:
-        flask.abort(403, f"requests from pages of {origin} are rejected")
+def _reject_strangers(names: HostNames) -> None:
+    """Rejects requests under another name than the page's own, and those from pages of other sites,
+    which could start or stop runs through the user's browser."""
+    host, origin = request.headers.get("Host"), request.headers.get("Origin")
+    if not names.accepts(host):
+        flask.abort(
+            421,
+            f"the host {(host or '')[:100]!r} is not a name of this page; start it with "
+            "--allowed-host NAME to accept it",
+        )
+    changes = request.method not in ("GET", "HEAD") or request.path.endswith(_CHANGING)
+    if not changes:
+        return
+    is_cross_site = request.headers.get("Sec-Fetch-Site") == "cross-site"
+    if is_cross_site or names.is_other_site(origin, host):
+        flask.abort(403, f"requests from pages of {(origin or 'other sites')[:100]} are rejected")
+
+
+def _without_sharing(response: Response) -> Response:
+    """Removes the headers by which Locust lets pages of any site read its responses."""
+    for name in [name for name in response.headers.keys() if name.startswith(_SHARING)]:  # noqa: SIM118
+        del response.headers[name]
+    return response
 
 
 def _refused(master: Master, check: Callable[[Mapping[str, str]], None]) -> Response | None:
@@ -235,10 +259,18 @@ def _add_password_login(web_ui: Any, base_path: str) -> None:
         title="slobench",
     )
 
+    throttle = LoginThrottle(time.monotonic)
+
     def log_in() -> Any:
+        caller = request.remote_addr or ""
+        if wait_s := throttle.wait_s(caller):
+            flask.session["auth_error"] = f"Too many attempts: wait {wait_s:.0f} s."
+            return flask.redirect(flask.url_for("locust.login"))
         if hmac.compare_digest(request.form.get("password", "").encode(), expected.encode()):
+            throttle.passed(caller)
             login_user(Person())
             return flask.redirect(flask.url_for("locust.index"))
+        throttle.failed(caller)
         flask.session["auth_error"] = "Wrong password."
         return flask.redirect(flask.url_for("locust.login"))
 

@@ -1,5 +1,5 @@
-"""The HTTP application around the routes: checks the API key, answers browsers of other origins
-(CORS), and turns every error into OpenAI's error object."""
+"""The HTTP application around the routes: checks the API key, the host and the operator's token,
+answers browsers of other origins (CORS), and turns every error into OpenAI's error object."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
+from loadgen.host_names import HostNames
 from reference_engine.serving.routes.completions import request_id
 from reference_engine.serving.wire.wire_errors import WireError, error_body
 
@@ -17,7 +18,10 @@ log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-_GUARDED = ("/v1/", "/debug/", "/reset_prefix_cache", "/tokenize", "/detokenize")
+_OPERATOR = ("/debug/", "/reset_prefix_cache")
+_GUARDED = ("/v1/", *_OPERATOR, "/tokenize", "/detokenize")
+_READING = ("GET", "HEAD")
+TOKEN_HEADER = "x-operator-token"
 _READABLE_HEADERS = "x-request-id, x-engine-request-id, x-tokens-ahead, x-predicted-start-ms"
 _PREFLIGHT_AGE_S = 600
 
@@ -25,15 +29,21 @@ _PREFLIGHT_AGE_S = 600
 class Guard:
     """Makes applications. If `api_key` is set, requests to `/v1`, `/debug`, `/tokenize`,
     `/detokenize` and `/reset_prefix_cache` need it. Scripts of the origin `cors` (`*`: any) may
-    read the responses in a browser."""
+    read the responses in a browser.
+
+    `/debug` and `/reset_prefix_cache` accept only requests under a name in `names`. Their PUT, POST
+    and DELETE need the `operator_token`, if it is set, and never come from pages of other sites."""
 
     def __init__(
         self,
         api_key: str | None = None,
         max_body_bytes: int = 16 << 20,
         cors: str | None = None,
+        operator_token: str | None = None,
+        names: HostNames | None = None,
     ) -> None:
         self._api_key, self._max_body_bytes, self._cors = api_key, max_body_bytes, cors
+        self._operator_token, self._names = operator_token, names
 
     def app(self, routes: Iterable[web.RouteDef]) -> web.Application:
         """An application, to be served by `running`."""
@@ -49,6 +59,8 @@ class Guard:
             if self._cors is not None and _is_cors_preflight(request):
                 return _preflight_response(request)
             self._check_key(request)
+            if request.path.startswith(_OPERATOR):
+                self._check_operator(request)
             return await handler(request)
         except WireError as error:
             return _error_response(error)
@@ -83,6 +95,34 @@ class Guard:
                 "the API key is missing or wrong; send the header 'Authorization: Bearer KEY'",
                 status=401,
                 code="invalid_api_key",
+            )
+
+    def _check_operator(self, request: web.Request) -> None:
+        host = request.headers.get("Host")
+        if self._names is not None and not self._names.accepts(host):
+            raise WireError(
+                f"the host {(host or '')[:100]!r} is not a name of this server; start it with "
+                "--allowed-host NAME to accept it",
+                status=421,
+                code="unknown_host",
+            )
+        if request.method in _READING:
+            return
+        if self._names is not None and self._names.is_other_site(
+            request.headers.get("Origin"), host
+        ):
+            raise WireError(
+                "requests from pages of other sites are rejected", status=403, code="other_site"
+            )
+        if self._operator_token is None:
+            return
+        header = request.headers.get(TOKEN_HEADER, "").encode("utf-8", "surrogateescape")
+        if not hmac.compare_digest(header, self._operator_token.encode()):
+            raise WireError(
+                f"this request changes the server: send the operator token, which it printed at "
+                f"its start, in the header {TOKEN_HEADER}, or start it with --operator open",
+                status=403,
+                code="operator_token_required",
             )
 
 

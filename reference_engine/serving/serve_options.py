@@ -9,7 +9,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+)
 
 from loadgen.errors import MissingDependency, UsageError, nearest
 from loadgen.manifest.json_section import JsonObject
@@ -46,8 +53,10 @@ class ServeOptions(BaseModel):
     every step longer, for testing that a check notices. A reader that falls `outbox_tokens` behind
     is cut off. `http_workers` processes handle HTTP; 0 uses the engine's own process, and None is
     0 except on a GPU. Scripts of the origin `cors` (`*`: any) may use the server from a browser;
-    None allows no other origin. `policy_args` and `executor_args` are further knobs of the mode and
-    of the executor.
+    None allows no other origin. Requests that change the server need the operator token of the
+    variable `operator_token_env`, else a random token; with `operator` open they need none. The
+    operator's routes accept `allowed_host` as a name of the server. `policy_args` and
+    `executor_args` are further knobs of the mode and of the executor.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -78,10 +87,18 @@ class ServeOptions(BaseModel):
     executor_args: JsonObject = Field(default_factory=dict)
     api_key_env: str | None = None
     cors: Annotated[str, AfterValidator(_origin)] | None = None
+    operator: Literal["token", "open"] = "token"
+    operator_token_env: str | None = None
+    allowed_host: tuple[str, ...] = ()
     log_dir: Path | None = None
     log_level: Level = "sizes"
     parent_pid: int | None = Field(default=None, ge=1)
     drain_s: float = Field(default=10.0, ge=0)
+
+    @field_validator("allowed_host", mode="before")
+    @classmethod
+    def _several(cls, value: Any) -> Any:
+        return tuple(value.split(";")) if isinstance(value, str) else value
 
 
 _NOT_BY_NAME = ("policy_args", "executor_args", "parent_pid")

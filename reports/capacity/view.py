@@ -10,6 +10,7 @@ from loadgen.measure.capacity.capacity_probe import UNUSABLE, Probe
 from loadgen.measure.capacity.capacity_result import Capacity
 from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.statistics.proportions import wilson
+from loadgen.measure.wording import csv_cell
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -119,7 +120,7 @@ def csv_text(answer: Capacity) -> str:
     for probe in answer.probes:
         share = attainment_interval(probe, answer)
         writer.writerow(
-            (probe.name, f"{probe.level:.9g}", answer.unit, f"{probe.warmup_s:.6g}",
+            (csv_cell(probe.name), f"{probe.level:.9g}", answer.unit, f"{probe.warmup_s:.6g}",
              f"{probe.measured_s:.6g}", f"{probe.spent_s:.6g}", probe.n_due, probe.n_met,
              f"{share.value:.6g}", f"{share.low or 0.0:.6g}", f"{share.high or 0.0:.6g}",
              f"{probe.goodput_per_s:.6g}", probe.grade)

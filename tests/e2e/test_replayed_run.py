@@ -20,6 +20,7 @@ pytestmark = pytest.mark.e2e
 
 def serve(log_dir, *flags):
     command = [sys.executable, "-m", "reference_engine", "--port=0", "--device=toy", "--shape=nano"]
+    command.append("--operator=open")
     return subprocess.Popen(
         [*command, "--kv-blocks=60", "--max-num-seqs=6", "--max-model-len=512", "--log-level=full",
          f"--log-dir={log_dir}", "--set=step_s=0.001", "--set=eos_every=40", *flags],

@@ -219,6 +219,76 @@ def nothing_secret_is_served(url):
         assert KEY not in get(url + path)
 
 
+def status_of(opener, url, data=None, **headers):
+    request = urllib.request.Request(url, data=data, headers=headers)
+    try:
+        with opener.open(request, timeout=60) as answer:
+            return answer.status
+    except urllib.error.HTTPError as refused:
+        with refused:
+            return refused.code
+
+
+@pytest.mark.faults
+def test_the_page_answers_under_its_own_names_and_to_its_own_pages_only(cli, tmp_path):
+    """DNS rebinding, a cross-site POST, and Locust's routes that change its state by GET."""
+    port = free_port()
+    with started(
+        cli, "web", f"--web-port={port}", "--allowed-host=gpu.example.org", "--target=mock",
+        cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        url = listening(process, port)
+        plain = urllib.request.build_opener()
+        evil, cross = {"Host": "evil.example"}, {"Sec-Fetch-Site": "cross-site"}
+        assert [
+            status_of(plain, f"{url}/slo/live.json"),
+            status_of(plain, f"{url}/slo/live.json", Host=f"localhost:{port}"),
+            status_of(plain, f"{url}/slo/live.json", Host="gpu.example.org"),
+            status_of(plain, f"{url}/slo/live.json", **evil),
+            status_of(plain, f"{url}/swarm", b"user_count=1", **evil),
+            status_of(plain, f"{url}/swarm", b"user_count=1", Origin="null"),
+            status_of(plain, f"{url}/stop", **cross),
+            status_of(plain, f"{url}/stats/reset", **cross),
+        ] == [200, 200, 200, 421, 421, 403, 403, 403]
+        assert json.loads(get(f"{url}/slo/live.json"))["state"] == "idle"
+        process.send_signal(signal.SIGINT)
+        process.stderr.read()
+        assert process.wait(60) == 130
+
+
+@pytest.mark.faults
+def test_guesses_at_the_password_are_slowed_down(cli, tmp_path):
+    port = free_port()
+    with started(
+        cli, "web", f"--web-port={port}", "--web-login", cwd=tmp_path,
+        environ={"SLOBENCH_WEB_PASSWORD": "open sesame"},
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        url = listening(process, port)
+        jar = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+        pages = []
+        for _ in range(12):
+            with jar.open(f"{url}/slo/password", data=b"password=guess", timeout=60) as answer:
+                pages.append(answer.read().decode())
+        with jar.open(f"{url}/slo/password", data=b"password=open+sesame", timeout=60) as answer:
+            pages.append(answer.read().decode())
+        assert "Wrong password" in pages[0]
+        assert "Too many attempts" in pages[-1]
+        no_redirect = urllib.request.build_opener(KeepRedirects)
+        with pytest.raises(urllib.error.HTTPError) as moved:
+            no_redirect.open(f"{url}/slo/password", data=b"password=x", timeout=60)
+        with moved.value:
+            assert "SameSite=Strict" in moved.value.headers["Set-Cookie"]
+        process.send_signal(signal.SIGINT)
+        process.stderr.read()
+        assert process.wait(60) == 130
+
+
+class KeepRedirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_):
+        return None
+
+
 def test_the_password_guards_our_routes(cli, tmp_path):
     port = free_port()
     with started(

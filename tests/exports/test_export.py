@@ -15,8 +15,16 @@ from loadgen.exports.formats import FORMATS, export
 from loadgen.manifest.sections import LabelsSection
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
+from loadgen.measure.wording import csv_cell
 from loadgen.records import Names
-from tests.runs import measured_run, replace_schedule, two_classes, with_manifest, write_to
+from tests.runs import (
+    changed,
+    measured_run,
+    replace_schedule,
+    two_classes,
+    with_manifest,
+    write_to,
+)
 from tests.test_verbs import slobench as command_line
 
 
@@ -218,3 +226,23 @@ def test_the_dashboard_is_written_without_a_run(cli, directory, tmp_path):
     assert cli("export", "-f", "grafana", "-o", board) == (0, "", f"dashboard: {board}\n")
     assert json.loads(board.read_text()) == json.loads(out)
     assert cli("export", directory, "-f", "grafana")[0] == 2
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r"])
+def test_csv_neutralises_formulas_and_keeps_numbers(start):
+    """The model's name is the server's; a spreadsheet would run it."""
+    run = measured_run()
+    target = changed(run.manifest.target, model=f"{start}cmd|' /C calc'!A0")
+    run = with_manifest(run, target=target)
+    (row,) = csv.DictReader(io.StringIO(export(run, "csv").decode(), newline=""))
+    assert row["model"] == f"'{start.replace(chr(13), ' ')}cmd|' /C calc'!A0"
+    assert float(row["offered_rate_per_s"]) > 0
+    assert not [value for value in row.values() if value.startswith(start)]
+
+
+@pytest.mark.faults
+def test_a_negative_number_is_no_formula():
+    assert [csv_cell(value) for value in (-1.5, -2, None, "-2", "a=b")] == [
+        -1.5, -2, None, "'-2", "a=b"
+    ]  # fmt: skip

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,10 +87,12 @@ async def serving(
     engine: Engine | None = None,
     api_key: str | None = None,
     is_split: bool | None = None,
+    guard: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> AsyncIterator[Serving]:
     """Serve the engine (by default a toy with these `options`) until the block ends. `is_split`
-    None is the form of the fixture `both_forms`, else whole."""
+    None is the form of the fixture `both_forms`, else whole. `guard` are further arguments of
+    `Guard`."""
     chosen = toy_options(**{"max_body_bytes": 1 << 18, **options})
     engine = engine or build(chosen)
     wired = wire_up(engine, chosen)
@@ -104,9 +106,9 @@ async def serving(
     port = listener.getsockname()[1]
     if Form.is_split if is_split is None else is_split:
         epoch_ns = engine.clock.epoch_ns
-        behind = _split(wired, listener, chosen, api_key, epoch_ns)
+        behind = _split(wired, listener, chosen, api_key, epoch_ns, guard or {})
     else:
-        app = Guard(api_key, chosen.max_body_bytes, chosen.cors).app(wired.routes)
+        app = Guard(api_key, chosen.max_body_bytes, chosen.cors, **(guard or {})).app(wired.routes)
         behind = _site(app, lambda runner: web.SockSite(runner, listener))
     async with behind:
         try:
@@ -133,7 +135,12 @@ async def _site(
 
 @asynccontextmanager
 async def _split(
-    wired: Wired, listener: socket.socket, chosen: ServeOptions, api_key: str | None, epoch_ns: int
+    wired: Wired,
+    listener: socket.socket,
+    chosen: ServeOptions,
+    api_key: str | None,
+    epoch_ns: int,
+    guard: Mapping[str, Any],
 ) -> AsyncIterator[None]:
     with TemporaryDirectory() as directory:
         path = str(Path(directory) / "engine.sock")
@@ -151,6 +158,7 @@ async def _split(
                 chosen.max_body_bytes,
                 api_key,
                 chosen.cors,
+                **guard,
             )
             await link.open(ours, opening)
             try:

@@ -26,6 +26,17 @@ def sample(name, kind="auto"):
     return load_trace(SAMPLES / name, kind)
 
 
+@pytest.mark.faults
+def test_an_odd_row_that_is_not_utf8_is_refused_with_its_line(monkeypatch):
+    """Arrow printed a traceback for each such row, as an exception that it ignored."""
+    ignored: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", ignored.append)
+    content = AZURE.encode() + b"2023-11-16 18:15:46.68,374,44\n\xac,1\n"
+    with pytest.raises(TraceFileError, match=r"^t\.csv:3: "):
+        TRACES.get("azure")().parse(content, "t.csv")
+    assert ignored == []
+
+
 @pytest.fixture
 def file(tmp_path):
     def write(content, name="t.csv"):

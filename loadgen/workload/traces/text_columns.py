@@ -249,6 +249,8 @@ def read_csv(content: bytes, source: str, names: Iterable[str], separator: str =
     if not re.compile(rb"\S").search(content, begin):
         raise TraceFileError(f"{source}: has a header and no rows")
     has_quotes = b'"' in content
+    # Arrow decodes an odd row for its handler, and prints a traceback where that fails.
+    has_handler = content.isascii() or _is_utf8(content)
 
     def skip_if_blank(row: Any) -> str:
         return "error" if row.text.strip() else "skip"
@@ -260,7 +262,7 @@ def read_csv(content: bytes, source: str, names: Iterable[str], separator: str =
                 read_options=pv.ReadOptions(column_names=header, block_size=1 << 22),
                 parse_options=pv.ParseOptions(
                     delimiter=separator,
-                    invalid_row_handler=skip_if_blank,
+                    invalid_row_handler=skip_if_blank if has_handler else None,
                     newlines_in_values=has_quotes,
                 ),
                 convert_options=pv.ConvertOptions(
@@ -279,6 +281,14 @@ def read_csv(content: bytes, source: str, names: Iterable[str], separator: str =
         return next(line for k, line in enumerate(lines) if k == row + 1)  # 0 is the header
 
     return TextTable(source, header, read, line_of)
+
+
+def _is_utf8(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def require(source: str, header: Collection[str], names: Iterable[str], line: int = 1) -> None:

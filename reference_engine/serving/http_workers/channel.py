@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
+from loadgen.host_names import HostNames
 from reference_engine.serving.identity import ServerIdentity
 from reference_engine.serving.streams import StreamDelta, StreamProgress
 from reference_engine.serving.wire.call import Call
@@ -67,7 +68,9 @@ class Open(Message, frozen=True):
     outbox: int
     max_body_bytes: int
     api_key: str | None
-    cors: str | None
+    cors: str | None = None
+    operator_token: str | None = None
+    names: HostNames | None = None
 
 
 class Admitted(Message, frozen=True):

@@ -73,7 +73,13 @@ class HttpWorker:
     async def _answering(self, opening: channel.Open) -> AsyncIterator[None]:
         assert self._link is not None, "the link is made when Open arrives"
         completions = CompletionRoutes(self._link, opening.identity)
-        guard = Guard(opening.api_key, opening.max_body_bytes, opening.cors)
+        guard = Guard(
+            opening.api_key,
+            opening.max_body_bytes,
+            opening.cors,
+            opening.operator_token,
+            opening.names,
+        )
         # No limits on connections or time: a forwarded request may take as long as the engine does.
         connector = UnixConnector(opening.engine_path, limit=0)
         async with (
