@@ -105,7 +105,9 @@ class Nightly:
         judged = judge_night(nights, histories, self.file.options())
         verdict = night_word(judged)
         for cell, night, found in zip(self.cells, nights, judged, strict=True):
-            self.store.add(cell, replace(night, verdict=found.verdict))
+            of_measures = {row.measure: row.verdict for row in found.measures if row.is_gated}
+            judged_night = replace(night, verdict=found.verdict, verdicts=of_measures)
+            self.store.add(cell, judged_night)
             self.store.prune(cell, self.file.keep, self.file.window)
         facts = self._facts(directory, began, nights, judged)
         return FinishedNight(directory, verdict, tuple(judged), facts)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MARKS = {"better": "▲ better", "same": "= same", "worse": "▼ worse", "inconclusive": "? uncertain"}
 _STYLES = {"better": "bold green", "same": "bold green", "worse": "bold red"}
+_AS_FACTOR = 2.0  # changes from here on (three times as much) are shown as factors
 HEAD = ("measure", "A", "B", "change", "interval", "verdict", "p (Holm)", "runs needed")
 _SENTENCES = {
     "worse": "B is worse than A.",
@@ -99,10 +100,14 @@ def row(measure: ComparedMeasure) -> tuple[str, ...]:
 
 
 def change(value: float | None, unit: str) -> str:
-    """`+5.2 %`, or `+0.3 points` for a share."""
+    """`+5.2 %`, `×4.1` from a threefold value on, `from 0`, or `+0.3 points` for a share."""
     if value is None or math.isnan(value):
         return "–"
-    return f"{_signed(value)} {'points' if unit == 'share' else '%'}"
+    if math.isinf(value):
+        return "from 0"
+    if unit == "share":
+        return f"{_signed(value)} points"
+    return _times(value) if value >= _AS_FACTOR else f"{_signed(value)} %"
 
 
 def chance(p: float) -> str:
@@ -115,7 +120,18 @@ def chance(p: float) -> str:
 def interval(measure: ComparedMeasure) -> str:
     if measure.low is None or measure.high is None:
         return "[…]"
-    return f"[{_signed(measure.low)}, {_signed(measure.high)}]"
+    if measure.unit != "share" and measure.change >= _AS_FACTOR:
+        return f"[{_times(measure.low)}, {_times(measure.high)}]"
+    ends = (
+        _times(end) if measure.unit != "share" and end >= _AS_FACTOR else _signed(end)
+        for end in (measure.low, measure.high)
+    )
+    return f"[{', '.join(ends)}]"
+
+
+def _times(change: float) -> str:
+    """The factor B / A of a change: `×4.1`."""
+    return f"×{format_number(float(f'{1 + change:.2g}'))}"
 
 
 def _signed(share: float) -> str:

@@ -31,13 +31,20 @@ class Contrast:
     """`difference` = B − A with its standard error on `df` degrees of freedom (Student's t).
 
     `noise` is the standard deviation of a run, from which the error was computed. Without any
-    degree of freedom the error is NaN, and the difference cannot be judged.
+    degree of freedom the error is NaN, and the difference cannot be judged. `upper_error` is the
+    error of the upper bound if it is not that of the lower bound (queues have long tails).
     """
 
     difference: float
     error: float
     df: float
     noise: float
+    upper_error: float | None = None
+
+    @property
+    def errors(self) -> tuple[float, float]:
+        """The standard errors of the lower and of the upper bound."""
+        return self.error, self.error if self.upper_error is None else self.upper_error
 
     @property
     def is_judged(self) -> bool:
@@ -50,9 +57,10 @@ class Contrast:
 
         if not self.is_judged:
             return math.nan
-        if self.error == 0:
+        error = self.errors[self.difference < 0]  # of the bound on the side of zero
+        if error == 0:
             return 1.0 if self.difference == 0 else 0.0
-        return float(2 * stdtr(self.df, -abs(self.difference) / self.error))
+        return float(2 * stdtr(self.df, -abs(self.difference) / error))
 
     def interval(self, confidence: float) -> Interval:
         """The two-sided interval of the difference; each bound is missed with probability (1 −
@@ -61,8 +69,11 @@ class Contrast:
 
         if not self.is_judged:
             return Interval(self.difference)
-        half = float(stdtrit(self.df, (1 + confidence) / 2)) * self.error
-        return Interval(self.difference, self.difference - half, self.difference + half)
+        times = float(stdtrit(self.df, (1 + confidence) / 2))
+        below, above = self.errors
+        return Interval(
+            self.difference, self.difference - times * below, self.difference + times * above
+        )
 
     def equivalence_p(self, low: float, high: float) -> float:
         """The p-value of two one-sided tests (TOST) that the true difference is outside (low,
@@ -74,11 +85,11 @@ class Contrast:
 
         if not self.is_judged:
             return math.nan
-        if self.error == 0:
-            return 0.0 if low < self.difference < high else 1.0
-        below = stdtr(self.df, -(self.difference - low) / self.error)
-        above = stdtr(self.df, -(high - self.difference) / self.error)
-        return float(max(below, above))
+        gaps = self.difference - low, high - self.difference
+        return max(
+            (0.0 if gap > 0 else 1.0) if error == 0 else float(stdtr(self.df, -gap / error))
+            for gap, error in zip(gaps, self.errors, strict=True)
+        )
 
 
 def contrast(

@@ -112,14 +112,14 @@ def judge(
     n_due: tuple[int, int] = (0, 0),
 ) -> tuple[Contrast, ComparedMeasure]:
     """A measure from its number in each run, before Holm's correction and without a verdict."""
-    both = scaled(measure, values[0]), scaled(measure, values[1])
+    scale = scale_of(measure, *values)
     known = options.noise.get(measure.text)
-    contrasted = contrast(*both, blocks, known)
+    contrasted = contrast(scale.of(values[0]), scale.of(values[1]), blocks, known)
     if measure.is_share:
         contrasted = with_binomial_noise(contrasted, values, n_due)
     how = "Student's t over runs" + (", within equal schedules" if blocks else "")
     how += ", with noise measured before" if known else ""
-    return contrasted, row_of(measure, contrasted, values, n_due, options, how)
+    return contrasted, row_of(measure, contrasted, scale, values, n_due, options, how)
 
 
 def settle(
@@ -170,6 +170,7 @@ def margin_of(measure: Measure, margins: Mapping[str, float]) -> float:
 def row_of(
     measure: Measure,
     contrasted: Contrast,
+    scale: Scale,
     values: tuple[Values, Values],
     n_due: tuple[int, int],
     options: Options,
@@ -177,17 +178,19 @@ def row_of(
 ) -> ComparedMeasure:
     interval = contrasted.interval(2 * options.confidence - 1)
     margin = margin_of(measure, options.margins)
-    low, high = on_scale(measure, -margin), on_scale(measure, margin)
+    low, high = scale.on(-margin), scale.on(margin)
+    a, b = (scale.typical(side) for side in values)
+    has_ratio = measure.is_share or a != 0 or b == 0
     return ComparedMeasure(
         measure=measure.text,
         unit=measure.metric.unit,
         is_gated=False,
         verdict="inconclusive",
-        a=typical(measure, values[0]),
-        b=typical(measure, values[1]),
-        change=off_scale(measure, contrasted.difference),
-        low=None if interval.low is None else off_scale(measure, interval.low),
-        high=None if interval.high is None else off_scale(measure, interval.high),
+        a=a,
+        b=b,
+        change=scale.off(contrasted.difference) if has_ratio else math.inf,
+        low=scale.off(interval.low) if has_ratio and interval.low is not None else None,
+        high=scale.off(interval.high) if has_ratio and interval.high is not None else None,
         margin=margin,
         p=contrasted.p_value() / 2,
         p_adjusted=math.nan,
@@ -225,12 +228,12 @@ def _planned(contrasted: Contrast, row: ComparedMeasure, level: float) -> Compar
     sides would find."""
     if not contrasted.is_judged:
         return row
-    compared, noise = measure(row.measure), Noise(contrasted.noise, contrasted.df)
-    smallest = math.inf
+    scale = POINTS if row.unit == "share" else Scale()
+    noise, smallest = Noise(contrasted.noise, contrasted.df), math.inf
     if min(row.n_runs) > 1:
         reach = smallest_effect(noise, min(row.n_runs), level, POWER)
-        smallest = off_scale(compared, reach) if reach < 50 else math.inf
-    needed = runs_needed(noise, on_scale(compared, row.effect), level, POWER)
+        smallest = scale.off(reach) if reach < 50 else math.inf
+    needed = runs_needed(noise, scale.on(row.effect), level, POWER)
     return dataclasses.replace(row, runs_needed=needed, smallest_found=smallest)
 
 
@@ -267,26 +270,50 @@ def binomial_sd(hits: float, n: float, n_per_run: float) -> float:
     return math.sqrt(share * (1 - share) / n_per_run)
 
 
-def scaled(measure: Measure, values: Values) -> Values:
-    """Latencies and rates as logarithms, since their noise and their changes are relative; shares
-    unchanged."""
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The scale on which the values of a measure are compared: logarithms, since the noise and the
+    changes of latencies and rates are relative; with a `unit`, multiples of it. Changes are at
+    least `least` and at most `most`."""
+
+    unit: float | None = None
+    least: float = -1.0
+    most: float = math.inf
+
+    def of(self, values: Values) -> Values:
+        """Not finite where a logarithm does not exist."""
+        if self.unit is not None:
+            return values / self.unit
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.log(values)
+
+    def on(self, change: float) -> float:
+        """The distance on this scale of a change."""
+        return change if self.unit is not None else math.log1p(max(change, -0.999999))
+
+    def off(self, difference: float) -> float:
+        """The change that belongs to a distance on this scale; never an impossible one."""
+        change = difference if self.unit is not None else math.expm1(min(difference, 50.0))
+        return change if math.isnan(change) else min(self.most, max(self.least, change))
+
+    def typical(self, values: Values) -> float:
+        """The mean over runs; geometric on a scale of logarithms."""
+        if not len(values):
+            return math.nan
+        mean = float(self.of(values).mean())
+        return math.exp(mean) if self.unit is None else mean * self.unit
+
+
+POINTS = Scale(1.0, most=1.0)
+"""The scale of shares."""
+
+
+def scale_of(measure: Measure, a: Values, b: Values) -> Scale:
+    """Points for shares, else logarithms; where a value is 0 and has no logarithm, multiples of the
+    mean of A (of B, if A is 0)."""
     if measure.is_share:
-        return values
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.log(values)
-
-
-def on_scale(measure: Measure, change: float) -> float:
-    return change if measure.is_share else math.log1p(max(change, -0.999999))
-
-
-def off_scale(measure: Measure, difference: float) -> float:
-    return difference if measure.is_share else math.expm1(min(difference, 50.0))
-
-
-def typical(measure: Measure, values: Values) -> float:
-    """The mean over runs; geometric where changes are relative."""
-    if not len(values):
-        return math.nan
-    mean = float(scaled(measure, values).mean())
-    return mean if measure.is_share else math.exp(mean)
+        return POINTS
+    if not ((a == 0).any() or (b == 0).any()):
+        return Scale()
+    means = [float(side.mean()) for side in (a, b) if len(side)]
+    return Scale(next((mean for mean in means if mean > 0), 1.0))

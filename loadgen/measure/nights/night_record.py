@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from loadgen.measure.comparison.compare import GATED, SHOWN
@@ -59,7 +59,8 @@ class RunNumbers:
 class CellNight:
     """A night of a cell. `night` sorts by time; `factor` is the configuration that may differ
     between nights (version, commit, flags), flat; `slos` are its SLOs; `failures` explain
-    missing repeats; `link` leads to the CI job."""
+    missing repeats; `verdicts` by measure text are those of its deciding measures; `link` leads to
+    the CI job."""
 
     cell: str
     night: str
@@ -71,6 +72,7 @@ class CellNight:
     failures: tuple[str, ...] = ()
     verdict: str = ""
     link: str = ""
+    verdicts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def trusted(self) -> tuple[RunNumbers, ...]:
@@ -109,6 +111,7 @@ def to_json(night: CellNight) -> dict[str, Any]:
         "is_closed_loop": night.is_closed_loop,
         "failures": list(night.failures),
         "verdict": night.verdict,
+        "verdicts": dict(night.verdicts),
         "link": night.link,
         "runs": [_run_json(run) for run in night.runs],
     }
@@ -145,6 +148,7 @@ def from_json(content: Mapping[str, Any]) -> CellNight:
         failures=tuple(map(str, content["failures"])),
         verdict=str(content["verdict"]),
         link=str(content["link"]),
+        verdicts={str(k): str(v) for k, v in content.get("verdicts", {}).items()},
     )
 
 

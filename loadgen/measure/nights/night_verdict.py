@@ -15,17 +15,16 @@ from loadgen.measure.comparison.comparable import ConfigDifference, differences
 from loadgen.measure.comparison.compare import GATED, SHOWN, SLO_METRICS
 from loadgen.measure.comparison.contrast import Contrast
 from loadgen.measure.comparison.judgement import (
+    POINTS,
     POWER,
     ComparedMeasure,
     Options,
+    Scale,
     decide,
     level_of,
-    off_scale,
-    on_scale,
     overall,
     row_of,
-    scaled,
-    typical,
+    scale_of,
 )
 from loadgen.measure.comparison.measures import Measure, measure
 from loadgen.measure.nights.machine_speed import (
@@ -48,7 +47,8 @@ from loadgen.measure.nights.night_statistics import (
 from loadgen.measure.nights.night_values import (
     controls_of,
     has_controls,
-    on_scale_of_nights,
+    relative_values,
+    scale_of_nights,
     values_of,
 )
 
@@ -205,7 +205,7 @@ class _Draft:
             night
             for night in level
             if night.trusted
-            and bool(np.isfinite(_night(night.trusted, measure).values).all())
+            and bool(np.isfinite(relative_values(night.trusted, measure)).all())
             and not (depends_on_slos and night.slos != self.night.slos)
         ]
 
@@ -223,9 +223,10 @@ def _judge(
     options: Options,
 ) -> tuple[NightNoise | None, ComparedMeasure]:
     runs = [[night.trusted for night in level] for level in levels]
+    scale = scale_of_nights([*(night for level in runs for night in level), tonight], measure)
     contrast, noise = contrast_of_nights(
-        [[_night(of_night, measure) for of_night in level] for level in runs],
-        _night(tonight, measure),
+        [[_night(of_night, measure, scale) for of_night in level] for level in runs],
+        _night(tonight, measure, scale),
         WITH_CONTROLS if has_controls(tonight) else ALONE,
     )
     earlier = [run for of_night in runs[-1] for run in of_night]
@@ -235,7 +236,7 @@ def _judge(
     how = f"Student's t, tonight against {n} {'night' if n == 1 else 'nights'}"
     how += ", each run relative to its control" if has_controls(tonight) else ""
     values = values_of(earlier, measure), values_of(tonight, measure)
-    return noise, row_of(measure, contrast, values, _n_due(earlier, tonight), options, how)
+    return noise, row_of(measure, contrast, scale, values, _n_due(earlier, tonight), options, how)
 
 
 def _at_least_binomial(
@@ -278,10 +279,11 @@ def _control_moved(
     """The change of the control. Each night has equal weight, as in the verdict of the cell."""
     nights = [values_of(controls_of(night.trusted), measure) for night in level]
     now = values_of(controls_of(tonight), measure)
-    levels = [float(scaled(measure, values).mean()) for values in nights]
-    moved = float(scaled(measure, now).mean()) - sum(levels) / len(levels)
-    before = typical(measure, np.concatenate(nights))
-    return ControlMoved(before, typical(measure, now), off_scale(measure, moved))
+    before = np.concatenate(nights)
+    scale = scale_of(measure, before, now)
+    levels = [float(scale.of(values).mean()) for values in nights]
+    moved = float(scale.of(now).mean()) - sum(levels) / len(levels)
+    return ControlMoved(scale.typical(before), scale.typical(now), scale.off(moved))
 
 
 def _planned(
@@ -290,22 +292,22 @@ def _planned(
     """The row with the repeats that a night would need and the smallest change that tonight would
     find; and the power of those repeats against these nights, if they differ as much as they seem
     to."""
-    compared = measure(row.measure)
+    scale = POINTS if row.unit == "share" else Scale()
     level = level if row.is_gated else 2 * (1 - options.confidence)
-    effect = on_scale(compared, row.effect)
+    effect = scale.on(row.effect)
     reach = smallest_found(noise, row.n_runs[1], earlier, level, POWER)
     needed = repeats_needed(noise, earlier, effect, level)
     planned = dataclasses.replace(
         row,
         runs_needed=needed,
-        smallest_found=off_scale(compared, reach) if reach < 50 else math.inf,
+        smallest_found=scale.off(reach) if reach < 50 else math.inf,
     )
     if needed is None:
         return planned, math.nan
     return planned, night_power(noise, needed, earlier, effect, level)
 
 
-def _night(runs: Sequence[RunNumbers], measure: Measure) -> NightSample:
+def _night(runs: Sequence[RunNumbers], measure: Measure, scale: Scale) -> NightSample:
     return NightSample(
-        on_scale_of_nights(runs, measure), tuple(run.schedule_sha256 for run in runs)
+        scale.of(relative_values(runs, measure)), tuple(run.schedule_sha256 for run in runs)
     )
