@@ -37,12 +37,18 @@ def lines(comparison: Comparison) -> list[str]:
     """The measures behind the verdict, with their changes."""
     deciding = [m for m in comparison.measures if m.is_gated and m.verdict == comparison.verdict]
     if comparison.verdict == "same" and deciding:
-        return [f"Inside the margins: {', '.join(m.measure for m in deciding)}."]
+        return [f"The same: {', '.join(f'{m.measure} {within(m)}' for m in deciding)}."]
     return [
         f"{m.measure}: {format_value(m.a, m.unit)} → {format_value(m.b, m.unit)},"
         f" {change(m.change, m.unit)} {interval(m)}"
         for m in deciding
     ]
+
+
+def within(measure: ComparedMeasure) -> str:
+    """`within ±2.1 %`: the margin."""
+    unit = "points" if measure.unit == "share" else "%"
+    return f"within ±{100 * measure.margin:.2g} {unit}"
 
 
 def next_steps(comparison: Comparison) -> list[str]:
@@ -57,6 +63,8 @@ def next_steps(comparison: Comparison) -> list[str]:
             else "No recorded setting differs between A and B: check the machine, and changes to"
             " the server that its labels do not record."
         ]
+    if comparison.verdict != "inconclusive":
+        return []
     uncertain = [m for m in comparison.measures if m.is_gated and m.verdict == "inconclusive"]
     if not uncertain:
         return []
@@ -93,10 +101,17 @@ def row(measure: ComparedMeasure) -> tuple[str, ...]:
         format_value(measure.b, measure.unit),
         change(measure.change, measure.unit),
         interval(measure),
-        MARKS[measure.verdict],
+        mark(measure),
         chance(measure.p_adjusted),
         needs(measure),
     )
+
+
+def mark(measure: ComparedMeasure) -> str:
+    """The verdict of a measure with its sign."""
+    if measure.is_set_aside and measure.verdict == "inconclusive":
+        return "– not decidable"
+    return MARKS[measure.verdict]
 
 
 def change(value: float | None, unit: str) -> str:

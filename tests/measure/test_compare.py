@@ -10,7 +10,7 @@ from rig import nights
 from loadgen.errors import UsageError
 from loadgen.measure.comparison.compare import GATED, compare, measure_noise
 from loadgen.measure.comparison.contrast import Noise, noise_of, runs_needed
-from loadgen.measure.comparison.judgement import POWER, exit_code
+from loadgen.measure.comparison.judgement import POWER, exit_code, margin_of
 from loadgen.measure.comparison.measures import Measured, measure
 from tests.runs import measured_run, traffic, with_manifest, with_shard
 
@@ -284,3 +284,72 @@ def test_nothing_but_failures_is_compared_without_a_warning_of_numpy():
     assert by_measure(found)["error_rate"].verdict == "better"
     assert compare(broken[0], broken[1], within_run=True).verdict == "inconclusive"
     assert compare(broken[0], side(3, 1)[0], within_run=True).verdict == "inconclusive"
+
+
+def test_equal_runs_are_the_same_within_a_margin_that_the_noise_allows():
+    found = by_measure(compare(side(0, 6), side(20, 6)))
+    tpot = found["mean(tpot)"]
+    assert tpot.verdict == "same"
+    assert tpot.margin == pytest.approx(max(0.01, tpot.smallest_same))
+    assert tpot.margin < 0.05
+    assert tpot.is_decidable
+    assert tpot.effect == 0.05
+    assert compare(side(0, 6), side(20, 6), margins={"": 0.03}).measures[0].margin == 0.03
+
+
+@pytest.mark.parametrize(
+    ("text", "useful"),
+    [
+        ("mean(tpot)", 0.05),
+        ("p50(ttft)", 0.1),
+        ("p99(itl)", 0.1),
+        ("attainment", 0.02),
+        ("error_rate", 0.01),
+    ],
+)
+def test_the_useful_margins(text, useful):
+    assert margin_of(measure(text), {}) == useful
+
+
+def test_a_measure_that_is_too_noisy_does_not_hold_back_the_same():
+    noisy = [measured_run(seed=k, ttft_s=0.1 * (1 + k % 3)) for k in range(10)]
+    found = compare(noisy[:5], noisy[5:])
+    ttft = by_measure(found)["p99(ttft)"]
+    assert (ttft.verdict, ttft.is_set_aside, ttft.is_decidable) == ("inconclusive", True, False)
+    assert found.verdict == "same"
+    (note,) = (note for note in found.notes if note.startswith("Not decidable"))
+    assert f"needs {ttft.runs_needed} runs a side" in note
+    # 22 s of traffic a run, on both sides
+    assert ttft.minutes_needed == pytest.approx(ttft.runs_needed * 2 * 22 / 60)
+    by_name = compare(noisy[:5], noisy[5:], metrics=["p99(ttft)", "mean(tpot)"])
+    assert by_name.verdict == "inconclusive"
+
+
+def test_an_error_rate_alone_makes_no_same():
+    noisy = [
+        measured_run(seed=k, ttft_s=0.1 * (1 + k % 3), itl_s=0.01 * (1 + k % 2)) for k in range(8)
+    ]
+    found = compare(noisy[:4], noisy[4:])
+    assert by_measure(found)["error_rate"].verdict == "same"
+    assert by_measure(found)["mean(tpot)"].is_set_aside
+    assert found.verdict == "inconclusive"
+
+
+def test_a_noisy_measure_that_is_surely_worse_is_worse():
+    a = [measured_run(seed=k, ttft_s=0.1 * (1 + k % 2)) for k in range(6)]
+    b = [measured_run(seed=20 + k, ttft_s=1.0 * (1 + k % 2)) for k in range(6)]
+    found = compare(a, b)
+    assert by_measure(found)["p99(ttft)"].is_set_aside
+    assert found.verdict == "worse"
+
+
+def test_a_disturbed_run_of_eight_changes_little():
+    a, b = side(0, 8), side(20, 8)
+    disturbed = [measured_run(seed=99, itl_s=0.014), *b[1:]]
+    clean, beside = (
+        by_measure(compare(a, runs, metrics=["mean(tpot)"]))["mean(tpot)"]
+        for runs in (b, disturbed)
+    )
+    assert beside.verdict == "same"
+    assert beside.change == pytest.approx(clean.change, abs=0.003)
+    assert beside.noise < 2 * clean.noise

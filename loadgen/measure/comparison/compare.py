@@ -26,7 +26,10 @@ from loadgen.measure.comparison.judgement import (
     judge,
     overall,
     scale_of,
+    set_aside,
     settle,
+    timed,
+    undecidable_note,
 )
 from loadgen.measure.comparison.measures import Measure, Measured, measure
 from loadgen.measure.comparison.single_pair import TOO_SHORT, judge_pair
@@ -97,6 +100,8 @@ def judge_sides(a: Sequence[Measured], b: Sequence[Measured], options: Options) 
         notes += said + _pairing_notes(trusted_a, trusted_b, options)
         found = _judge_all(trusted_a, trusted_b, asked, gated, options)
         notes += _too_short_notes(found)
+        if any(row.runs_needed is not None for row in found if row.is_gated):
+            notes += undecidable_note(found, "with these runs", "runs a side")
     return Comparison(
         verdict=overall(found),
         a=tuple(m.name for m in a),
@@ -135,7 +140,7 @@ def noise_of_sides(measured: Sequence[Measured], metrics: Sequence[str] = ()) ->
     for one in asked:
         values = np.array([m.value(one) for m in trusted])
         values = scale_of(one, values, values).of(values)
-        noise = noise_of(values, shared) if np.isfinite(values).all() else None
+        noise = noise_of(values, shared, not one.is_share) if np.isfinite(values).all() else None
         if noise is not None and one.is_share:
             n_due = float(sum(m.n_due() for m in trusted))
             chance = binomial_sd(float(values.mean()) * n_due, n_due, n_due / len(trusted))
@@ -224,7 +229,16 @@ def _judge_all(
             values = np.array([m.value(one) for m in a]), np.array([m.value(one) for m in b])
             found, row = judge(one, values, blocks, options, n_due)
         rows.append((found, dataclasses.replace(row, is_gated=one.text in gated)))
-    return settle(rows, options.confidence)
+    aside = set_aside([row for _, row in rows], options)
+    judged = [(found, row) for (found, _), row in zip(rows, aside, strict=True)]
+    minutes = 2 * float(np.mean([_minutes(run) for run in (*a, *b)]))
+    return [timed(row, minutes) for row in settle(judged, options.confidence)]
+
+
+def _minutes(run: Measured) -> float:
+    """The planned time of a run without its drain."""
+    window = run.run.manifest.window
+    return (window.warmup_s + window.measure_s) / 60
 
 
 def _left_out(side: Sequence[Measured], trusted: Sequence[Measured]) -> list[str]:

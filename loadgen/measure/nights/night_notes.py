@@ -41,7 +41,7 @@ def out_of_reach(rows: Sequence[ComparedMeasure], noise: Mapping[str, NightNoise
     changes, fewest_df = [], math.inf
     for row in rows:
         nights = noise.get(row.measure)
-        is_planned = row.is_gated and math.isfinite(row.smallest_found)
+        is_planned = row.is_gated and not row.is_set_aside and math.isfinite(row.smallest_found)
         if nights is None or not is_planned or row.runs_needed is not None or not nights.night_sd:
             continue
         fewest_df = min(fewest_df, nights.night_df)
@@ -74,6 +74,7 @@ def unlucky(
         for row, power in planned
         if (nights := noise.get(row.measure)) is not None
         and row.is_gated
+        and not row.is_set_aside
         and row.runs_needed is not None
         and nights.may_be_chance
         and power < _UNLUCKY

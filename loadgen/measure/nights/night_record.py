@@ -33,7 +33,8 @@ class RunNumbers:
     """A run: its value per measure text (NaN: none). `reasons` explain why it cannot be compared;
     without reasons it can. `directory` is the run's own directory. `control` is the run made right
     next to it, if its cell has a control. `pace_s` is the time of a fixed calculation on its
-    machine before and after the run, if it was measured."""
+    machine before and after the run, if it was measured. `planned_s` is the planned length of
+    warm-up and measured window, if it was recorded."""
 
     name: str
     schedule_sha256: str
@@ -43,6 +44,7 @@ class RunNumbers:
     directory: str = ""
     control: RunNumbers | None = None
     pace_s: float | None = None
+    planned_s: float | None = None
 
     @property
     def is_trusted(self) -> bool:
@@ -91,6 +93,7 @@ def numbers_of(run: Measured, measures: Sequence[str] = (), directory: str = "")
             for text in dict.fromkeys([*measures, *RECORDED])
         },
         directory=directory,
+        planned_s=run.run.manifest.window.warmup_s + run.run.manifest.window.measure_s,
     )
 
 
@@ -130,6 +133,8 @@ def _run_json(run: RunNumbers) -> dict[str, Any]:
     }
     if run.pace_s is not None:
         content["pace_s"] = run.pace_s
+    if run.planned_s is not None:
+        content["planned_s"] = run.planned_s
     return content if run.control is None else {**content, "control": _run_json(run.control)}
 
 
@@ -165,4 +170,5 @@ def _run_of(content: Mapping[str, Any]) -> RunNumbers:
         directory=str(content["directory"]),
         control=_run_of(content["control"]) if "control" in content else None,
         pace_s=float(content["pace_s"]) if "pace_s" in content else None,
+        planned_s=float(content["planned_s"]) if "planned_s" in content else None,
     )

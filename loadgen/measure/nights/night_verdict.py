@@ -25,6 +25,9 @@ from loadgen.measure.comparison.judgement import (
     overall,
     row_of,
     scale_of,
+    set_aside,
+    timed,
+    undecidable_note,
 )
 from loadgen.measure.comparison.measures import Measure, measure
 from loadgen.measure.nights.machine_speed import (
@@ -75,7 +78,7 @@ class CellVerdict:
     tonight becomes the first. `noise` by measure text; `ComparedMeasure.runs_needed` counts repeats
     a night. `controls` by measure text, where the cell has a control: every `change` is then
     relative to it, while `a` and `b` are the cell's own values. `pace` is the machine's speed, if
-    there is no control and it was measured."""
+    there is no control and it was measured. `not_excluded` names other causes of a change."""
 
     cell: str
     verdict: NightWord
@@ -86,6 +89,7 @@ class CellVerdict:
     notes: tuple[str, ...]
     pace: MachineSpeed | None = None
     controls: Mapping[str, ControlMoved] = field(default_factory=dict)
+    not_excluded: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,7 @@ def judge_night(
     per cell. Without `plans` the repeats needed are left out; they take most of the time."""
     drafts = [_Draft(night, histories.get(night.cell, History()), options) for night in tonight]
     rows = [row for draft in drafts for row in draft.rows]
-    settled = decide([row for _, row, _ in rows], options.confidence)
+    settled = decide(set_aside([row for _, row, _ in rows], options), options.confidence)
     level = level_of(settled, options.confidence)
     planned = iter(
         [
@@ -174,7 +178,8 @@ class _Draft:
     def verdict(self, planned: Sequence[tuple[ComparedMeasure, float]]) -> CellVerdict:
         """The verdict. `planned` are the rows, each with the power of its repeats if the nights
         differ as much as they seem to."""
-        rows, machine_notes = without_machine_effects([row for row, _ in planned], self._pace)
+        timed_rows = [timed(row, self._minutes_a_repeat()) for row, _ in planned]
+        rows, machine_notes = without_machine_effects(timed_rows, self._pace)
         word: NightWord = "invalid"
         if self.night.trusted:
             word = overall(rows) if self._history.baseline else "baseline"
@@ -191,12 +196,19 @@ class _Draft:
             notes=(
                 *self._notes,
                 *machine_notes,
+                *undecidable_note(rows, "tonight", "repeats"),
                 *out_of_reach(rows, noise),
                 *unlucky(planned, noise),
             ),
             pace=self._pace,
             controls=self._controls,
         )
+
+    def _minutes_a_repeat(self) -> float:
+        """The mean time of a repeat with its control, 0 where it was not recorded."""
+        runs = [*self.night.trusted, *controls_of(self.night.trusted)]
+        n_repeats = max(1, len(self.night.trusted))
+        return sum(run.planned_s or 0.0 for run in runs) / n_repeats / 60
 
     def _usable(self, level: Sequence[CellNight], measure: Measure) -> list[CellNight]:
         """The nights that have this measure, made under the same SLOs."""
@@ -228,6 +240,7 @@ def _judge(
         [[_night(of_night, measure, scale) for of_night in level] for level in runs],
         _night(tonight, measure, scale),
         WITH_CONTROLS if has_controls(tonight) else ALONE,
+        is_robust=not measure.is_share,
     )
     earlier = [run for of_night in runs[-1] for run in of_night]
     if measure.is_share:
