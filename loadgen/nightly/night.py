@@ -102,7 +102,12 @@ class Nightly:
             self._print_new_baseline(cell, histories[cell.name], console)
         _write_beginning(directory, began)
         nights = self._measure(directory, began, histories, console, watch)
-        judged = judge_night(nights, histories, self.file.options())
+        judged = [
+            replace(found, not_excluded=cell.not_excluded)
+            for cell, found in zip(
+                self.cells, judge_night(nights, histories, self.file.options()), strict=True
+            )
+        ]
         verdict = night_word(judged)
         for cell, night, found in zip(self.cells, nights, judged, strict=True):
             of_measures = {row.measure: row.verdict for row in found.measures if row.is_gated}
