@@ -7,8 +7,13 @@ import yaml
 
 from loadgen.cli.starter import write_starter
 from loadgen.errors import UsageError
+from loadgen.measure.nights.night_verdict import CellVerdict
+from loadgen.nightly.matrix import night_cells
+from loadgen.nightly.nightly_file import load_nightly
+from loadgen.run.run_options import RunOptions
 from loadgen.workload.scenario import load_scenario
 from loadgen.workload.schedule import make_schedule
+from reports.nightly.view import cell_line
 from targets.endpoint import load_target
 
 
@@ -49,3 +54,22 @@ def test_a_file_in_place_of_a_folder_is_told(tmp_path):
     (tmp_path / "slobench").write_text("a file")
     with pytest.raises(UsageError, match="cannot be written"):
         write_starter(tmp_path)
+
+
+def test_the_nightly_file_has_a_control_and_without_it_the_verdict_lists_other_causes(tmp_path):
+    write_starter(tmp_path)
+    path = tmp_path / "slobench" / "nightly.yaml"
+    (cell,) = night_cells(load_nightly(path), path, RunOptions())
+    assert cell.control is not None
+    assert cell.not_excluded == ""
+    text = path.read_text()
+    path.write_text(text.replace("control: reference", "# control: reference"))
+    (alone,) = night_cells(load_nightly(path), path, RunOptions())
+    verdict = CellVerdict("chat", "worse", (), {}, 4, (), (), not_excluded=alone.not_excluded)
+    assert cell_line(verdict) == (
+        "chat: worse, against 4 nights. Not excluded without a control: a slower or faster "
+        "machine, another host, a neighbour on it"
+    )
+    path.write_text(text.replace("[reference]", "[sim]").replace("control: ref", "# control: ref"))
+    (virtual,) = night_cells(load_nightly(path), path, RunOptions())
+    assert virtual.not_excluded == "", "virtual time has no machine"

@@ -106,6 +106,20 @@ def without_controls(night: CellNight) -> CellNight:
     )
 
 
+def disturbed(rng: np.random.Generator, night: CellNight, share: float) -> CellNight:
+    """The night with a neighbour next to this share of its runs and of its controls, which makes
+    them 10 to 40 % slower."""
+
+    def beside(run: RunNumbers) -> RunNumbers:
+        return _stretched(run, rng.uniform(1.1, 1.4)) if rng.random() < share else run
+
+    runs = [
+        dataclasses.replace(beside(run), control=run.control and beside(run.control))
+        for run in night.runs
+    ]
+    return dataclasses.replace(night, runs=tuple(runs)) if share else night
+
+
 def _stretched(run: RunNumbers, times: float) -> RunNumbers:
     """A run on a machine that takes so many times as long; failures are none of its doing."""
     values = {

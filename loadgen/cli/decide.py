@@ -384,6 +384,7 @@ def capacity(
     json: Json = False,
 ) -> None:
     """Find the highest load that meets the SLO, with a confidence interval."""
+    from loadgen.capacity.capacity_files import default_directory
     from loadgen.capacity.capacity_spec import CapacitySpec
     from loadgen.capacity.search import search
     from reports.capacity.view import table
@@ -414,11 +415,13 @@ def capacity(
     )
     with parse.shared_watch(watch, [target]) as each:
         spec = replace(spec, options=replace(options, watch=each))
-        result = search(spec, out, Console(stderr=True, highlight=False), resume=resume)
+        directory = out or default_directory(scenario)
+        result = search(spec, directory, Console(stderr=True, highlight=False), resume=resume)
     if json:
         print_json(result.to_json())
     else:
         stdout().print(table(result))
+    typer.echo(f"report: {directory / 'report.html'}", err=True)
     raise typer.Exit(result.exit_code)
 
 

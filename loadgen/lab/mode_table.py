@@ -66,6 +66,26 @@ def _row(
     }
 
 
+def leaders(cells: Sequence[Cell], confidence: float) -> list[dict[str, Any]]:
+    """The mode with the best goodput at each rate, the runner-up (None: the only mode), and the
+    paired difference between the two."""
+    rates = dict.fromkeys(cell["rate_per_s"] for cell in cells)
+    found = []
+    for rate in rates:
+        groups: dict[str, list[Cell]] = {}
+        for cell in cells:
+            if cell["rate_per_s"] == rate and cell["goodput"]["value"] is not None:
+                groups.setdefault(cell["mode"], []).append(cell)
+        means = {m: float(np.mean([c["goodput"]["value"] for c in g])) for m, g in groups.items()}
+        order = sorted(means, key=lambda mode: -means[mode])
+        if not order:
+            continue
+        best, second = order[0], order[1] if len(order) > 1 else None
+        gap = difference(groups[best], groups.get(second or "", []), "", "goodput", confidence)
+        found.append({"rate_per_s": rate, "best": best, "runner_up": second, "difference": gap})
+    return found
+
+
 def _mean_offered_per_s(cells: Sequence[Cell], name: str) -> float | None:
     """None for a closed loop, which offers no rate."""
     rates = [_part(cell, name)["offered_rate_per_s"] for cell in cells]

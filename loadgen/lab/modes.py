@@ -27,7 +27,7 @@ from loadgen.drive import checksums
 from loadgen.errors import UsageError
 from loadgen.lab.mode_cell import Cell, cell_of, read_waits
 from loadgen.lab.mode_spec import Mode, seeds_from, variant
-from loadgen.lab.mode_table import rows
+from loadgen.lab.mode_table import leaders, rows
 from loadgen.lab.simulate import record
 from loadgen.lab.simulated_engine import sim_options
 from loadgen.measure.aggregate import summarize
@@ -266,6 +266,7 @@ def _facts(spec: ModesSpec, cells: Sequence[Cell], n_cells: int) -> dict[str, An
         "n_done": len(cells),
         "n_untrusted": sum(not cell["is_trusted"] for cell in cells),
         "rows": rows(cells, spec.confidence),
+        "leaders": leaders(cells, spec.confidence),
         "cells": list(cells),
     }
 

@@ -41,6 +41,13 @@ class NightCell:
         return computes and self.control is None
 
     @property
+    def not_excluded(self) -> str:
+        """The causes of a change that only a control excludes; none in virtual time."""
+        if self.control is not None or self.agrees.get("clock") == "virtual":
+            return ""
+        return "a slower or faster machine, another host, a neighbour on it"
+
+    @property
     def key(self) -> str:
         """Eight hexadecimal digits of the digest of `agrees`."""
         text = json.dumps(self.agrees, sort_keys=True, default=str)

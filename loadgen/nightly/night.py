@@ -120,11 +120,18 @@ class Nightly:
         nights: Sequence[CellNight],
     ) -> FinishedNight:
         """Judges a night and adds it to the baseline."""
-        judged = judge_night(nights, histories, self.file.options())
+        judged = [
+            replace(found, not_excluded=cell.not_excluded)
+            for cell, found in zip(
+                self.cells, judge_night(nights, histories, self.file.options()), strict=True
+            )
+        ]
         verdict = night_word(judged)
         with self.store.writing(f"the night {began['night']} of {self.path}"):
             for cell, night, found in zip(self.cells, nights, judged, strict=True):
-                self.store.add(cell, replace(night, verdict=found.verdict))
+                of_measures = {row.measure: row.verdict for row in found.measures if row.is_gated}
+                judged_night = replace(night, verdict=found.verdict, verdicts=of_measures)
+                self.store.add(cell, judged_night)
                 self.store.prune(cell, self.file.keep, self.file.window)
         facts = self._facts(directory, began, nights, judged)
         return FinishedNight(directory, verdict, tuple(judged), facts)

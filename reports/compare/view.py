@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MARKS = {"better": "▲ better", "same": "= same", "worse": "▼ worse", "inconclusive": "? uncertain"}
 _STYLES = {"better": "bold green", "same": "bold green", "worse": "bold red"}
+_AS_FACTOR = 2.0  # changes from here on (three times as much) are shown as factors
 HEAD = ("measure", "A", "B", "change", "interval", "verdict", "p (Holm)", "runs needed")
 _SENTENCES = {
     "worse": "B is worse than A.",
@@ -36,12 +37,18 @@ def lines(comparison: Comparison) -> list[str]:
     """The measures behind the verdict, with their changes."""
     deciding = [m for m in comparison.measures if m.is_gated and m.verdict == comparison.verdict]
     if comparison.verdict == "same" and deciding:
-        return [f"Inside the margins: {', '.join(m.measure for m in deciding)}."]
+        return [f"The same: {', '.join(f'{m.measure} {within(m)}' for m in deciding)}."]
     return [
         f"{m.measure}: {format_value(m.a, m.unit)} → {format_value(m.b, m.unit)},"
         f" {change(m.change, m.unit)} {interval(m)}"
         for m in deciding
     ]
+
+
+def within(measure: ComparedMeasure) -> str:
+    """`within ±2.1 %`: the margin."""
+    unit = "points" if measure.unit == "share" else "%"
+    return f"within ±{100 * measure.margin:.2g} {unit}"
 
 
 def next_steps(comparison: Comparison) -> list[str]:
@@ -56,6 +63,8 @@ def next_steps(comparison: Comparison) -> list[str]:
             else "No recorded setting differs between A and B: check the machine, and changes to"
             " the server that its labels do not record."
         ]
+    if comparison.verdict != "inconclusive":
+        return []
     uncertain = [m for m in comparison.measures if m.is_gated and m.verdict == "inconclusive"]
     if not uncertain:
         return []
@@ -92,17 +101,28 @@ def row(measure: ComparedMeasure) -> tuple[str, ...]:
         format_value(measure.b, measure.unit),
         change(measure.change, measure.unit),
         interval(measure),
-        MARKS[measure.verdict],
+        mark(measure),
         chance(measure.p_adjusted),
         needs(measure),
     )
 
 
+def mark(measure: ComparedMeasure) -> str:
+    """The verdict of a measure with its sign."""
+    if measure.is_set_aside and measure.verdict == "inconclusive":
+        return "– not decidable"
+    return MARKS[measure.verdict]
+
+
 def change(value: float | None, unit: str) -> str:
-    """`+5.2 %`, or `+0.3 points` for a share."""
+    """`+5.2 %`, `×4.1` from a threefold value on, `from 0`, or `+0.3 points` for a share."""
     if value is None or math.isnan(value):
         return "–"
-    return f"{_signed(value)} {'points' if unit == 'share' else '%'}"
+    if math.isinf(value):
+        return "from 0"
+    if unit == "share":
+        return f"{_signed(value)} points"
+    return _times(value) if value >= _AS_FACTOR else f"{_signed(value)} %"
 
 
 def chance(p: float) -> str:
@@ -115,7 +135,18 @@ def chance(p: float) -> str:
 def interval(measure: ComparedMeasure) -> str:
     if measure.low is None or measure.high is None:
         return "[…]"
-    return f"[{_signed(measure.low)}, {_signed(measure.high)}]"
+    if measure.unit != "share" and measure.change >= _AS_FACTOR:
+        return f"[{_times(measure.low)}, {_times(measure.high)}]"
+    ends = (
+        _times(end) if measure.unit != "share" and end >= _AS_FACTOR else _signed(end)
+        for end in (measure.low, measure.high)
+    )
+    return f"[{', '.join(ends)}]"
+
+
+def _times(change: float) -> str:
+    """The factor B / A of a change: `×4.1`."""
+    return f"×{format_number(float(f'{1 + change:.2g}'))}"
 
 
 def _signed(share: float) -> str:

@@ -100,11 +100,12 @@ def lead(facts: Mapping[str, Any]) -> list[str]:
 
 
 def _gain(row: Row, facts: Mapping[str, Any]) -> str:
-    """Goodput gained over the first mode, and whether the gain may be chance."""
-    gap = row["difference"]["goodput"]
-    if row["mode"] == facts["baseline"] or gap["value"] is None:
+    """Goodput gained over the runner-up with the same requests, and whether it may be chance."""
+    leader = next(one for one in facts["leaders"] if one["rate_per_s"] == row["rate_per_s"])
+    gap = leader["difference"]
+    if leader["runner_up"] is None or not gap["value"]:
         return ""
-    gain = f"; {gap['value']:+.3g}/s over {facts['baseline']}"
+    gain = f"; {gap['value']:+.3g}/s over the runner-up {leader['runner_up']}"
     if gap["low"] is None or gap["high"] is None or gap["n"] < 2:
         return f"{gain} (one seed)"
     doubt = "" if gap["low"] > 0 else ", may be chance"

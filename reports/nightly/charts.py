@@ -34,8 +34,8 @@ _LABEL = (
 
 
 def trend_chart(text: str, metric: Metric, points: Sequence[Mapping[str, Any]]) -> Spec:
-    """A dot with its confidence interval per night, coloured and shaped by that night's verdict; a
-    dot links to its CI job where the night recorded a link."""
+    """A dot with its confidence interval per night, coloured and shaped by that night's verdict on
+    this measure; a dot links to its CI job where the night recorded a link."""
     unit, factor = _scale(metric, points)
     has_control = any("control" in point for point in points)
     rows = [_row(point, metric, factor) for point in points]

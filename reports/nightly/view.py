@@ -57,9 +57,12 @@ def cell_line(cell: CellVerdict) -> str:
         return f"{cell.cell}: baseline started, no comparison"
     nights = f"{cell.n_nights} {'night' if cell.n_nights == 1 else 'nights'}"
     relative = ", relative to the control" if cell.controls else ""
-    return f"{cell.cell}: {cell.verdict}" + (
-        f", against {nights}{relative}" if cell.n_nights else ""
-    )
+    line = f"{cell.cell}: {cell.verdict}"
+    if cell.n_nights:
+        line += f", against {nights}{relative}"
+    if cell.not_excluded and cell.verdict in ("worse", "better", "same", "inconclusive"):
+        line += f". Not excluded without a control: {cell.not_excluded}"
+    return line
 
 
 def control_lines(cell: CellVerdict) -> list[str]:

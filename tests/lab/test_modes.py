@@ -10,7 +10,7 @@ from rich.console import Console
 
 from loadgen.errors import UsageError
 from loadgen.lab.mode_spec import Mode, read_modes, read_rates, variant
-from loadgen.lab.mode_table import QUANTITIES, rows, to_csv, write_all
+from loadgen.lab.mode_table import QUANTITIES, leaders, rows, to_csv, write_all
 from loadgen.lab.modes import ModesSpec, compare
 from loadgen.workload.scenario import load_scenario, scenario_from_flags
 from reports.modes.charts import figures, paper
@@ -179,6 +179,19 @@ def test_differences_are_paired_by_seed():
     assert first["difference"]["goodput"]["value"] == 0
     assert second["goodput"]["value"] == 22.0
     assert second["goodput"]["high"] - 22.0 == pytest.approx(11 * 2.484138, abs=1e-4)
+
+
+def test_the_best_mode_is_compared_with_the_runner_up_seed_by_seed():
+    cells = [
+        cell(mode, seed, goodput)
+        for mode, values in {"a": (1.0, 2.0), "b": (9.0, 11.0), "c": (8.0, 9.0)}.items()
+        for seed, goodput in enumerate(values)
+    ]
+    (leader,) = leaders(cells, 0.95)
+    assert (leader["best"], leader["runner_up"]) == ("b", "c")
+    assert leader["difference"]["value"] == 1.5
+    assert leader["difference"]["n"] == 2
+    assert leaders(cells[:2], 0.95)[0]["runner_up"] is None
 
 
 def test_a_seed_that_only_one_mode_has_is_not_paired():

@@ -10,7 +10,7 @@ from rig import nights
 from loadgen.errors import UsageError
 from loadgen.measure.comparison.compare import GATED, compare, measure_noise
 from loadgen.measure.comparison.contrast import Noise, noise_of, runs_needed
-from loadgen.measure.comparison.judgement import POWER, exit_code
+from loadgen.measure.comparison.judgement import POWER, exit_code, margin_of
 from loadgen.measure.comparison.measures import Measured, measure
 from tests.runs import measured_run, traffic, with_manifest, with_shard
 
@@ -214,3 +214,142 @@ def test_a_closed_loop_is_judged_by_its_throughput_too():
 def test_what_is_no_measure_is_refused_with_one_that_is(text):
     with pytest.raises(UsageError, match="--metric"):
         measure(text)
+
+
+def queue_run(load, seed, n=1000):
+    """A run of a single-server queue (M/M/1) with its response times as TTFT."""
+    rng = np.random.default_rng(seed)
+    gaps, services = rng.exponential(1 / load, n), rng.exponential(1.0, n)
+    run = measured_run(n_requests=n, seed=seed)
+    released_s = run.request_rows["released_s"]
+    wait, waits = 0.0, []
+    for gap, service in zip(gaps, services, strict=True):
+        waits.append(wait + service)
+        wait = max(0.0, wait + service - gap)
+    shift_s = released_s + np.array(waits) - run.request_rows["first_token_s"]
+    for name in ("first_chunk_s", "first_token_s", "first_answer_s", "last_token_s", "done_s"):
+        run.request_rows[name] += shift_s
+    run.chunk_rows["received_s"] += np.repeat(shift_s, 20)
+    return with_manifest(run, schedule_sha256=f"{seed}", target={"kind": "sim"})
+
+
+def test_equal_single_runs_of_a_queue_are_rarely_worse():
+    # 60 pairs at 5 %: 3 are expected, more than 7 have a probability of 1 %.
+    rows = [
+        compare(queue_run(0.7, 2 * k), queue_run(0.7, 2 * k + 1), metrics=["p50(ttft)"])
+        for k in range(60)
+    ]
+    assert sum(found.verdict == "worse" for found in rows) <= 7
+    assert sum(found.verdict == "better" for found in rows) <= 4
+
+
+def test_a_run_shorter_than_the_memory_of_its_queue_is_not_judged():
+    a, b = queue_run(0.97, 1, n=300), queue_run(0.97, 2, n=300)
+    found = compare(a, b, metrics=["p50(ttft)"])
+    assert found.verdict == "inconclusive"
+    assert by_measure(found)["p50(ttft)"].low is None
+    assert any("Not judged: p50(ttft)" in note for note in found.notes)
+
+
+def test_requests_of_one_schedule_are_compared_in_pairs_despite_a_queue():
+    a = queue_run(0.7, 5)
+    b = with_manifest(queue_run(0.7, 5), run="slower")
+    for name in ("first_chunk_s", "first_token_s", "first_answer_s", "last_token_s", "done_s"):
+        b.request_rows[name] += 0.2
+    b.chunk_rows["received_s"] += 0.2
+    found = by_measure(compare(a, b, metrics=["p50(ttft)"]))["p50(ttft)"]
+    assert found.verdict == "worse"
+    assert "paired by request" in found.how
+
+
+def test_a_rate_that_falls_to_zero_is_worse():
+    one = [measured_run(seed=k, slo=["ttft <= 1s"]) for k in range(4)]
+    none = [measured_run(seed=9 + k, slo=["ttft <= 1s"], ttft_s=9.0) for k in range(4)]
+    several = by_measure(compare(one, none, metrics=["goodput", "attainment"]))
+    alone = by_measure(compare(one[0], none[0], within_run=True, metrics=["goodput", "attainment"]))
+    for found in (several, alone):
+        assert found["goodput"].verdict == "worse"
+        assert found["goodput"].change == -1
+        assert -1 <= found["goodput"].low <= found["goodput"].high < -0.5
+        assert found["attainment"].verdict == "worse"
+        assert -1 <= found["attainment"].low <= -0.9
+    back = by_measure(compare(none, one, metrics=["goodput"]))["goodput"]
+    assert (back.verdict, back.change, back.low) == ("better", math.inf, None)
+
+
+def test_nothing_but_failures_is_compared_without_a_warning_of_numpy():
+    # Warnings are errors in these tests.
+    broken = [measured_run(seed=k, n_failed=220) for k in range(6)]
+    found = compare(broken[:3], side(20, 3))
+    assert by_measure(found)["error_rate"].verdict == "better"
+    assert compare(broken[0], broken[1], within_run=True).verdict == "inconclusive"
+    assert compare(broken[0], side(3, 1)[0], within_run=True).verdict == "inconclusive"
+
+
+def test_equal_runs_are_the_same_within_a_margin_that_the_noise_allows():
+    found = by_measure(compare(side(0, 6), side(20, 6)))
+    tpot = found["mean(tpot)"]
+    assert tpot.verdict == "same"
+    assert tpot.margin == pytest.approx(max(0.01, tpot.smallest_same))
+    assert tpot.margin < 0.05
+    assert tpot.is_decidable
+    assert tpot.effect == 0.05
+    assert compare(side(0, 6), side(20, 6), margins={"": 0.03}).measures[0].margin == 0.03
+
+
+@pytest.mark.parametrize(
+    ("text", "useful"),
+    [
+        ("mean(tpot)", 0.05),
+        ("p50(ttft)", 0.1),
+        ("p99(itl)", 0.1),
+        ("attainment", 0.02),
+        ("error_rate", 0.01),
+    ],
+)
+def test_the_useful_margins(text, useful):
+    assert margin_of(measure(text), {}) == useful
+
+
+def test_a_measure_that_is_too_noisy_does_not_hold_back_the_same():
+    noisy = [measured_run(seed=k, ttft_s=0.1 * (1 + k % 3)) for k in range(10)]
+    found = compare(noisy[:5], noisy[5:])
+    ttft = by_measure(found)["p99(ttft)"]
+    assert (ttft.verdict, ttft.is_set_aside, ttft.is_decidable) == ("inconclusive", True, False)
+    assert found.verdict == "same"
+    (note,) = (note for note in found.notes if note.startswith("Not decidable"))
+    assert f"needs {ttft.runs_needed} runs a side" in note
+    # 22 s of traffic a run, on both sides
+    assert ttft.minutes_needed == pytest.approx(ttft.runs_needed * 2 * 22 / 60)
+    by_name = compare(noisy[:5], noisy[5:], metrics=["p99(ttft)", "mean(tpot)"])
+    assert by_name.verdict == "inconclusive"
+
+
+def test_an_error_rate_alone_makes_no_same():
+    noisy = [
+        measured_run(seed=k, ttft_s=0.1 * (1 + k % 3), itl_s=0.01 * (1 + k % 2)) for k in range(8)
+    ]
+    found = compare(noisy[:4], noisy[4:])
+    assert by_measure(found)["error_rate"].verdict == "same"
+    assert by_measure(found)["mean(tpot)"].is_set_aside
+    assert found.verdict == "inconclusive"
+
+
+def test_a_noisy_measure_that_is_surely_worse_is_worse():
+    a = [measured_run(seed=k, ttft_s=0.1 * (1 + k % 2)) for k in range(6)]
+    b = [measured_run(seed=20 + k, ttft_s=1.0 * (1 + k % 2)) for k in range(6)]
+    found = compare(a, b)
+    assert by_measure(found)["p99(ttft)"].is_set_aside
+    assert found.verdict == "worse"
+
+
+def test_a_disturbed_run_of_eight_changes_little():
+    a, b = side(0, 8), side(20, 8)
+    disturbed = [measured_run(seed=99, itl_s=0.014), *b[1:]]
+    clean, beside = (
+        by_measure(compare(a, runs, metrics=["mean(tpot)"]))["mean(tpot)"]
+        for runs in (b, disturbed)
+    )
+    assert beside.verdict == "same"
+    assert beside.change == pytest.approx(clean.change, abs=0.003)
+    assert beside.noise < 2 * clean.noise

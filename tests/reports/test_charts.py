@@ -156,11 +156,9 @@ def test_a_value_over_seeds_is_shown_with_half_the_width_of_its_interval():
 
 def test_a_gain_may_be_chance_if_its_interval_contains_zero():
     def gain(low, high):
-        row = {
-            "mode": "b",
-            "difference": {"goodput": {"value": 2.0, "low": low, "high": high, "n": 3}},
-        }
-        return _gain(row, {"baseline": "a"})
+        gap = {"value": 2.0, "low": low, "high": high, "n": 3}
+        leader = {"rate_per_s": 4.0, "best": "b", "runner_up": "a", "difference": gap}
+        return _gain({"mode": "b", "rate_per_s": 4.0}, {"leaders": [leader]})
 
-    assert gain(1.0, 3.0) == "; +2/s over a [+1, +3]"
-    assert gain(-1.0, 5.0) == "; +2/s over a [-1, +5], may be chance"
+    assert gain(1.0, 3.0) == "; +2/s over the runner-up a [+1, +3]"
+    assert gain(-1.0, 5.0) == "; +2/s over the runner-up a [-1, +5], may be chance"

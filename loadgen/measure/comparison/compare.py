@@ -2,13 +2,13 @@
 
 Each run gives a number per measure, and the variation between equal runs decides whether a
 difference is significant (`contrast`). Two single runs have no such variation. They are judged only
-with noise measured on earlier equal runs, in virtual time, or by their own requests (--within-run).
+with noise measured on earlier equal runs, or by their own requests (--within-run; in virtual time
+always), if they are longer than the memory of their queue.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 
 from loadgen.errors import UsageError
 from loadgen.measure.comparison.comparable import ConfigDifference, changes, refusal, slos_of
-from loadgen.measure.comparison.contrast import Contrast, Noise, noise_of
+from loadgen.measure.comparison.contrast import Noise, noise_of
 from loadgen.measure.comparison.judgement import (
     ComparedMeasure,
     Options,
@@ -25,15 +25,14 @@ from loadgen.measure.comparison.judgement import (
     binomial_sd,
     judge,
     overall,
-    row_of,
-    scaled,
+    scale_of,
+    set_aside,
     settle,
-    with_binomial_noise,
+    timed,
+    undecidable_note,
 )
 from loadgen.measure.comparison.measures import Measure, Measured, measure
-from loadgen.measure.statistics.intervals import Values
-from loadgen.measure.statistics.percentiles import nearest_rank
-from loadgen.measure.statistics.resampling import draws_of, paired_draws, sign_flip_p, stretches
+from loadgen.measure.comparison.single_pair import TOO_SHORT, judge_pair
 from loadgen.measure.summary import NO_LIMIT, plain_json
 from loadgen.records import Run
 
@@ -100,6 +99,9 @@ def judge_sides(a: Sequence[Measured], b: Sequence[Measured], options: Options) 
         pairing = _pairing(trusted_a, trusted_b)
         notes += said + _pairing_notes(trusted_a, trusted_b, options)
         found = _judge_all(trusted_a, trusted_b, asked, gated, options)
+        notes += _too_short_notes(found)
+        if any(row.runs_needed is not None for row in found if row.is_gated):
+            notes += undecidable_note(found, "with these runs", "runs a side")
     return Comparison(
         verdict=overall(found),
         a=tuple(m.name for m in a),
@@ -136,8 +138,9 @@ def noise_of_sides(measured: Sequence[Measured], metrics: Sequence[str] = ()) ->
     shared = blocks if len(set(blocks)) < len(blocks) else None
     found = {}
     for one in asked:
-        values = scaled(one, np.array([m.value(one) for m in trusted]))
-        noise = noise_of(values, shared) if np.isfinite(values).all() else None
+        values = np.array([m.value(one) for m in trusted])
+        values = scale_of(one, values, values).of(values)
+        noise = noise_of(values, shared, not one.is_share) if np.isfinite(values).all() else None
         if noise is not None and one.is_share:
             n_due = float(sum(m.n_due() for m in trusted))
             chance = binomial_sd(float(values.mean()) * n_due, n_due, n_due / len(trusted))
@@ -188,9 +191,20 @@ def _pairing_notes(a: Sequence[Measured], b: Sequence[Measured], options: Option
     ]
 
 
+def _too_short_notes(rows: Sequence[ComparedMeasure]) -> list[str]:
+    names = [row.measure for row in rows if row.is_gated and row.how == TOO_SHORT]
+    if not names:
+        return []
+    return [
+        f"Not judged: {', '.join(names)}. The two runs are too short for the memory of their "
+        "queue: neighbouring requests wait for the same requests. Measure longer, or measure three "
+        "or more runs of each side."
+    ]
+
+
 def _is_alone(a: Sequence[Measured], b: Sequence[Measured], options: Options) -> bool:
     """Whether two single runs are judged by their own requests: with --within-run, or in virtual
-    time, which has no other noise."""
+    time, where runs differ by nothing else."""
     if len(a) + len(b) > 2 or options.noise:
         return False
     virtual = all(m.run.manifest.target.kind == "sim" for m in (*a, *b))
@@ -209,70 +223,25 @@ def _judge_all(
     n_due = sum(m.n_due() for m in a), sum(m.n_due() for m in b)
     rows = []
     for one in asked:
-        values = np.array([m.value(one) for m in a]), np.array([m.value(one) for m in b])
-        if _is_alone(a, b, options) and one.metric.unit != "per_s":
-            found, row = judge_alone(one, a[0], b[0], values, n_due, options)
+        if _is_alone(a, b, options):
+            found, row = judge_pair(one, a[0], b[0], options)
         else:
+            values = np.array([m.value(one) for m in a]), np.array([m.value(one) for m in b])
             found, row = judge(one, values, blocks, options, n_due)
         rows.append((found, dataclasses.replace(row, is_gated=one.text in gated)))
-    return settle(rows, options.confidence)
+    aside = set_aside([row for _, row in rows], options)
+    judged = [(found, row) for (found, _), row in zip(rows, aside, strict=True)]
+    minutes = 2 * float(np.mean([_minutes(run) for run in (*a, *b)]))
+    return [timed(row, minutes) for row in settle(judged, options.confidence)]
+
+
+def _minutes(run: Measured) -> float:
+    """The planned time of a run without its drain."""
+    window = run.run.manifest.window
+    return (window.warmup_s + window.measure_s) / 60
 
 
 def _left_out(side: Sequence[Measured], trusted: Sequence[Measured]) -> list[str]:
     reasons = [(m.name, m.summary.validity.why_not_comparable) for m in side if m not in trusted]
     return [f"{name} is left out because the run is invalid: {'; '.join(why)}"
             for name, why in reasons]  # fmt: skip
-
-
-N_STRETCHES, N_DRAWS, SEED = 40, 1000, 20_250_101
-
-
-def judge_alone(
-    asked: Measure,
-    a: Measured,
-    b: Measured,
-    values: tuple[Values, Values],
-    n_due: tuple[int, int],
-    options: Options,
-) -> tuple[Contrast, ComparedMeasure]:
-    """The comparison of two single runs by stretches of their requests, in pairs where the schedule
-    is the same."""
-    rng = np.random.default_rng(SEED)
-    rows = a.in_order(asked), b.in_order(asked)
-    is_paired = (a.schedule_sha256 == b.schedule_sha256 and len(rows[0]) == len(rows[1])
-                 and asked.metric.scope != "gap")  # fmt: skip
-    if is_paired:
-        both = ~(np.isnan(rows[0]) | np.isnan(rows[1]))
-        rows = rows[0][both], rows[1][both]
-    else:
-        rows = rows[0][~np.isnan(rows[0])], rows[1][~np.isnan(rows[1])]
-    difference = float(scaled(asked, values[1])[0] - scaled(asked, values[0])[0])
-    n_blocks = len(stretches(min(map(len, rows)), N_STRETCHES))
-    if n_blocks < 2:
-        found = Contrast(difference, math.nan, 0.0, math.nan)
-        return found, row_of(asked, found, values, n_due, options, "too few requests")
-
-    def number(rows: Values) -> float:
-        if asked.quantile is None:
-            value = rows.mean()
-        else:
-            k = nearest_rank(len(rows), asked.quantile) - 1
-            value = np.partition(rows, k)[k]
-        return float(scaled(asked, np.array([value]))[0])
-
-    if is_paired:
-        draws = paired_draws(rows[0], rows[1], number, rng, n_blocks, N_DRAWS)
-        how = "only this pair of runs, paired by request"
-    else:
-        draws = draws_of(rows[1], number, rng, n_blocks) - draws_of(rows[0], number, rng, n_blocks)
-        how = "only this pair of runs"
-    finite = draws[np.isfinite(draws)]
-    error = float(finite.std(ddof=1)) if len(finite) > 1 else math.nan
-    found = Contrast(difference, error, n_blocks - 1.0, error / math.sqrt(2))
-    if asked.is_share:
-        found = with_binomial_noise(found, values, n_due)
-    row = row_of(asked, found, values, n_due, options, how)
-    if is_paired and asked.quantile is None and not asked.is_share and len(rows[0]):
-        p = sign_flip_p(rows[1] - rows[0], rng, n_blocks=n_blocks) / 2
-        row = dataclasses.replace(row, p=p, how=how + "; paired permutation test")
-    return found, row

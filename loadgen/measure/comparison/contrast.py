@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadgen.measure.statistics.intervals import Interval, Values
+from loadgen.measure.statistics.robust_means import LEAST_DF, robust_fit
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +32,20 @@ class Contrast:
     """`difference` = B − A with its standard error on `df` degrees of freedom (Student's t).
 
     `noise` is the standard deviation of a run, from which the error was computed. Without any
-    degree of freedom the error is NaN, and the difference cannot be judged.
+    degree of freedom the error is NaN, and the difference cannot be judged. `upper_error` is the
+    error of the upper bound if it is not that of the lower bound (queues have long tails).
     """
 
     difference: float
     error: float
     df: float
     noise: float
+    upper_error: float | None = None
+
+    @property
+    def errors(self) -> tuple[float, float]:
+        """The standard errors of the lower and of the upper bound."""
+        return self.error, self.error if self.upper_error is None else self.upper_error
 
     @property
     def is_judged(self) -> bool:
@@ -50,9 +58,10 @@ class Contrast:
 
         if not self.is_judged:
             return math.nan
-        if self.error == 0:
+        error = self.errors[self.difference < 0]  # of the bound on the side of zero
+        if error == 0:
             return 1.0 if self.difference == 0 else 0.0
-        return float(2 * stdtr(self.df, -abs(self.difference) / self.error))
+        return float(2 * stdtr(self.df, -abs(self.difference) / error))
 
     def interval(self, confidence: float) -> Interval:
         """The two-sided interval of the difference; each bound is missed with probability (1 −
@@ -61,8 +70,11 @@ class Contrast:
 
         if not self.is_judged:
             return Interval(self.difference)
-        half = float(stdtrit(self.df, (1 + confidence) / 2)) * self.error
-        return Interval(self.difference, self.difference - half, self.difference + half)
+        times = float(stdtrit(self.df, (1 + confidence) / 2))
+        below, above = self.errors
+        return Interval(
+            self.difference, self.difference - times * below, self.difference + times * above
+        )
 
     def equivalence_p(self, low: float, high: float) -> float:
         """The p-value of two one-sided tests (TOST) that the true difference is outside (low,
@@ -74,11 +86,11 @@ class Contrast:
 
         if not self.is_judged:
             return math.nan
-        if self.error == 0:
-            return 0.0 if low < self.difference < high else 1.0
-        below = stdtr(self.df, -(self.difference - low) / self.error)
-        above = stdtr(self.df, -(high - self.difference) / self.error)
-        return float(max(below, above))
+        gaps = self.difference - low, high - self.difference
+        return max(
+            (0.0 if gap > 0 else 1.0) if error == 0 else float(stdtr(self.df, -gap / error))
+            for gap, error in zip(gaps, self.errors, strict=True)
+        )
 
 
 def contrast(
@@ -86,6 +98,7 @@ def contrast(
     b: Values,
     blocks: tuple[Sequence[Hashable], Sequence[Hashable]] | None = None,
     known: Noise | None = None,
+    is_robust: bool = False,
 ) -> Contrast:
     """The contrast B − A, from a single number per run.
 
@@ -93,6 +106,8 @@ def contrast(
     (additive model, least squares). Without blocks, sides of equal size share a variance; each side
     of unequal size has its own (Welch), unless a side has a single run. `known` is noise measured
     on earlier equal runs: it is pooled by degrees of freedom, and makes single runs comparable.
+    `is_robust` gives less weight to runs far from the others of their side, where sides of equal
+    size have enough runs to recognise them.
 
     Source: Welch, Biometrika 34, 1947; two-way layout without interaction, Scheffé 1959, §4.2.
     """
@@ -100,6 +115,10 @@ def contrast(
     has_zero = bool(np.isneginf(a).any() or np.isneginf(b).any())  # as logarithms: no ratio exists
     if not n_a or not n_b or has_zero:
         return Contrast(math.nan, math.nan, 0.0, math.nan)
+    if is_robust and n_a == n_b and min(n_a, 2 * n_a - LEAST_DF) >= 2:
+        found = _robust(a, b, blocks, known)
+        if found is not None:
+            return found
     if blocks is not None and len({*blocks[0], *blocks[1]}) > 1:
         return _blocked(a, b, blocks, known)
     difference = float(b.mean() - a.mean())
@@ -107,6 +126,31 @@ def contrast(
     if known is None and n_a != n_b and min(n_a, n_b) > 1:
         return _welch(difference, squares_a / (n_a - 1), n_a, squares_b / (n_b - 1), n_b)
     return _pooled(difference, squares_a + squares_b, n_a + n_b - 2, 1 / n_a + 1 / n_b, known)
+
+
+def _robust(
+    a: Values,
+    b: Values,
+    blocks: tuple[Sequence[Hashable], Sequence[Hashable]] | None,
+    known: Noise | None,
+) -> Contrast | None:
+    """The contrast by a robust fit of both sides and of the schedules; None where no schedule has
+    enough runs, or nothing varies."""
+    side = np.r_[np.zeros(len(a)), np.ones(len(b))]
+    columns = [1 - side, side]
+    names = list(dict.fromkeys([*blocks[0], *blocks[1]])) if blocks is not None else []
+    where = np.array([names.index(n) for pair in (blocks or ()) for n in pair])
+    columns += [(where == k).astype(float) - 1 / len(names) for k in range(1, len(names))]
+    design, values = np.column_stack(columns), np.r_[a, b]
+    df = len(values) - int(np.linalg.matrix_rank(design))
+    if df < LEAST_DF or len(values) - df < design.shape[1] or not np.isfinite(values).all():
+        return None
+    found = robust_fit(design, values, len(a))
+    if found is None:
+        return None
+    effects, variance = found
+    per_run = float(np.linalg.inv(design.T @ design)[:2, :2].ravel() @ [1, -1, -1, 1])
+    return _pooled(float(effects[1] - effects[0]), variance * df, df, per_run, known)
 
 
 def _pooled(
@@ -154,13 +198,21 @@ def _blocked(
     return _pooled(difference, squares, len(values) - len(names) - 1, 1 / weight, known)
 
 
-def noise_of(values: Values, blocks: Sequence[Hashable] | None = None) -> Noise | None:
-    """The variation between equal runs, within blocks; None where no two runs share a block."""
+def noise_of(
+    values: Values, blocks: Sequence[Hashable] | None = None, is_robust: bool = False
+) -> Noise | None:
+    """The variation between equal runs, within blocks; None where no two runs share a block.
+    `is_robust` as in `contrast`."""
     where = np.unique(list(map(str, blocks)), return_inverse=True)[1] if blocks else None
     groups = [values] if where is None else [values[where == k] for k in range(where.max() + 1)]
     df = sum(len(group) - 1 for group in groups)
     if df <= 0:
         return None
+    if is_robust and df >= LEAST_DF:
+        design = np.eye(len(groups))[np.repeat(np.arange(len(groups)), list(map(len, groups)))]
+        found = robust_fit(design, np.concatenate(groups), len(values) / len(groups))
+        if found is not None:
+            return Noise(math.sqrt(found[1]), df)
     squares = sum(float(np.square(group - group.mean()).sum()) for group in groups)
     return Noise(math.sqrt(squares / df), df)
 

@@ -27,6 +27,10 @@ Overall = Literal["better", "same", "worse", "inconclusive", "invalid"]
 POWER = 0.92
 """The power that runs are planned for: a little over the stated 9 of 10, since the noise is
 estimated."""
+SAME_POWER, DECIDABLE, TIGHTEST = 0.95, 0.8, 0.2
+"""The margin follows the noise floor: it is that within which equal sides are called the same with
+`SAME_POWER`, at least `TIGHTEST` times and at most the whole useful margin. A measure is decidable
+where equal sides are called the same within the useful margin with at least `DECIDABLE`."""
 BETTER = 0.2
 """The share of the significance level that "better" may use: a false "worse" costs someone a
 morning, a false "better" gets published."""
@@ -48,7 +52,11 @@ class ComparedMeasure:
     measures, `p_same` that of the equivalence test. `noise` is the variation between equal runs
     (standard deviation of the logarithm, so about relative; of shares: in points), `effect_size`
     the difference divided by it. `runs_needed` runs a side find a change as large as `effect` in 9
-    of 10 cases; `smallest_found` is the change that these sides find as often.
+    of 10 cases; `smallest_found` is the change that these sides find as often. `smallest_same` is
+    the margin within which these sides, if equal, are called the same in 19 of 20 cases, and
+    `is_decidable` is whether they are in 4 of 5 within the useful margin. A measure that
+    `is_set_aside` is not decidable and was not chosen by name: it does not hold back a verdict, but
+    can be worse or better. `minutes_needed` is the measuring time of the runs needed.
     """
 
     measure: str
@@ -73,6 +81,10 @@ class ComparedMeasure:
     runs_needed: int | None
     smallest_found: float
     how: str
+    smallest_same: float = math.inf
+    is_decidable: bool = False
+    is_set_aside: bool = False
+    minutes_needed: float | None = None
 
 
 @dataclass(frozen=True)
@@ -90,8 +102,13 @@ class Options:
 
 
 def overall(rows: Sequence[ComparedMeasure]) -> Overall:
-    """The verdict over the gated measures; invalid if there are none."""
-    verdicts = {row.verdict for row in rows if row.is_gated}
+    """The verdict over the gated measures; invalid if there are none. Inconclusive measures that
+    are set aside count only if no other decides, or shares alone (an error rate)."""
+    gated = [row for row in rows if row.is_gated]
+    deciding = [row for row in gated if not (row.is_set_aside and row.verdict == "inconclusive")]
+    if all(row.unit == "share" for row in deciding):
+        deciding = gated
+    verdicts = {row.verdict for row in deciding}
     order: tuple[Verdict, ...] = ("worse", "inconclusive", "better", "same")
     return next((word for word in order if word in verdicts), "invalid")
 
@@ -112,14 +129,16 @@ def judge(
     n_due: tuple[int, int] = (0, 0),
 ) -> tuple[Contrast, ComparedMeasure]:
     """A measure from its number in each run, before Holm's correction and without a verdict."""
-    both = scaled(measure, values[0]), scaled(measure, values[1])
+    scale = scale_of(measure, *values)
     known = options.noise.get(measure.text)
-    contrasted = contrast(*both, blocks, known)
+    contrasted = contrast(
+        scale.of(values[0]), scale.of(values[1]), blocks, known, not measure.is_share
+    )
     if measure.is_share:
         contrasted = with_binomial_noise(contrasted, values, n_due)
     how = "Student's t over runs" + (", within equal schedules" if blocks else "")
     how += ", with noise measured before" if known else ""
-    return contrasted, row_of(measure, contrasted, values, n_due, options, how)
+    return contrasted, row_of(measure, contrasted, scale, values, n_due, options, how)
 
 
 def settle(
@@ -156,38 +175,59 @@ def level_of(rows: Sequence[ComparedMeasure], confidence: float) -> float:
 
 
 def margin_of(measure: Measure, margins: Mapping[str, float]) -> float:
-    """The largest difference that counts as the same: the configured margin, else 1 point for a
-    share, 10 % for a P90 and beyond, 5 % for any other TTFT, 3 % for the rest."""
+    """The largest difference that may count as the same: the configured margin, else the useful
+    margin, 2 points for the attainment and 1 for any other share, 10 % for any TTFT and for a P90
+    and beyond, 5 % for the rest."""
     if measure.text in margins or "" in margins:
         return margins.get(measure.text, margins.get("", 0.0))
     if measure.is_share:
-        return 0.01
-    if measure.quantile is not None and measure.quantile >= 0.9:
-        return 0.1
-    return 0.05 if measure.metric.name.startswith("ttf") else 0.03
+        return 0.02 if measure.metric.name == "attainment" else 0.01
+    is_tail = measure.quantile is not None and measure.quantile >= 0.9
+    return 0.1 if is_tail or measure.metric.name.startswith("ttf") else 0.05
+
+
+def provable_margin(contrasted: Contrast, confidence: float, share: float) -> float:
+    """The margin, on the scale of the contrast, within which equal sides are called the same in
+    this share of cases: as far as the tests are from the margin, plus the difference from zero."""
+    from scipy.special import stdtrit
+
+    if not contrasted.is_judged:
+        return math.inf
+    times = stdtrit(contrasted.df, confidence) + stdtrit(contrasted.df, (1 + share) / 2)
+    return float(times) * max(contrasted.errors)
 
 
 def row_of(
     measure: Measure,
     contrasted: Contrast,
+    scale: Scale,
     values: tuple[Values, Values],
     n_due: tuple[int, int],
     options: Options,
     how: str,
 ) -> ComparedMeasure:
     interval = contrasted.interval(2 * options.confidence - 1)
-    margin = margin_of(measure, options.margins)
-    low, high = on_scale(measure, -margin), on_scale(measure, margin)
+    useful = margin_of(measure, options.margins)
+    reach, likely = (
+        provable_margin(contrasted, options.confidence, share) for share in (SAME_POWER, DECIDABLE)
+    )
+    provable = scale.off(reach) if reach < 50 else math.inf
+    margin = useful
+    if measure.text not in options.margins and "" not in options.margins:
+        margin = min(useful, max(TIGHTEST * useful, provable))
+    low, high = scale.on(-margin), scale.on(margin)
+    a, b = (scale.typical(side) for side in values)
+    has_ratio = measure.is_share or a != 0 or b == 0
     return ComparedMeasure(
         measure=measure.text,
         unit=measure.metric.unit,
         is_gated=False,
         verdict="inconclusive",
-        a=typical(measure, values[0]),
-        b=typical(measure, values[1]),
-        change=off_scale(measure, contrasted.difference),
-        low=None if interval.low is None else off_scale(measure, interval.low),
-        high=None if interval.high is None else off_scale(measure, interval.high),
+        a=a,
+        b=b,
+        change=scale.off(contrasted.difference) if has_ratio else math.inf,
+        low=scale.off(interval.low) if has_ratio and interval.low is not None else None,
+        high=scale.off(interval.high) if has_ratio and interval.high is not None else None,
         margin=margin,
         p=contrasted.p_value() / 2,
         p_adjusted=math.nan,
@@ -197,10 +237,12 @@ def row_of(
         effect_size=contrasted.difference / contrasted.noise if contrasted.noise > 0 else math.nan,
         n_runs=(len(values[0]), len(values[1])),
         n_due=n_due,
-        effect=margin if options.effect is None else options.effect,
+        effect=useful if options.effect is None else options.effect,
         runs_needed=None,
         smallest_found=math.inf,
         how=how,
+        smallest_same=provable,
+        is_decidable=likely <= scale.on(useful),
     )
 
 
@@ -215,6 +257,47 @@ def _adjusted(rows: Sequence[ComparedMeasure], worse: bool) -> dict[int, float]:
     return {int(k): p for k, p in holm(p_values).items() if is_worse(rows[int(k)]) is worse}
 
 
+def set_aside(rows: Sequence[ComparedMeasure], options: Options) -> list[ComparedMeasure]:
+    """The rows, with deciding measures that these runs cannot decide set aside, unless measures
+    were chosen by name."""
+    return [
+        dataclasses.replace(
+            row,
+            is_set_aside=row.is_gated
+            and not options.metrics
+            and not row.is_decidable
+            and math.isfinite(row.smallest_same),
+        )
+        for row in rows
+    ]
+
+
+def timed(row: ComparedMeasure, minutes_a_run: float) -> ComparedMeasure:
+    """The row with the measuring time of the runs needed, if both are known."""
+    if row.runs_needed is None or not minutes_a_run > 0:
+        return row
+    return dataclasses.replace(row, minutes_needed=row.runs_needed * minutes_a_run)
+
+
+def undecidable_note(rows: Sequence[ComparedMeasure], when: str, runs: str) -> list[str]:
+    """A note on the measures that are set aside without a verdict, with the runs and minutes that
+    would decide them."""
+    parts = []
+    for row in rows:
+        if not row.is_set_aside or row.verdict != "inconclusive":
+            continue
+        unit = "points" if row.unit == "share" else "%"
+        facts = []
+        if math.isfinite(row.smallest_same):
+            facts.append(f"these runs can show ±{100 * row.smallest_same:.2g} {unit}")
+        if row.runs_needed is not None:
+            minutes = row.minutes_needed
+            time = "" if minutes is None else f", {max(1, math.ceil(minutes))} min"
+            facts.append(f"±{100 * row.effect:.2g} {unit} needs {row.runs_needed} {runs}{time}")
+        parts.append(f"{row.measure} ({'; '.join(facts)})" if facts else row.measure)
+    return [f"Not decidable {when}: {', '.join(parts)}."] if parts else []
+
+
 def is_worse(row: ComparedMeasure) -> bool:
     """Whether B is on the worse side of A, by chance or not."""
     return (row.change > 0) is (measure(row.measure).metric.direction == "lower")
@@ -225,12 +308,12 @@ def _planned(contrasted: Contrast, row: ComparedMeasure, level: float) -> Compar
     sides would find."""
     if not contrasted.is_judged:
         return row
-    compared, noise = measure(row.measure), Noise(contrasted.noise, contrasted.df)
-    smallest = math.inf
+    scale = POINTS if row.unit == "share" else Scale()
+    noise, smallest = Noise(contrasted.noise, contrasted.df), math.inf
     if min(row.n_runs) > 1:
         reach = smallest_effect(noise, min(row.n_runs), level, POWER)
-        smallest = off_scale(compared, reach) if reach < 50 else math.inf
-    needed = runs_needed(noise, on_scale(compared, row.effect), level, POWER)
+        smallest = scale.off(reach) if reach < 50 else math.inf
+    needed = runs_needed(noise, scale.on(row.effect), level, POWER)
     return dataclasses.replace(row, runs_needed=needed, smallest_found=smallest)
 
 
@@ -267,26 +350,50 @@ def binomial_sd(hits: float, n: float, n_per_run: float) -> float:
     return math.sqrt(share * (1 - share) / n_per_run)
 
 
-def scaled(measure: Measure, values: Values) -> Values:
-    """Latencies and rates as logarithms, since their noise and their changes are relative; shares
-    unchanged."""
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The scale on which the values of a measure are compared: logarithms, since the noise and the
+    changes of latencies and rates are relative; with a `unit`, multiples of it. Changes are at
+    least `least` and at most `most`."""
+
+    unit: float | None = None
+    least: float = -1.0
+    most: float = math.inf
+
+    def of(self, values: Values) -> Values:
+        """Not finite where a logarithm does not exist."""
+        if self.unit is not None:
+            return values / self.unit
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.log(values)
+
+    def on(self, change: float) -> float:
+        """The distance on this scale of a change."""
+        return change if self.unit is not None else math.log1p(max(change, -0.999999))
+
+    def off(self, difference: float) -> float:
+        """The change that belongs to a distance on this scale; never an impossible one."""
+        change = difference if self.unit is not None else math.expm1(min(difference, 50.0))
+        return change if math.isnan(change) else min(self.most, max(self.least, change))
+
+    def typical(self, values: Values) -> float:
+        """The mean over runs; geometric on a scale of logarithms."""
+        if not len(values):
+            return math.nan
+        mean = float(self.of(values).mean())
+        return math.exp(mean) if self.unit is None else mean * self.unit
+
+
+POINTS = Scale(1.0, most=1.0)
+"""The scale of shares."""
+
+
+def scale_of(measure: Measure, a: Values, b: Values) -> Scale:
+    """Points for shares, else logarithms; where a value is 0 and has no logarithm, multiples of the
+    mean of A (of B, if A is 0)."""
     if measure.is_share:
-        return values
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.log(values)
-
-
-def on_scale(measure: Measure, change: float) -> float:
-    return change if measure.is_share else math.log1p(max(change, -0.999999))
-
-
-def off_scale(measure: Measure, difference: float) -> float:
-    return difference if measure.is_share else math.expm1(min(difference, 50.0))
-
-
-def typical(measure: Measure, values: Values) -> float:
-    """The mean over runs; geometric where changes are relative."""
-    if not len(values):
-        return math.nan
-    mean = float(scaled(measure, values).mean())
-    return mean if measure.is_share else math.exp(mean)
+        return POINTS
+    if not ((a == 0).any() or (b == 0).any()):
+        return Scale()
+    means = [float(side.mean()) for side in (a, b) if len(side)]
+    return Scale(next((mean for mean in means if mean > 0), 1.0))

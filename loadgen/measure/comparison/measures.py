@@ -116,13 +116,16 @@ class Measured:
             return float(population.ordered[rank - 1])
         return float(population.ordered.mean())
 
-    def estimate(self, measure: Measure, confidence: float) -> Interval:
-        """The value with failures as +inf, so that failing does not look fast, and with its
-        two-sided interval if a single run has an interval; throughputs have none."""
+    def estimate(self, measure: Measure, confidence: float, with_failures: bool = True) -> Interval:
+        """The value with its two-sided interval if a single run has an interval; throughputs have
+        none. Latencies are with failures as +inf, so that failing does not look fast, or of the
+        successful requests."""
         metric, n_due = measure.metric, self.n_due()
         if metric.scope == "run":
             return self._estimate_of_run(metric.name, n_due, confidence)
-        population = self._samples.of(metric, with_failures=True)
+        population = self._samples.of(metric, with_failures)
+        if not population.n:
+            return Interval(math.nan)
         if measure.quantile is not None:
             found = population.percentile(measure.quantile, confidence)
             return Interval(found.value, found.low, found.high)
@@ -135,21 +138,13 @@ class Measured:
         return self._samples.of(metric).ordered
 
     def in_order(self, measure: Measure) -> Values:
-        """The samples in order of the requests, for resampling stretches of time.
-
-        A value per *due* request (NaN: has none), so that two runs of the same schedule pair up;
-        for gap metrics a value per gap.
-        """
+        """A value per *due* request (NaN: has none), in the order of the schedule, so that two runs
+        of the same schedule pair up. Not for gap metrics."""
         if measure.metric.name == "error_rate":
             return failed_rows(self.run)[self.due].astype(np.float64)
         if measure.metric.name == "attainment":
             return self.met[self.due].astype(np.float64)
-        if measure.metric.scope == "gap":
-            gaps = self.columns.gaps
-            ok = gaps.of(self.due & self.columns.is_ok)
-            if measure.metric.name == "icl_s":
-                return gaps.icl_s[ok]
-            return np.repeat(gaps.itl_s[ok], gaps.tokens[ok])
+        assert measure.metric.scope != "gap", "a request has several gaps"
         values = self.columns.column(measure.metric.name)
         return np.where(self.columns.is_ok, values, np.nan)[self.due]
 

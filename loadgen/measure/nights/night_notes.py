@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from loadgen.measure.comparison.judgement import ComparedMeasure, scaled
+from loadgen.measure.comparison.judgement import ComparedMeasure
 from loadgen.measure.comparison.measures import Measure
 from loadgen.measure.nights.night_record import CellNight, RunNumbers
 from loadgen.measure.nights.night_statistics import NightNoise
@@ -27,8 +27,10 @@ def left_out(night: CellNight) -> list[str]:
 
 def without_number(tonight: Sequence[RunNumbers], measure: Measure) -> list[str]:
     """A note where the control of a run has no value of the measure to compare with."""
-    of_controls = scaled(measure, values_of(controls_of(tonight), measure))
+    of_controls = values_of(controls_of(tonight), measure)
     has_number = np.isfinite(of_controls).tolist()
+    if not measure.is_share:
+        has_number = (of_controls > 0).tolist()
     names = [run.name for run, has in zip(tonight, has_number, strict=True) if not has]
     note = f"{measure.text}: the control run of {', '.join(names)} has no value to compare with."
     return [note] if names else []
@@ -39,7 +41,7 @@ def out_of_reach(rows: Sequence[ComparedMeasure], noise: Mapping[str, NightNoise
     changes, fewest_df = [], math.inf
     for row in rows:
         nights = noise.get(row.measure)
-        is_planned = row.is_gated and math.isfinite(row.smallest_found)
+        is_planned = row.is_gated and not row.is_set_aside and math.isfinite(row.smallest_found)
         if nights is None or not is_planned or row.runs_needed is not None or not nights.night_sd:
             continue
         fewest_df = min(fewest_df, nights.night_df)
@@ -72,6 +74,7 @@ def unlucky(
         for row, power in planned
         if (nights := noise.get(row.measure)) is not None
         and row.is_gated
+        and not row.is_set_aside
         and row.runs_needed is not None
         and nights.may_be_chance
         and power < _UNLUCKY

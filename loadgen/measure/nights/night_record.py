@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from loadgen.measure.comparison.compare import GATED, SHOWN
@@ -33,7 +33,8 @@ class RunNumbers:
     """A run: its value per measure text (NaN: none). `reasons` explain why it cannot be compared;
     without reasons it can. `directory` is the run's own directory. `control` is the run made right
     next to it, if its cell has a control. `pace_s` is the time of a fixed calculation on its
-    machine before and after the run, if it was measured."""
+    machine before and after the run, if it was measured. `planned_s` is the planned length of
+    warm-up and measured window, if it was recorded."""
 
     name: str
     schedule_sha256: str
@@ -43,6 +44,7 @@ class RunNumbers:
     directory: str = ""
     control: RunNumbers | None = None
     pace_s: float | None = None
+    planned_s: float | None = None
 
     @property
     def is_trusted(self) -> bool:
@@ -59,7 +61,8 @@ class RunNumbers:
 class CellNight:
     """A night of a cell. `night` sorts by time; `factor` is the configuration that may differ
     between nights (version, commit, flags), flat; `slos` are its SLOs; `failures` explain
-    missing repeats; `link` leads to the CI job."""
+    missing repeats; `verdicts` by measure text are those of its deciding measures; `link` leads to
+    the CI job."""
 
     cell: str
     night: str
@@ -71,6 +74,7 @@ class CellNight:
     failures: tuple[str, ...] = ()
     verdict: str = ""
     link: str = ""
+    verdicts: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def trusted(self) -> tuple[RunNumbers, ...]:
@@ -89,6 +93,7 @@ def numbers_of(run: Measured, measures: Sequence[str] = (), directory: str = "")
             for text in dict.fromkeys([*measures, *RECORDED])
         },
         directory=directory,
+        planned_s=run.run.manifest.window.warmup_s + run.run.manifest.window.measure_s,
     )
 
 
@@ -109,6 +114,7 @@ def to_json(night: CellNight) -> dict[str, Any]:
         "is_closed_loop": night.is_closed_loop,
         "failures": list(night.failures),
         "verdict": night.verdict,
+        "verdicts": dict(night.verdicts),
         "link": night.link,
         "runs": [_run_json(run) for run in night.runs],
     }
@@ -127,6 +133,8 @@ def _run_json(run: RunNumbers) -> dict[str, Any]:
     }
     if run.pace_s is not None:
         content["pace_s"] = run.pace_s
+    if run.planned_s is not None:
+        content["planned_s"] = run.planned_s
     return content if run.control is None else {**content, "control": _run_json(run.control)}
 
 
@@ -145,6 +153,7 @@ def from_json(content: Mapping[str, Any]) -> CellNight:
         failures=tuple(map(str, content["failures"])),
         verdict=str(content["verdict"]),
         link=str(content["link"]),
+        verdicts={str(k): str(v) for k, v in content.get("verdicts", {}).items()},
     )
 
 
@@ -161,4 +170,5 @@ def _run_of(content: Mapping[str, Any]) -> RunNumbers:
         directory=str(content["directory"]),
         control=_run_of(content["control"]) if "control" in content else None,
         pace_s=float(content["pace_s"]) if "pace_s" in content else None,
+        planned_s=float(content["planned_s"]) if "planned_s" in content else None,
     )

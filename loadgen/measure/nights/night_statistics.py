@@ -19,6 +19,7 @@ import numpy as np
 
 from loadgen.measure.comparison.contrast import Contrast, power_of_t, smallest_where
 from loadgen.measure.statistics.intervals import Values
+from loadgen.measure.statistics.robust_means import LEAST_DF, LEAST_PER_GROUP, robust_fit
 
 
 class AssumedNoise(NamedTuple):
@@ -89,14 +90,18 @@ class NightNoise:
 
 
 def contrast_of_nights(
-    levels: Sequence[Sequence[NightSample]], tonight: NightSample, assumed: AssumedNoise = ALONE
+    levels: Sequence[Sequence[NightSample]],
+    tonight: NightSample,
+    assumed: AssumedNoise = ALONE,
+    is_robust: bool = True,
 ) -> tuple[Contrast, NightNoise | None]:
     """Tonight minus the nights of the last level. Nights of earlier levels only contribute to the
     noise. `assumed` is the assumed noise between nights while they are few.
 
     If all of tonight's schedules were run before, only differences within equal schedules count
     (additive model, least squares). Without two runs in any night there is no noise estimate, and
-    the error is NaN.
+    the error is NaN. `is_robust` gives less weight to runs far from the others of their night,
+    where there are enough runs to recognise them.
 
     Source: one-way random effects, Searle, Casella and McCulloch 1992, §3.5; a prior variance with
     its own degrees of freedom, Smyth, Stat. Appl. Genet. Mol. Biol. 3(1), 2004.
@@ -105,7 +110,7 @@ def contrast_of_nights(
     has_both = levels and levels[-1] and len(tonight.values)
     if not has_both or not np.isfinite(tonight.values).all():
         return Contrast(math.nan, math.nan, 0.0, math.nan), None
-    means, squares, run_df = _means(nights, tonight)
+    means, squares, run_df = _means(nights, tonight, is_robust)
     last = len(levels[-1])
     difference = float(means[-1] - means[-1 - last : -1].mean())
     if abs(difference) < _ROUNDING:  # equal runs in virtual time
@@ -159,7 +164,9 @@ def _alike_p(of_night: float, night_df: float, by_runs: float, run_df: float) ->
     return float(fdtrc(night_df, run_df, of_night / by_runs)) if by_runs > 0 else 0.0
 
 
-def _means(nights: Sequence[NightSample], tonight: NightSample) -> tuple[Values, float, float]:
+def _means(
+    nights: Sequence[NightSample], tonight: NightSample, is_robust: bool
+) -> tuple[Values, float, float]:
     """The mean of each night, tonight last, corrected for its schedules where possible; the
     residual sum of squares and its degrees of freedom.
 
@@ -181,6 +188,12 @@ def _means(nights: Sequence[NightSample], tonight: NightSample) -> tuple[Values,
         effects, _, rank, _ = np.linalg.lstsq(design, values, rcond=None)
     residuals = values - design @ effects
     squares = float(np.square(residuals[np.abs(residuals) > _ROUNDING]).sum())
+    sizes = [len(night.values) for night in every]
+    df = float(len(values) - rank)
+    if is_robust and df >= LEAST_DF and min(sizes) >= LEAST_PER_GROUP:
+        found = robust_fit(design, values, float(np.mean(sizes)))
+        if found is not None:
+            return found[0][: len(every)], found[1] * df, df
     return effects[: len(every)], squares, float(len(values) - rank)
 
 

@@ -9,22 +9,38 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.measure.comparison.judgement import off_scale, scaled, typical
+from loadgen.measure.comparison.judgement import POINTS, Scale, scale_of
 from loadgen.measure.comparison.measures import Measure, measure
 from loadgen.measure.nights.night_record import CellNight, RunNumbers
 from loadgen.measure.per_request import Mask
 from loadgen.measure.statistics.intervals import Values
 
 
-def on_scale_of_nights(runs: Sequence[RunNumbers], measure: Measure) -> Values:
-    """A number per run: its logarithm (shares unchanged), minus that of its control run, if any, so
-    that the condition of the machine cancels out. Not finite where the run or its control has no
-    number."""
-    own = scaled(measure, values_of(runs, measure))
+def scale_of_nights(nights: Sequence[Sequence[RunNumbers]], measure: Measure) -> Scale:
+    """The scale of a measure over these nights: points for shares, else logarithms; multiples of
+    the mean where a run has a value of 0 and no logarithm."""
+    if measure.is_share:
+        return POINTS
+    runs = [run for night in nights for run in night]
+    numbers = relative_values(runs, measure)
+    if not (numbers == 0).any():
+        return Scale()
+    positive = numbers[np.isfinite(numbers) & (numbers > 0)]
+    return Scale(float(positive.mean())) if len(positive) else Scale(1.0)
+
+
+def relative_values(runs: Sequence[RunNumbers], measure: Measure) -> Values:
+    """A number per run; with controls its ratio to that of its control run (of shares the
+    difference), so that the condition of the machine cancels out. NaN where there is none."""
+    own = values_of(runs, measure)
     if not has_controls(runs):
         return own
-    with np.errstate(invalid="ignore"):  # both 0: no ratio
-        return np.asarray(own - scaled(measure, values_of(controls_of(runs), measure)))
+    of_controls = values_of(controls_of(runs), measure)
+    if measure.is_share:
+        return own - of_controls
+    ratios: Values = np.full(len(own), math.nan)
+    np.divide(own, of_controls, out=ratios, where=of_controls > 0)
+    return ratios
 
 
 def values_of(runs: Sequence[RunNumbers], measure: Measure) -> Values:
@@ -56,16 +72,15 @@ def trend(nights: Sequence[CellNight], text: str) -> list[dict[str, Any]]:
     compared = measure(text)
     points = []
     for night in nights:
-        on_scale = on_scale_of_nights(night.trusted, compared)
+        scale = scale_of_nights([night.trusted], compared)
+        on_scale = scale.of(relative_values(night.trusted, compared))
         is_known = np.isfinite(on_scale)
         on_scale = on_scale[is_known]
         if not len(on_scale):
             continue
         mean, half = float(on_scale.mean()), _half_width(on_scale)
         ends = (mean, mean - half, mean + half)
-        value, low, high = (
-            ends if compared.is_share else (1 + off_scale(compared, end) for end in ends)
-        )
+        value, low, high = (_absolute(scale, end) for end in ends)
         points.append(
             {
                 "night": night.night,
@@ -74,7 +89,7 @@ def trend(nights: Sequence[CellNight], text: str) -> list[dict[str, Any]]:
                 "low": low,
                 "high": high,
                 "n_runs": len(on_scale),
-                "verdict": night.verdict,
+                "verdict": night.verdicts.get(text, night.verdict),
                 "link": night.link,
                 **_both(night.trusted, compared, is_known),
             }
@@ -91,6 +106,17 @@ def _both(runs: Sequence[RunNumbers], measure: Measure, is_known: Mask) -> dict[
         "absolute": typical(measure, own[is_known]),
         "control": typical(measure, of_control[is_known]),
     }
+
+
+def typical(measure: Measure, values: Values) -> float:
+    """The mean of these values on their scale."""
+    return scale_of(measure, values, values).typical(values)
+
+
+def _absolute(scale: Scale, on_scale: float) -> float:
+    if math.isnan(on_scale):
+        return on_scale
+    return math.exp(min(on_scale, 700.0)) if scale.unit is None else on_scale * scale.unit
 
 
 def _half_width(values: np.ndarray[Any, np.dtype[np.float64]]) -> float:

@@ -15,17 +15,19 @@ from loadgen.measure.comparison.comparable import ConfigDifference, differences
 from loadgen.measure.comparison.compare import GATED, SHOWN, SLO_METRICS
 from loadgen.measure.comparison.contrast import Contrast
 from loadgen.measure.comparison.judgement import (
+    POINTS,
     POWER,
     ComparedMeasure,
     Options,
+    Scale,
     decide,
     level_of,
-    off_scale,
-    on_scale,
     overall,
     row_of,
-    scaled,
-    typical,
+    scale_of,
+    set_aside,
+    timed,
+    undecidable_note,
 )
 from loadgen.measure.comparison.measures import Measure, measure
 from loadgen.measure.nights.machine_speed import (
@@ -48,7 +50,8 @@ from loadgen.measure.nights.night_statistics import (
 from loadgen.measure.nights.night_values import (
     controls_of,
     has_controls,
-    on_scale_of_nights,
+    relative_values,
+    scale_of_nights,
     values_of,
 )
 
@@ -75,7 +78,7 @@ class CellVerdict:
     tonight becomes the first. `noise` by measure text; `ComparedMeasure.runs_needed` counts repeats
     a night. `controls` by measure text, where the cell has a control: every `change` is then
     relative to it, while `a` and `b` are the cell's own values. `pace` is the machine's speed, if
-    there is no control and it was measured."""
+    there is no control and it was measured. `not_excluded` names other causes of a change."""
 
     cell: str
     verdict: NightWord
@@ -86,6 +89,7 @@ class CellVerdict:
     notes: tuple[str, ...]
     pace: MachineSpeed | None = None
     controls: Mapping[str, ControlMoved] = field(default_factory=dict)
+    not_excluded: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +113,7 @@ def judge_night(
     per cell. Without `plans` the repeats needed are left out; they take most of the time."""
     drafts = [_Draft(night, histories.get(night.cell, History()), options) for night in tonight]
     rows = [row for draft in drafts for row in draft.rows]
-    settled = decide([row for _, row, _ in rows], options.confidence)
+    settled = decide(set_aside([row for _, row, _ in rows], options), options.confidence)
     level = level_of(settled, options.confidence)
     planned = iter(
         [
@@ -174,7 +178,8 @@ class _Draft:
     def verdict(self, planned: Sequence[tuple[ComparedMeasure, float]]) -> CellVerdict:
         """The verdict. `planned` are the rows, each with the power of its repeats if the nights
         differ as much as they seem to."""
-        rows, machine_notes = without_machine_effects([row for row, _ in planned], self._pace)
+        timed_rows = [timed(row, self._minutes_a_repeat()) for row, _ in planned]
+        rows, machine_notes = without_machine_effects(timed_rows, self._pace)
         word: NightWord = "invalid"
         if self.night.trusted:
             word = overall(rows) if self._history.baseline else "baseline"
@@ -191,12 +196,19 @@ class _Draft:
             notes=(
                 *self._notes,
                 *machine_notes,
+                *undecidable_note(rows, "tonight", "repeats"),
                 *out_of_reach(rows, noise),
                 *unlucky(planned, noise),
             ),
             pace=self._pace,
             controls=self._controls,
         )
+
+    def _minutes_a_repeat(self) -> float:
+        """The mean time of a repeat with its control, 0 where it was not recorded."""
+        runs = [*self.night.trusted, *controls_of(self.night.trusted)]
+        n_repeats = max(1, len(self.night.trusted))
+        return sum(run.planned_s or 0.0 for run in runs) / n_repeats / 60
 
     def _usable(self, level: Sequence[CellNight], measure: Measure) -> list[CellNight]:
         """The nights that have this measure, made under the same SLOs."""
@@ -205,7 +217,7 @@ class _Draft:
             night
             for night in level
             if night.trusted
-            and bool(np.isfinite(_night(night.trusted, measure).values).all())
+            and bool(np.isfinite(relative_values(night.trusted, measure)).all())
             and not (depends_on_slos and night.slos != self.night.slos)
         ]
 
@@ -223,10 +235,12 @@ def _judge(
     options: Options,
 ) -> tuple[NightNoise | None, ComparedMeasure]:
     runs = [[night.trusted for night in level] for level in levels]
+    scale = scale_of_nights([*(night for level in runs for night in level), tonight], measure)
     contrast, noise = contrast_of_nights(
-        [[_night(of_night, measure) for of_night in level] for level in runs],
-        _night(tonight, measure),
+        [[_night(of_night, measure, scale) for of_night in level] for level in runs],
+        _night(tonight, measure, scale),
         WITH_CONTROLS if has_controls(tonight) else ALONE,
+        is_robust=not measure.is_share,
     )
     earlier = [run for of_night in runs[-1] for run in of_night]
     if measure.is_share:
@@ -235,7 +249,7 @@ def _judge(
     how = f"Student's t, tonight against {n} {'night' if n == 1 else 'nights'}"
     how += ", each run relative to its control" if has_controls(tonight) else ""
     values = values_of(earlier, measure), values_of(tonight, measure)
-    return noise, row_of(measure, contrast, values, _n_due(earlier, tonight), options, how)
+    return noise, row_of(measure, contrast, scale, values, _n_due(earlier, tonight), options, how)
 
 
 def _at_least_binomial(
@@ -278,10 +292,11 @@ def _control_moved(
     """The change of the control. Each night has equal weight, as in the verdict of the cell."""
     nights = [values_of(controls_of(night.trusted), measure) for night in level]
     now = values_of(controls_of(tonight), measure)
-    levels = [float(scaled(measure, values).mean()) for values in nights]
-    moved = float(scaled(measure, now).mean()) - sum(levels) / len(levels)
-    before = typical(measure, np.concatenate(nights))
-    return ControlMoved(before, typical(measure, now), off_scale(measure, moved))
+    before = np.concatenate(nights)
+    scale = scale_of(measure, before, now)
+    levels = [float(scale.of(values).mean()) for values in nights]
+    moved = float(scale.of(now).mean()) - sum(levels) / len(levels)
+    return ControlMoved(scale.typical(before), scale.typical(now), scale.off(moved))
 
 
 def _planned(
@@ -290,22 +305,22 @@ def _planned(
     """The row with the repeats that a night would need and the smallest change that tonight would
     find; and the power of those repeats against these nights, if they differ as much as they seem
     to."""
-    compared = measure(row.measure)
+    scale = POINTS if row.unit == "share" else Scale()
     level = level if row.is_gated else 2 * (1 - options.confidence)
-    effect = on_scale(compared, row.effect)
+    effect = scale.on(row.effect)
     reach = smallest_found(noise, row.n_runs[1], earlier, level, POWER)
     needed = repeats_needed(noise, earlier, effect, level)
     planned = dataclasses.replace(
         row,
         runs_needed=needed,
-        smallest_found=off_scale(compared, reach) if reach < 50 else math.inf,
+        smallest_found=scale.off(reach) if reach < 50 else math.inf,
     )
     if needed is None:
         return planned, math.nan
     return planned, night_power(noise, needed, earlier, effect, level)
 
 
-def _night(runs: Sequence[RunNumbers], measure: Measure) -> NightSample:
+def _night(runs: Sequence[RunNumbers], measure: Measure, scale: Scale) -> NightSample:
     return NightSample(
-        on_scale_of_nights(runs, measure), tuple(run.schedule_sha256 for run in runs)
+        scale.of(relative_values(runs, measure)), tuple(run.schedule_sha256 for run in runs)
     )

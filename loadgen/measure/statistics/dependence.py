@@ -25,13 +25,15 @@ from loadgen.measure.statistics.percentiles import nearest_rank
 LEAST_TIMES = 20
 """A run shorter than this many autocorrelation times gives no bound."""
 
+SHORT_RUN_BIAS = 15.0
+"""The variance estimated from a run of n/τ autocorrelation times is too small by 1 + 15 τ/n."""
+
 LEVELS = (0.5, 0.75, 0.9, 0.95, 0.99)
 _WHITE_LAGS = 20
 _DECIMALS = 9  # values (s) that differ by less than a nanosecond are equal, and have no order
 _MOST_POINTS = 1 << 15  # longer series are averaged in batches before their spectrum is computed
 _LEAST_BEYOND = 20
 _FEW_CLUSTERS, _MANY_CLUSTERS = 10.0, 40.0
-_SHORT_RUN_BIAS = 15.0
 _SKEWNESS = 5.0
 
 
@@ -79,7 +81,7 @@ class Dependence:
         if self.time_requests <= 1:
             return self.design, self.design
         lower = self.time_requests * _t_inflation(self.n_effective / 3, confidence)
-        upper = self.time_requests * (1 + _SHORT_RUN_BIAS / self.n_effective)
+        upper = self.time_requests * (1 + SHORT_RUN_BIAS / self.n_effective)
         upper *= _t_inflation(self.n_effective / 10, confidence)
         upper *= 1 + _SKEWNESS * math.sqrt(min(upper / self.n_requests, 0.2))
         return lower * self.design, upper * self.design

@@ -25,18 +25,6 @@ def stretches(n: int, n_blocks: int) -> list[slice]:
     return [slice(int(a), int(b)) for a, b in pairwise(edges)]
 
 
-def draws_of(
-    values: Values,
-    statistic: Statistic,
-    rng: np.random.Generator,
-    n_blocks: int,
-    n_draws: int = N_DRAWS,
-) -> Values:
-    """`statistic` of bootstrap draws of whole stretches of time. Shape [n_draws]."""
-    blocks = stretches(len(values), n_blocks)
-    return np.array([statistic(values[_drawn(blocks, rng)]) for _ in range(n_draws)])
-
-
 def paired_draws(
     a: Values,
     b: Values,
