@@ -19,9 +19,8 @@ import triton
 import triton.language as tl
 
 from reference_engine.kernels.kv_memory import Kv
-from reference_engine.kernels.tiles import TILE_ROWS, Tiles
+from reference_engine.kernels.tiles import DEFAULT_TUNING, TILE_ROWS, Tiles, Tuning
 
-_KEYS = 64  # keys per pass of the loop over a context
 _LOG2_E = 1.4426950408889634  # scores are in units of log 2: a GPU has an instruction for exp2
 
 
@@ -32,6 +31,7 @@ def decode_attention(
     rows: torch.Tensor,
     contexts: torch.Tensor,
     n_splits: int,
+    tuning: Tuning = DEFAULT_TUNING,
 ) -> torch.Tensor:
     """The grid depends on the size of the batch alone, so that a CUDA graph serves all context
     lengths. The price is programs without work where a context is short."""
@@ -44,23 +44,29 @@ def decode_attention(
         q, *cache.arguments(), tables, rows, contexts, out, part, stats[0], stats[1],
         head_dim**-0.5 * _LOG2_E, tables.stride(0),
         N_KV=n_kv, GROUP=group, ROWS=_decode_rows(group), HEAD=head_dim,
-        PAGE=block_tokens, KEYS=_KEYS, IS_SCALED=cache.scales is not None, SPLITS=n_splits,
-        num_warps=4, num_stages=3,
+        PAGE=block_tokens, KEYS=tuning.decode_keys, IS_SCALED=cache.scales is not None,
+        SPLITS=n_splits, num_warps=tuning.decode_warps, num_stages=tuning.decode_stages,
     )  # fmt: skip
     _join(part, stats, out)
     return out
 
 
-def chunk_attention(q: torch.Tensor, cache: Kv, tables: torch.Tensor, tiles: Tiles) -> torch.Tensor:
+def chunk_attention(
+    q: torch.Tensor,
+    cache: Kv,
+    tables: torch.Tensor,
+    tiles: Tiles,
+    tuning: Tuning = DEFAULT_TUNING,
+) -> torch.Tensor:
     n_q, head_dim = q.shape[1:]
     n_kv, block_tokens = cache.numbers.shape[2:4]
     out = torch.empty_like(q)
     chunk_kernel[(len(tiles), n_kv)](
         q, *cache.arguments(), tables, tiles.table, out, head_dim**-0.5 * _LOG2_E,
         tables.stride(0),
-        N_KV=n_kv, GROUP=n_q // n_kv, ROWS=TILE_ROWS, HEAD=head_dim, PAGE=block_tokens, KEYS=_KEYS,
-        IS_SCALED=cache.scales is not None,
-        num_warps=4, num_stages=2,
+        N_KV=n_kv, GROUP=n_q // n_kv, ROWS=TILE_ROWS, HEAD=head_dim, PAGE=block_tokens,
+        KEYS=tuning.chunk_keys, IS_SCALED=cache.scales is not None,
+        num_warps=tuning.chunk_warps, num_stages=tuning.chunk_stages,
     )  # fmt: skip
     return out
 
@@ -73,6 +79,7 @@ def fused_attention(
     contexts: torch.Tensor,
     n_splits: int,
     tiles: Tiles,
+    tuning: Tuning = DEFAULT_TUNING,
 ) -> torch.Tensor:
     """Decoding is limited by memory and prompts by the tensor cores, so programs of both kinds on
     a multiprocessor fill each other's waits. The first program ids decode: the hardware starts
@@ -87,8 +94,8 @@ def fused_attention(
         q, q[n_rows:], *cache.arguments(), tables, rows, contexts, tiles.table, out, out[n_rows:],
         part, stats[0], stats[1], head_dim**-0.5 * _LOG2_E, tables.stride(0), n_rows,
         N_KV=n_kv, GROUP=group, DECODE_ROWS=_decode_rows(group), TILE_ROWS=TILE_ROWS, HEAD=head_dim,
-        PAGE=block_tokens, KEYS=_KEYS, IS_SCALED=cache.scales is not None, SPLITS=n_splits,
-        num_warps=4, num_stages=2,
+        PAGE=block_tokens, KEYS=tuning.chunk_keys, IS_SCALED=cache.scales is not None,
+        SPLITS=n_splits, num_warps=tuning.chunk_warps, num_stages=tuning.chunk_stages,
     )  # fmt: skip
     _join(part, stats, out)
     return out

@@ -14,6 +14,22 @@ TILE_ROWS = 64
 """Query rows of a tile, a power of two. Query heads that share a KV head are separate rows."""
 
 
+class Tuning(NamedTuple):
+    """Loop sizes of the attention kernels: keys per pass, passes whose loads are in flight, and
+    warps per program. The defaults were chosen by the compiled code, without a GPU; the GPU suite's
+    part `sweep` times others."""
+
+    decode_keys: int = 64
+    decode_stages: int = 3
+    decode_warps: int = 4
+    chunk_keys: int = 64
+    chunk_stages: int = 2
+    chunk_warps: int = 4
+
+
+DEFAULT_TUNING = Tuning()
+
+
 class PromptPiece(NamedTuple):
     """`n` positions of a prompt, from position `start` on. `first` is the index of the first in the
     flat step, `row` the row of the block tables that lists the blocks."""
