@@ -64,7 +64,7 @@ class Ceilings:
 
     def decode_roof_s(self, config: ModelConfig, n_rows: int, context: float) -> float:
         """The least time of a decode step of `n_rows` rows, at `context` on average."""
-        shape = StepShape(n_seqs=n_rows, n_decode=n_rows, context_tokens=n_rows * context)
+        shape = StepShape(n_seqs=n_rows, n_decode=n_rows, context_tokens=round(n_rows * context))
         return roofline_s(config, self._hardware(), shape)
 
     def work_roof_s(

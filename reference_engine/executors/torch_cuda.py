@@ -46,10 +46,10 @@ from reference_engine.kernels.ops import Kernels, Ops, ops
 from reference_engine.kernels.tiles import splits_for
 from reference_engine.model.filler import filler_start
 from reference_engine.model.paged import PagedLlama
-from reference_engine.model.weights import load
+from reference_engine.model.weights import Weights, load
 from reference_engine.state.batch import StepBatch, StepResult
 from reference_engine.state.cost_model import Padding
-from reference_engine.state.model_config import KvDtype, ModelConfig
+from reference_engine.state.model_config import KvDtype, ModelConfig, ModelSource
 from reference_engine.state.sequence import Request, Sampling
 
 log = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class TorchCudaExecutor(ExecutorKind):
         stream = _stream(self.on)
         chosen = ops(self.kernels)
         began_s = time.monotonic()
-        weights = load(site.model, self.seed, stream.device, _DTYPES[self.dtype])
+        weights = _weights(site.model, self.seed, stream.device, _DTYPES[self.dtype])
         model = PagedLlama(
             config,
             weights,
@@ -292,6 +292,17 @@ def _stream(on: str) -> DeviceStream:
     return CudaStream(torch.device("cuda", device.index or 0))
 
 
+def _weights(source: ModelSource, seed: int, device: torch.device, dtype: torch.dtype) -> Weights:
+    try:
+        return load(source, seed, device, dtype)
+    except torch.OutOfMemoryError as error:
+        n_bytes, reason = source.config.n_params * dtype.itemsize, str(error).partition("\n")[0]
+        raise UsageError(
+            f"shape: '{source.name}' needs {n_bytes / 1e9:.1f} GB for its weights, which do not "
+            f"fit; choose a smaller shape: {reason}"
+        ) from error
+
+
 def _check_head_dim(config: ModelConfig) -> None:
     dim = config.head_dim
     if dim < 16 or dim & (dim - 1):
@@ -325,7 +336,15 @@ def _measured_blocks(
         trial.execute(StepBatch(decodes=decodes, padding=padding))
         model.cache = model.memory(0)  # releases the trial's KV
 
-    memory = stream.memory_during(largest_step)
+    try:
+        memory = stream.memory_during(largest_step)
+    except torch.OutOfMemoryError as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(
+            f"max_num_seqs: a step of {site.max_num_seqs} requests and {site.max_step_tokens} "
+            f"tokens does not fit next to the weights; lower max_num_seqs or the token budget: "
+            f"{reason}"
+        ) from error
     if memory is None:
         return max(_HOST_KV_BYTES // model.block_bytes, -(-site.max_model_len // site.block_tokens))
     used_bytes = memory.peak + memory.others

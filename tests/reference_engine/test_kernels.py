@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 tiles = pytest.importorskip("reference_engine.kernels.tiles")
 plain = pytest.importorskip("reference_engine.kernels.plain")
 kv_memory = pytest.importorskip("reference_engine.kernels.kv_memory")
+kernel_cases = pytest.importorskip("tests.reference_engine.kernel_cases")
 
 
 @pytest.mark.parametrize(
@@ -66,15 +67,7 @@ def test_greedy_returns_the_first_of_equal_logits_for_any_key():
 
 
 def test_draws_follow_the_softmax_at_the_temperature():
-    """20 000 draws at T = 2; χ² of 3 degrees of freedom, false alarm 1e-6."""
-    n = 20_000
-    logits = torch.tensor([0.0, 1.0, 2.0, 4.0]).expand(n, 4)
-    generator = torch.Generator().manual_seed(3)
-    keys = torch.randint(-(2**31), 2**31, (n, 2), generator=generator).to(torch.int32)
-    drawn = plain.sample(logits, torch.full((n,), 2.0), keys)
-    expected = torch.softmax(torch.tensor([0.0, 0.5, 1.0, 2.0]), 0) * n
-    counts = torch.bincount(drawn, minlength=4)
-    assert float(((counts - expected) ** 2 / expected).sum()) < 30.7
+    kernel_cases.check_frequencies("cpu", plain.sample)
 
 
 def test_a_draw_does_not_depend_on_the_other_rows():
