@@ -14,7 +14,13 @@ import torch
 
 from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.ops import Ops
-from reference_engine.kernels.tiles import PromptPiece, Tiles, cut_tiles, splits_for
+from reference_engine.kernels.tiles import (
+    PromptPiece,
+    Tiles,
+    cut_tiles,
+    n_decode_programs,
+    planned,
+)
 from reference_engine.model.zoo import SHAPES
 from reference_engine.state.model_config import KvDtype, ModelConfig
 from rig.gpu_ceilings import Ceilings, Place, repeated, timed_s
@@ -64,16 +70,17 @@ def _attention(
     tiles = Tiles(torch.from_numpy(cut_tiles(pieces, group)).to(place.device))
     shape = (n_rows + n_tokens, config.n_heads, config.head_dim)
     q = torch.randn(shape, device=place.device).to(place.dtype)
-    n_splits = splits_for(n_rows, config.n_kv_heads, place.n_processors)
+    n_programs = n_decode_programs(config.n_kv_heads, place.n_processors)
+    work = planned([context] * n_rows, n_programs, place.device)
 
     def decode() -> torch.Tensor:
-        return ops.decode_attention(q[:n_rows], cache, tables, rows, contexts, n_splits)
+        return ops.decode_attention(q[:n_rows], cache, tables, rows, contexts, work)
 
     def both() -> tuple[torch.Tensor, torch.Tensor]:
         return decode(), ops.chunk_attention(q[n_rows:], cache, tables, tiles)
 
     def fused() -> torch.Tensor:
-        return ops.fused_attention(q, cache, tables, rows, contexts, n_splits, tiles)
+        return ops.fused_attention(q, cache, tables, rows, contexts, work, tiles)
 
     decode_s = repeated(lambda: timed_s(decode, place)).seconds
     n_bytes = config.kv_bytes_per_token(place.dtype.itemsize, kv_dtype) / config.n_layers

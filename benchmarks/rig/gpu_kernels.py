@@ -17,7 +17,13 @@ import torch.nn.functional as F
 
 from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.ops import Ops
-from reference_engine.kernels.tiles import PromptPiece, Tiles, cut_tiles, splits_for
+from reference_engine.kernels.tiles import (
+    PromptPiece,
+    Tiles,
+    cut_tiles,
+    n_decode_programs,
+    planned,
+)
 from reference_engine.model.llama import rotary_tables
 from reference_engine.state.model_config import ModelConfig
 from rig.gpu_ceilings import Ceilings, Place, Repeats, repeated, timed_s
@@ -109,13 +115,14 @@ def decode_timings(
     rows = torch.arange(n_rows, dtype=torch.int32, device=place.device)
     lengths = torch.tensor(contexts, dtype=torch.int32, device=place.device)
     q = torch.randn(n_rows, config.n_heads, config.head_dim, device=place.device).to(place.dtype)
-    n_splits = splits_for(n_rows, config.n_kv_heads, place.n_processors)
+    n_programs = n_decode_programs(config.n_kv_heads, place.n_processors)
+    work = planned(contexts, n_programs, place.device)
     n_bytes = decode_bytes(config, sum(contexts), place.dtype.itemsize)
     n_sets = min(CALLS, -(-_UNCACHED // n_bytes))
     caches = [cache, *(Kv(cache.numbers.clone()) for _ in range(n_sets - 1))]
     turns = cycle(caches)
     took = replayed(
-        lambda: ops.decode_attention(q, next(turns), tables, rows, lengths, n_splits), place
+        lambda: ops.decode_attention(q, next(turns), tables, rows, lengths, work), place
     )
     share = n_bytes / took.seconds / top.copy_bytes_per_s
     case = case or f"batch {n_rows}, context {contexts[0]}"

@@ -22,7 +22,6 @@ from reference_engine.executors.base import Caps, Executor, ExecutorKind, Site
 from reference_engine.executors.cuda_stream import CpuStream, CudaStream, DeviceStream
 from reference_engine.executors.torch_memory import (
     Arena,
-    FixedNumbers,
     HostKv,
     aligned,
     allocating,
@@ -36,14 +35,12 @@ from reference_engine.executors.torch_sampling import (
     special_sampling,
 )
 from reference_engine.executors.torch_step import (
-    DECODE_FIELDS,
+    DecodeInputs,
     RequestRows,
-    decode_step,
     mixed_inputs,
-    write_decodes,
 )
 from reference_engine.kernels.ops import Kernels, Ops, ops
-from reference_engine.kernels.tiles import splits_for
+from reference_engine.kernels.tiles import KeptWork, n_decode_programs
 from reference_engine.model.filler import filler_start
 from reference_engine.model.paged import PagedLlama
 from reference_engine.model.weights import Weights, load
@@ -141,11 +138,14 @@ class TorchCuda:
         self._tokens = torch.zeros(n_rows, dtype=torch.int64, pin_memory=is_pinned)
         self._logprobs = torch.zeros(n_rows, pin_memory=is_pinned)
         self._is_running = False
-        self._decode_arena = Arena(aligned(DECODE_FIELDS * n_rows), device, is_pinned)
+        self._n_programs = n_decode_programs(config.n_kv_heads, stream.n_processors)
+        self._kept_work = KeptWork()  # in the decode arena
+        decode_size = DecodeInputs.size(n_rows, self._n_programs)
+        self._decode_arena = Arena(decode_size, device, is_pinned)
         self._mixed_arena = Arena(1 << 16, device, is_pinned)
         self._change_arena = Arena(1 << 12, device, is_pinned)
         self._special_arena = Arena(1 << 12, device, is_pinned)
-        self._graphs: dict[int, tuple[FixedNumbers, Callable[[], None], torch.Tensor]] = {}
+        self._graphs: dict[int, tuple[DecodeInputs, Callable[[], None], torch.Tensor]] = {}
         if has_graphs:
             self._capture()
 
@@ -175,9 +175,9 @@ class TorchCuda:
         inputs, replay, tokens = self._graphs[bucket]
         start = filler_start(padding, self._max_model_len)
         n_fillers = padding.decode_rows
-        special_indices = write_decodes(inputs.numbers, decodes, n_fillers, start, self._rows)
+        special_indices = inputs.write(decodes, n_fillers, start, self._rows, self._kept_work)
         self._update_tables()
-        inputs.send()
+        inputs.fixed.send()
         places = range(len(decodes))
         special = self._send_special(places, decodes, special_indices)
         replay()
@@ -189,25 +189,24 @@ class TorchCuda:
         """Capture a graph per bucket, the largest first: the smaller graphs then find their memory
         in its pool."""
         for bucket in reversed(self._sizes):
-            inputs = self._decode_arena.fixed((DECODE_FIELDS, bucket))
-            write_decodes(inputs.numbers, [], 0, 0, self._rows)
-            inputs.send()
-            replay, tokens = self._stream.capture(partial(self._decode, inputs.on_device))
+            inputs = DecodeInputs.in_arena(self._decode_arena, bucket, self._n_programs)
+            inputs.write([], 0, 0, self._rows, self._kept_work)
+            inputs.fixed.send()
+            replay, tokens = self._stream.capture(partial(self._decode, inputs))
             self._graphs[bucket] = inputs, replay, tokens
 
-    def _decode(self, numbers: torch.Tensor) -> torch.Tensor:
-        step, draws = decode_step(numbers, self._device_tables, self._n_splits(numbers.shape[1]))
+    def _decode(self, inputs: DecodeInputs) -> torch.Tensor:
+        step, draws = inputs.step(self._device_tables)
         logits = self._model.forward(step, self._logits)
         return self._ops.sample(logits, draws.temperatures, draws.keys)
 
     # --- any step
 
     def _compute(self, batch: StepBatch) -> WaitForTokens:
-        inputs = mixed_inputs(batch, self._rows, self._group, self._max_model_len)
+        inputs = mixed_inputs(batch, self._rows, self._group, self._max_model_len, self._n_programs)
         self._update_tables()
         self._mixed_arena.reset(inputs.size)
-        n_splits = self._n_splits(inputs.reads.shape[1])
-        step, draws = inputs.put(self._mixed_arena, self._device_tables, n_splits)
+        step, draws = inputs.put(self._mixed_arena, self._device_tables, self._n_programs)
         special = self._send_special(inputs.places, inputs.requests, inputs.special)
         logits = self._model.forward(step, self._logits)
         if not inputs.places:
@@ -271,10 +270,6 @@ class TorchCuda:
             blocks = self._change_arena.put(values)
             self._change_arena.send()
             self._device_tables.view(-1).index_copy_(0, indices.long(), blocks)
-
-    def _n_splits(self, n_rows: int) -> int:
-        n_processors = self._stream.n_processors
-        return splits_for(max(n_rows, 1), self._model.config.n_kv_heads, n_processors)
 
 
 def _stream(on: str) -> DeviceStream:

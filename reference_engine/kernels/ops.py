@@ -11,7 +11,7 @@ from torch import Tensor
 from loadgen.errors import MissingDependency
 from reference_engine.kernels import plain
 from reference_engine.kernels.kv_memory import Kv
-from reference_engine.kernels.tiles import DEFAULT_TUNING, Tiles, Tuning
+from reference_engine.kernels.tiles import DEFAULT_TUNING, DecodeWork, Tiles, Tuning
 
 Kernels = Literal["triton", "plain"]
 AddRmsNorm = Callable[[Tensor, Tensor | None, Tensor, float], Tensor]
@@ -19,9 +19,9 @@ SiluMul = Callable[[Tensor], Tensor]
 RopeWrite = Callable[
     [Tensor, Tensor, Tensor, tuple[Tensor, Tensor], Tensor | None, float, Kv], Tensor
 ]
-DecodeAttention = Callable[[Tensor, Kv, Tensor, Tensor, Tensor, int], Tensor]
+DecodeAttention = Callable[[Tensor, Kv, Tensor, Tensor, Tensor, DecodeWork], Tensor]
 ChunkAttention = Callable[[Tensor, Kv, Tensor, Tiles], Tensor]
-FusedAttention = Callable[[Tensor, Kv, Tensor, Tensor, Tensor, int, Tiles], Tensor]
+FusedAttention = Callable[[Tensor, Kv, Tensor, Tensor, Tensor, DecodeWork, Tiles], Tensor]
 Sample = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 

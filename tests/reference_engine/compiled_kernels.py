@@ -64,15 +64,15 @@ def _over_kv(kv: str, largest: float) -> dict[str, Compiled]:
     read = cache | {"q": B, "tables": INT, "out": B, "scale": "fp32", "table_width": "i32"}
     parts = {"part": F, "peaks": F, "sums": F}
     qkv = {"qkv": B, "positions": INT, "slots": INT, "cosines": F, "sines": F, "qk_norm": B}
-    behind = {"rows": INT, "contexts": INT, "tiles": INT, "n_rows": "i32"}
-    behind |= {"q_tiles": B, "out_tiles": B}
+    work = {"rows": INT, "bounds": INT, "items": INT}
+    behind = {"tiles": INT, "q_tiles": B, "out_tiles": B, "n_programs": "i32"}
     rope_constants = {"N_Q": 32, "N_KV": 8, "PAGE": 16, "HEAD": 128, "HAS_NORM": True}
     keep = {"LARGEST": largest, "SMALLEST": 1e-20, "IS_INT": kv == "*i8"}
     return {
         "decode": compiled(
             paged_attention.decode_kernel,
-            read | parts | {"rows": INT, "contexts": INT},
-            heads | {"ROWS": 16, "SPLITS": 4},
+            read | parts | work,
+            heads | {"ROWS": 16},
             num_warps=4,
             num_stages=3,
         ),
@@ -85,8 +85,8 @@ def _over_kv(kv: str, largest: float) -> dict[str, Compiled]:
         ),
         "fused": compiled(
             paged_attention.fused_kernel,
-            read | parts | behind,
-            heads | {"DECODE_ROWS": 16, "TILE_ROWS": 64, "SPLITS": 4},
+            read | parts | work | behind,
+            heads | {"DECODE_ROWS": 16, "TILE_ROWS": 64},
             num_warps=4,
             num_stages=2,
         ),
@@ -105,7 +105,10 @@ def _pointwise() -> dict[str, Compiled]:
     best = {"best": F, "where": INT}
     return {
         "decode_join": compiled(
-            paged_attention.join_kernel, parts | {"out": B}, {"HEAD": 128, "SPLITS": 4}, num_warps=1
+            paged_attention.join_kernel,
+            parts | {"out": B, "joins": INT},
+            {"N_Q": 32, "GROUP": 4, "HEAD": 128, "PARTS": 16},
+            num_warps=1,
         ),
         "norm": compiled(
             pointwise.norm_kernel,
@@ -134,6 +137,14 @@ def spilled_bytes(log: str) -> int:
     return int(spills[1]) + int(spills[2])
 
 
+def registers(log: str) -> int:
+    """Registers of a thread, by the assembler's log."""
+    used = re.search(r"Used (\d+) registers", log)
+    if used is None:
+        raise RuntimeError(f"no registers in the assembler's log: {log}")
+    return int(used[1])
+
+
 if __name__ == "__main__":
     triton.knobs.nvidia.dump_ptxas_log = True
     counts = {}
@@ -141,4 +152,5 @@ if __name__ == "__main__":
         counts[name] = {word: ptx.count(word) for word in INSTRUCTIONS}
         if name.startswith(("decode", "chunk", "fused")):
             counts[name]["spilled"] = spilled_bytes(log)
+            counts[name]["registers"] = registers(log)
     print(json.dumps(counts))  # noqa: T201 - read by the test

@@ -25,6 +25,7 @@ from reference_engine.executors.cuda_stream import DeviceStream
 from reference_engine.executors.torch_cuda import TorchCuda, TorchCudaExecutor, buckets
 from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.ops import Kernels, ops
+from reference_engine.kernels.tiles import planned
 from reference_engine.model.paged import PagedLlama
 from reference_engine.model.zoo import resolve
 from reference_engine.state.batch import StepBatch
@@ -190,8 +191,9 @@ def check_top_blocks(device: Device, n_blocks: int) -> None:
     row = torch.zeros(1, dtype=torch.int32, device=where)
     context = torch.full_like(row, 50)
     q = torch.randn(1, 2 * n_kv, head_dim, generator=generator).to(where, dtype)
+    work = planned([50], 2, where)
     read = [
-        chosen.decode_attention(q, cache, blocks, row, context, 1)
+        chosen.decode_attention(q, cache, blocks, row, context, work)
         for cache, blocks in ((small, table), (large, table + first))
     ]
     assert torch.equal(*read)

@@ -14,7 +14,7 @@ import torch
 from reference_engine.kernels import plain
 from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.ops import Sample, ops
-from reference_engine.kernels.tiles import PromptPiece, Tiles, cut_tiles
+from reference_engine.kernels.tiles import PromptPiece, Tiles, cut_tiles, planned
 from reference_engine.model.llama import rotary_tables
 from reference_engine.state.model_config import KvDtype, ModelConfig
 
@@ -169,16 +169,16 @@ def check_decode(
     group: int,
     head_dim: int,
     page: int,
-    splits: int,
+    n_programs: int,
     kv_dtype: KvDtype = "auto",
 ) -> None:
     paged = Paged.make(contexts, n_kv, head_dim, page, draw, kv_dtype)
     q = draw(len(contexts), n_kv * group, head_dim)
     lengths = torch.tensor(contexts, dtype=torch.int32, device=draw.device)
-    expected = plain.decode_attention(q.double(), paged.cache, paged.tables, paged.rows, lengths, 1)
-    output = ops("triton").decode_attention(
-        q, paged.cache, paged.tables, paged.rows, lengths, splits
-    )
+    work = planned(contexts, n_programs, draw.device)
+    reads = (paged.cache, paged.tables, paged.rows, lengths, work)
+    expected = plain.decode_attention(q.double(), *reads)
+    output = ops("triton").decode_attention(q, *reads)
     assert_close(output, expected)
 
 
@@ -209,7 +209,7 @@ def check_fused(
     contexts: list[int],
     pieces: list[tuple[int, int]],
     heads: tuple[int, int, int],
-    splits: int,
+    n_programs: int,
     kv_dtype: KvDtype = "auto",
 ) -> None:
     """`heads` are KV heads, query heads per KV head, and numbers per head. The fused kernel equals
@@ -225,14 +225,14 @@ def check_fused(
     q = draw(n + first, n_kv * group, head_dim)
     lengths = torch.tensor(contexts, dtype=torch.int32, device=draw.device)
     tiles = Tiles(torch.from_numpy(cut_tiles(prompt_pieces, group)).to(draw.device))
-    reads = (paged.tables, paged.rows[:n], lengths)
-    output = ops("triton").fused_attention(q, paged.cache, *reads, splits, tiles)
-    decoded = ops("triton").decode_attention(q[:n], paged.cache, *reads, splits)
+    reads = (paged.tables, paged.rows[:n], lengths, planned(contexts, n_programs, draw.device))
+    output = ops("triton").fused_attention(q, paged.cache, *reads, tiles)
+    decoded = ops("triton").decode_attention(q[:n], paged.cache, *reads)
     chunks = ops("triton").chunk_attention(q[n:], paged.cache, paged.tables, tiles)
     if draw.device == "cpu":
         assert torch.equal(output, torch.cat((decoded, chunks)))
     whole = Tiles(torch.tensor(prompt_pieces, dtype=torch.int32))
-    assert_close(output, plain.fused_attention(q.double(), paged.cache, *reads, 1, whole))
+    assert_close(output, plain.fused_attention(q.double(), paged.cache, *reads, whole))
 
 
 def check_sample(draw: Draw, n_rows: int, n_vocab: int) -> None:

@@ -250,7 +250,7 @@ def test_decodes_of_padding_read_different_blocks_and_write_to_the_scratch_block
     read: list[list[int]] = []
     written: list[int] = []
 
-    def decode_attention(q, cache, tables, rows, contexts, n_splits):
+    def decode_attention(q, cache, tables, rows, contexts, work):
         for row, n_tokens in zip(rows.tolist(), contexts.tolist(), strict=True):
             read.append(tables[row, : -(-n_tokens // 16)].tolist())
         return torch.zeros_like(q)
