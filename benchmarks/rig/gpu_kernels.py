@@ -107,10 +107,11 @@ def decode_timings(
     """Decode attention of a sequence at each of `contexts`; `case` names the mix of contexts."""
     n_rows, widths = len(contexts), [-(-context // PAGE) for context in contexts]
     cache = _cache(config, place, sum(widths))
-    order = iter(torch.randperm(sum(widths)).split(widths))
+    order, first = torch.randperm(sum(widths)), 0
     tables = torch.zeros(n_rows, -(-max(widths) // 16) * 16, dtype=torch.int32)
-    for row, blocks in zip(tables, order, strict=True):
-        row[: len(blocks)] = blocks
+    for row, width in zip(tables, widths, strict=True):
+        row[:width] = order[first : first + width]
+        first += width
     tables = tables.to(place.device)
     rows = torch.arange(n_rows, dtype=torch.int32, device=place.device)
     lengths = torch.tensor(contexts, dtype=torch.int32, device=place.device)

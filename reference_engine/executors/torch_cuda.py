@@ -96,6 +96,7 @@ class TorchCudaExecutor(ExecutorKind):
         )
         n_blocks = site.n_blocks or _measured_blocks(model, chosen, site, stream, self.memory_share)
         built = TorchCuda(model, chosen, site, n_blocks, stream, self.graphs)
+        built.warm_up()
         took_s = time.monotonic() - began_s
         log.info(
             "%s on %s: %d KV blocks of %d bytes, %.1f s",
@@ -152,6 +153,31 @@ class TorchCuda:
     def execute(self, batch: StepBatch) -> StepResult:
         return self.launch(batch)()
 
+    def warm_up(self) -> None:
+        """Compute every kind of step once, so that no kernel is compiled while requests run:
+        decodes and prompts, each alone and together, with every kind of sampling. They read and
+        write the scratch block."""
+        n = min(2, self._sizes[-1])
+        # Two sizes, as Triton compiles kernels again for a size of 1.
+        for name, n_tokens, rows in (
+            ("prompts", 2, 0), ("prompts and a decode", 2, 1), ("prompts and decodes", 200, n)
+        ):  # fmt: skip
+            began_s = time.monotonic()
+            self.execute(StepBatch(padding=Padding(n_tokens, rows, 0)))
+            log.info("compiled %s: %.1f s", name, time.monotonic() - began_s)
+        for n_special in range(1, n + 1):
+            began_s = time.monotonic()
+            requests = [_largest_request() for _ in range(n_special)]
+            for request in requests:
+                request.blocks = [self._rows.tables.scratch]
+            batch = StepBatch(decodes=requests)
+            self.execute(batch)  # by its graph
+            with torch.inference_mode():
+                self._compute(batch)()
+            for request in requests:
+                request.blocks = []  # returns their rows
+            log.info("compiled %d decodes: %.1f s", n_special, time.monotonic() - began_s)
+
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> WaitForTokens:
         """Start a step; the returned function waits for its tokens."""
@@ -188,12 +214,14 @@ class TorchCuda:
     def _capture(self) -> None:
         """Capture a graph per bucket, the largest first: the smaller graphs then find their memory
         in its pool."""
+        began_s = time.monotonic()
         for bucket in reversed(self._sizes):
             inputs = DecodeInputs.in_arena(self._decode_arena, bucket, self._n_programs)
             inputs.write([], 0, 0, self._rows, self._kept_work)
             inputs.fixed.send()
             replay, tokens = self._stream.capture(partial(self._decode, inputs))
             self._graphs[bucket] = inputs, replay, tokens
+        log.info("captured %d graphs: %.1f s", len(self._sizes), time.monotonic() - began_s)
 
     def _decode(self, inputs: DecodeInputs) -> torch.Tensor:
         step, draws = inputs.step(self._device_tables)

@@ -38,6 +38,7 @@ from reference_engine.state.sequence import Request
 
 Ints = NDArray[np.int32]
 DECODE_FIELDS = 8
+_STRIDE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ class RequestRows:
     def of(cls, n_rows: int, max_model_len: int, block_tokens: int, scratch: int) -> RequestRows:
         """Empty rows; `scratch` is the block that padding writes to."""
         sampling = SamplingTable(n_rows)
-        width = -(-max_model_len // block_tokens)
+        # Triton compiles a kernel again for strides that are no multiples of 16.
+        width = -(-max_model_len // (block_tokens * _STRIDE)) * _STRIDE
         return cls(BlockTables(n_rows, width, scratch, sampling.assign), sampling, block_tokens)
 
     def slots(self, rows: Ints, positions: Ints) -> Ints:

@@ -20,11 +20,18 @@ if not torch.cuda.is_available():
 from loadgen.errors import UsageError  # noqa: E402 - only with a GPU
 from reference_engine.executors.base import EXECUTORS, Site  # noqa: E402
 from reference_engine.executors.cuda_stream import CudaStream  # noqa: E402
+from reference_engine.kernels import (  # noqa: E402
+    paged_attention,
+    pointwise,
+    rope,
+    token_sampling,
+)
 from reference_engine.kernels.ops import ops  # noqa: E402
 from reference_engine.model.zoo import SHAPES, resolve  # noqa: E402
 from reference_engine.state.plan import How  # noqa: E402
 from tests.reference_engine import device_cases as cases  # noqa: E402
 from tests.reference_engine import kernel_cases  # noqa: E402
+from tests.reference_engine.engine_kit import rig  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 STREAM = CudaStream(torch.device("cuda", 0))
@@ -70,7 +77,7 @@ def test_ten_builds_leak_no_memory():
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         free, total = torch.cuda.mem_get_info()
-        return total - free
+        return int(total - free)
 
     cases.check_builds_in_turn(BFLOAT, used_bytes)
 
@@ -86,6 +93,30 @@ def test_tokens_through_http_are_those_of_this_process():
 
 def test_a_cuda_error_in_a_run_reaches_the_streams_and_the_exit_code():
     cases.check_error_in_a_run(BREAKING, FLAGS, "CUDA error: device-side assert")
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_no_kernel_is_compiled_while_requests_run(fused, monkeypatch):
+    """With prompts, decodes and both, of all sizes; the number of blocks is given."""
+    triton = pytest.importorskip("triton")
+    modules = (paged_attention, pointwise, rope, token_sampling)
+    for function in {f for module in modules for f in vars(module).values()}:
+        if hasattr(function, "device_caches"):
+            function.device_caches.clear()
+    compiled: list[str] = []
+
+    def record(*, fn, **others: object) -> None:
+        compiled.append(fn.name)
+
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", record)
+    engine = rig(
+        executor="torch_cuda", executor_args=BFLOAT.arguments | {"fused_attention": fused},
+        token_budget=48, async_depth=1, max_num_seqs=20,
+    )  # fmt: skip
+    assert compiled
+    compiled.clear()
+    cases.answers(engine)
+    assert compiled == []
 
 
 def test_draws_follow_the_softmax():

@@ -17,7 +17,7 @@ class Breaking(Chunked):
     kind: ClassVar[str] = "breaking"
     _n_plans: int = PrivateAttr(default=0)
 
-    def plan(self, view):  # type: ignore[no-untyped-def]  # as the base class
+    def plan(self, view):
         self._n_plans += 1
         if self._n_plans == 20:
             where = "cuda" if torch.cuda.is_available() else "cpu"

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -127,7 +128,7 @@ def delayed_answers(device: Device, delay: Callable[[], None], how: How) -> list
         executor="torch_cuda", executor_args=device.arguments, n_blocks=12, max_model_len=144,
         token_budget=48, n_host_blocks=40, how=how, async_depth=1, max_num_seqs=8,
     )  # fmt: skip
-    inner = engine.executor
+    inner: Any = engine.executor
 
     class Delayed:
         caps = inner.caps
@@ -263,7 +264,7 @@ class _Server:
             assert self._process.stdout is not None
             self._process.stdout.close()
 
-    def complete(self, **body: object) -> tuple[int, dict]:
+    def complete(self, **body: object) -> tuple[int, dict[str, Any]]:
         status, text = self._post({**body, "ignore_eos": True})
         return status, json.loads(text)
 

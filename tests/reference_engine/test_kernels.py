@@ -23,7 +23,8 @@ def test_132_processors_have_two_decoding_programs_each(n_kv, expected):
 
 
 def used_items(work) -> list[list[int]]:
-    return work.items[: int(work.bounds[-1])].tolist()
+    items: list[list[int]] = work.items[: int(work.bounds[-1])].tolist()
+    return items
 
 
 def loads(work) -> list[int]:
@@ -41,7 +42,7 @@ def test_work_items_cover_each_key_once_at_the_places_that_are_joined(contexts, 
     work = tiles.planned(contexts, n_programs)
     items = used_items(work)
     assert len(items) <= len(work.items)
-    by_sequence = {sequence: [] for sequence in range(len(contexts))}
+    by_sequence: dict[int, list[tuple[int, int, int]]] = {i: [] for i in range(len(contexts))}
     for sequence, begin, end, place in items:
         assert begin % 64 == 0
         assert begin < end
