@@ -18,8 +18,10 @@ import torch.nn.functional as F
 from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.ops import Ops
 from reference_engine.kernels.tiles import (
+    DEFAULT_TUNING,
     PromptPiece,
     Tiles,
+    Tuning,
     cut_tiles,
     n_decode_programs,
     planned,
@@ -103,8 +105,10 @@ def decode_timings(
     top: Ceilings,
     contexts: Sequence[int],
     case: str = "",
+    tuning: Tuning = DEFAULT_TUNING,
 ) -> list[KernelTiming]:
-    """Decode attention of a sequence at each of `contexts`; `case` names the mix of contexts."""
+    """Decode attention of a sequence at each of `contexts`; `case` names the mix of contexts. Of
+    `tuning` only `decode_programs` counts, the others are those of `ops`."""
     n_rows, widths = len(contexts), [-(-context // PAGE) for context in contexts]
     cache = _cache(config, place, sum(widths))
     order, first = torch.randperm(sum(widths)), 0
@@ -116,7 +120,7 @@ def decode_timings(
     rows = torch.arange(n_rows, dtype=torch.int32, device=place.device)
     lengths = torch.tensor(contexts, dtype=torch.int32, device=place.device)
     q = torch.randn(n_rows, config.n_heads, config.head_dim, device=place.device).to(place.dtype)
-    n_programs = n_decode_programs(config.n_kv_heads, place.n_processors)
+    n_programs = n_decode_programs(config.n_kv_heads, place.n_processors, tuning.decode_programs)
     work = planned(contexts, n_programs, place.device)
     n_bytes = decode_bytes(config, sum(contexts), place.dtype.itemsize)
     n_sets = min(CALLS, -(-_UNCACHED // n_bytes))

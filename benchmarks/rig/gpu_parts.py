@@ -67,20 +67,27 @@ def _add_timings(session: Session, table: str, measure: Callable[[], list[Kernel
             session.results.add_goal(f"decode attention, {case}", share, 0.75, "of copy")
 
 
-# (keys, stages, warps), those of `Tuning` first.
-_DECODE_SWEEP = ((64, 3, 4), (32, 5, 4), (64, 4, 4), (64, 2, 4), (128, 2, 8), (32, 4, 2))
+# (keys, stages, warps, programs of a multiprocessor), those of `Tuning` first; without programs
+# for prompts.
+_DECODE_SWEEP = (
+    (64, 3, 4, 2), (64, 3, 4, 3), (32, 5, 4, 4), (64, 4, 4, 2), (128, 2, 8, 2), (32, 4, 2, 4)
+)  # fmt: skip
 _CHUNK_SWEEP = ((64, 2, 4), (64, 3, 4), (64, 3, 8), (128, 2, 8))
 
 
 def sweep(session: Session) -> None:
     """Attention with other tile sizes, for the choice of `Tuning`; without goals."""
     place, config = session.place, SHAPES[session.shape("8b")]
-    for keys, stages, warps in _DECODE_SWEEP:
-        tuned = session.ops(Tuning(decode_keys=keys, decode_stages=stages, decode_warps=warps))
+    for keys, stages, warps, programs in _DECODE_SWEEP:
+        tuning = Tuning(keys, stages, warps, decode_programs=programs)
+        sizes = f"{keys} keys, {stages} stages, {warps} warps, {programs} programs"
         for n_rows, context in ((32, 4096), (256, 1024)):
             contexts = [context // place.scale] * place.rows(n_rows)
-            case = f"batch {n_rows}, context {context}; {keys} keys, {stages} stages, {warps} warps"
-            measure = partial(decode_timings, tuned, config, place, session.top, contexts, case)
+            case = f"batch {n_rows}, context {context}; {sizes}"
+            measure = partial(
+                decode_timings,
+                *(session.ops(tuning), config, place, session.top, contexts, case, tuning),
+            )
             session.attempt(case, partial(_add_sweep, session, measure))
     for keys, stages, warps in _CHUNK_SWEEP:
         tuned = session.ops(Tuning(chunk_keys=keys, chunk_stages=stages, chunk_warps=warps))
@@ -106,7 +113,7 @@ def mixed_batches(scale: int, longest: int = 32_768) -> dict[str, list[int]]:
         "256 rows of 256 to 8 k": np.geomspace(256, 8192, 256).astype(int).tolist(),
     }
     return {
-        name: [max(1, context // scale) for context in contexts[:: max(1, scale // 16)]]
+        name: [max(1, context // scale) for context in contexts[:: max(1, scale // 4)]]
         for name, contexts in batches.items()
     }
 

@@ -21,8 +21,8 @@ TILE_ROWS = 64
 
 class Tuning(NamedTuple):
     """Loop sizes of the attention kernels: keys per pass, passes whose loads are in flight, and
-    warps per program. The defaults were chosen by the compiled code, without a GPU; the GPU suite's
-    part `sweep` times others."""
+    warps per program; and the decoding programs of a multiprocessor. The defaults were chosen by
+    the compiled code, without a GPU; the GPU suite's part `sweep` times others."""
 
     decode_keys: int = 64
     decode_stages: int = 3
@@ -30,6 +30,7 @@ class Tuning(NamedTuple):
     chunk_keys: int = 64
     chunk_stages: int = 2
     chunk_warps: int = 4
+    decode_programs: int = 2
 
 
 DEFAULT_TUNING = Tuning()
@@ -116,9 +117,11 @@ def _up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
-def n_decode_programs(n_kv_heads: int, n_processors: int) -> int:
-    """Programs per KV head with which every multiprocessor has two of all heads."""
-    return -(-2 * n_processors // n_kv_heads)
+def n_decode_programs(
+    n_kv_heads: int, n_processors: int, per_processor: int = DEFAULT_TUNING.decode_programs
+) -> int:
+    """Programs per KV head with which every multiprocessor has `per_processor` of all heads."""
+    return -(-per_processor * n_processors // n_kv_heads)
 
 
 def work_size(n_rows: int, n_programs: int) -> int:

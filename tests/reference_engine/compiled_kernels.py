@@ -20,7 +20,8 @@ from triton.compiler import ASTSource
 
 from reference_engine.kernels import paged_attention, pointwise, rope, token_sampling
 
-Compiled = tuple[str, str]  # the PTX, and the log of NVIDIA's assembler
+# The PTX, the log of NVIDIA's assembler, and the bytes of shared memory of a program.
+Compiled = tuple[str, str, int]
 HOPPER = GPUTarget("cuda", 90, 32)
 INSTRUCTIONS = (
     "mma.sync",
@@ -35,7 +36,7 @@ B, F, INT, LONG = "*bf16", "*fp32", "*i32", "*i64"
 
 
 def compiled(fn: Any, types: dict[str, str], constants: dict[str, Any], **options: int) -> Compiled:
-    """The PTX of `fn` and the log of its assembler, with pointers and strides that are multiples of
+    """`fn` compiled, with pointers and strides that are multiples of
     16, as torch's are."""
     signature = {name: types.get(name, "constexpr") for name in fn.arg_names}
     attrs = {
@@ -45,12 +46,12 @@ def compiled(fn: Any, types: dict[str, str], constants: dict[str, Any], **option
     }
     source = ASTSource(fn=fn, signature=signature, constexprs=constants, attrs=attrs)
     with redirect_stdout(StringIO()) as log:
-        asm = triton.compile(source, target=HOPPER, options=options).asm
-    return asm["ptx"], log.getvalue()
+        kernel = triton.compile(source, target=HOPPER, options=options)
+    return kernel.asm["ptx"], log.getvalue(), kernel.metadata.shared
 
 
 def all_kernels() -> dict[str, Compiled]:
-    """The PTX and the log of each kernel, as the 8b shape launches them. Kernels that read or write
+    """Each kernel, as the 8b shape launches them. Kernels that read or write
     KV come also with KV in 8 bits, with a suffix."""
     kernels = _pointwise()
     for suffix, kv, largest in (("", B, 0.0), ("_int8", "*i8", 127.0), ("_fp8", "*fp8e4nv", 448.0)):
@@ -148,9 +149,9 @@ def registers(log: str) -> int:
 if __name__ == "__main__":
     triton.knobs.nvidia.dump_ptxas_log = True
     counts = {}
-    for name, (ptx, log) in all_kernels().items():
+    for name, (ptx, log, shared_bytes) in all_kernels().items():
         counts[name] = {word: ptx.count(word) for word in INSTRUCTIONS}
         if name.startswith(("decode", "chunk", "fused")):
             counts[name]["spilled"] = spilled_bytes(log)
-            counts[name]["registers"] = registers(log)
+            counts[name] |= {"registers": registers(log), "shared_bytes": shared_bytes}
     print(json.dumps(counts))  # noqa: T201 - read by the test
