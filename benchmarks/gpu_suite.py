@@ -19,7 +19,6 @@ import signal
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 
 from rig.gpu_results import markdown
@@ -32,7 +31,6 @@ from rig.gpu_stages import (
     Merged,
     Stage,
     device_name,
-    fresh_folder,
 )
 
 from loadgen.errors import UsageError, nearest
@@ -54,26 +52,32 @@ def main(
     arguments: Sequence[str] | None = None,
     command: Command | None = None,
     device: str | None = None,
+    slowness: float = 1.0,
 ) -> int:
-    """The exit code. `command` replaces the command of a part, `device` the name of the GPU."""
+    """The exit code. `command` replaces the command of a part, `device` the name of the GPU;
+    `slowness` multiplies all limits, for machines without a GPU."""
     options = _parser().parse_args(arguments)
     device = "rehearsal" if options.rehearse else device or device_name()
     if device is None:
         print("gpu-check: no CUDA device here, nothing was measured")
         return 0
-    with tempfile.TemporaryDirectory() if options.rehearse else nullcontext() as directory:
-        out = Path(options.out or directory or ROOT / "benchmarks" / "results")
-        logs = Path(directory) / "logs" if directory else ROOT / "benchmarks/results/gpu-logs"
+    slowness = 10.0 if options.rehearse else slowness
+    # The logs are in the archive; a folder of its own, so that two runs do not meet.
+    with tempfile.TemporaryDirectory() as directory:
+        logs, results = Path(directory) / "logs", ROOT / "benchmarks" / "results"
+        out = Path(options.out or (directory if options.rehearse else results))
+        logs.mkdir()
         command = command or part_command(*["--rehearse"] * options.rehearse)
         try:
             merged = Merged.start(device, out, options.resume)
         except UsageError as error:
             print(f"gpu-check: {error}", file=sys.stderr)
             return 2
-        stage = Stage(merged, options.stage, fresh_folder(logs), command, options.budget)
-        is_good = stage.run(_chosen(options, merged))
+        stage = Stage(merged, options.stage, logs, command, options.budget * slowness)
+        limits = _chosen(options, merged)
+        is_good = stage.run({name: limit_s * slowness for name, limit_s in limits.items()})
         print(markdown(merged.content))
-        if options.out or not directory:
+        if options.out or not options.rehearse:
             print(f"{merged.path}, .md and .tgz")
     return 0 if is_good else 1
 

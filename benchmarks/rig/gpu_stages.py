@@ -11,7 +11,6 @@ import csv
 import json
 import os
 import re
-import shutil
 import signal
 import statistics
 import subprocess
@@ -354,10 +353,3 @@ def _print_from(log: Path, begin: int) -> int:
     sys.stdout.write(text.decode(errors="replace"))
     sys.stdout.flush()
     return begin + len(text)
-
-
-def fresh_folder(path: Path) -> Path:
-    """An empty folder in place of whatever is at `path`."""
-    shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(parents=True)
-    return path

@@ -22,7 +22,7 @@ from rig.gpu_stages import STAGES  # noqa: E402
 
 from targets.embed import engine  # noqa: E402
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
 SMALL = [sys.executable, "-m", "tests.reference_engine.gpu_part_stand_in"]
@@ -37,7 +37,9 @@ def measured(tmp_path, number: int) -> tuple[int, dict[str, Any]]:
     """The exit code and the result of a stage."""
     if torch.cuda.is_available():
         pytest.skip("there is a GPU: scripts/gpu-check")
-    code = gpu_suite.main(["--stage", str(number), "--out", str(tmp_path)], small, "NVIDIA H200")
+    code = gpu_suite.main(
+        ["--stage", str(number), "--out", str(tmp_path)], small, "NVIDIA H200", 10
+    )
     (path,) = tmp_path.glob("gpu-h200-*.json")
     result = json.loads(path.read_text())
     assert list(result["parts"]) == list(STAGES[number])
