@@ -28,8 +28,8 @@ check: .venv/dev ## formatting, lint, types
 bench: .venv/dev ## the benchmarks that need no GPU; results go to benchmarks/results
 	@for script in $(filter-out benchmarks/gpu_suite.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-gpu-check: ## on a machine with an NVIDIA GPU: test and measure the engine there (LONG=--long for all)
-	@scripts/gpu-check $(LONG)
+gpu-check: ## on a machine with an NVIDIA GPU: test and measure the engine there (STAGE=1|2|3 RESUME=FILE)
+	@scripts/gpu-check --stage $(or $(STAGE),1) $(if $(RESUME),--resume $(RESUME))
 
 clean: ## remove the environment and caches, keep runs/
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

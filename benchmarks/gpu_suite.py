@@ -1,102 +1,97 @@
-"""All tests and measurements that need a GPU: `make gpu-check`.
+"""All tests and measurements that need a GPU, in three stages of seven minutes; see docs/gpu.md.
 
-    python benchmarks/gpu_suite.py [--long] [--experiments] [--only NAME,…] [--skip NAME,…]
-    python benchmarks/gpu_suite.py --rehearse   # the same code on the CPU, small; writes nothing
+    python benchmarks/gpu_suite.py --stage 1 [--out DIR]
+    python benchmarks/gpu_suite.py --stage 2 --resume FILE     # adds to a result, also days later
+    python benchmarks/gpu_suite.py --stage 1 --rehearse        # the same code on the CPU, small
 
-Measures the ceilings of this GPU (copy, matmul) and, mostly as shares of them: each kernel, decode
-steps, whole workloads, the CPU time of a step, the HTTP path compared with the engine alone,
-`transformers` with the same weights, and the batching modes under load. Runs the tests marked
-`gpu`. Writes results/gpu-<name>-<date>.json and .md after every figure, named `.partial` until all
-parts ran. The part that runs when the time is over is interrupted. Exits 0 without a GPU, with a
+Stage 1: ceilings (copy, matmul), kernels, decode steps, tests marked `gpu`, throughput. Stage 2:
+8 k outputs compared with `generate_batch` and `generate` of `transformers` on the same weights,
+HTTP, batching modes. Stage 3: mixed contexts, a sweep of tile sizes, NVIDIA's sanitizer, 8 k
+outputs at full length, experiments. Most figures are shares of the ceilings of the same stage.
+Parts that a resumed result has without a failure are not repeated. Exits 0 without a GPU, with a
 message; exits 1 if a goal was missed or a part failed.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import torch
-from rig.gpu_ceilings import Place
-from rig.gpu_experiments import attention, parts_of_a_gpu, split_gpu
-from rig.gpu_parts import decode_steps, kernels, measure_ceilings, over_http, peers, throughput
-from rig.gpu_results import Results
-from rig.gpu_session import Budget, Session
-from rig.gpu_tools import gpu_tests, sanitizer
+from rig.gpu_results import markdown
+from rig.gpu_stages import (
+    CEILINGS,
+    PARTS,
+    STAGE_S,
+    STAGES,
+    Command,
+    Merged,
+    Stage,
+    device_name,
+)
 
-from loadgen.errors import nearest
-from reference_engine.model.zoo import SHAPES
+from loadgen.errors import UsageError, nearest
 
 ROOT = Path(__file__).parents[1]
-Part = Callable[[Session], None]
 
 
-def experiments(session: Session) -> None:
-    """Measurements for open decisions; they have no goals."""
-    config = SHAPES[session.shape("8b")]
-    figures: dict[str, Any] = {
-        "attention": attention(session.ops(), config, session.place, session.top)
-    }
-    session.results.add("experiments", figures)
-    figures["parts of a GPU"] = parts_of_a_gpu(session.place, split_gpu)
-    session.results.add("experiments", figures)
-    print(json.dumps(figures, indent=2, default=float))
+def part_command(*more: str) -> Command:
+    """The command of a part, with `more` arguments."""
+
+    def command(name: str, result: Path, merged: Path, logs: Path) -> list[str]:
+        paths = (str(path) for path in (result, merged, logs))
+        return [sys.executable, "-m", "rig.gpu_part", name, *paths, *more]
+
+    return command
 
 
-CEILINGS = "ceilings"
-# The most useful first, each with the most seconds that it may take.
-PARTS: dict[str, tuple[Part, float]] = {
-    CEILINGS: (measure_ceilings, 60),
-    "kernels": (kernels, 120),
-    "decode_steps": (decode_steps, 120),
-    "throughput": (throughput, 90),
-    "tests": (gpu_tests, 150),
-    "http": (over_http, 150),
-    "transformers": (peers, 200),
-    "sanitizer": (sanitizer, 90),
-}
-
-
-def main(arguments: Sequence[str] | None = None, place: Place | None = None) -> int:
-    """The exit code. `place` replaces this machine's GPU."""
+def main(
+    arguments: Sequence[str] | None = None,
+    command: Command | None = None,
+    device: str | None = None,
+    slowness: float = 1.0,
+) -> int:
+    """The exit code. `command` replaces the command of a part, `device` the name of the GPU;
+    `slowness` multiplies all limits, for machines without a GPU."""
     options = _parser().parse_args(arguments)
-    if place is None and not torch.cuda.is_available() and not options.rehearse:
+    device = "rehearsal" if options.rehearse else device or device_name()
+    if device is None:
         print("gpu-check: no CUDA device here, nothing was measured")
         return 0
-    if place is None:
-        gpu = Place("cuda", torch.bfloat16, cuda=torch.cuda)
-        place = Place("cpu", torch.float32, 64) if options.rehearse else gpu
-    chosen = {CEILINGS, *(options.only or PARTS)} - set(options.skip)
-    parts = {name: part for name, part in PARTS.items() if name in chosen}
-    if options.experiments:
-        parts["experiments"] = (experiments, 120)
+    slowness = 10.0 if options.rehearse else slowness
+    # The logs are in the archive; a folder of its own, so that two runs do not meet.
     with tempfile.TemporaryDirectory() as directory:
-        out = Path(options.out or ROOT / "benchmarks" / "results")
-        results = Results(place, tuple(PARTS), None if options.rehearse else out)
-        logs = Path(directory) if options.rehearse else out / "gpu-logs"
-        logs.mkdir(parents=True, exist_ok=True)
-        budget = Budget(float("inf") if options.long else options.budget)
-        session = Session(place, options.long, logs, results, budget)
-        for name, (part, at_most_s) in parts.items():
-            session.run(name, part, at_most_s)
-    return _report(results)
+        logs, results = Path(directory) / "logs", ROOT / "benchmarks" / "results"
+        out = Path(options.out or (directory if options.rehearse else results))
+        logs.mkdir()
+        command = command or part_command(*["--rehearse"] * options.rehearse)
+        try:
+            merged = Merged.start(device, out, options.resume)
+        except UsageError as error:
+            print(f"gpu-check: {error}", file=sys.stderr)
+            return 2
+        stage = Stage(merged, options.stage, logs, command, options.budget * slowness)
+        limits = _chosen(options, merged)
+        is_good = stage.run({name: limit_s * slowness for name, limit_s in limits.items()})
+        print(markdown(merged.content))
+        if options.out or not options.rehearse:
+            print(f"{merged.path}, .md and .tgz")
+    return 0 if is_good else 1
 
 
-def _report(results: Results) -> int:
-    """Prints failures and results; returns the exit code."""
-    for name, why in results.failures.items():
-        print(f"  FAILED {name}: {why}")
-    if results.out is None:
-        print("rehearsed on the CPU; no goals apply and nothing was written")
-        return 1 if results.failures else 0
-    print(results.table())
-    return 0 if results.all_met else 1
+def _chosen(options: argparse.Namespace, merged: Merged) -> Mapping[str, float]:
+    """The parts to run with their limits: those of the stage that are not done yet, or those named
+    by --only, whose limits do not depend on the stage; the ceilings always, first."""
+    limits = {name: s for parts in STAGES.values() for name, s in parts.items()}
+    names = [
+        name
+        for name in (options.only or STAGES[options.stage])
+        if name not in (CEILINGS, *options.skip) and (options.only or not merged.is_done(name))
+    ]
+    return {name: limits[name] for name in (CEILINGS, *names)}
 
 
 def _parts(names: str) -> list[str]:
@@ -120,34 +115,35 @@ def _skippable(names: str) -> list[str]:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description="Measure the engine on this machine's GPU, relative to the GPU's own ceilings.",
-        epilog="example: python benchmarks/gpu_suite.py --only kernels",
+        epilog="example: python benchmarks/gpu_suite.py --stage 1 --only kernels",
     )
     parser.add_argument(
-        "--long", action="store_true", help="also run at full length, without time limits"
+        "--stage", type=int, choices=list(STAGES), default=1, help="stage to run (default: 1)"
     )
-    parts = ", ".join(PARTS)
-    only = f"parts to run, of {parts}; {CEILINGS} are always measured; writes a partial result"
-    parser.add_argument("--only", default=[], type=_parts, metavar="NAME,…", help=only)
     parser.add_argument(
-        "--skip", default=[], type=_skippable, metavar="NAME,…",
-        help="parts to leave out; writes a partial result",
+        "--resume", type=Path, metavar="FILE",
+        help="the .json of an earlier stage on this kind of GPU; its complete parts are kept",
     )  # fmt: skip
+    parser.add_argument(
+        "--only", default=[], type=_parts, metavar="NAME,…",
+        help=f"parts to run, of {', '.join(PARTS)}; also if they are complete",
+    )  # fmt: skip
+    parser.add_argument(
+        "--skip", default=[], type=_skippable, metavar="NAME,…", help="parts to leave out"
+    )
     parser.add_argument("--out", help="folder for the results (default: benchmarks/results)")
     parser.add_argument(
-        "--experiments", action="store_true",
-        help="also measure, without goals: attention in one launch, 8-bit KV, parts of a GPU",
+        "--budget", type=float, default=STAGE_S, metavar="SECONDS",
+        help=f"time limit of all parts; the part that runs then fails (default: {STAGE_S:g})",
     )  # fmt: skip
     parser.add_argument(
-        "--budget", type=float, default=480.0, metavar="SECONDS",
-        help="time limit; the part that runs then fails (default: 480; none with --long)",
+        "--rehearse", action="store_true",
+        help="run small on the CPU; goals are meaningless; written only with --out",
     )  # fmt: skip
-    parser.add_argument(
-        "--rehearse", action="store_true", help="run small on the CPU and write nothing"
-    )
     return parser
 
 
 if __name__ == "__main__":
-    # As an exception, so that the server and the clients are stopped, too.
+    # As an exception, so that the parts' processes are ended, too.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     sys.exit(main())

@@ -45,6 +45,7 @@ T = TypeVar("T")
 OPERATOR_TOKEN = "SLOBENCH_OPERATOR_TOKEN"
 _SWITCH_INTERVAL_S = 5e-4
 _SEND_BYTES = 1 << 17
+_ENGINE_FAILED = 4
 
 
 def run(options: ServeOptions) -> int:
@@ -52,7 +53,7 @@ def run(options: ServeOptions) -> int:
 
     Prints `READY http://host:port` to stdout when requests are accepted. Until then `/health`
     returns 200 and every other path 503. An error before that is a line on stderr and exit
-    code 2.
+    code 2. A server whose engine failed answers with errors until the signal, then returns 4.
     """
     signal.signal(signal.SIGTERM, _leave)  # until the event loop installs its own handlers
     try:
@@ -66,13 +67,12 @@ def run(options: ServeOptions) -> int:
                 HttpWorkers(n_http_workers(options), listener) as workers,
                 asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             ):
-                runner.run(_serve(options, listener, workers, api_key, token))
+                return runner.run(_serve(options, listener, workers, api_key, token))
     except SlobenchError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the caller shows this line
         return error.exit_code
     except KeyboardInterrupt:
         return 0
-    return 0
 
 
 async def _serve(
@@ -81,7 +81,7 @@ async def _serve(
     workers: HttpWorkers,
     api_key: str | None,
     token: str | None,
-) -> None:
+) -> int:
     max_body_bytes = options.max_body_bytes
     names = host_names(options.host, options.allowed_host, socket.gethostname())
     guard = Guard(api_key, max_body_bytes, options.cors, token, names)
@@ -118,6 +118,7 @@ async def _serve(
         await service.stop()
         if files is not None:
             files.close()
+    return 0 if service.failure is None else _ENGINE_FAILED
 
 
 class Wired(NamedTuple):

@@ -55,14 +55,16 @@ class Place:
 @dataclass(frozen=True)
 class Ceilings:
     """Bytes/s of a copy (read and written), and operations/s of a matrix multiplication in the
-    dtype."""
+    dtype, with the seconds of each repetition behind them."""
 
     copy_bytes_per_s: float
     matmul_flops: float
+    copy_each_s: tuple[float, ...] = ()
+    matmul_each_s: tuple[float, ...] = ()
 
-    def decode_roof_s(self, config: ModelConfig, n_rows: int, context: int) -> float:
-        """The least time of a decode step of `n_rows` rows, each at `context`."""
-        shape = StepShape(n_seqs=n_rows, n_decode=n_rows, context_tokens=n_rows * context)
+    def decode_roof_s(self, config: ModelConfig, n_rows: int, context: float) -> float:
+        """The least time of a decode step of `n_rows` rows, at `context` on average."""
+        shape = StepShape(n_seqs=n_rows, n_decode=n_rows, context_tokens=round(n_rows * context))
         return roofline_s(config, self._hardware(), shape)
 
     def work_roof_s(
@@ -91,7 +93,7 @@ class Ceilings:
                 continue
             n_steps = min(row[1] for row in running)
             mean = sum(row[0] for row in running) / len(running) + n_steps / 2
-            total += n_steps * self.decode_roof_s(config, len(running), round(mean))
+            total += n_steps * self.decode_roof_s(config, len(running), mean)
             for row in running:
                 row[0] += n_steps
                 row[1] -= n_steps
@@ -101,6 +103,22 @@ class Ceilings:
         return Hardware(
             "measured", bandwidth or self.copy_bytes_per_s, self.matmul_flops, 0.0, 1.0, 1.0, 0.0
         )
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """A time measured independently more than once, in seconds."""
+
+    each_s: tuple[float, ...]
+
+    @property
+    def seconds(self) -> float:
+        """The median, of two the mean."""
+        return statistics.median(self.each_s)
+
+
+def repeated(measure: Callable[[], float], n: int = 2) -> Repeats:
+    return Repeats(tuple(measure() for _ in range(n)))
 
 
 def timed_s(work: Callable[[], object], place: Place, n: int = 20, rounds: int = 5) -> float:
@@ -122,12 +140,14 @@ def timed_s(work: Callable[[], object], place: Place, n: int = 20, rounds: int =
 
 def ceilings(place: Place) -> Ceilings:
     """Times a copy of 2 GiB, and a square multiplication of random numbers (zeros need less power
-    and would be faster)."""
+    and would be faster), each twice."""
     size = (2 << 30) // place.scale
     source = torch.randint(0, 127, (size,), dtype=torch.int8, device=place.device)
     target = torch.empty_like(source)
-    copy_s = timed_s(lambda: target.copy_(source), place, n=5)
+    copy = repeated(lambda: timed_s(lambda: target.copy_(source), place, n=5))
     n = 8192 // min(place.scale, 32)
     a, b = (torch.randn(n, n, device=place.device).to(place.dtype) for _ in range(2))
-    matmul_s = timed_s(lambda: a @ b, place, n=5)
-    return Ceilings(2 * source.numel() / copy_s, 2 * n**3 / matmul_s)
+    matmul = repeated(lambda: timed_s(lambda: a @ b, place, n=5))
+    return Ceilings(
+        2 * source.numel() / copy.seconds, 2 * n**3 / matmul.seconds, copy.each_s, matmul.each_s
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,17 +59,19 @@ def build_engine(
     return BuiltEngine(executor, executor.caps.n_blocks, limits)
 
 
-def decode_step_s(engine: BuiltEngine, n_rows: int, context: int, n_steps: int = 30) -> float:
-    """Seconds of a decode step of rows that are all at `context`, from launch to tokens. The KV is
+def decode_step_s(engine: BuiltEngine, contexts: Sequence[int], n_steps: int = 30) -> float:
+    """Seconds of a decode step of a row at each of `contexts`, from launch to tokens. The KV is
     arbitrary, as the time does not depend on it."""
-    width = -(-(context + n_steps + 4) // BLOCK)
-    assert n_rows * width <= engine.n_blocks, (
-        f"{n_rows} rows of {context} tokens need {n_rows * width} blocks of {engine.n_blocks}"
+    widths = [-(-(context + n_steps + 4) // BLOCK) for context in contexts]
+    assert sum(widths) <= engine.n_blocks, (
+        f"{len(contexts)} rows of up to {max(contexts)} tokens need {sum(widths)} blocks of "
+        f"{engine.n_blocks}"
     )
-    requests = []
-    for i in range(n_rows):
+    requests, first = [], 0
+    for i, (context, width) in enumerate(zip(contexts, widths, strict=True)):
         request = Request(id=f"r{i}", tokens=[1] * (context + 1), max_tokens=n_steps, arrived_s=0.0)
-        request.blocks = list(range(i * width, (i + 1) * width))
+        request.blocks = list(range(first, first + width))
+        first += width
         request.n_computed = context
         requests.append(request)
     seconds = []

@@ -7,15 +7,24 @@ import importlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.ops import Ops
-from reference_engine.kernels.tiles import PromptPiece, Tiles, cut_tiles, splits_for
+from reference_engine.kernels.tiles import (
+    PromptPiece,
+    Tiles,
+    cut_tiles,
+    n_decode_programs,
+    planned,
+)
+from reference_engine.model.zoo import SHAPES
 from reference_engine.state.model_config import KvDtype, ModelConfig
-from rig.gpu_ceilings import Ceilings, Place, timed_s
+from rig.gpu_ceilings import Ceilings, Place, repeated, timed_s
+from rig.gpu_session import Session
 
 PAGE = 16
 KV_DTYPES: tuple[KvDtype, ...] = ("auto", "fp8", "int8")
@@ -23,15 +32,27 @@ SHARES = (0.25, 0.5, 0.75)
 _GRANULE = 8  # the driver divides an H100 or H200 into parts of so many multiprocessors
 
 
-def attention(ops: Ops, config: ModelConfig, place: Place, top: Ceilings) -> dict[str, Any]:
-    """Attention of a layer for each dtype of KV: 32 decodes at 4096 and a piece of 512 tokens after
-    2048, in two launches and in one, and decoding as a share of the copy's bandwidth."""
-    return {kv_dtype: _attention(ops, config, place, top, kv_dtype) for kv_dtype in KV_DTYPES}
+def experiments(session: Session) -> None:
+    """Measurements for open decisions; they have no goals."""
+    config, figures = SHAPES[session.shape("8b")], dict[str, Any](attention={})
+
+    def measure_kv(kv_dtype: KvDtype) -> None:
+        figures["attention"][kv_dtype] = _attention(
+            session.ops(), config, session.place, session.top, kv_dtype
+        )
+        session.results.add("experiments", figures)
+
+    for kv_dtype in KV_DTYPES:
+        session.attempt(f"experiments, {kv_dtype}", partial(measure_kv, kv_dtype))
+    figures["parts of a GPU"] = parts_of_a_gpu(session.place, split_gpu)
+    session.results.add("experiments", figures)
 
 
 def _attention(
     ops: Ops, config: ModelConfig, place: Place, top: Ceilings, kv_dtype: KvDtype
 ) -> dict[str, float]:
+    """Attention of a layer: 32 decodes at 4096 and a piece of 512 tokens after 2048, in two
+    launches and in one, and decoding as a share of the copy's bandwidth."""
     n_rows, context = place.rows(32), 4096 // place.scale
     n_tokens, start = 512 // place.scale, 2048 // place.scale
     widths = [-(-context // PAGE)] * n_rows + [-(-(start + n_tokens) // PAGE)]
@@ -49,24 +70,25 @@ def _attention(
     tiles = Tiles(torch.from_numpy(cut_tiles(pieces, group)).to(place.device))
     shape = (n_rows + n_tokens, config.n_heads, config.head_dim)
     q = torch.randn(shape, device=place.device).to(place.dtype)
-    n_splits = splits_for(n_rows, config.n_kv_heads, place.n_processors)
+    n_programs = n_decode_programs(config.n_kv_heads, place.n_processors)
+    work = planned([context] * n_rows, n_programs, place.device)
 
     def decode() -> torch.Tensor:
-        return ops.decode_attention(q[:n_rows], cache, tables, rows, contexts, n_splits)
+        return ops.decode_attention(q[:n_rows], cache, tables, rows, contexts, work)
 
     def both() -> tuple[torch.Tensor, torch.Tensor]:
         return decode(), ops.chunk_attention(q[n_rows:], cache, tables, tiles)
 
     def fused() -> torch.Tensor:
-        return ops.fused_attention(q, cache, tables, rows, contexts, n_splits, tiles)
+        return ops.fused_attention(q, cache, tables, rows, contexts, work, tiles)
 
-    decode_s = timed_s(decode, place)
+    decode_s = repeated(lambda: timed_s(decode, place)).seconds
     n_bytes = config.kv_bytes_per_token(place.dtype.itemsize, kv_dtype) / config.n_layers
     return {
         "decode_s": decode_s,
         "decode_share": n_rows * context * n_bytes / decode_s / top.copy_bytes_per_s,
-        "two_launches_s": timed_s(both, place),
-        "one_launch_s": timed_s(fused, place),
+        "two_launches_s": repeated(lambda: timed_s(both, place)).seconds,
+        "one_launch_s": repeated(lambda: timed_s(fused, place)).seconds,
     }
 
 

@@ -7,8 +7,9 @@ read in 31 µs at 4.3 TB/s).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 
 import torch
@@ -16,10 +17,18 @@ import torch.nn.functional as F
 
 from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.ops import Ops
-from reference_engine.kernels.tiles import PromptPiece, Tiles, cut_tiles, splits_for
+from reference_engine.kernels.tiles import (
+    DEFAULT_TUNING,
+    PromptPiece,
+    Tiles,
+    Tuning,
+    cut_tiles,
+    n_decode_programs,
+    planned,
+)
 from reference_engine.model.llama import rotary_tables
 from reference_engine.state.model_config import ModelConfig
-from rig.gpu_ceilings import Ceilings, Place, timed_s
+from rig.gpu_ceilings import Ceilings, Place, Repeats, repeated, timed_s
 
 PAGE = 16
 CALLS = 20  # per replay
@@ -30,36 +39,43 @@ _TOLERANCE = 0.03  # of the largest number: bfloat16 summed in another order
 @dataclass(frozen=True)
 class KernelTiming:
     """`share` is a share of the copy bandwidth (`of` is "copy") or of the multiplication rate
-    ("matmul")."""
+    ("matmul"); `each_s` are the repetitions behind `seconds`."""
 
     kernel: str
     case: str
     seconds: float
     share: float
     of: str
+    each_s: tuple[float, ...]
 
 
-def all_kernels(ops: Ops, config: ModelConfig, place: Place, top: Ceilings) -> list[KernelTiming]:
-    """The kernels at the sizes of `config` (the 8b shape on a GPU)."""
-    out = []
+Case = tuple[str, Callable[[], list[KernelTiming]]]
+
+
+def kernel_cases(ops: Ops, config: ModelConfig, place: Place, top: Ceilings) -> Iterator[Case]:
+    """(name, measurement) of the kernels at the sizes of `config` (the 8b shape on a GPU)."""
     for n_rows in (1, 32, 256):
         rows = place.rows(n_rows)
-        out += [
-            _decode(ops, config, place, top, rows, context // place.scale)
-            for context in (1024, 8192)
-        ]
+        for context in (1024, 8192):
+            contexts = [context // place.scale] * rows
+            yield (
+                f"decode attention, batch {rows}, context {contexts[0]}",
+                partial(decode_timings, ops, config, place, top, contexts),
+            )
     for start in (0, 8192):
-        out += _chunk(ops, config, place, top, 2048 // place.scale, start // place.scale)
+        n_tokens, first = 2048 // place.scale, start // place.scale
+        name = f"chunk attention, {n_tokens} after {first}"
+        yield name, partial(chunk_timings, ops, config, place, top, n_tokens, first)
     n_tokens = 8192 // place.scale
-    out += _pointwise(ops, config, place, top, n_tokens)
-    out.append(_sample(ops, config, place, top, 256 // min(place.scale, 64)))
-    return out
+    yield "pointwise kernels", partial(_pointwise, ops, config, place, top, n_tokens)
+    n_rows = 256 // min(place.scale, 64)
+    yield "sampling", partial(_sample, ops, config, place, top, n_rows)
 
 
-def replayed_s(work: Callable[[], object], place: Place, n: int = CALLS) -> float:
-    """Seconds per call of `n` calls in a graph; without CUDA, of plain calls."""
+def replayed(work: Callable[[], object], place: Place, n: int = CALLS) -> Repeats:
+    """Seconds per call of `n` calls in a graph, timed twice; without CUDA, of plain calls."""
     if place.cuda is None:
-        return timed_s(work, place, n)
+        return repeated(lambda: timed_s(work, place, n))
     n = n if place.scale == 1 else 1
     for _ in range(3):
         work()  # compiles
@@ -68,12 +84,12 @@ def replayed_s(work: Callable[[], object], place: Place, n: int = CALLS) -> floa
     with place.cuda.graph(graph):
         for _ in range(n):
             work()
-    return timed_s(graph.replay, place, 1) / n
+    return repeated(lambda: timed_s(graph.replay, place, 1) / n)
 
 
-def decode_bytes(config: ModelConfig, n_rows: int, context: int, itemsize: int) -> int:
-    """Bytes of K and V that a layer's attention must read."""
-    return 2 * n_rows * context * config.n_kv_heads * config.head_dim * itemsize
+def decode_bytes(config: ModelConfig, context_tokens: int, itemsize: int) -> int:
+    """Bytes of K and V of `context_tokens` tokens that a layer's attention must read."""
+    return 2 * context_tokens * config.n_kv_heads * config.head_dim * itemsize
 
 
 def chunk_flops(config: ModelConfig, n_tokens: int, start: int) -> float:
@@ -82,31 +98,43 @@ def chunk_flops(config: ModelConfig, n_tokens: int, start: int) -> float:
     return 4 * config.n_heads * config.head_dim * pairs
 
 
-def _decode(
-    ops: Ops, config: ModelConfig, place: Place, top: Ceilings, n_rows: int, context: int
-) -> KernelTiming:
-    width = -(-context // PAGE)
-    cache = _cache(config, place, n_rows * width)
-    order = torch.randperm(n_rows * width).to(torch.int32)
-    tables = order.view(n_rows, width).to(place.device)
+def decode_timings(
+    ops: Ops,
+    config: ModelConfig,
+    place: Place,
+    top: Ceilings,
+    contexts: Sequence[int],
+    case: str = "",
+    tuning: Tuning = DEFAULT_TUNING,
+) -> list[KernelTiming]:
+    """Decode attention of a sequence at each of `contexts`; `case` names the mix of contexts. Of
+    `tuning` only `decode_programs` counts, the others are those of `ops`."""
+    n_rows, widths = len(contexts), [-(-context // PAGE) for context in contexts]
+    cache = _cache(config, place, sum(widths))
+    order, first = torch.randperm(sum(widths)), 0
+    tables = torch.zeros(n_rows, -(-max(widths) // 16) * 16, dtype=torch.int32)
+    for row, width in zip(tables, widths, strict=True):
+        row[:width] = order[first : first + width]
+        first += width
+    tables = tables.to(place.device)
     rows = torch.arange(n_rows, dtype=torch.int32, device=place.device)
-    contexts = torch.full_like(rows, context)
+    lengths = torch.tensor(contexts, dtype=torch.int32, device=place.device)
     q = torch.randn(n_rows, config.n_heads, config.head_dim, device=place.device).to(place.dtype)
-    n_splits = splits_for(n_rows, config.n_kv_heads, place.n_processors)
-    n_bytes = decode_bytes(config, n_rows, context, place.dtype.itemsize)
+    n_programs = n_decode_programs(config.n_kv_heads, place.n_processors, tuning.decode_programs)
+    work = planned(contexts, n_programs, place.device)
+    n_bytes = decode_bytes(config, sum(contexts), place.dtype.itemsize)
     n_sets = min(CALLS, -(-_UNCACHED // n_bytes))
     caches = [cache, *(Kv(cache.numbers.clone()) for _ in range(n_sets - 1))]
     turns = cycle(caches)
-    seconds = replayed_s(
-        lambda: ops.decode_attention(q, next(turns), tables, rows, contexts, n_splits), place
+    took = replayed(
+        lambda: ops.decode_attention(q, next(turns), tables, rows, lengths, work), place
     )
-    share = n_bytes / seconds / top.copy_bytes_per_s
-    return KernelTiming(
-        "decode attention", f"batch {n_rows}, context {context}", seconds, share, "copy"
-    )
+    share = n_bytes / took.seconds / top.copy_bytes_per_s
+    case = case or f"batch {n_rows}, context {contexts[0]}"
+    return [KernelTiming("decode attention", case, took.seconds, share, "copy", took.each_s)]
 
 
-def _chunk(
+def chunk_timings(
     ops: Ops, config: ModelConfig, place: Place, top: Ceilings, n_tokens: int, start: int
 ) -> list[KernelTiming]:
     """A piece of a prompt: by our kernel, and by torch's FlashAttention after gathering the KV."""
@@ -131,17 +159,20 @@ def _chunk(
         works["gather + torch's flash"] = flash
     except RuntimeError as error:  # a torch built without it; our kernel's time still counts
         reason = f" (torch's flash not run: {str(error).splitlines()[0]})"
-    seconds = {name: replayed_s(work, place, 5) for name, work in works.items()}
-    if len(seconds) > 1:
-        fastest = min(seconds, key=seconds.__getitem__)
-        notes = {name: ", faster" if name == fastest else "" for name in seconds}
+    times = {name: replayed(work, place, 5) for name, work in works.items()}
+    if len(times) > 1:
+        fastest = min(times, key=lambda name: times[name].seconds)
+        notes = {name: ", faster" if name == fastest else "" for name in times}
     else:
-        notes = dict.fromkeys(seconds, reason)
+        notes = dict.fromkeys(times, reason)
     flops = chunk_flops(config, n_tokens, start)
     return [
-        KernelTiming(name, case + notes[name], took_s, flops / took_s / top.matmul_flops, "matmul")
-        for name, took_s in seconds.items()
-    ]
+        KernelTiming(
+            name, case + notes[name], took.seconds, flops / took.seconds / top.matmul_flops,
+            "matmul", took.each_s,
+        )
+        for name, took in times.items()
+    ]  # fmt: skip
 
 
 def _pointwise(
@@ -172,21 +203,22 @@ def _pointwise(
     }
     out = []
     for name, (work, n_bytes) in works.items():
-        seconds = replayed_s(work, place)
-        share = n_bytes / seconds / top.copy_bytes_per_s
-        out.append(KernelTiming(name, f"{n_tokens} tokens", seconds, share, "copy"))
+        took = replayed(work, place)
+        share = n_bytes / took.seconds / top.copy_bytes_per_s
+        case = f"{n_tokens} tokens"
+        out.append(KernelTiming(name, case, took.seconds, share, "copy", took.each_s))
     return out
 
 
 def _sample(
     ops: Ops, config: ModelConfig, place: Place, top: Ceilings, n_rows: int
-) -> KernelTiming:
+) -> list[KernelTiming]:
     logits = torch.randn(n_rows, config.vocab_size, device=place.device)
     temperatures = torch.full((n_rows,), 0.8, device=place.device)
     keys = torch.arange(2 * n_rows, dtype=torch.int32, device=place.device).view(n_rows, 2)
-    seconds = replayed_s(lambda: ops.sample(logits, temperatures, keys), place)
-    share = logits.numel() * 4 / seconds / top.copy_bytes_per_s
-    return KernelTiming("sampling", f"{n_rows} rows", seconds, share, "copy")
+    took = replayed(lambda: ops.sample(logits, temperatures, keys), place)
+    share = logits.numel() * 4 / took.seconds / top.copy_bytes_per_s
+    return [KernelTiming("sampling", f"{n_rows} rows", took.seconds, share, "copy", took.each_s)]
 
 
 def _cache(config: ModelConfig, place: Place, n_blocks: int) -> Kv:

@@ -1,41 +1,46 @@
-"""Results of a GPU suite run, written to disk after every figure, and their Markdown table."""
+"""Results of the GPU suite: the file that a part writes row by row, and the Markdown table of the
+merged result."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import torch
+from rig.machine import Goal
 
-from rig.gpu_ceilings import Place
-from rig.machine import Goal, machine
 
-ROOT = Path(__file__).parents[2]
+def replace_file(path: Path, text: str) -> None:
+    """Write or replace a file; a kill in between leaves the earlier file."""
+    new = path.with_name(f"{path.name}.new")
+    new.write_text(text, encoding="utf-8")
+    os.replace(new, path)
+
+
+def to_json(content: Mapping[str, Any]) -> str:
+    return json.dumps(content, indent=2, default=float) + "\n"
 
 
 @dataclass
-class Results:
-    """The figures so far. `parts` are those of a whole suite: until each has run or failed, the
-    files are named `….partial` and list the missing parts. Without `out` nothing is written."""
+class PartResult:
+    """The figures, goals and failures of a part, on disk in `path` after every addition."""
 
-    place: Place
-    parts: Sequence[str]
-    out: Path | None = None
+    path: Path
+    versions: Mapping[str, Any] = field(default_factory=dict)
     figures: dict[str, Any] = field(default_factory=dict)
     goals: list[dict[str, Any]] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
-    commit: str = field(default_factory=lambda: commit())
 
     def add(self, name: str, value: Any) -> None:
         self.figures[name] = value
         self.write()
+
+    def add_row(self, name: str, row: Any) -> None:
+        """Append a row to a table."""
+        self.add(name, [*self.figures.get(name, []), row])
 
     def add_goal(
         self,
@@ -53,83 +58,37 @@ class Results:
         self.goals.append(goal.to_json() | {"label": label})
         self.write()
 
-    def add_failure(self, name: str, why: str) -> None:
-        self.failures[name] = why
+    def add_failure(self, name: str, reason: str) -> None:
+        self.failures[name] = reason
         self.write()
 
-    @property
-    def missing(self) -> list[str]:
-        return [name for name in self.parts if name not in {*self.seconds, *self.failures}]
-
-    @property
-    def all_met(self) -> bool:
-        return not self.failures and all(goal["met"] for goal in self.goals)
-
-    def table(self) -> str:
-        return markdown(self._content())
-
     def write(self) -> None:
-        """Write or replace both files; a kill in between leaves complete files."""
-        if self.out is None:
-            return
-        self.out.mkdir(parents=True, exist_ok=True)
-        content = self._content()
-        text = json.dumps(content, indent=2, default=float) + "\n"
-        stem = f"gpu-{content['gpu']['name'].split()[-1].lower()}-{content['date']}"
-        for suffix, written in (("json", text), ("md", markdown(content))):
-            partial = self.out / f"{stem}.partial.{suffix}"
-            new = self.out / f"{stem}.new.{suffix}"
-            new.write_text(written, encoding="utf-8")
-            if self.missing:
-                os.replace(new, partial)
-            else:
-                os.replace(new, self.out / f"{stem}.{suffix}")
-                partial.unlink(missing_ok=True)
-
-    def _content(self) -> dict[str, Any]:
-        gpu = self.place.cuda.get_device_properties(0)
-        return {
-            "date": datetime.now(UTC).date().isoformat(),
-            "machine": machine(),
-            "gpu": {"name": gpu.name, "memory_bytes": gpu.total_memory},
-            "versions": {"torch": torch.__version__, "cuda": torch.version.cuda},
-            "commit": self.commit,
-            "missing": self.missing,
-            **self.figures,
+        content = {
+            "versions": dict(self.versions),
+            "figures": self.figures,
             "goals": self.goals,
             "failures": self.failures,
-            "seconds": self.seconds,
         }
+        replace_file(self.path, to_json(content))
 
 
-def commit() -> str:
-    """$SLOBENCH_COMMIT, for a copy without its history; else git's HEAD; else `unknown`."""
-    from_environment = os.environ.get("SLOBENCH_COMMIT")
-    if from_environment:
-        return from_environment
-    try:
-        done = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
-        )
-    except OSError:  # there is no git
-        return "unknown"
-    return done.stdout.strip() or "unknown"
+_TIMINGS = ("kernels", "mixed_contexts", "sweep")
+
+
+def combined(content: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The `figures` or the `failures` of all parts of a merged result."""
+    return {key: value for part in content["parts"].values() for key, value in part[name].items()}
 
 
 def markdown(content: Mapping[str, Any]) -> str:
-    """Failures first, then goals, kernels, modes, the peer and the experiments."""
-    versions, gpu = content["versions"], content["gpu"]
-    lines = [
-        f"# {gpu['name']}, {content['date']}",
-        "",
-        f"torch {versions['torch']}, CUDA {versions['cuda']}, commit {content['commit'][:12]}, "
-        f"{sum(content['seconds'].values()):.0f} s.",
-        "",
-    ]
-    lines += [f"- **failed**: {name}: {why}" for name, why in content["failures"].items()]
+    """The table of a merged result: failures first, then goals, devices, kernels, steps, modes, the
+    peer, the sweep and the experiments."""
+    parts, figures = content["parts"], combined(content, "figures")
+    lines = [f"# {content['device']}, {content['date']}", ""]
+    lines += [f"- **failed**: {name}: {why}" for name, why in combined(content, "failures").items()]
     if content["missing"]:
-        lines.append(f"- **partial**: without {', '.join(content['missing'])}")
-    top = content.get("ceilings")
+        lines.append(f"- **missing**: {', '.join(content['missing'])}")
+    top = figures.get("ceilings")
     if top:
         lines += [
             f"Ceilings: copy {top['copy_bytes_per_s'] / 1e12:.2f} TB/s, "
@@ -141,24 +100,50 @@ def markdown(content: Mapping[str, Any]) -> str:
         f"| {goal['name']} | {goal['value']:.3g} {goal['unit']} | {goal['goal']} | "
         f"{'yes' if goal['met'] else '**no**'} | "
         f"{goal['label'].replace('|', chr(92) + '|')} |"
-        for goal in content["goals"]
+        for part in parts.values()
+        for goal in part["goals"]
     ]
-    if content.get("kernels"):
+    lines += _part_lines(parts)
+    timings = [row for name in _TIMINGS for row in figures.get(name, [])]
+    if timings:
         lines += ["", "| kernel | case | µs | share of its ceiling |", "|---|---|--:|--:|"]
         lines += [
             f"| {timing['kernel']} | {timing['case']} | {timing['seconds'] * 1e6:.1f} | "
             f"{timing['share']:.1%} {timing['of']} |"
-            for timing in content["kernels"]
+            for timing in timings
         ]
-    if content.get("modes"):
-        lines += _mode_lines(content["modes"])
-    peer = content.get("transformers")
+    if figures.get("modes"):
+        lines += _mode_lines(figures["modes"])
+    peer = {**figures.get("generate_batch", {}), **figures.get("generate", {})}
     if peer:
         lines += ["", "transformers, seconds per step of 8b × 32 unless another unit is given:", ""]
         lines += [f"- {name}: {_short(value)}" for name, value in peer.items()]
-    if content.get("experiments"):
-        lines += _experiment_lines(content["experiments"])
+    if figures.get("experiments"):
+        lines += _experiment_lines(figures["experiments"])
     return "\n".join(lines) + "\n"
+
+
+def _part_lines(parts: Mapping[str, Any]) -> list[str]:
+    """A line per part: when, on which commit, and the clocks, power and temperature meanwhile."""
+    lines = ["", "| part | date | commit | s | state | SM, MHz | power, W | °C | driver |"]
+    lines += ["|---|---|---|--:|---|--:|--:|--:|---|"]
+    for name, part in parts.items():
+        readings = part["readings"]
+        cells = (
+            _range(readings.get(key)) for key in ("clocks.sm", "power.draw", "temperature.gpu")
+        )
+        lines.append(
+            f"| {name} | {part['date']} | {part['commit'][:12]} | {part['seconds']:.0f} | "
+            f"{part['state']} | {' | '.join(cells)} | {readings.get('driver_version', '–')} |"
+        )
+    return lines
+
+
+def _range(reading: Mapping[str, float] | None) -> str:
+    if reading is None:
+        return "–"
+    low, median, high = (f"{reading[key]:.0f}" for key in ("min", "median", "max"))
+    return f"{median} [{low}, {high}]"
 
 
 def _mode_lines(modes: Mapping[str, Any]) -> list[str]:

@@ -10,13 +10,14 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from rig.gpu_ceilings import Place
 
 CLIENT = Path(__file__).parent / "gpu_client.py"
-CLIENTS = 4
+CLIENTS = 8
 _LEAD_S = 0.5
 MODES = ("static", "continuous", "prefill_first", "chunked")
 Scheduled = tuple[float, int, int]  # send time, prompt tokens, output tokens
@@ -97,34 +98,44 @@ def tokens_per_s(timings: Sequence[Timing]) -> float:
     return sum(t[4] for t in timings) / (max(t[3] for t in timings) - min(t[0] for t in timings))
 
 
-def compared_modes(
-    url: str,
-    rate_per_s: float,
-    duration_s: float,
-    longest: int,
-    modes: Sequence[str] = MODES,
-    seed: int = 0,
-) -> dict[str, dict[str, float]]:
-    """Latencies of each mode under the same Poisson schedule, in which a tenth of the prompts have
-    `longest` tokens."""
+def mixed_requests(n: int, longest: int, seed: int = 0) -> list[tuple[int, int]]:
+    """(prompt tokens, output tokens) of `n` requests; a tenth of the prompts has `longest`
+    tokens."""
     rng = np.random.default_rng(seed)
-    n = max(2, round(rate_per_s * duration_s))
-    send_times = np.cumsum(rng.exponential(1 / rate_per_s, n))
     prompts = np.where(rng.random(n) < 0.1, longest, rng.integers(50, 350, n))
     outputs = rng.integers(50, 250, n, endpoint=True)
-    requests = list(zip(send_times.tolist(), prompts.tolist(), outputs.tolist(), strict=True))
-    by_mode = {}
-    for mode in modes:
-        body = json.dumps({"mode": mode, "actor": "gpu_suite"}).encode()
-        change = urllib.request.Request(
-            url + "/debug/policy", body, {"content-type": "application/json"}, method="PUT"
-        )
-        urllib.request.urlopen(change).read()
-        by_mode[mode] = _latencies(send_requests(url, requests))
-    return by_mode
+    return list(zip(prompts.tolist(), outputs.tolist(), strict=True))
 
 
-def _latencies(timings: Sequence[Timing]) -> dict[str, float]:
+def capacity_per_s(url: str, n: int, longest: int) -> float:
+    """Requests/s of the server in its present mode when `n` requests of the mix arrive at once."""
+    timings = send_requests(url, [(0.0, *sizes) for sizes in mixed_requests(n, longest, seed=1)])
+    return n / (max(t[3] for t in timings) - min(t[0] for t in timings))
+
+
+def set_mode(url: str, mode: str) -> None:
+    body = json.dumps({"mode": mode, "actor": "gpu_suite"}).encode()
+    change = urllib.request.Request(
+        url + "/debug/policy", body, {"content-type": "application/json"}, method="PUT"
+    )
+    urllib.request.urlopen(change).read()
+
+
+def mode_latencies(
+    url: str, mode: str, rate_per_s: float, duration_s: float, longest: int, seed: int = 0
+) -> dict[str, Any]:
+    """Latencies of a mode under a Poisson schedule that depends on the arguments alone, so that it
+    is the same for each mode."""
+    n = max(2, round(rate_per_s * duration_s))
+    send_times = np.cumsum(np.random.default_rng(seed).exponential(1 / rate_per_s, n)).tolist()
+    sizes = mixed_requests(n, longest, seed)
+    set_mode(url, mode)
+    return _latencies(
+        send_requests(url, [(at_s, *size) for at_s, size in zip(send_times, sizes, strict=True)])
+    )
+
+
+def _latencies(timings: Sequence[Timing]) -> dict[str, Any]:
     ttft = np.array([first - at for at, _, first, _, _ in timings])
     tpot = np.array([(last - first) / (n - 1) for _, _, first, last, n in timings if n > 1])
     return {

@@ -1,78 +1,39 @@
-"""A run of the GPU suite: the device, the time limits, and the results so far."""
+"""The argument of every part of the GPU suite: the device, the ceilings and the results."""
 
 from __future__ import annotations
 
-import faulthandler
-import signal
-import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from reference_engine.kernels.ops import Ops, ops
+from reference_engine.kernels.tiles import DEFAULT_TUNING, Tuning
 from rig.gpu_ceilings import Ceilings, Place
-from rig.gpu_results import Results
-
-_REPEAT_S = 30.0  # time for interrupted code to end its own processes
-_GRACE_S = 60.0
-
-
-class BudgetExceeded(BaseException):
-    """The time is over. Not an Exception, so that no handler in the running code takes it for a
-    failure of its own and continues."""
-
-
-class Budget:
-    """Seconds from now on that the parts of a suite share; may be infinite."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-        self._end_s = time.monotonic() + seconds
-
-    @property
-    def left_s(self) -> float:
-        return self._end_s - time.monotonic()
-
-    @contextmanager
-    def limited(self, at_most_s: float) -> Iterator[None]:
-        """Raises BudgetExceeded in the block when `at_most_s` or the budget is over, also out of a
-        wait, and every 30 s again. If the block does not react, such as a kernel that never ends,
-        the process exits 60 s later with its stack on stderr. Main thread only."""
-        seconds = min(at_most_s, self.left_s)
-        if seconds == float("inf"):
-            yield
-            return
-
-        def interrupt(number: int, frame: object) -> None:
-            raise BudgetExceeded(f"interrupted after {seconds:.0f} s")
-
-        earlier_handler = signal.signal(signal.SIGALRM, interrupt)
-        earlier_timer = signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3), _REPEAT_S)
-        faulthandler.dump_traceback_later(seconds + _GRACE_S, exit=True, file=2)
-        try:
-            yield
-        finally:
-            faulthandler.cancel_dump_traceback_later()
-            signal.setitimer(signal.ITIMER_REAL, *earlier_timer)
-            signal.signal(signal.SIGALRM, earlier_handler)
+from rig.gpu_results import PartResult
 
 
 @dataclass
 class Session:
-    """The argument of every part of the suite. `logs` is the folder for the parts' own files."""
+    """A part's surroundings. `logs` is the folder for its own files; `before` holds the figures of
+    the parts that ran before."""
 
     place: Place
-    is_long: bool
     logs: Path
-    results: Results
-    budget: Budget
-    top: Ceilings = field(default_factory=lambda: Ceilings(float("nan"), float("nan")))
+    results: PartResult
+    before: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def top(self) -> Ceilings:
+        """The ceilings measured in this stage; NaN if that failed, so that times still count."""
+        rates = self.before.get("ceilings", {})
+        nan = float("nan")
+        return Ceilings(rates.get("copy_bytes_per_s", nan), rates.get("matmul_flops", nan))
 
     @property
     def is_rehearsal(self) -> bool:
-        """Whether there is no GPU: nothing is compared with a goal or written to disk."""
+        """Whether there is no GPU."""
         return self.place.cuda is None
 
     @property
@@ -82,33 +43,21 @@ class Session:
     def shape(self, name: str) -> str:
         return "nano" if self.is_small else name
 
-    def ops(self) -> Ops:
-        return ops("triton" if self.place.is_gpu else "plain")
+    def ops(self, tuning: Tuning = DEFAULT_TUNING) -> Ops:
+        return ops("triton" if self.place.is_gpu else "plain", tuning)
 
-    def run(self, name: str, part: Callable[[Session], None], at_most_s: float) -> None:
-        """Run a part. If it raises or takes too long, that is recorded and the next part can run: a
-        GPU is often available for a limited time, and the other parts are still useful."""
-        results = self.results
-        if self.budget.left_s <= 0:
-            over_s = -self.budget.left_s
-            results.add_failure(
-                name,
-                f"not started: the budget of {self.budget.seconds:g} s was over {over_s:.0f} s ago",
-            )
-            return
-        print(f"\n== {name}", flush=True)
-        began_s = time.monotonic()
-        results.write()
+    def attempt(self, name: str, work: Callable[[], None]) -> bool:
+        """Run the work of a row; if it raises, record the failure, so that the other rows count.
+        Returns whether it succeeded. Raises the device's error if the device accepts no more work:
+        after such an error every later call of this process fails."""
         try:
-            with self.budget.limited(float("inf") if self.is_long else at_most_s):
-                part(self)
-        except BudgetExceeded as error:
-            print(f"   {error}", flush=True)
-            results.failures[name] = str(error)
-        except Exception as error:  # the boundary of a part: recorded, printed, and exit code 1
+            work()
+            self.place.synchronise()
+        except Exception as error:  # the boundary of a row: recorded, printed, and exit code 1
             traceback.print_exc()
-            results.failures[name] = f"{type(error).__name__}: {error}"
-        results.seconds[name] = time.monotonic() - began_s
-        results.write()
-        self.place.release_memory()
-        print(f"   {results.seconds[name]:.1f} s", flush=True)
+            self.results.add_failure(name, f"{type(error).__name__}: {error}")
+            self.place.synchronise()
+            return False
+        finally:
+            self.place.release_memory()
+        return True

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from rig.gpu_session import Session
@@ -62,33 +63,47 @@ def run_pytest(
     return done.returncode, log.read_text(encoding="utf-8", errors="replace")
 
 
+TOOLS = {
+    "memcheck": "bfloat16 and (silu or norm or (8x4x128 and (decode_att or chunk_att)))",
+    "racecheck": "bfloat16 and 8x4x128 and decode_att",
+    "initcheck": "bfloat16 and 8x4x128 and (decode_att or chunk_att)",
+}
+"""The checkers of `compute-sanitizer`, each with the kernel tests that it watches."""
+
+
 def sanitizer(session: Session) -> None:
-    """Looks for memory errors of the kernels with `compute-sanitizer`; the result is `not run` with
-    the reason where it is missing or does not start."""
+    """Looks for memory errors, races in shared memory and reads of unwritten memory in the kernels;
+    the result is `not run` with the reason where the tool is missing or does not start."""
     tool = shutil.which("compute-sanitizer")
+    for checker, chosen in TOOLS.items():
+        session.attempt(f"sanitizer, {checker}", partial(_sanitize, session, tool, checker, chosen))
+
+
+def _sanitize(session: Session, tool: str | None, checker: str, chosen: str) -> None:
+    results = session.results.figures.get("sanitizer", {})
     if tool is None or session.is_rehearsal:
-        session.results.add("sanitizer", "not run: compute-sanitizer is not installed")
+        result = "not run: compute-sanitizer is not installed"
     else:
-        chosen = (
-            "bfloat16 and (silu or norm or ((decode_attention or chunk_attention) and 8x4x128))"
-        )
         code, output = run_pytest(
             [KERNELS, "-k", chosen],
-            session.logs / "sanitizer.txt",
-            before=[tool, "--tool", "memcheck"],
+            session.logs / f"{checker}.txt",
+            before=[tool, "--tool", checker],
             # With torch's cache, a write beyond a tensor is often inside the same allocation.
             settings={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
         )
-        session.results.add("sanitizer", sanitizer_result(code, output))
-    print(session.results.figures["sanitizer"])
+        result = sanitizer_result(code, output)
+    session.results.add("sanitizer", results | {checker: result})
+    print(f"{checker}: {result}")
 
 
 def sanitizer_result(code: int, output: str) -> str:
     """The result of a pytest run under the sanitizer. Raises RuntimeError if it found an error, or
     found none but not all tests passed."""
-    if "ERROR SUMMARY" not in output:
+    if "SUMMARY:" not in output:
         return f"not run: {output[-300:]}"
     passed = re.search(r"(\d+) passed", output)
-    if "ERROR SUMMARY: 0 errors" not in output or code != 0 or passed is None:
+    # Of racecheck: `RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)`.
+    is_clean = re.search(r"(ERROR SUMMARY: 0 errors|SUMMARY: 0 hazards displayed)", output)
+    if is_clean is None or code != 0 or passed is None:
         raise RuntimeError(f"exit code {code}: {output[-1000:]}")
     return f"clean: {passed[1]} tests"

@@ -22,7 +22,6 @@ from reference_engine.executors.base import Caps, Executor, ExecutorKind, Site
 from reference_engine.executors.cuda_stream import CpuStream, CudaStream, DeviceStream
 from reference_engine.executors.torch_memory import (
     Arena,
-    FixedNumbers,
     HostKv,
     aligned,
     allocating,
@@ -36,21 +35,19 @@ from reference_engine.executors.torch_sampling import (
     special_sampling,
 )
 from reference_engine.executors.torch_step import (
-    DECODE_FIELDS,
+    DecodeInputs,
     RequestRows,
-    decode_step,
     mixed_inputs,
-    write_decodes,
 )
 from reference_engine.kernels.ops import Kernels, Ops, ops
-from reference_engine.kernels.tiles import splits_for
+from reference_engine.kernels.tiles import KeptWork, n_decode_programs
 from reference_engine.model.filler import filler_start
 from reference_engine.model.paged import PagedLlama
 from reference_engine.model.sampling import TopTokens
-from reference_engine.model.weights import load
+from reference_engine.model.weights import Weights, load
 from reference_engine.state.batch import StepBatch, StepResult
 from reference_engine.state.cost_model import Padding
-from reference_engine.state.model_config import KvDtype, ModelConfig
+from reference_engine.state.model_config import KvDtype, ModelConfig, ModelSource
 from reference_engine.state.sequence import MOST_TOP_LOGPROBS, Request, Sampling
 
 log = logging.getLogger(__name__)
@@ -88,7 +85,7 @@ class TorchCudaExecutor(ExecutorKind):
         stream = _stream(self.on)
         chosen = ops(self.kernels)
         began_s = time.monotonic()
-        weights = load(site.model, self.seed, stream.device, _DTYPES[self.dtype])
+        weights = _weights(site.model, self.seed, stream.device, _DTYPES[self.dtype])
         model = PagedLlama(
             config,
             weights,
@@ -100,6 +97,7 @@ class TorchCudaExecutor(ExecutorKind):
         )
         n_blocks = site.n_blocks or _measured_blocks(model, chosen, site, stream, self.memory_share)
         built = TorchCuda(model, chosen, site, n_blocks, stream, self.graphs)
+        built.warm_up()
         took_s = time.monotonic() - began_s
         log.info(
             "%s on %s: %d KV blocks of %d bytes, %.1f s",
@@ -146,16 +144,44 @@ class TorchCuda:
             torch.zeros(n_rows * MOST_TOP_LOGPROBS, dtype=torch.int64, pin_memory=is_pinned),
         )
         self._is_running = False
-        self._decode_arena = Arena(aligned(DECODE_FIELDS * n_rows), device, is_pinned)
+        self._n_programs = n_decode_programs(config.n_kv_heads, stream.n_processors)
+        self._kept_work = KeptWork()  # in the decode arena
+        decode_size = DecodeInputs.size(n_rows, self._n_programs)
+        self._decode_arena = Arena(decode_size, device, is_pinned)
         self._mixed_arena = Arena(1 << 16, device, is_pinned)
         self._change_arena = Arena(1 << 12, device, is_pinned)
         self._special_arena = Arena(1 << 12, device, is_pinned)
-        self._graphs: dict[int, tuple[FixedNumbers, Callable[[], None], torch.Tensor]] = {}
+        self._graphs: dict[int, tuple[DecodeInputs, Callable[[], None], torch.Tensor]] = {}
         if has_graphs:
             self._capture()
 
     def execute(self, batch: StepBatch) -> StepResult:
         return self.launch(batch)()
+
+    def warm_up(self) -> None:
+        """Compute every kind of step once, so that no kernel is compiled while requests run:
+        decodes and prompts, each alone and together, with every kind of sampling. They read and
+        write the scratch block."""
+        n = min(2, self._sizes[-1])
+        # Two sizes, as Triton compiles kernels again for a size of 1.
+        for name, n_tokens, rows in (
+            ("prompts", 2, 0), ("prompts and a decode", 2, 1), ("prompts and decodes", 200, n)
+        ):  # fmt: skip
+            began_s = time.monotonic()
+            self.execute(StepBatch(padding=Padding(n_tokens, rows, 0)))
+            log.info("compiled %s: %.1f s", name, time.monotonic() - began_s)
+        for n_special in range(1, n + 1):
+            began_s = time.monotonic()
+            requests = [_largest_request() for _ in range(n_special)]
+            for request in requests:
+                request.blocks = [self._rows.tables.scratch]
+            batch = StepBatch(decodes=requests)
+            self.execute(batch)  # by its graph
+            with torch.inference_mode():
+                self._compute(batch)()
+            for request in requests:
+                request.blocks = []  # returns their rows
+            log.info("compiled %d decodes: %.1f s", n_special, time.monotonic() - began_s)
 
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> WaitForTokens:
@@ -180,9 +206,9 @@ class TorchCuda:
         inputs, replay, tokens = self._graphs[bucket]
         start = filler_start(padding, self._max_model_len)
         n_fillers = padding.decode_rows
-        special_indices = write_decodes(inputs.numbers, decodes, n_fillers, start, self._rows)
+        special_indices = inputs.write(decodes, n_fillers, start, self._rows, self._kept_work)
         self._update_tables()
-        inputs.send()
+        inputs.fixed.send()
         places = range(len(decodes))
         special = self._send_special(places, decodes, special_indices)
         replay()
@@ -193,26 +219,27 @@ class TorchCuda:
     def _capture(self) -> None:
         """Capture a graph per bucket, the largest first: the smaller graphs then find their memory
         in its pool."""
+        began_s = time.monotonic()
         for bucket in reversed(self._sizes):
-            inputs = self._decode_arena.fixed((DECODE_FIELDS, bucket))
-            write_decodes(inputs.numbers, [], 0, 0, self._rows)
-            inputs.send()
-            replay, tokens = self._stream.capture(partial(self._decode, inputs.on_device))
+            inputs = DecodeInputs.in_arena(self._decode_arena, bucket, self._n_programs)
+            inputs.write([], 0, 0, self._rows, self._kept_work)
+            inputs.fixed.send()
+            replay, tokens = self._stream.capture(partial(self._decode, inputs))
             self._graphs[bucket] = inputs, replay, tokens
+        log.info("captured %d graphs: %.1f s", len(self._sizes), time.monotonic() - began_s)
 
-    def _decode(self, numbers: torch.Tensor) -> torch.Tensor:
-        step, draws = decode_step(numbers, self._device_tables, self._n_splits(numbers.shape[1]))
+    def _decode(self, inputs: DecodeInputs) -> torch.Tensor:
+        step, draws = inputs.step(self._device_tables)
         logits = self._model.forward(step, self._logits)
         return self._ops.sample(logits, draws.temperatures, draws.keys)
 
     # --- any step
 
     def _compute(self, batch: StepBatch) -> WaitForTokens:
-        inputs = mixed_inputs(batch, self._rows, self._group, self._max_model_len)
+        inputs = mixed_inputs(batch, self._rows, self._group, self._max_model_len, self._n_programs)
         self._update_tables()
         self._mixed_arena.reset(inputs.size)
-        n_splits = self._n_splits(inputs.reads.shape[1])
-        step, draws = inputs.put(self._mixed_arena, self._device_tables, n_splits)
+        step, draws = inputs.put(self._mixed_arena, self._device_tables, self._n_programs)
         special = self._send_special(inputs.places, inputs.requests, inputs.special)
         logits = self._model.forward(step, self._logits)
         if not inputs.places:
@@ -278,10 +305,6 @@ class TorchCuda:
             self._change_arena.send()
             self._device_tables.view(-1).index_copy_(0, indices.long(), blocks)
 
-    def _n_splits(self, n_rows: int) -> int:
-        n_processors = self._stream.n_processors
-        return splits_for(max(n_rows, 1), self._model.config.n_kv_heads, n_processors)
-
 
 def _copied(room: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """The leading part of `room`, in the shape of `values`, with a copy of them on its way."""
@@ -303,6 +326,17 @@ def _stream(on: str) -> DeviceStream:
     if (device.index or 0) >= n:
         raise UsageError(f"on: there is no '{on}'; this machine has cuda:0 to cuda:{n - 1}")
     return CudaStream(torch.device("cuda", device.index or 0))
+
+
+def _weights(source: ModelSource, seed: int, device: torch.device, dtype: torch.dtype) -> Weights:
+    try:
+        return load(source, seed, device, dtype)
+    except torch.OutOfMemoryError as error:
+        n_bytes, reason = source.config.n_params * dtype.itemsize, str(error).partition("\n")[0]
+        raise UsageError(
+            f"shape: '{source.name}' needs {n_bytes / 1e9:.1f} GB for its weights, which do not "
+            f"fit; choose a smaller shape: {reason}"
+        ) from error
 
 
 def _check_head_dim(config: ModelConfig) -> None:
@@ -340,7 +374,15 @@ def _measured_blocks(
         trial.execute(StepBatch(decodes=decodes, padding=padding))
         model.cache = model.memory(0)  # releases the trial's KV
 
-    memory = stream.memory_during(largest_step)
+    try:
+        memory = stream.memory_during(largest_step)
+    except torch.OutOfMemoryError as error:
+        reason = str(error).partition("\n")[0]
+        raise UsageError(
+            f"max_num_seqs: a step of {site.max_num_seqs} requests and {site.max_step_tokens} "
+            f"tokens does not fit next to the weights; lower max_num_seqs or the token budget: "
+            f"{reason}"
+        ) from error
     if memory is None:
         return max(_HOST_KV_BYTES // model.block_bytes, -(-site.max_model_len // site.block_tokens))
     used_bytes = memory.peak + memory.others

@@ -2,6 +2,7 @@
 
 A step of decodes alone, in a bucket of b rows:
     [8, b] = token, position, slot, table row, context, temperature (bits), key low, key high
+    then the work of the contexts, `tiles.work_size` numbers
 Any other step, through an arena:
     [3, T] = token, position, slot of each token: decodes first, then pieces of prompts
     [2, D] = table row, context of each decode; tiles of the prompts; [S, …] of each sampled token
@@ -19,9 +20,17 @@ import torch
 from numpy.typing import NDArray
 
 from reference_engine.executors.block_tables import BlockTables
-from reference_engine.executors.torch_memory import Arena, aligned
+from reference_engine.executors.torch_memory import Arena, FixedNumbers, aligned
 from reference_engine.executors.torch_sampling import Draws, SamplingTable
-from reference_engine.kernels.tiles import PromptPiece, Tiles, cut_tiles
+from reference_engine.kernels.tiles import (
+    DecodeWork,
+    KeptWork,
+    PromptPiece,
+    Tiles,
+    cut_tiles,
+    work_size,
+    write_work,
+)
 from reference_engine.model.filler import filler_pieces, filler_start
 from reference_engine.model.paged import PagedStep
 from reference_engine.state.batch import Row, StepBatch
@@ -29,6 +38,7 @@ from reference_engine.state.sequence import Request
 
 Ints = NDArray[np.int32]
 DECODE_FIELDS = 8
+_STRIDE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +53,8 @@ class RequestRows:
     def of(cls, n_rows: int, max_model_len: int, block_tokens: int, scratch: int) -> RequestRows:
         """Empty rows; `scratch` is the block that padding writes to."""
         sampling = SamplingTable(n_rows)
-        width = -(-max_model_len // block_tokens)
+        # Triton compiles a kernel again for strides that are no multiples of 16.
+        width = -(-max_model_len // (block_tokens * _STRIDE)) * _STRIDE
         return cls(BlockTables(n_rows, width, scratch, sampling.assign), sampling, block_tokens)
 
     def slots(self, rows: Ints, positions: Ints) -> Ints:
@@ -51,6 +62,54 @@ class RequestRows:
         size = self.block_tokens
         slots: Ints = self.tables.blocks(rows, positions // size) * size + positions % size
         return slots
+
+
+class DecodeInputs(NamedTuple):
+    """The inputs of a step of up to `bucket` decodes, at fixed addresses."""
+
+    fixed: FixedNumbers
+    fields: Ints  # [8, bucket], of `fixed`
+    work: Ints  # of the contexts, behind them
+    n_programs: int
+
+    @classmethod
+    def size(cls, bucket: int, n_programs: int) -> int:
+        """Numbers of an arena that they occupy."""
+        return aligned(DECODE_FIELDS * bucket) + aligned(work_size(bucket, n_programs))
+
+    @classmethod
+    def in_arena(cls, arena: Arena, bucket: int, n_programs: int) -> DecodeInputs:
+        fixed, n_fields = arena.fixed((cls.size(bucket, n_programs),)), DECODE_FIELDS * bucket
+        fields = fixed.numbers[:n_fields].reshape(DECODE_FIELDS, bucket)
+        return cls(fixed, fields, fixed.numbers[aligned(n_fields) :], n_programs)
+
+    def write(
+        self,
+        requests: Sequence[Request],
+        n_fillers: int,
+        start: int,
+        state: RequestRows,
+        kept: KeptWork,
+    ) -> list[int]:
+        """Write a step as `write_decodes` does, and its work. Returns the indices of the special
+        requests."""
+        special = write_decodes(self.fields, requests, n_fillers, start, state)
+        kept.write(self.fields[4], self.n_programs, self.work)
+        return special
+
+    @property
+    def on_device(self) -> torch.Tensor:
+        """[8, bucket]."""
+        return self.fixed.on_device[: self.fields.size].view(self.fields.shape)
+
+    def step(self, tables: torch.Tensor) -> tuple[PagedStep, Draws]:
+        """The step and the draws on the device."""
+        tokens, positions, slots, rows, contexts, temperatures, low, high = self.on_device.unbind(0)
+        bucket, begin = len(tokens), aligned(self.fields.size)
+        end = begin + work_size(bucket, self.n_programs)
+        work = DecodeWork.of(self.fixed.on_device[begin:end], bucket, self.n_programs)
+        step = PagedStep(tokens, positions, slots, tables, bucket, rows, contexts, work=work)
+        return step, Draws.of(temperatures, low, high)
 
 
 def write_decodes(
@@ -94,23 +153,13 @@ def _write_positions(
     np.add(positions, 1, out=contexts)
 
 
-def decode_step(
-    numbers: torch.Tensor, tables: torch.Tensor, n_splits: int
-) -> tuple[PagedStep, Draws]:
-    """The step and the draws of `numbers` [8, bucket] on the device."""
-    tokens, positions, slots, rows, contexts, temperatures, low, high = numbers.unbind(0)
-    step = PagedStep(
-        tokens, positions, slots, tables, len(tokens), rows, contexts, n_splits=n_splits
-    )
-    return step, Draws.of(temperatures, low, high)
-
-
 class MixedInputs(NamedTuple):
     """The inputs of a step of any rows. `places[i]` is the row of the logits for sampled request i
     of the batch, `requests[i]` that request; `special` are the indices of special requests."""
 
     flat: Ints  # [3, T]: token, position, slot
     reads: Ints  # [2, D]: table row, context
+    work: Ints  # of the D contexts
     tiles: Ints  # [N, 4]
     last: Ints  # [S]: positions whose logits are computed
     draws: Ints  # [3, S]
@@ -121,15 +170,16 @@ class MixedInputs(NamedTuple):
     @property
     def size(self) -> int:
         """Numbers of an arena that they occupy at most."""
-        parts = (self.flat, self.reads, self.tiles, self.last, self.draws)
-        return sum(part.size for part in parts) + 10 * aligned(1)
+        parts = (self.flat, self.reads, self.work, self.tiles, self.last, self.draws)
+        return sum(part.size for part in parts) + 11 * aligned(1)
 
-    def put(self, arena: Arena, tables: torch.Tensor, n_splits: int) -> tuple[PagedStep, Draws]:
+    def put(self, arena: Arena, tables: torch.Tensor, n_programs: int) -> tuple[PagedStep, Draws]:
         """Send them to the device."""
         # Row by row, so that each begins at an aligned address whatever the sizes: for other
         # addresses Triton would compile the kernels again.
         tokens, positions, slots = (arena.put(row) for row in self.flat)
         rows, contexts = (arena.put(row) for row in self.reads)
+        work = DecodeWork.of(arena.put(self.work), len(rows), n_programs)
         tiles, last = arena.put(self.tiles), arena.put(self.last)
         temperatures, low, high = (arena.put(row) for row in self.draws)
         arena.send()
@@ -143,7 +193,7 @@ class MixedInputs(NamedTuple):
             contexts,
             Tiles(tiles),
             last.long(),
-            n_splits,
+            work,
         )
         return step, Draws.of(temperatures, low, high)
 
@@ -159,11 +209,11 @@ class _Part(NamedTuple):
 
 
 def mixed_inputs(
-    batch: StepBatch, state: RequestRows, group: int, max_model_len: int
+    batch: StepBatch, state: RequestRows, group: int, max_model_len: int, n_programs: int
 ) -> MixedInputs:
     """The inputs of `batch`, in this order: decodes, decodes of padding, rows of a single token,
     pieces of prompts; prompts of padding are among the last two. `group` is the number of query
-    heads per KV head."""
+    heads per KV head, `n_programs` the number of decoding programs per KV head."""
     decodes, n, padding = batch.decodes, len(batch.decodes), batch.padding
     table_rows = state.tables.rows([*decodes, *(row.request for row in batch.rows)])
     decoding = np.empty((5, n + padding.decode_rows), np.int32)
@@ -199,7 +249,9 @@ def mixed_inputs(
     requests = [*(row.request for row in batch.rows if row.samples), *decodes]
     special = sampling.special(sampled_rows[places], n_outputs[places])
     reads, tiles = numbers[3:, :n_decoding], cut_tiles(pieces, group)
-    return MixedInputs(numbers[:3], reads, tiles, last, draws, places, requests, special)
+    work = np.zeros(work_size(n_decoding, n_programs), np.int32)
+    write_work(reads[1], n_programs, work)
+    return MixedInputs(numbers[:3], reads, work, tiles, last, draws, places, requests, special)
 
 
 def _parts(rows: Sequence[Row], table_rows: Sequence[int]) -> list[_Part]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch import Tensor
 from loadgen.errors import MissingDependency
 from reference_engine.kernels import plain
 from reference_engine.kernels.kv_memory import Kv
-from reference_engine.kernels.tiles import Tiles
+from reference_engine.kernels.tiles import DEFAULT_TUNING, DecodeWork, Tiles, Tuning
 
 Kernels = Literal["triton", "plain"]
 AddRmsNorm = Callable[[Tensor, Tensor | None, Tensor, float], Tensor]
@@ -18,9 +19,9 @@ SiluMul = Callable[[Tensor], Tensor]
 RopeWrite = Callable[
     [Tensor, Tensor, Tensor, tuple[Tensor, Tensor], Tensor | None, float, Kv], Tensor
 ]
-DecodeAttention = Callable[[Tensor, Kv, Tensor, Tensor, Tensor, int], Tensor]
+DecodeAttention = Callable[[Tensor, Kv, Tensor, Tensor, Tensor, DecodeWork], Tensor]
 ChunkAttention = Callable[[Tensor, Kv, Tensor, Tiles], Tensor]
-FusedAttention = Callable[[Tensor, Kv, Tensor, Tensor, Tensor, int, Tiles], Tensor]
+FusedAttention = Callable[[Tensor, Kv, Tensor, Tensor, Tensor, DecodeWork, Tiles], Tensor]
 Sample = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -47,8 +48,9 @@ PLAIN = Ops(
 )
 
 
-def ops(kernels: Kernels) -> Ops:
-    """The operations by name. Raises MissingDependency for `triton` if it is not installed."""
+def ops(kernels: Kernels, tuning: Tuning = DEFAULT_TUNING) -> Ops:
+    """The operations by name; `plain` ignores `tuning`. Raises MissingDependency for `triton` if
+    it is not installed."""
     if kernels == "plain":
         return PLAIN
     try:
@@ -63,9 +65,9 @@ def ops(kernels: Kernels) -> Ops:
         pointwise.add_rms_norm,
         pointwise.silu_mul,
         rope.rope_write,
-        paged_attention.decode_attention,
-        paged_attention.chunk_attention,
-        paged_attention.fused_attention,
+        partial(paged_attention.decode_attention, tuning=tuning),
+        partial(paged_attention.chunk_attention, tuning=tuning),
+        partial(paged_attention.fused_attention, tuning=tuning),
         token_sampling.sample,
     )
     return Ops(*functions)

@@ -1,6 +1,6 @@
 """Attention kernels over paged KV memory: for decoding rows, pieces of prompts, and both at once.
 
-    decode_attention   a program per sequence, KV head and split of the context
+    decode_attention   a fixed number of programs per KV head, which share pieces of the contexts
     chunk_attention    a program per tile of a prompt and KV head
     fused_attention    the programs of both in a single launch
 
@@ -9,6 +9,7 @@ once, for all query heads that share it.
 
 Sources: online softmax of FlashAttention-2 (arXiv 2307.08691), Algorithm 1; block tables of
 PagedAttention (SOSP'23); Flash-Decoding (Dao et al., 2023, pytorch.org/blog/flash-decoding);
+FlashInfer (arXiv 2501.01005) for the work items;
 POD-Attention (arXiv 2410.18038) for the single launch.
 """
 
@@ -19,9 +20,9 @@ import triton
 import triton.language as tl
 
 from reference_engine.kernels.kv_memory import Kv
-from reference_engine.kernels.tiles import TILE_ROWS, Tiles
+from reference_engine.kernels.tiles import DEFAULT_TUNING, TILE_ROWS, DecodeWork, Tiles, Tuning
 
-_KEYS = 64  # keys per pass of the loop over a context
+_JOINED = 16  # partial results per pass of a join
 _LOG2_E = 1.4426950408889634  # scores are in units of log 2: a GPU has an instruction for exp2
 
 
@@ -31,36 +32,43 @@ def decode_attention(
     tables: torch.Tensor,
     rows: torch.Tensor,
     contexts: torch.Tensor,
-    n_splits: int,
+    work: DecodeWork,
+    tuning: Tuning = DEFAULT_TUNING,
 ) -> torch.Tensor:
-    """The grid depends on the size of the batch alone, so that a CUDA graph serves all context
-    lengths. The price is programs without work where a context is short."""
-    n_rows, n_q, head_dim = q.shape
+    """The grid is fixed and the work is read from memory, so that a CUDA graph serves all context
+    lengths. `contexts` are those that `work` divides."""
+    n_q, head_dim = q.shape[1:]
     n_kv, block_tokens = cache.numbers.shape[2:4]
     group = n_q // n_kv
     out = torch.empty_like(q)
-    part, stats = _split_results(q, n_splits)
-    decode_kernel[(n_rows, n_kv, n_splits)](
-        q, *cache.arguments(), tables, rows, contexts, out, part, stats[0], stats[1],
+    part, stats = _partial_results(q, work)
+    decode_kernel[(work.n_programs, n_kv)](
+        q, *cache.arguments(), tables, rows, work.bounds, work.items, out, part, stats[0], stats[1],
         head_dim**-0.5 * _LOG2_E, tables.stride(0),
         N_KV=n_kv, GROUP=group, ROWS=_decode_rows(group), HEAD=head_dim,
-        PAGE=block_tokens, KEYS=_KEYS, IS_SCALED=cache.scales is not None, SPLITS=n_splits,
-        num_warps=4, num_stages=3,
+        PAGE=block_tokens, KEYS=tuning.decode_keys, IS_SCALED=cache.scales is not None,
+        num_warps=tuning.decode_warps, num_stages=tuning.decode_stages,
     )  # fmt: skip
-    _join(part, stats, out)
+    _join(part, stats, work, out, n_kv)
     return out
 
 
-def chunk_attention(q: torch.Tensor, cache: Kv, tables: torch.Tensor, tiles: Tiles) -> torch.Tensor:
+def chunk_attention(
+    q: torch.Tensor,
+    cache: Kv,
+    tables: torch.Tensor,
+    tiles: Tiles,
+    tuning: Tuning = DEFAULT_TUNING,
+) -> torch.Tensor:
     n_q, head_dim = q.shape[1:]
     n_kv, block_tokens = cache.numbers.shape[2:4]
     out = torch.empty_like(q)
     chunk_kernel[(len(tiles), n_kv)](
         q, *cache.arguments(), tables, tiles.table, out, head_dim**-0.5 * _LOG2_E,
         tables.stride(0),
-        N_KV=n_kv, GROUP=n_q // n_kv, ROWS=TILE_ROWS, HEAD=head_dim, PAGE=block_tokens, KEYS=_KEYS,
-        IS_SCALED=cache.scales is not None,
-        num_warps=4, num_stages=2,
+        N_KV=n_kv, GROUP=n_q // n_kv, ROWS=TILE_ROWS, HEAD=head_dim, PAGE=block_tokens,
+        KEYS=tuning.chunk_keys, IS_SCALED=cache.scales is not None,
+        num_warps=tuning.chunk_warps, num_stages=tuning.chunk_stages,
     )  # fmt: skip
     return out
 
@@ -71,8 +79,9 @@ def fused_attention(
     tables: torch.Tensor,
     rows: torch.Tensor,
     contexts: torch.Tensor,
-    n_splits: int,
+    work: DecodeWork,
     tiles: Tiles,
+    tuning: Tuning = DEFAULT_TUNING,
 ) -> torch.Tensor:
     """Decoding is limited by memory and prompts by the tensor cores, so programs of both kinds on
     a multiprocessor fill each other's waits. The first program ids decode: the hardware starts
@@ -82,15 +91,16 @@ def fused_attention(
     n_kv, block_tokens = cache.numbers.shape[2:4]
     group = n_q // n_kv
     out = torch.empty_like(q)
-    part, stats = _split_results(q[:n_rows], n_splits)
-    fused_kernel[((n_rows * n_splits + len(tiles)) * n_kv,)](
-        q, q[n_rows:], *cache.arguments(), tables, rows, contexts, tiles.table, out, out[n_rows:],
-        part, stats[0], stats[1], head_dim**-0.5 * _LOG2_E, tables.stride(0), n_rows,
+    part, stats = _partial_results(q[:n_rows], work)
+    fused_kernel[((work.n_programs + len(tiles)) * n_kv,)](
+        q, q[n_rows:], *cache.arguments(), tables, rows, work.bounds, work.items, tiles.table, out,
+        out[n_rows:], part, stats[0], stats[1], head_dim**-0.5 * _LOG2_E, tables.stride(0),
+        work.n_programs,
         N_KV=n_kv, GROUP=group, DECODE_ROWS=_decode_rows(group), TILE_ROWS=TILE_ROWS, HEAD=head_dim,
-        PAGE=block_tokens, KEYS=_KEYS, IS_SCALED=cache.scales is not None, SPLITS=n_splits,
-        num_warps=4, num_stages=2,
+        PAGE=block_tokens, KEYS=tuning.chunk_keys, IS_SCALED=cache.scales is not None,
+        num_warps=tuning.chunk_warps, num_stages=tuning.chunk_stages,
     )  # fmt: skip
-    _join(part, stats, out)
+    _join(part, stats, work, out, n_kv)
     return out
 
 
@@ -100,33 +110,33 @@ def _decode_rows(group: int) -> int:
     return max(16, int(triton.next_power_of_2(group)))
 
 
-def _split_results(q: torch.Tensor, n_splits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Memory for the results of splits, float32: values [S, Hq, splits, hd]; peaks and sums
-    [2, S, Hq, splits]. If `n_splits` is 1 the kernels write neither."""
-    shape = (*q.shape[:2], n_splits)
+def _partial_results(q: torch.Tensor, work: DecodeWork) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory for the results of pieces, float32: values [N, Hq, hd]; peaks and sums [2, N, Hq]."""
+    shape = (len(work.items), q.shape[1])
     part = q.new_empty((*shape, q.shape[2]), dtype=torch.float32)
     return part, q.new_empty((2, *shape), dtype=torch.float32)
 
 
-def _join(part: torch.Tensor, stats: torch.Tensor, out: torch.Tensor) -> None:
-    """Write the joined results of splits to the first rows of `out`."""
-    n_rows, n_q, n_splits, head_dim = part.shape
-    if n_splits > 1:
-        join_kernel[(n_rows * n_q,)](
-            part, stats[0], stats[1], out, HEAD=head_dim, SPLITS=n_splits, num_warps=1
-        )
+def _join(
+    part: torch.Tensor, stats: torch.Tensor, work: DecodeWork, out: torch.Tensor, n_kv: int
+) -> None:
+    """Write the joined results of contexts in several pieces to the first rows of `out`."""
+    n_q, head_dim = part.shape[1:]
+    join_kernel[(len(work.joins), n_kv)](
+        part, stats[0], stats[1], work.joins, out, N_Q=n_q, GROUP=n_q // n_kv, HEAD=head_dim,
+        PARTS=_JOINED, num_warps=1,
+    )  # fmt: skip
 
 
 @triton.jit
 def decode_kernel(
-    q, cache, scales, tables, rows, contexts, out, part, peaks, sums, scale, table_width,
+    q, cache, scales, tables, rows, bounds, items, out, part, peaks, sums, scale, table_width,
     N_KV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr,
-    PAGE: tl.constexpr, KEYS: tl.constexpr, IS_SCALED: tl.constexpr, SPLITS: tl.constexpr,
+    PAGE: tl.constexpr, KEYS: tl.constexpr, IS_SCALED: tl.constexpr,
 ):  # fmt: skip
-    attend_split(
-        tl.program_id(0), tl.program_id(1), tl.program_id(2), q, cache, scales, tables, rows,
-        contexts, out, part, peaks, sums, scale, table_width, N_KV, GROUP, ROWS, HEAD, PAGE, KEYS,
-        IS_SCALED, SPLITS,
+    attend_items(
+        tl.program_id(0), tl.program_id(1), q, cache, scales, tables, rows, bounds, items, out,
+        part, peaks, sums, scale, table_width, N_KV, GROUP, ROWS, HEAD, PAGE, KEYS, IS_SCALED,
     )  # fmt: skip
 
 
@@ -142,69 +152,67 @@ def chunk_kernel(
     )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["n_programs"])
 def fused_kernel(
-    q, q_tiles, cache, scales, tables, rows, contexts, tiles, out, out_tiles, part, peaks, sums,
-    scale, table_width, n_rows,
+    q, q_tiles, cache, scales, tables, rows, bounds, items, tiles, out, out_tiles, part, peaks,
+    sums, scale, table_width, n_programs,
     N_KV: tl.constexpr, GROUP: tl.constexpr, DECODE_ROWS: tl.constexpr, TILE_ROWS: tl.constexpr,
     HEAD: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, IS_SCALED: tl.constexpr,
-    SPLITS: tl.constexpr,
 ):  # fmt: skip
-    program = tl.program_id(0)
-    head = program % N_KV
-    unit = program // N_KV
-    n_decode = n_rows * SPLITS
-    if unit < n_decode:
-        attend_split(
-            unit // SPLITS, head, unit % SPLITS, q, cache, scales, tables, rows, contexts, out,
-            part, peaks, sums, scale, table_width, N_KV, GROUP, DECODE_ROWS, HEAD, PAGE, KEYS,
-            IS_SCALED, SPLITS,
+    head = tl.program_id(0) % N_KV
+    unit = tl.program_id(0) // N_KV
+    if unit < n_programs:
+        attend_items(
+            unit, head, q, cache, scales, tables, rows, bounds, items, out, part, peaks, sums,
+            scale, table_width, N_KV, GROUP, DECODE_ROWS, HEAD, PAGE, KEYS, IS_SCALED,
         )  # fmt: skip
     else:
         attend_tile(
-            unit - n_decode, head, q_tiles, cache, scales, tables, tiles, out_tiles, scale,
+            unit - n_programs, head, q_tiles, cache, scales, tables, tiles, out_tiles, scale,
             table_width, N_KV, GROUP, TILE_ROWS, HEAD, PAGE, KEYS, IS_SCALED,
         )  # fmt: skip
 
 
 @triton.jit
-def attend_split(
-    sequence, head, split, q, cache, scales, tables, rows, contexts, out, part, peaks, sums, scale,
+def attend_items(
+    program, head, q, cache, scales, tables, rows, bounds, items, out, part, peaks, sums, scale,
     table_width,
     N_KV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr,
-    PAGE: tl.constexpr, KEYS: tl.constexpr, IS_SCALED: tl.constexpr, SPLITS: tl.constexpr,
+    PAGE: tl.constexpr, KEYS: tl.constexpr, IS_SCALED: tl.constexpr,
 ):  # fmt: skip
-    """Attention of a sequence and a KV head over a split of the context. Writes to `out` if the
-    context is not split, else to `part`, `peaks` and `sums` for `join_kernel`."""
-    context = tl.load(contexts + sequence)
-    table = tables + tl.load(rows + sequence).to(tl.int64) * table_width
-    size = tl.cdiv(tl.cdiv(context, SPLITS), KEYS) * KEYS
-    begin = split * size
-    end = tl.minimum(begin + size, context)
+    """Attention of a KV head over the items of a program. Writes to `out` if a context is a single
+    piece, else to `part`, `peaks` and `sums` for `join_kernel`."""
     row = tl.arange(0, ROWS)
     key = tl.arange(0, KEYS)
     d = tl.arange(0, HEAD)
     is_row = row < GROUP
-    q_head = (sequence * N_KV + head) * GROUP + row
-    query = tl.load(q + q_head[:, None] * HEAD + d[None, :], mask=is_row[:, None], other=0.0)
-    peak = tl.full((ROWS,), float("-inf"), tl.float32)
-    total = tl.zeros((ROWS,), tl.float32)
-    mixed = tl.zeros((ROWS, HEAD), tl.float32)
-    for start in range(begin, end, KEYS):
-        at = start + key
-        inside = at < end
-        peak, total, mixed = attend_keys(
-            query, cache, scales, table, head, at, inside, inside[None, :], d, scale,
-            peak, total, mixed, N_KV, HEAD, PAGE, IS_SCALED,
-        )  # fmt: skip
-    if SPLITS == 1:
-        value = (mixed / total[:, None]).to(out.dtype.element_ty)
-        tl.store(out + q_head[:, None] * HEAD + d[None, :], value, mask=is_row[:, None])
-    else:
-        to = q_head.to(tl.int64) * SPLITS + split
-        tl.store(part + to[:, None] * HEAD + d[None, :], mixed, mask=is_row[:, None])
-        tl.store(peaks + to, peak, mask=is_row)
-        tl.store(sums + to, total, mask=is_row)
+    for number in range(tl.load(bounds + program), tl.load(bounds + program + 1)):
+        item = items + number * 4
+        sequence = tl.load(item)
+        begin = tl.load(item + 1)
+        end = tl.load(item + 2)
+        place = tl.load(item + 3)
+        table = tables + tl.load(rows + sequence).to(tl.int64) * table_width
+        q_head = (sequence * N_KV + head) * GROUP + row
+        query = tl.load(q + q_head[:, None] * HEAD + d[None, :], mask=is_row[:, None], other=0.0)
+        peak = tl.full((ROWS,), float("-inf"), tl.float32)
+        total = tl.zeros((ROWS,), tl.float32)
+        mixed = tl.zeros((ROWS, HEAD), tl.float32)
+        for start in range(begin, end, KEYS):
+            at = start + key
+            inside = at < end
+            peak, total, mixed = attend_keys(
+                query, cache, scales, table, head, at, inside, inside[None, :], d, scale,
+                peak, total, mixed, N_KV, HEAD, PAGE, IS_SCALED,
+            )  # fmt: skip
+        if place < 0:
+            value = (mixed / total[:, None]).to(out.dtype.element_ty)
+            tl.store(out + q_head[:, None] * HEAD + d[None, :], value, mask=is_row[:, None])
+        else:
+            to = (place * N_KV + head).to(tl.int64) * GROUP + row
+            tl.store(part + to[:, None] * HEAD + d[None, :], mixed, mask=is_row[:, None])
+            tl.store(peaks + to, peak, mask=is_row)
+            tl.store(sums + to, total, mask=is_row)
 
 
 @triton.jit
@@ -279,13 +287,36 @@ def attend_keys(
 
 
 @triton.jit
-def join_kernel(part, peaks, sums, out, HEAD: tl.constexpr, SPLITS: tl.constexpr):
-    """Join the splits of a sequence and a query head."""
-    head = tl.program_id(0).to(tl.int64)
-    split = head * SPLITS + tl.arange(0, SPLITS)
+def join_kernel(
+    part, peaks, sums, joins, out,
+    N_Q: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """Join the pieces of a sequence, for the query heads of a KV head; nothing is to be done if
+    there is a single piece."""
+    sequence = tl.program_id(0)
+    first = tl.load(joins + sequence * 2)
+    n_pieces = tl.load(joins + sequence * 2 + 1)
     d = tl.arange(0, HEAD)
-    peak = tl.load(peaks + split)  # -inf of a split beyond the context: its weight becomes 0
-    weight = tl.exp2(peak - tl.max(peak, 0))
-    mixed = tl.load(part + split[:, None] * HEAD + d[None, :])
-    value = tl.sum(mixed * weight[:, None], 0) / tl.sum(tl.load(sums + split) * weight, 0)
-    tl.store(out + head * HEAD + d, value.to(out.dtype.element_ty))
+    if n_pieces > 1:
+        for offset in range(GROUP):
+            q_head = tl.program_id(1) * GROUP + offset
+            peak = tl.full((1,), float("-inf"), tl.float32)
+            total = tl.zeros((1,), tl.float32)
+            mixed = tl.zeros((HEAD,), tl.float32)
+            for begin in range(0, n_pieces, PARTS):
+                at = begin + tl.arange(0, PARTS)
+                inside = at < n_pieces
+                place = (first + at).to(tl.int64) * N_Q + q_head
+                peak_of = tl.load(peaks + place, mask=inside, other=float("-inf"))
+                higher = tl.maximum(peak, tl.max(peak_of, 0))
+                weight = tl.exp2(peak_of - higher)
+                shrink = tl.exp2(peak - higher)
+                sum_of = tl.load(sums + place, mask=inside, other=0.0)
+                values = tl.load(
+                    part + place[:, None] * HEAD + d[None, :], mask=inside[:, None], other=0.0
+                )
+                total = total * shrink + tl.sum(sum_of * weight, 0)
+                mixed = mixed * shrink + tl.sum(values * weight[:, None], 0)
+                peak = higher
+            value = (mixed / total).to(out.dtype.element_ty)
+            tl.store(out + (sequence * N_Q + q_head).to(tl.int64) * HEAD + d, value)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 
 from reference_engine.kernels.kv_memory import SMALLEST, Kv, indexable
-from reference_engine.kernels.tiles import Tiles
+from reference_engine.kernels.tiles import DecodeWork, Tiles
 
 _LOW = 0xFFFF_FFFF
 
@@ -74,13 +74,13 @@ def decode_attention(
     tables: torch.Tensor,
     rows: torch.Tensor,
     contexts: torch.Tensor,
-    n_splits: int,
+    work: DecodeWork,
 ) -> torch.Tensor:
     """Softmax(q·kᵀ/√hd)·v, [S, Hq, hd], for a single position of each sequence.
 
     Sequence i attends to the first `contexts[i]` ≥ 1 tokens of the blocks in `tables[rows[i]]`.
-    `n_splits` is the number of splits of the context in the kernel; it changes rounding only, and
-    has no effect here.
+    `work` is the division of these contexts in the kernel; it changes rounding only, and has no
+    effect here.
     """
     out = torch.empty_like(q)
     for i, (row, n_context) in enumerate(zip(rows.tolist(), contexts.tolist(), strict=True)):
@@ -103,13 +103,13 @@ def fused_attention(
     tables: torch.Tensor,
     rows: torch.Tensor,
     contexts: torch.Tensor,
-    n_splits: int,
+    work: DecodeWork,
     tiles: Tiles,
 ) -> torch.Tensor:
     """Both at once, [T, Hq, hd]: the first positions of `q` decode, in the order of `rows`; `tiles`
     count the positions after them from 0."""
     n = len(rows)
-    decoded = decode_attention(q[:n], cache, tables, rows, contexts, n_splits)
+    decoded = decode_attention(q[:n], cache, tables, rows, contexts, work)
     return torch.cat((decoded, chunk_attention(q[n:], cache, tables, tiles)))
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.ops import Ops
-from reference_engine.kernels.tiles import Tiles
+from reference_engine.kernels.tiles import DecodeWork, Tiles
 from reference_engine.model.llama import rotary_tables
 from reference_engine.model.weights import Weights, fused_layer
 from reference_engine.state.model_config import KvDtype, ModelConfig
@@ -33,7 +33,7 @@ class PagedStep(NamedTuple):
     contexts: torch.Tensor  # [n_decode], tokens to attend to
     tiles: Tiles | None = None
     last: torch.Tensor | None = None  # [S] int64, positions whose logits are computed; None for all
-    n_splits: int = 1
+    work: DecodeWork | None = None  # of `contexts`; None without any
 
 
 class PagedLlama:
@@ -110,11 +110,13 @@ class PagedLlama:
     def _attend(self, q: torch.Tensor, cache: Kv, step: PagedStep) -> torch.Tensor:
         """[T, Hq, hd]."""
         n, ops, tiles = step.n_decode, self._ops, step.tiles
-        decodes = (step.tables, step.rows, step.contexts, step.n_splits)
+        if not n:
+            assert tiles is not None, "a step without positions"
+            return ops.chunk_attention(q, cache, step.tables, tiles)
+        assert step.work is not None, f"{n} decoding positions without their work"
+        decodes = (step.tables, step.rows, step.contexts, step.work)
         if tiles is None or not len(tiles):
             return ops.decode_attention(q[:n], cache, *decodes)
-        if not n:
-            return ops.chunk_attention(q, cache, step.tables, tiles)
         if self._is_fused:
             return ops.fused_attention(q, cache, *decodes, tiles)
         decoded = ops.decode_attention(q[:n], cache, *decodes)

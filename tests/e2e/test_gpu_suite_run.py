@@ -1,11 +1,13 @@
-"""The whole GPU suite at a 64th of the size, on a stand-in for a GPU."""
+"""The stages of the GPU suite at a 64th of the size, on a stand-in for a GPU."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
+import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,56 +17,105 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import gpu_suite  # noqa: E402
 from rig import gpu_server  # noqa: E402
-from rig.gpu_ceilings import Place  # noqa: E402
+from rig.gpu_results import combined  # noqa: E402
+from rig.gpu_stages import STAGES  # noqa: E402
 
 from targets.embed import engine  # noqa: E402
-from tests.reference_engine.cuda_stand_in import StandIn  # noqa: E402
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 
-def test_the_whole_suite_measures_compares_with_goals_and_writes(tmp_path, monkeypatch, capsys):
-    """Goals may be missed, tests/gpu skips itself, and transformers is made to be missing: the exit
-    code is 1."""
+SMALL = [sys.executable, "-m", "tests.reference_engine.gpu_part_stand_in"]
+NOT_INSTALLED = "ModuleNotFoundError: import of transformers halted; None in sys.modules"
+
+
+def small(name, result, merged, logs):
+    return [*SMALL, name, str(result), str(merged), str(logs), "--small"]
+
+
+def measured(tmp_path, number: int) -> tuple[int, dict[str, Any]]:
+    """The exit code and the result of a stage."""
     if torch.cuda.is_available():
-        pytest.skip("there is a GPU: make gpu-check")
-    monkeypatch.setitem(sys.modules, "transformers", None)
+        pytest.skip("there is a GPU: scripts/gpu-check")
+    code = gpu_suite.main(
+        ["--stage", str(number), "--out", str(tmp_path)], small, "NVIDIA H200", 10
+    )
+    (path,) = tmp_path.glob("gpu-h200-*.json")
+    result = json.loads(path.read_text())
+    assert list(result["parts"]) == list(STAGES[number])
+    return code, result
+
+
+def goals(result: dict[str, Any]) -> set[str]:
+    return {goal["name"] for part in result["parts"].values() for goal in part["goals"]}
+
+
+def test_stage_1_measures_compares_with_goals_and_writes(tmp_path, capsys):
+    """Goals may be missed, and tests/gpu skips itself: the exit code is 1."""
+    code, result = measured(tmp_path, 1)
+    assert code == 1
+    assert combined(result, "failures") == {
+        "tests": "RuntimeError: the tests of tests/gpu ended with 5 and 5"
+    }
+    figures = combined(result, "figures")
+    assert len(figures["kernels"]) == 14
+    assert all(len(row["each_s"]) == 2 for row in figures["kernels"])
+    assert [(row["shape"], row["rows"]) for row in figures["decode_steps"]] == [
+        ("0.6b", 1), ("0.6b", 32), ("0.6b", 256), ("8b", 1), ("8b", 32), ("8b", 256)
+    ]  # fmt: skip
+    assert len(figures["throughput"]["runs"]) == 2
+    assert goals(result) == {
+        "decode attention, batch 4, context 16", "decode attention, batch 4, context 128",
+        "decode step 0.6b, batch 32", "decode step 0.6b, batch 256", "decode step 8b, batch 32",
+        "decode step 8b, batch 256", "8 requests, in/out U(4, 20), 0.6b",
+        "plan + prepare at 256 sequences",
+    }  # fmt: skip
+    (path,) = tmp_path.glob("*.md")
+    text = path.read_text()
+    assert text in capsys.readouterr().out
+    for heading in ("| target |", "| kernel |", "| part |", "- **failed**: tests"):
+        assert heading in text
+
+
+def test_stage_2_measures_http_and_modes_and_records_that_transformers_is_missing(tmp_path):
+    code, result = measured(tmp_path, 2)
+    assert code == 1
+    assert combined(result, "failures") == {
+        "generate_batch": NOT_INSTALLED, "generate": NOT_INSTALLED
+    }  # fmt: skip
+    figures = combined(result, "figures")
+    assert list(figures["modes"]["of"]) == ["static", "continuous", "prefill_first", "chunked"]
+    assert len(figures["modes"]["capacity_per_s"]) == 2
+    assert len(figures["http"]["served"]) == len(figures["http"]["alone"]) == 2
+    assert len(figures["long_answers"]["points"]) == 3
+    assert goals(result) == {
+        "8b, batch 32, 8 k outputs, extrapolated",
+        "HTTP path against the engine alone, 256 streams, 1b",
+    }
+    (archive,) = tmp_path.glob("*.tgz")
+    with tarfile.open(archive) as tar:
+        assert {"logs/steps-http/engine_steps.parquet", "logs/http.txt"} <= set(tar.getnames())
+
+
+def test_stage_3_measures_mixed_contexts_other_tiles_and_whole_outputs(tmp_path, monkeypatch):
     tool = tmp_path / "bin" / "compute-sanitizer"
     tool.parent.mkdir()
     tool.write_text("#!/bin/sh\necho 12 passed in 9 s; echo ERROR SUMMARY: 0 errors\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tool.parent), prepend=os.pathsep)
-    out, place = tmp_path / "results", Place("cpu", torch.float32, 64, cuda=StandIn())
-    assert gpu_suite.main(["--experiments", "--out", str(out)], place) == 1
-    (path,) = out.glob("gpu-h200-*.json")
-    results = json.loads(path.read_text())
-    failures = results["failures"]
-    assert set(failures) == {"transformers", "tests"}
-    assert failures["tests"] == "RuntimeError: the tests of tests/gpu ended with 5 and 5"
-    assert list(results["seconds"]) == [*gpu_suite.PARTS, "experiments"]
-    assert results["gpu"] == {"name": "NVIDIA H200", "memory_bytes": 8 << 30}
-    assert len(results["kernels"]) == 14
-    assert [(row["shape"], row["rows"]) for row in results["decode_steps"]] == [
-        ("0.6b", 1), ("0.6b", 32), ("0.6b", 256), ("8b", 1), ("8b", 32), ("8b", 256)
-    ]  # fmt: skip
-    assert list(results["modes"]["of"]) == ["static", "continuous", "prefill_first", "chunked"]
-    assert results["sanitizer"] == "clean: 12 tests"
-    assert list(results["experiments"]["attention"]) == ["auto", "fp8", "int8"]
-    assert {goal["name"] for goal in results["goals"]} == {
-        "decode attention, batch 4, context 16", "decode attention, batch 4, context 128",
-        "decode step 0.6b, batch 32", "decode step 0.6b, batch 256", "decode step 8b, batch 32",
-        "decode step 8b, batch 256", "8b, batch 32, 8 k outputs, extrapolated",
-        "8 requests, in/out U(4, 20), 0.6b", "plan + prepare at 256 sequences",
-        "HTTP path against the engine alone, 256 streams, 1b",
-    }  # fmt: skip
-    assert {path.name for path in (out / "gpu-logs" / "steps").iterdir()} == {
-        "engine_events.parquet", "engine_steps.parquet"
-    }  # fmt: skip
-    text = path.with_suffix(".md").read_text()
-    assert text in capsys.readouterr().out
-    for heading in ("| target |", "| kernel |", "| mode |", "| KV | decode", "- **failed**: tests"):
-        assert heading in text
-    assert "Parts of the GPU: not run: No module named 'cuda'" in text
+    code, result = measured(tmp_path, 3)
+    assert code == 1
+    assert combined(result, "failures") == {}
+    figures = combined(result, "figures")
+    assert figures["sanitizer"] == dict.fromkeys(
+        ("memcheck", "racecheck", "initcheck"), "clean: 12 tests"
+    )
+    assert len(figures["mixed_contexts"]) == len(figures["mixed_steps"]) == 3
+    assert len(figures["sweep"]) == 16
+    assert list(figures["experiments"]["attention"]) == ["auto", "fp8", "int8"]
+    assert figures["experiments"]["parts of a GPU"].startswith("not run: No module named 'cuda'")
+    assert figures["long"]["whole_s"] > 0
+    assert "decode attention, a row of 32 k among 63 of 1 k" in goals(result)
 
 
 def test_the_clients_count_the_tokens_of_a_real_server(tmp_path):

@@ -53,10 +53,16 @@ def test_rope_write(draw, heads, has_norm):
 
 
 @over_layouts
-@pytest.mark.parametrize("n_splits", [1, 4, 32])
-def test_decode_attention(draw, heads, n_splits):
+@pytest.mark.parametrize("n_programs", [1, 5, 132])
+def test_decode_attention(draw, heads, n_programs):
     n_kv, group, head_dim = heads
-    cases.check_decode(draw, [1, 16, 17, 1000, 4097], n_kv, group, head_dim, 16, n_splits)
+    cases.check_decode(draw, [1, 16, 17, 1000, 4097], n_kv, group, head_dim, 16, n_programs)
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
+def test_decode_attention_of_a_long_row_among_short_rows(kv_dtype):
+    draw = Draw.of(12, torch.bfloat16, "cuda")
+    cases.check_decode(draw, [32_768, *[1024] * 63], 8, 4, 128, 16, 33, kv_dtype)
 
 
 @over_layouts

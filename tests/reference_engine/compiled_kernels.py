@@ -20,7 +20,8 @@ from triton.compiler import ASTSource
 
 from reference_engine.kernels import paged_attention, pointwise, rope, token_sampling
 
-Compiled = tuple[str, str]  # the PTX, and the log of NVIDIA's assembler
+# The PTX, the log of NVIDIA's assembler, and the bytes of shared memory of a program.
+Compiled = tuple[str, str, int]
 HOPPER = GPUTarget("cuda", 90, 32)
 INSTRUCTIONS = (
     "mma.sync",
@@ -35,7 +36,7 @@ B, F, INT, LONG = "*bf16", "*fp32", "*i32", "*i64"
 
 
 def compiled(fn: Any, types: dict[str, str], constants: dict[str, Any], **options: int) -> Compiled:
-    """The PTX of `fn` and the log of its assembler, with pointers and strides that are multiples of
+    """`fn` compiled, with pointers and strides that are multiples of
     16, as torch's are."""
     signature = {name: types.get(name, "constexpr") for name in fn.arg_names}
     attrs = {
@@ -45,12 +46,12 @@ def compiled(fn: Any, types: dict[str, str], constants: dict[str, Any], **option
     }
     source = ASTSource(fn=fn, signature=signature, constexprs=constants, attrs=attrs)
     with redirect_stdout(StringIO()) as log:
-        asm = triton.compile(source, target=HOPPER, options=options).asm
-    return asm["ptx"], log.getvalue()
+        kernel = triton.compile(source, target=HOPPER, options=options)
+    return kernel.asm["ptx"], log.getvalue(), kernel.metadata.shared
 
 
 def all_kernels() -> dict[str, Compiled]:
-    """The PTX and the log of each kernel, as the 8b shape launches them. Kernels that read or write
+    """Each kernel, as the 8b shape launches them. Kernels that read or write
     KV come also with KV in 8 bits, with a suffix."""
     kernels = _pointwise()
     for suffix, kv, largest in (("", B, 0.0), ("_int8", "*i8", 127.0), ("_fp8", "*fp8e4nv", 448.0)):
@@ -64,15 +65,15 @@ def _over_kv(kv: str, largest: float) -> dict[str, Compiled]:
     read = cache | {"q": B, "tables": INT, "out": B, "scale": "fp32", "table_width": "i32"}
     parts = {"part": F, "peaks": F, "sums": F}
     qkv = {"qkv": B, "positions": INT, "slots": INT, "cosines": F, "sines": F, "qk_norm": B}
-    behind = {"rows": INT, "contexts": INT, "tiles": INT, "n_rows": "i32"}
-    behind |= {"q_tiles": B, "out_tiles": B}
+    work = {"rows": INT, "bounds": INT, "items": INT}
+    behind = {"tiles": INT, "q_tiles": B, "out_tiles": B, "n_programs": "i32"}
     rope_constants = {"N_Q": 32, "N_KV": 8, "PAGE": 16, "HEAD": 128, "HAS_NORM": True}
     keep = {"LARGEST": largest, "SMALLEST": 1e-20, "IS_INT": kv == "*i8"}
     return {
         "decode": compiled(
             paged_attention.decode_kernel,
-            read | parts | {"rows": INT, "contexts": INT},
-            heads | {"ROWS": 16, "SPLITS": 4},
+            read | parts | work,
+            heads | {"ROWS": 16},
             num_warps=4,
             num_stages=3,
         ),
@@ -85,8 +86,8 @@ def _over_kv(kv: str, largest: float) -> dict[str, Compiled]:
         ),
         "fused": compiled(
             paged_attention.fused_kernel,
-            read | parts | behind,
-            heads | {"DECODE_ROWS": 16, "TILE_ROWS": 64, "SPLITS": 4},
+            read | parts | work | behind,
+            heads | {"DECODE_ROWS": 16, "TILE_ROWS": 64},
             num_warps=4,
             num_stages=2,
         ),
@@ -105,7 +106,10 @@ def _pointwise() -> dict[str, Compiled]:
     best = {"best": F, "where": INT}
     return {
         "decode_join": compiled(
-            paged_attention.join_kernel, parts | {"out": B}, {"HEAD": 128, "SPLITS": 4}, num_warps=1
+            paged_attention.join_kernel,
+            parts | {"out": B, "joins": INT},
+            {"N_Q": 32, "GROUP": 4, "HEAD": 128, "PARTS": 16},
+            num_warps=1,
         ),
         "norm": compiled(
             pointwise.norm_kernel,
@@ -134,11 +138,20 @@ def spilled_bytes(log: str) -> int:
     return int(spills[1]) + int(spills[2])
 
 
+def registers(log: str) -> int:
+    """Registers of a thread, by the assembler's log."""
+    used = re.search(r"Used (\d+) registers", log)
+    if used is None:
+        raise RuntimeError(f"no registers in the assembler's log: {log}")
+    return int(used[1])
+
+
 if __name__ == "__main__":
     triton.knobs.nvidia.dump_ptxas_log = True
     counts = {}
-    for name, (ptx, log) in all_kernels().items():
+    for name, (ptx, log, shared_bytes) in all_kernels().items():
         counts[name] = {word: ptx.count(word) for word in INSTRUCTIONS}
         if name.startswith(("decode", "chunk", "fused")):
             counts[name]["spilled"] = spilled_bytes(log)
+            counts[name] |= {"registers": registers(log), "shared_bytes": shared_bytes}
     print(json.dumps(counts))  # noqa: T201 - read by the test

@@ -45,9 +45,18 @@ def test_rope_write(seed, positions, heads, has_norm):
     HEADS,
     st.sampled_from([1, 2, 8]),
 )
-def test_decode_attention(seed, contexts, heads, n_splits):
+def test_decode_attention(seed, contexts, heads, n_programs):
     n_kv, group = heads
-    cases.check_decode(Draw.of(seed), contexts, n_kv, group, 16, 16, n_splits)
+    cases.check_decode(Draw.of(seed), contexts, n_kv, group, 16, 16, n_programs)
+
+
+@pytest.mark.parametrize(
+    ("contexts", "n_programs", "kv_dtype"),
+    [([2500, 1, 64, 65], 5, "auto"), ([3000, *[90] * 5], 3, "auto"), ([1300, 70, 5], 5, "fp8")],
+)
+def test_decode_attention_over_unequal_contexts(contexts, n_programs, kv_dtype):
+    """The longest context is cut into up to 20 pieces, more than a join reads at once."""
+    cases.check_decode(Draw.of(4), contexts, 1, 3, 16, 16, n_programs, kv_dtype)
 
 
 @few
@@ -66,11 +75,11 @@ def test_chunk_attention(seed, pieces, heads):
 
 
 @pytest.mark.parametrize(
-    ("heads", "splits", "kv_dtype"),
+    ("heads", "n_programs", "kv_dtype"),
     [((2, 3, 16), 1, "auto"), ((1, 7, 16), 4, "auto"), ((2, 2, 16), 2, "int8")],
 )
-def test_fused_attention(heads, splits, kv_dtype):
-    cases.check_fused(Draw.of(8), [17, 65], [(20, 13), (0, 5)], heads, splits, kv_dtype)
+def test_fused_attention(heads, n_programs, kv_dtype):
+    cases.check_fused(Draw.of(8), [17, 265], [(20, 13), (0, 5)], heads, n_programs, kv_dtype)
 
 
 @few

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from loadgen.errors import UsageError
 from reference_engine.executors.base import Site
 from reference_engine.model.zoo import resolve
 from reference_engine.state.batch import StepBatch
@@ -97,6 +98,22 @@ def test_the_measured_step_has_special_requests_in_every_row(stream):
     assert [len(logits) for logits in sampled] == [3, 3]
     assert (sampled[1] == float("-inf")).sum(1).tolist() == [1, 1, 1]
     assert chunked == [29, 29]  # in each of two layers
+
+
+def test_a_largest_step_beyond_the_memory_is_an_error_of_its_limits():
+    class Full(StandIn):
+        def reset_peak_memory_stats(self, device):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB\nmore")
+
+    config = resolve("nano").config
+    model = PagedLlama(config, random_weights(config, 0), PLAIN, 16, 64)
+    site = Site(resolve("nano"), 0, 16, 64, lambda s: None, 0, 2, 32)
+    with pytest.raises(UsageError) as error:
+        _measured_blocks(model, PLAIN, site, CudaStream(CPU, Full()), 0.9)
+    assert str(error.value) == (
+        "max_num_seqs: a step of 2 requests and 32 tokens does not fit next to the weights; lower "
+        "max_num_seqs or the token budget: CUDA out of memory. Tried to allocate 9 GiB"
+    )
 
 
 def test_every_kind_of_step_makes_its_calls(stream):

@@ -1,11 +1,10 @@
-"""The GPU suite without a GPU: the message, the arithmetic, the flags and the time limits. The
-whole suite runs at a small size in `tests/e2e/test_gpu_suite_run.py`."""
+"""The GPU suite without a GPU: the message, the arithmetic and the flags. Its processes, merged
+results and time limits are in `test_gpu_stages.py`; the whole suite runs at a small size in
+`tests/e2e/test_gpu_suite_run.py`."""
 
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,11 +18,12 @@ import gpu_suite  # noqa: E402
 from rig.gpu_ceilings import Ceilings, Place  # noqa: E402
 from rig.gpu_experiments import GpuPart, parts_of_a_gpu  # noqa: E402
 from rig.gpu_kernels import chunk_flops, decode_bytes  # noqa: E402
-from rig.gpu_parts import extrapolated_s  # noqa: E402
+from rig.gpu_parts import extrapolated_s, mixed_batches  # noqa: E402
 from rig.gpu_peer import common_step_s  # noqa: E402
-from rig.gpu_results import Results, markdown  # noqa: E402
-from rig.gpu_server import tokens_per_s  # noqa: E402
-from rig.gpu_session import Budget, BudgetExceeded  # noqa: E402
+from rig.gpu_results import PartResult, markdown  # noqa: E402
+from rig.gpu_server import mixed_requests, tokens_per_s  # noqa: E402
+from rig.gpu_session import Session  # noqa: E402
+from rig.gpu_stages import PARTS, STAGES  # noqa: E402
 from rig.gpu_tools import sanitizer_result  # noqa: E402
 
 from reference_engine.model.zoo import SHAPES  # noqa: E402
@@ -47,7 +47,7 @@ def test_the_least_time_of_a_decode_step_is_its_bytes_over_the_bandwidth(
 def test_bytes_and_operations_of_the_attentions():
     config = SHAPES["8b"]
     # 2 (K and V) · 32 sequences · 1024 tokens · 8 heads · 128 numbers · 2 bytes
-    assert decode_bytes(config, 32, 1024, 2) == 134_217_728
+    assert decode_bytes(config, 32 * 1024, 2) == 134_217_728
     # 4 · 32 heads · 128 · (1 + 2 + 3 own positions + 3 · 10 before)
     assert chunk_flops(config, 3, 10) == 4 * 32 * 128 * 36
 
@@ -77,27 +77,52 @@ def test_throughput_counts_from_the_first_scheduled_send_to_the_last_token():
     assert tokens_per_s([[0.0, 0.1, 1.0, 3.0, 10], [2.0, 2.0, 3.0, 6.0, 20]]) == 5.0
 
 
+def test_mixed_batches_have_a_long_row_among_short_rows():
+    batches = mixed_batches(1)
+    assert batches["a row of 32 k among 63 of 1 k"] == [32_768, *[1024] * 63]
+    assert [len(contexts) for contexts in batches.values()] == [64, 32, 256]
+    spread = batches["256 rows of 256 to 8 k"]
+    assert (spread[0], spread[-1]) == (256, 8192)
+
+
+def test_every_mode_and_the_calibration_have_the_same_mix():
+    sizes = mixed_requests(4000, 3500)
+    prompts, outputs = zip(*sizes, strict=True)
+    assert sum(prompt == 3500 for prompt in prompts) == pytest.approx(400, abs=60)
+    assert (min(outputs), max(outputs)) == (50, 250)
+    assert sizes == mixed_requests(4000, 3500)
+
+
 def test_the_table_lists_missed_goals_missing_parts_and_failures():
-    content = {
-        "gpu": {"name": "NVIDIA H200"}, "date": "2030-01-01", "commit": "0" * 40,
-        "versions": {"torch": "2.11", "cuda": "13.0"}, "seconds": {"a": 61.4},
+    row = dict.fromkeys(
+        ("tokens_per_s", "ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s"), 0.25
+    )
+    part = {
+        "date": "2030-01-01T10:00:00+00:00", "commit": "0" * 40, "seconds": 61.4, "state": "done",
+        "readings": {"driver_version": "580.1", "power.draw": {"median": 600, "min": 90,
+                     "max": 700}},
+        "figures": {"modes": {"rate_per_s": 9.0, "of": {"chunked": row}}},
         "failures": {"http": "RuntimeError: the server did not start"},
-        "missing": ["sanitizer"],
         "goals": [{"name": "x", "value": 0.5, "unit": "of roof", "goal": ">= 0.6", "met": False,
                    "label": "9 ms, paged|sdpa"}],
-        "modes": {"rate_per_s": 9.0, "of": {"chunked": dict.fromkeys(
-            ("tokens_per_s", "ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "tpot_p99_s"), 0.25)}},
     }  # fmt: skip
+    content = {"device": "NVIDIA H200", "date": "2030-01-01", "missing": ["sanitizer"],
+               "parts": {"modes": part}}  # fmt: skip
     text = markdown(content)
     assert "| x | 0.5 of roof | >= 0.6 | **no** | 9 ms, paged\\|sdpa |" in text
-    assert "- **partial**: without sanitizer" in text
+    assert "- **missing**: sanitizer" in text
     assert "- **failed**: http: RuntimeError: the server did not start" in text
     assert "| chunked | 0 | 250.0 | 250.0 | 250.00 | 250.00 |" in text
+    assert (
+        "| modes | 2030-01-01T10:00:00+00:00 | 000000000000 | 61 | done | – | 600 [90, 700] | – | "
+        "580.1 |" in text
+    )
 
 
-def test_without_a_gpu_it_prints_a_message_exits_0_and_writes_nothing(tmp_path, capsys):
-    if torch.cuda.is_available():
-        pytest.skip("there is a GPU")
+def test_without_a_gpu_it_prints_a_message_exits_0_and_writes_nothing(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setenv("PATH", "")
     assert gpu_suite.main(["--out", str(tmp_path / "out")]) == 0
     assert "no CUDA device here, nothing was measured" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
@@ -119,15 +144,14 @@ def test_the_ceilings_cannot_be_skipped(capsys):
     assert "argument --skip: ceilings are always measured" in capsys.readouterr().err
 
 
-@pytest.fixture
-def parts(monkeypatch):
-    """Every part only records that it ran."""
-    ran: list[str] = []
-    for name in gpu_suite.PARTS:
-        monkeypatch.setitem(
-            gpu_suite.PARTS, name, (lambda session, name=name: ran.append(name), 60)
-        )
-    return ran
+def test_the_limits_of_a_stage_fit_into_seven_minutes():
+    """With setup and the time that interrupted parts have to stop."""
+    assert list(STAGES) == [1, 2, 3]
+    assert all(sum(parts.values()) <= 400 for parts in STAGES.values())
+    assert all(next(iter(parts)) == "ceilings" for parts in STAGES.values())
+    from rig.gpu_part import PARTS as functions
+
+    assert tuple(functions) == PARTS
 
 
 def small_gpu() -> Place:
@@ -135,117 +159,58 @@ def small_gpu() -> Place:
     return Place("cpu", torch.float32, 64, cuda=StandIn())
 
 
-@pytest.mark.parametrize(
-    ("flags", "chosen"),
-    [
-        (["--only", "kernels"], ["ceilings", "kernels"]),
-        (["--only", "sanitizer,http"], ["ceilings", "http", "sanitizer"]),
-        (["--skip", "http,tests,sanitizer"],
-         ["ceilings", "kernels", "decode_steps", "throughput", "transformers"]),
-    ],
-)  # fmt: skip
-def test_chosen_parts_run_after_the_ceilings_and_leave_a_partial_result(
-    flags, chosen, parts, tmp_path
-):
-    assert gpu_suite.main([*flags, "--out", str(tmp_path)], small_gpu()) == 0
-    assert parts == chosen
-    assert {path.suffixes[-2] for path in tmp_path.glob("gpu-h200*")} == {".partial"}
-    (path,) = tmp_path.glob("*.json")
-    results = json.loads(path.read_text())
-    assert results["missing"] == [name for name in gpu_suite.PARTS if name not in chosen]
-    assert list(results["seconds"]) == chosen
+def session(tmp_path, place: Place) -> Session:
+    return Session(place, tmp_path, PartResult(tmp_path / "part.json"))
 
 
-@pytest.mark.parametrize("flags", [[], ["--only", ",".join(reversed(gpu_suite.PARTS))]])
-def test_all_parts_leave_a_complete_result(flags, parts, tmp_path):
-    assert gpu_suite.main([*flags, "--out", str(tmp_path)], small_gpu()) == 0
-    assert parts == list(gpu_suite.PARTS)
-    names = {path.name[len("gpu-h200-2026-11-23") :] for path in tmp_path.glob("gpu-h200*")}
-    assert names == {".json", ".md"}
+def test_a_row_that_fails_is_recorded_and_the_next_rows_count(tmp_path):
+    part = session(tmp_path, small_gpu())
+    assert part.attempt("a", lambda: part.results.add_row("rows", 1))
+    assert not part.attempt("b", lambda: [][0])
+    assert part.attempt("c", lambda: part.results.add_row("rows", 3))
+    on_disk = json.loads((tmp_path / "part.json").read_text())
+    assert on_disk["figures"]["rows"] == [1, 3]
+    assert on_disk["failures"] == {"b": "IndexError: list index out of range"}
 
 
-def test_parts_do_not_start_after_the_budget_and_are_recorded_as_failures(parts, tmp_path):
-    assert gpu_suite.main(["--budget=-1", "--out", str(tmp_path)], small_gpu()) == 1
-    assert parts == []
-    (path,) = tmp_path.glob("gpu-h200*.json")
-    failures = json.loads(path.read_text())["failures"]
-    assert list(failures) == list(gpu_suite.PARTS)
-    assert failures["http"] == "not started: the budget of -1 s was over 1 s ago"
-    assert gpu_suite.main(["--budget=-1", "--long", "--out", str(tmp_path)], small_gpu()) == 0
+def test_a_device_that_accepts_no_more_work_ends_the_part(tmp_path):
+    place = small_gpu()
+
+    def lost() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    part = session(tmp_path, place)
+    part.results.add_row("rows", 1)
+    place.cuda.synchronize = lost
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        part.attempt("b", lambda: [][0])
+    on_disk = json.loads((tmp_path / "part.json").read_text())
+    assert on_disk["figures"]["rows"] == [1]
+    assert on_disk["failures"] == {"b": "IndexError: list index out of range"}
 
 
-def test_each_figure_is_on_disk_before_the_next_is_measured(parts, tmp_path, monkeypatch):
-    """A run that is killed loses no figure."""
-    on_disk = {}
-
-    def measure(session):
-        session.results.add("answer", 42)
-        session.results.add_goal("speed", 0.7, 0.6, "of roof", label="9 ms")
-        (path,) = tmp_path.glob("*.partial.json")
-        on_disk.update(json.loads(path.read_text()))
-
-    monkeypatch.setitem(gpu_suite.PARTS, "kernels", (measure, 60))
-    gpu_suite.main(["--out", str(tmp_path)], small_gpu())
-    assert on_disk["answer"] == 42
+def test_each_figure_is_on_disk_before_the_next_is_measured(tmp_path):
+    results = PartResult(tmp_path / "part.json")
+    results.add("answer", 42)
+    results.add_goal("speed", 0.7, 0.6, "of roof", label="9 ms")
+    on_disk = json.loads((tmp_path / "part.json").read_text())
+    assert on_disk["figures"] == {"answer": 42}
     assert on_disk["goals"][0] == {
         "name": "speed", "value": 0.7, "goal": ">= 0.6", "unit": "of roof", "met": True,
         "label": "9 ms",
     }  # fmt: skip
-    assert on_disk["missing"][0] == "kernels"
-    assert list(tmp_path.glob("*.partial.*")) == []
-
-
-def test_a_part_that_takes_too_long_is_interrupted_and_the_next_one_runs(
-    parts, tmp_path, monkeypatch
-):
-    def stuck(session):
-        session.results.add("before", 1)
-        subprocess.run(["sleep", "60"], check=False)
-
-    monkeypatch.setitem(gpu_suite.PARTS, "kernels", (stuck, 0.05))
-    assert gpu_suite.main(["--out", str(tmp_path)], small_gpu()) == 1
-    (path,) = tmp_path.glob("*.json")
-    results = json.loads(path.read_text())
-    assert results["failures"] == {"kernels": "interrupted after 0 s"}
-    assert results["before"] == 1
-    assert parts == [name for name in gpu_suite.PARTS if name != "kernels"]
-
-
-def test_code_that_catches_every_exception_is_interrupted_too():
-    def catch_all():
-        while True:
-            try:
-                while True:
-                    pass
-            except Exception:
-                continue
-
-    with pytest.raises(BudgetExceeded, match="interrupted after 0 s"), Budget(0.05).limited(60):
-        catch_all()
-
-
-def test_a_budget_restores_the_earlier_timer():
-    before = signal.getsignal(signal.SIGALRM)
-    with Budget(60).limited(60):
-        assert signal.getsignal(signal.SIGALRM) is not before
-    assert signal.getsignal(signal.SIGALRM) is before
-
-
-def test_without_git_the_commit_is_that_of_the_environment_or_unknown(monkeypatch):
-    monkeypatch.delenv("SLOBENCH_COMMIT", raising=False)
-    monkeypatch.setenv("PATH", "")
-    assert Results(small_gpu(), ()).commit == "unknown"
-    monkeypatch.setenv("SLOBENCH_COMMIT", "abc123")
-    assert Results(small_gpu(), ()).commit == "abc123"
 
 
 def test_the_sanitizer_result_is_clean_only_if_tests_passed():
     clean = "========= ERROR SUMMARY: 0 errors"
     assert sanitizer_result(0, f"12 passed, 3 skipped in 9s\n{clean}") == "clean: 12 tests"
+    races = "RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)"
+    assert sanitizer_result(0, f"4 passed in 9s\n========= {races}") == "clean: 4 tests"
     assert sanitizer_result(1, "Device not supported") == "not run: Device not supported"
     for code, output in [
         (5, f"no tests ran in 0.1s\n{clean}"), (0, f"2 skipped in 0.1s\n{clean}"),
         (1, f"1 failed, 11 passed in 9s\n{clean}"), (0, "12 passed\nERROR SUMMARY: 3 errors"),
+        (0, "4 passed\nRACECHECK SUMMARY: 2 hazards displayed (1 error, 1 warning)"),
     ]:  # fmt: skip
         with pytest.raises(RuntimeError, match="exit code"):
             sanitizer_result(code, output)

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,13 +14,105 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 tiles = pytest.importorskip("reference_engine.kernels.tiles")
 plain = pytest.importorskip("reference_engine.kernels.plain")
 kv_memory = pytest.importorskip("reference_engine.kernels.kv_memory")
+kernel_cases = pytest.importorskip("tests.reference_engine.kernel_cases")
+
+
+@pytest.mark.parametrize(("n_kv", "expected"), [(8, 33), (2, 132), (132, 2), (100, 3)])
+def test_132_processors_have_two_decoding_programs_each(n_kv, expected):
+    assert tiles.n_decode_programs(n_kv, 132) == expected
+
+
+def used_items(work) -> list[list[int]]:
+    items: list[list[int]] = work.items[: int(work.bounds[-1])].tolist()
+    return items
+
+
+def loads(work) -> list[int]:
+    """The keys of each program."""
+    sizes = [end - begin for _, begin, end, _ in used_items(work)]
+    bounds = work.bounds.tolist()
+    return [sum(sizes[begin:end]) for begin, end in itertools.pairwise(bounds)]
+
+
+LENGTHS = st.lists(st.one_of(st.integers(1, 200), st.integers(1, 40_000)), min_size=1, max_size=64)
+
+
+@given(LENGTHS, st.integers(1, 140))
+def test_work_items_cover_each_key_once_at_the_places_that_are_joined(contexts, n_programs):
+    work = tiles.planned(contexts, n_programs)
+    items = used_items(work)
+    assert len(items) <= len(work.items)
+    by_sequence: dict[int, list[tuple[int, int, int]]] = {i: [] for i in range(len(contexts))}
+    for sequence, begin, end, place in items:
+        assert begin % 64 == 0
+        assert begin < end
+        by_sequence[sequence].append((begin, end, place))
+    for sequence, parts in by_sequence.items():
+        begins, ends, places = zip(*parts, strict=True)
+        assert (begins[0], ends[-1]) == (0, contexts[sequence])
+        assert begins[1:] == ends[:-1]
+        first, n = work.joins[sequence].tolist()
+        assert n == len(parts)
+        assert list(places) == ([-1] if n == 1 else list(range(first, first + n)))
+    joined = [place for *_, place in items if place >= 0]
+    assert len(set(joined)) == len(joined)
+    assert max(joined, default=0) < len(work.items)
+
+
+@given(LENGTHS, st.integers(1, 140))
+def test_a_program_has_at_most_its_share_of_all_keys_and_no_item_is_left_out(contexts, n_programs):
+    """In units of 64 keys: a context's last keys may be fewer."""
+    work = tiles.planned(contexts, n_programs)
+    units = sum(-(-context // 64) for context in contexts)
+    assert max(loads(work)) <= 64 * -(-units // n_programs)
+    assert sum(loads(work)) == sum(contexts)
+    assert int(work.bounds[0]) == 0
 
 
 @pytest.mark.parametrize(
-    ("n_rows", "n_kv", "expected"), [(1, 8, 32), (32, 8, 2), (256, 8, 1), (33, 8, 1), (1, 132, 2)]
-)
-def test_contexts_are_split_until_132_processors_have_two_programs_each(n_rows, n_kv, expected):
-    assert tiles.splits_for(n_rows, n_kv, 132) == expected
+    ("contexts", "least"),
+    [([32_768, *[1024] * 63], 0.95), ([1024] * 32, 0.95), ([8192] * 32, 0.95),
+     ([1024] * 256, 0.95), ([8192], 0.95), ([*[16_384] * 4, *[512] * 28], 0.95)],
+)  # fmt: skip
+def test_a_long_context_takes_no_longer_than_its_share(contexts, least):
+    """Keys per program on average, as a share of the largest number, for 8 KV heads on 132
+    multiprocessors. If the long context were not divided, the first case would have 0.09."""
+    keys = loads(tiles.planned(contexts, 33))
+    assert sum(keys) / 33 / max(keys) >= least
+
+
+@given(st.data(), LENGTHS, st.integers(1, 40))
+def test_kept_work_covers_grown_contexts_and_is_divided_again_when_they_change(
+    data, contexts, n_programs
+):
+    kept, n_rows = tiles.KeptWork(), len(contexts)
+    out = np.zeros(tiles.work_size(n_rows, n_programs), np.int32)
+    kept.write(np.array(contexts, np.int32), n_programs, out)
+    growth = st.one_of(st.integers(0, 63), st.sampled_from([-1, 64, 9000]))
+    for _ in range(3):
+        contexts = [max(1, context + data.draw(growth)) for context in contexts]
+        kept.write(np.array(contexts, np.int32), n_programs, out)
+        work = tiles.DecodeWork.of(torch.from_numpy(out), n_rows, n_programs)
+        covered = [0] * n_rows
+        for sequence, begin, end, _ in sorted(used_items(work)):
+            assert begin == covered[sequence] < end
+            covered[sequence] = end
+        assert covered == contexts
+        units = sum(-(-context // 64) for context in contexts)
+        assert max(loads(work)) <= 64 * (-(-units // n_programs) + n_rows)
+
+
+def test_kept_work_of_another_array_is_divided():
+    kept, contexts = tiles.KeptWork(), np.array([100, 200], np.int32)
+    first, second = (np.zeros(tiles.work_size(2, 3), np.int32) for _ in range(2))
+    kept.write(contexts, 3, first)
+    kept.write(contexts, 3, second)
+    assert first.tolist() == second.tolist()
+    assert first.any()
+
+
+def test_work_of_no_sequences_has_no_items():
+    assert used_items(tiles.planned([], 4)) == []
 
 
 @given(
@@ -66,15 +161,7 @@ def test_greedy_returns_the_first_of_equal_logits_for_any_key():
 
 
 def test_draws_follow_the_softmax_at_the_temperature():
-    """20 000 draws at T = 2; χ² of 3 degrees of freedom, false alarm 1e-6."""
-    n = 20_000
-    logits = torch.tensor([0.0, 1.0, 2.0, 4.0]).expand(n, 4)
-    generator = torch.Generator().manual_seed(3)
-    keys = torch.randint(-(2**31), 2**31, (n, 2), generator=generator).to(torch.int32)
-    drawn = plain.sample(logits, torch.full((n,), 2.0), keys)
-    expected = torch.softmax(torch.tensor([0.0, 0.5, 1.0, 2.0]), 0) * n
-    counts = torch.bincount(drawn, minlength=4)
-    assert float(((counts - expected) ** 2 / expected).sum()) < 30.7
+    kernel_cases.check_frequencies("cpu", plain.sample)
 
 
 def test_a_draw_does_not_depend_on_the_other_rows():

@@ -6,6 +6,7 @@ Its tokens must be those of the CPU executor, with any batching, preemption and 
 from __future__ import annotations
 
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -29,6 +30,7 @@ from reference_engine.executors.torch_cuda import (  # noqa: E402 - only with to
     bucket_of,
     buckets,
 )
+from reference_engine.executors.torch_step import RequestRows  # noqa: E402
 from reference_engine.kernels.ops import PLAIN  # noqa: E402
 from reference_engine.model.paged import PagedLlama  # noqa: E402
 from reference_engine.model.weights import random_weights  # noqa: E402
@@ -277,7 +279,7 @@ def test_decodes_of_padding_read_different_blocks_and_write_to_the_scratch_block
     read: list[list[int]] = []
     written: list[int] = []
 
-    def decode_attention(q, cache, tables, rows, contexts, n_splits):
+    def decode_attention(q, cache, tables, rows, contexts, work):
         for row, n_tokens in zip(rows.tolist(), contexts.tolist(), strict=True):
             read.append(tables[row, : -(-n_tokens // 16)].tolist())
         return torch.zeros_like(q)
@@ -346,6 +348,55 @@ def test_decode_steps_are_graphs_and_others_are_not():
         1,
     ]  # 3 rows three times, then 2, then 1; prompts have no graph
     assert engine.executor.caps == Caps(0, 2 * 2 * 2 * 16 * 4 * 16 / 40e9, 256, has_logits=True)
+
+
+@pytest.mark.parametrize("is_fused", [False, True])
+def test_every_kind_of_attention_and_sampling_runs_before_the_first_request(is_fused):
+    """Also with a given number of blocks, and without writing to a block of a request."""
+    calls: list[str] = []
+
+    def recording(name, operation):
+        def call(*arguments):
+            calls.append(name)
+            return operation(*arguments)
+
+        return call
+
+    spying = type(PLAIN)(*(recording(name, op) for name, op in PLAIN._asdict().items()))
+    config = resolve("nano").config
+    model = PagedLlama(config, random_weights(config, 0), spying, 16, 144, is_fused=is_fused)
+    site = Site(resolve("nano"), 24, 16, 144, lambda s: None, max_num_seqs=8)
+    executor = TorchCuda(model, spying, site, 24, CpuStream())
+    assert "chunk_attention" not in calls
+    executor.warm_up()
+    both = {"fused_attention"} if is_fused else set()
+    assert {"chunk_attention", "decode_attention", "sample", *both} <= set(calls)
+    assert not model.cache.numbers[:, :-1].any()
+    calls.clear()
+    requests = [request(f"r{i}", range(1, 30), 4) for i in range(8)]
+    engine = rig(n_blocks=24, max_model_len=144, max_num_seqs=8)
+    engine.executor = executor
+    engine.admit(*requests)
+    engine.drain()
+    assert [req.n_output for req in requests] == [4] * 8
+
+
+def test_a_build_logs_the_steps_that_it_compiles(caplog):
+    with caplog.at_level("INFO"):
+        cuda_rig()
+    lines = [re.sub(r": .*", "", record.getMessage()) for record in caplog.records]
+    assert lines[:6] == [
+        "captured 4 graphs", "compiled prompts", "compiled prompts and a decode",
+        "compiled prompts and decodes", "compiled 1 decodes", "compiled 2 decodes",
+    ]  # fmt: skip
+
+
+def test_strides_of_block_tables_are_multiples_of_16():
+    """Triton compiles a kernel again for other strides, which depend on `max_model_len`."""
+    for max_model_len in (1, 256, 257, 4100):
+        rows = RequestRows.of(4, max_model_len, 16, 100)
+        assert rows.tables.array.shape[1] % 16 == 0
+        assert rows.tables.array.shape[1] * 16 >= max_model_len
 
 
 def test_a_machine_without_a_gpu_gets_an_error_with_the_remedy():
