@@ -14,6 +14,7 @@ from typing import NoReturn
 import typer
 
 from loadgen.cli.parse import cache_dir
+from loadgen.cli.standard_streams import output_error
 from loadgen.errors import SlobenchError, interrupt_behind
 
 NO_VERDICT = 3
@@ -40,13 +41,9 @@ def guarded(body: Callable[[], object], environ: Mapping[str, str]) -> int:
         if code == INTERRUPTED:
             typer.echo("slobench: interrupted", err=True)
         return code
-    except BrokenPipeError:  # `slobench … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:  # a full disk, a directory that went away
         where = f"{error.filename}: " if error.filename else ""
         typer.echo(f"slobench: {where}{error.strerror or error}", err=True)
-        _give_up_unwritable()
         return NO_VERDICT
     except Exception as error:  # the process boundary
         if interrupt_behind(error):
@@ -60,23 +57,11 @@ def guarded(body: Callable[[], object], environ: Mapping[str, str]) -> int:
     return 0
 
 
-def _give_up_unwritable() -> None:
-    """Discards the output that standard output cannot take; its error has been printed."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 def leave(code: int) -> NoReturn:
     """Ends the process at once: freeing the objects of a run would take another 0.1 s on an idle
     machine, and all files are written."""
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except BrokenPipeError:  # the reader has left
-        pass
-    except OSError as error:  # `> /dev/full`
+    sys.stderr.flush()
+    if (error := output_error()) is not None:  # `> /dev/full`
         typer.echo(f"slobench: standard output: {error.strerror or error}", err=True)
         code = code or NO_VERDICT
     if threading.active_count() > 1:

@@ -7,6 +7,7 @@ Exit codes: 0 met · 1 missed · 2 usage or scenario error · 3 no verdict · 4 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -20,6 +21,9 @@ def main() -> None:
         signal.signal(number, signal.default_int_handler)
     gc.set_threshold(_OBJECTS)
     try:
+        from loadgen.cli import standard_streams
+
+        standard_streams.install()
         from loadgen.cli import exit_codes
         from loadgen.cli.app import app
         from loadgen.drive.prefork import ForkedShard
@@ -30,7 +34,8 @@ def main() -> None:
         except ForkedShard as copy:
             forked = copy.with_traceback(None)
     except KeyboardInterrupt:  # before there was anything to clean up
-        os.write(2, b"slobench: interrupted\n")
+        with contextlib.suppress(OSError):
+            os.write(2, b"slobench: interrupted\n")
         os._exit(130)
     if forked is not None:
         from loadgen.drive import shard
