@@ -15,7 +15,7 @@ import typer
 
 from loadgen.cli.parse import cache_dir
 from loadgen.cli.standard_streams import output_error
-from loadgen.errors import SlobenchError, interrupt_behind
+from loadgen.errors import SlobenchError, interrupt_behind, notes_behind
 
 NO_VERDICT = 3
 INTERRUPTED = 130
@@ -35,17 +35,21 @@ def guarded(body: Callable[[], object], environ: Mapping[str, str]) -> int:
     except SlobenchError as error:
         for line in str(error).splitlines():
             typer.echo(f"slobench: {line}", err=True)
+        _print_notes(error)
         return error.exit_code
     except SystemExit as end:  # typer ends this way, after usage errors too
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if code == INTERRUPTED:
             typer.echo("slobench: interrupted", err=True)
+        _print_notes(end)
         return code
     except OSError as error:  # a full disk, a directory that went away
         where = f"{error.filename}: " if error.filename else ""
         typer.echo(f"slobench: {where}{error.strerror or error}", err=True)
+        _print_notes(error)
         return NO_VERDICT
     except Exception as error:  # the process boundary
+        _print_notes(error)
         if interrupt_behind(error):
             typer.echo("slobench: interrupted", err=True)
             return INTERRUPTED
@@ -55,6 +59,11 @@ def guarded(body: Callable[[], object], environ: Mapping[str, str]) -> int:
         typer.echo(f"slobench: the details are in {path}; please report them", err=True)
         return _INTERNAL
     return 0
+
+
+def _print_notes(error: BaseException) -> None:
+    for note in notes_behind(error):
+        typer.echo(f"slobench: {note}", err=True)
 
 
 def leave(code: int) -> NoReturn:

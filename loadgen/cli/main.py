@@ -12,12 +12,14 @@ import gc
 import os
 import signal
 
+from loadgen.endings import ending_signals
+
 _OBJECTS = 200_000  # between two collections: importing creates half as many, and all of them stay
 
 
 def main() -> None:
     """Runs a command line; every failure is one line and an exit code, never a bare traceback."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # also in a script's background, which ignores
+    for number in ending_signals():  # SIGINT also in a script's background, which ignores it
         signal.signal(number, signal.default_int_handler)
     gc.set_threshold(_OBJECTS)
     try:

@@ -11,7 +11,9 @@ import time
 import traceback
 from types import TracebackType
 
-_BLOCKED = {signal.SIGINT, signal.SIGTERM}  # until the copy has its own handlers
+from loadgen.endings import ending_signals
+
+_BLOCKED = ending_signals()  # until the copy ignores them
 _POLL_S = 0.001
 
 
@@ -45,7 +47,7 @@ class ForkedShard(BaseException):
         os.closerange(len(self._streams), os.sysconf("SC_OPEN_MAX"))
         sys.stderr = os.fdopen(2, "w", errors="backslashreplace", closefd=False)
         for number in _BLOCKED:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
 
     def __exit__(

@@ -27,6 +27,7 @@ from loadgen.drive.payloads import HttpHead, Payloads
 from loadgen.drive.shard_loop import Shard
 from loadgen.drive.task import ShardTask
 from loadgen.drive.transport import Transport
+from loadgen.endings import ending_signals
 from loadgen.plugins import load_plugin
 from loadgen.workload.dialogue import Dialogue
 from targets.dialer import Dialer
@@ -137,7 +138,8 @@ def main() -> None:
 
 def prepare() -> None:
     """Prepares this process for any task: signals, limits, imports, garbage collection."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the group; the parent decides
+    for number in ending_signals():  # a service manager signals every process; the parent decides
+        signal.signal(number, signal.SIG_IGN)
     _raise_file_limit()
     request_short_slices()
     for module in _NEEDED_LATER:

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from loadgen.drive import store
 from loadgen.drive.progress import Progress
+from loadgen.endings import ending_signals
 from loadgen.errors import UsageError
 from loadgen.lab.prompt_ids import PromptIds
 from loadgen.lab.simulated_engine import (
@@ -238,7 +239,7 @@ class _Simulation:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}
+        before = {n: signal.signal(n, note) for n in ending_signals()}
         try:
             yield
         finally:

@@ -26,6 +26,7 @@ from loadgen.drive.live_sample import FIELDS
 from loadgen.drive.progress import Progress
 from loadgen.drive.shards import OnBeat, Outcome
 from loadgen.drive.stop_rules import StopRules, stop_rules
+from loadgen.endings import ending_signals
 from loadgen.live.watched import WatchedRun
 from loadgen.live.watching import run_labels, watching
 from loadgen.manifest.json_section import JsonObject
@@ -231,8 +232,8 @@ class Recording:
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Counts Ctrl-C and SIGTERM for `_on_idle` while the run is under way, so that no recorded
-        row is lost to them. Only the main thread may handle signals."""
+        """Counts Ctrl-C, SIGTERM and SIGHUP for `_on_idle` while the run is under way, so that no
+        recorded row is lost to them. Only the main thread may handle signals."""
 
         def note(number: int, frame: FrameType | None) -> None:
             if not self._epoch_ns:
@@ -243,8 +244,7 @@ class Recording:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, note) for number in numbers}
+        before = {number: signal.signal(number, note) for number in ending_signals()}
         try:
             yield
         finally:
