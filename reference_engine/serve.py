@@ -105,9 +105,11 @@ async def _serve(
             is_pointless = is_parent_gone() or workers.is_one_lost
             await service.stop(0.0 if is_pointless else options.drain_s)
     finally:
-        await service.stop()
-        if files is not None:
-            files.close()
+        try:
+            await service.stop()
+        finally:
+            if files is not None:
+                files.close()
 
 
 class Wired(NamedTuple):

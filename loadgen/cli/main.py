@@ -42,6 +42,6 @@ def main() -> None:
     if forked is not None:
         from loadgen.drive import shard
 
-        with forked:
-            shard.main()
+        with forked as progress_fd:
+            shard.main(progress_fd)
     exit_codes.leave(code)

@@ -10,7 +10,7 @@ strings, and requests.parquet has the derived columns `ttft_s tpot_s e2e_s slo_m
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.drive.stall_watch import CountedFile
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.manifest.sections import Manifest, read_client_report, read_manifest
 from loadgen.manifest.self_report import ClientReport
@@ -49,16 +50,23 @@ _ENUMS = {"status": Status, "token_source": TokenSource, "finish_reason": Finish
 Part = tuple[Requests, Chunks, Names]
 
 
-def write_part(path: Path, requests: Requests, chunks: Chunks, names: Names) -> None:
-    """Writes a shard's rows for `read_part`; atomic."""
+def write_part(
+    path: Path,
+    requests: Requests,
+    chunks: Chunks,
+    names: Names,
+    advance: Callable[[], None] = lambda: None,
+) -> None:
+    """Writes a shard's rows for `read_part`; atomic. Calls `advance` as the file grows."""
     partial = path.with_suffix(".partial.npz")
-    np.savez(
-        partial,
-        requests=requests,
-        chunks=chunks,
-        errors=np.array(names.errors),
-        remotes=np.array(names.remotes),
-    )
+    with CountedFile(partial, advance) as file:
+        np.savez(
+            file,
+            requests=requests,
+            chunks=chunks,
+            errors=np.array(names.errors),
+            remotes=np.array(names.remotes),
+        )
     partial.rename(path)
 
 

@@ -230,10 +230,12 @@ class _Simulation:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Counts Ctrl-C here; the run stops between two steps. Only the main thread may handle
-        signals."""
+        """Counts Ctrl-C here; the run stops between two steps. A second Ctrl-C in the same step
+        ends it. Only the main thread may handle signals."""
 
         def note(number: int, frame: FrameType | None) -> None:
+            if self._n_interrupts > self._n_handled:
+                raise KeyboardInterrupt
             self._n_interrupts += 1
 
         if threading.current_thread() is not threading.main_thread():

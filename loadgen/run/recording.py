@@ -42,12 +42,12 @@ from targets.scrape import Scraped, Scraper
 
 _INTERRUPT_DRAIN_S = 10.0
 _DEAD_DRAIN_S = 1.0  # for responses already on their way when the server ended
-_DECODING_S = 600.0  # after the drain, for the shards to decode and write their rows
 
 
 class Fleet(Protocol):
     """The load-generating processes of a run, on this machine (`drive.shards.Shards`) or on
-    others. `stop` may be called from the callbacks of `run`, which are those of `Shards.run`."""
+    others. `stop` and `hurry` may be called from the callbacks of `run`, which are those of
+    `Shards.run`."""
 
     @property
     def pids(self) -> Collection[int] | None:
@@ -61,13 +61,15 @@ class Fleet(Protocol):
         on_beat: OnBeat,
         on_start: Callable[[int], None],
         on_idle: Callable[[], None],
-        limit_s: float,
         on_death: Callable[[int], None],
     ) -> Outcome:
         """Starts the work and returns when each process has written its rows or was given up."""
 
     def stop(self, reason: str, drain_s: float) -> None:
         """Releases no further request; requests in flight have `drain_s` to finish."""
+
+    def hurry(self, *, is_last: bool) -> None:
+        """Waits for processes that make progress only; with `is_last`, for none."""
 
 
 class Recording:
@@ -132,7 +134,6 @@ class Recording:
                 self._on_beat,
                 self._on_start,
                 self._on_idle,
-                self._scenario.horizon_s + self._scenario.phases.drain + _DECODING_S,
                 lambda shard: self._progress.note(
                     f"worker {shard} died: its requests are lost, the others go on"
                 ),
@@ -270,8 +271,12 @@ class Recording:
             )
             self._stop("interrupted", f"you stopped the run ({self._signal})", drain_s)
         else:
-            self._progress.note("interrupted again: giving up the requests in flight")
+            self._progress.note(
+                "interrupted again: giving up the requests in flight; Ctrl-C again gives up the "
+                "recorded rows"
+            )
             self._stop("interrupted", f"you stopped the run twice ({self._signal})", 0.0)
+            self._fleet.hurry(is_last=self._n_interrupts > 2)
 
     def _completed(self, planned: Manifest, outcome: Outcome) -> Manifest:
         """The manifest after the run."""

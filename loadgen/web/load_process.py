@@ -1,4 +1,5 @@
-"""The load process next to a worker: `python -m loadgen.web.load_process DIR`.
+"""The load process next to a worker: `python -m loadgen.web.load_process DIR
+PROGRESS_FD`.
 
 It is a shard like those of `slobench run`, but receives its task on stdin, as the messages `assign`
 and `piece`, each after its length. After that the same lines go in and out. It imports neither
@@ -20,6 +21,7 @@ from typing import NoReturn
 
 from loadgen.cli.scale import PLUGINS, TARGET
 from loadgen.drive.shard import prepare, serve
+from loadgen.drive.stall_watch import ProgressCounter
 from loadgen.errors import SlobenchError
 from loadgen.plugins import load_plugin
 from loadgen.web.assignment import fingerprint, task_of
@@ -53,7 +55,8 @@ def main() -> None:
     except (SlobenchError, Bad) as error:
         out.write("refused", reason=str(error))
         return
-    serve(task, 0, out.write, at_end=lambda: remove_if_orphaned(0, Path(sys.argv[1])))
+    progress = ProgressCounter(int(sys.argv[2]))
+    serve(task, 0, out.write, progress, lambda: remove_if_orphaned(0, Path(sys.argv[1])))
 
 
 class Outbox:

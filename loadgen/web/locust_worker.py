@@ -21,6 +21,7 @@ import gevent
 import gevent.queue
 from gevent.subprocess import PIPE, Popen
 
+from loadgen.drive.stall_watch import STALL_S, WATCH_EVERY_S, ProgressCounter, WatchedProcess
 from loadgen.manifest.json_section import JsonObject
 from loadgen.web import control_messages as messages
 from loadgen.web.live_frames import Ended, FrameBuilder
@@ -101,17 +102,23 @@ class _Share:
         self._sha256, self._is_going, self._is_done = "", False, False
         self._ticks_left, self._broken = LEASE_TICKS, ""
         self._upload = messages.Upload([])
+        self._progress = ProgressCounter.create()
+        command = [sys.executable, "-P", "-m", "loadgen.web.load_process", str(self._folder)]
         with self._log.open("wb") as log:
             self._process = Popen(
-                [sys.executable, "-P", "-m", "loadgen.web.load_process", str(self._folder)],
+                [*command, str(self._progress.fd)],
+                pass_fds=[self._progress.fd],
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=log,
                 process_group=0,  # the worker handles Ctrl-C
             )
+        self._watched = WatchedProcess(self._process.pid, self._progress)
+        self._stalled = ""
         self._outgoing: gevent.queue.Queue[bytes | None] = gevent.queue.Queue()
         self._greenlets = [
-            gevent.spawn(self._write), gevent.spawn(self._read), gevent.spawn(self._tick)
+            gevent.spawn(self._write), gevent.spawn(self._read), gevent.spawn(self._tick),
+            gevent.spawn(self._watch),
         ]  # fmt: skip
 
     def feed(self, message: messages.Assign | messages.LoadPiece) -> None:
@@ -139,6 +146,7 @@ class _Share:
         others = [greenlet for greenlet in self._greenlets if greenlet is not current]
         gevent.killall(others, block=False)
         self._process.wait()
+        self._progress.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _write(self) -> None:
@@ -199,8 +207,19 @@ class _Share:
                 self._broken = _UNLEASED
                 self.stop(_UNLEASED, 0.0)
 
+    def _watch(self) -> None:
+        """Kills the load process when it makes no progress; `_read` notices its end."""
+        while not self._is_done:
+            gevent.sleep(WATCH_EVERY_S)
+            if self._is_going and self._watched.is_stalled(time.monotonic()):
+                self._stalled = f"no progress for {STALL_S:g} s: killed"
+                os.kill(self._process.pid, signal.SIGKILL)
+                return
+
     def _last_words(self) -> str:
         code = self._process.wait()
+        if self._stalled:
+            return self._stalled
         log = self._log.read_text(errors="replace").strip()
         last_line = log.splitlines()[-1] if log else "its log is empty"
         return f"exit status {code}; {last_line}"[:_LOG_TAIL]

@@ -22,6 +22,8 @@ from loadgen.web.validate import check_part, read_self_report
 
 _UPDATE_EVERY_S = 1.0
 _POLL_S = 0.1
+_COLLECTING_S = 600.0  # after the drain, for the rows of all workers
+_HURRIED_S = 2.0
 
 
 class RemoteFleet:
@@ -44,6 +46,7 @@ class RemoteFleet:
         self._cut_short: CutShort | None = None
         self._silent = set[int]()
         self._reports: dict[int, SelfReport] = {}  # by shard
+        self._end_s = float("inf")
 
     def __enter__(self) -> RemoteFleet:
         return self
@@ -65,7 +68,6 @@ class RemoteFleet:
         on_beat: OnBeat,
         on_start: Callable[[int], None],
         on_idle: Callable[[], None],
-        limit_s: float,
         on_death: Callable[[int], None],
     ) -> Outcome:
         """See `Shards.run`. Raises RunInvalid or UsageError if the workers cannot begin."""
@@ -84,18 +86,19 @@ class RemoteFleet:
         )
         self._send(controller.start(time.monotonic_ns()))
         started, updated_s, reported_dead = False, 0.0, set[int]()
-        limit_at_s = float("inf")
         while controller.phase != "over":
             self._receive(controller)
             if controller.phase == "running" and not started:
                 started = True
                 on_start(controller.epoch_ns)
-                limit_at_s = time.monotonic() + limit_s
+                scenario = job.scenario
+                self._end_s = time.monotonic() + scenario.horizon_s + scenario.phases.drain
+                self._end_s += _COLLECTING_S
             if started:
                 on_idle()
                 self._beat(controller, on_beat)
                 self._report_losses(controller, reported_dead, on_death)
-            if time.monotonic() > limit_at_s or not self._line.is_open:
+            if time.monotonic() > self._end_s or not self._line.is_open:
                 break  # no worker can come back over a closed line
             if started and time.monotonic() >= updated_s + _UPDATE_EVERY_S:
                 updated_s = time.monotonic()
@@ -110,6 +113,10 @@ class RemoteFleet:
     def stop(self, reason: str, drain_s: float) -> None:
         assert self._controller is not None, "only a started run can be stopped"
         self._send(self._controller.stop(reason, drain_s))
+
+    def hurry(self, *, is_last: bool) -> None:
+        """Waits 2 s more for the rows, which the workers keep; with `is_last`, no more."""
+        self._end_s = min(self._end_s, time.monotonic() + (0.0 if is_last else _HURRIED_S))
 
     def _receive(self, controller: Controller) -> None:
         for event in self._line.receive(_POLL_S):

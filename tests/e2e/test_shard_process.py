@@ -172,8 +172,8 @@ except ForkedShard as copy:
 if forked is not None:
     from loadgen.drive import shard
 
-    with forked:
-        shard.main()
+    with forked as progress_fd:
+        shard.main(progress_fd)
 """
 
 

@@ -49,7 +49,7 @@ def read_until(stream, text):
     for line in stream:
         seen.append(line)
         if text in line:
-            return
+            return line
     raise AssertionError(f"no line contains {text!r}: {''.join(seen)}")
 
 
