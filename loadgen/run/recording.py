@@ -126,6 +126,9 @@ class Recording:
             run = _with_server(run, scraped())
             store.write_run(directory, run, derived(run))
         shutil.rmtree(parts_dir)
+        if outcome.remote is not None and outcome.dead:
+            hint = f"rows that a worker still has: slobench collect {directory}"
+            self._setup.console.print(hint, soft_wrap=True, markup=False)
         return run
 
     def _send(self) -> Outcome:
