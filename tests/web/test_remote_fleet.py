@@ -149,6 +149,9 @@ def test_a_run_that_its_fleet_cut_short_is_recorded_as_stopped(tmp_path):
         def stop(self, reason, drain_s):
             raise AssertionError("nobody has to stop what ended by itself")
 
+        def hurry(self, *, is_last):
+            raise AssertionError("nobody has to stop what ended by itself")
+
         def hand_over(self, job):
             assert job.plan is asked.plan
 
