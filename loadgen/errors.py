@@ -80,6 +80,17 @@ def interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
     return None
 
 
+def notes_behind(error: BaseException) -> list[str]:
+    """The notes of an exception and of those that it was raised from or during, such as the command
+    that recovers an interrupted run."""
+    notes: list[str] = []
+    behind: BaseException | None = error
+    while behind is not None:
+        notes += getattr(behind, "__notes__", ())
+        behind = behind.__cause__ or behind.__context__
+    return notes
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """The end of an unknown-name message: the closest name if any is close, then all names.
 

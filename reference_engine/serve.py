@@ -20,6 +20,7 @@ from typing import NamedTuple, TypeVar
 import uvloop
 from aiohttp import web
 
+from loadgen.endings import ending_signals
 from loadgen.errors import SlobenchError, UsageError
 from loadgen.host_names import host_names
 from reference_engine.core.setup import Setup
@@ -49,13 +50,14 @@ _ENGINE_FAILED = 4
 
 
 def run(options: ServeOptions) -> int:
-    """Serve until SIGTERM, SIGINT or the end of the parent process; returns the exit code.
+    """Serve until SIGTERM, SIGINT, SIGHUP or the end of the parent process; returns the exit code.
 
     Prints `READY http://host:port` to stdout when requests are accepted. Until then `/health`
     returns 200 and every other path 503. An error before that is a line on stderr and exit
     code 2. A server whose engine failed answers with errors until the signal, then returns 4.
     """
-    signal.signal(signal.SIGTERM, _leave)  # until the event loop installs its own handlers
+    for number in set(ending_signals()) - {signal.SIGINT}:  # until the event loop has its own
+        signal.signal(number, _leave)
     try:
         with _bind(options.host, options.port) as listener:
             api_key = _api_key(options.api_key_env)
@@ -115,9 +117,11 @@ async def _serve(
             is_pointless = is_parent_gone() or workers.is_one_lost
             await service.stop(0.0 if is_pointless else options.drain_s)
     finally:
-        await service.stop()
-        if files is not None:
-            files.close()
+        try:
+            await service.stop()
+        finally:
+            if files is not None:
+                files.close()
     return 0 if service.failure is None else _ENGINE_FAILED
 
 
@@ -261,10 +265,10 @@ def _operator_token(options: ServeOptions, environ: Mapping[str, str]) -> str | 
 def _on_stop(
     stopping: asyncio.Event, hurry: Callable[[], None], parent_pid: int | None
 ) -> Callable[[], bool]:
-    """Set `stopping` on SIGTERM, SIGINT or the end of the parent process, and call `hurry` on a
-    second signal. Returns a function that returns whether the parent has ended."""
+    """Set `stopping` on SIGTERM, SIGINT, SIGHUP or the end of the parent process, and call `hurry`
+    on a second signal. Returns a function that returns whether the parent has ended."""
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ending_signals():
         loop.add_signal_handler(number, lambda: hurry() if stopping.is_set() else stopping.set())
     if parent_pid is None:
         return lambda: False

@@ -16,7 +16,6 @@ import argparse
 import asyncio
 import gc
 import os
-import signal
 import socket
 import ssl
 import struct
@@ -30,6 +29,7 @@ from typing import Any, NamedTuple, NoReturn, cast
 
 import httptools
 
+from loadgen.endings import ending_signals
 from loadgen.errors import UsageError
 from targets import mock_wire as wire
 from targets.address import bracketed
@@ -244,12 +244,12 @@ class Place:
 
 
 async def serve(script: Script, place: Place, parent_pid: int | None) -> list[LogRow]:
-    """Serve until SIGTERM, SIGINT or the end of the parent. Returns the rows of the log, in order
-    of arrival."""
+    """Serve until SIGTERM, SIGINT, SIGHUP or the end of the parent. Returns the rows of the log, in
+    order of arrival."""
     loop = asyncio.get_running_loop()
     replies = Replies(script, loop)
     stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ending_signals():
         loop.add_signal_handler(number, stop.set)
     listener, url = await place.listen(loop, lambda: MockConnection(replies))
     sys.stdout.write(f"READY {url}\n")

@@ -2,9 +2,9 @@
 server with all its descendants, also if slobench was killed, and collects the exit code.
 
 It reads a JSON line from stdin (command, env, cwd, log, stop_signal, stop_timeout_s) and runs the
-command in a session of its own. When stdin closes, or on SIGTERM, it stops the server: the signal,
-then SIGKILL. It writes `PID n` to stdout, and at the end `EXIT code` (negative: the number of a
-signal) or `FAILED reason`.
+command in a session of its own. When stdin closes, or on SIGTERM or SIGHUP, it stops the server:
+the signal, then SIGKILL. It writes `PID n` to stdout, and at the end `EXIT code` (negative: the
+number of a signal) or `FAILED reason`.
 
 On Linux it is the reaper of every descendant and so finds processes that forked twice or made a
 session of their own. A leader that ends with 0 while descendants live has handed over to them (a
@@ -149,7 +149,8 @@ def main() -> int:
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, terminate)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, terminate)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     order = _read_order()
     _adopt_orphans()

@@ -24,7 +24,7 @@ ROOMS: dict[str, list[str]] = {
         "measure",
         "records registry",
         "manifest plugins units yaml_document",
-        "clock errors host_names timer",
+        "clock endings errors host_names timer",
     ],
     "reference_engine": [
         "__main__",
@@ -46,6 +46,7 @@ WORDS = [
         "records",
         "manifest",
         "clock",
+        "endings",
         "errors",
         "host_names",
         "units",

@@ -13,7 +13,7 @@ def rows(section):
     """The rows of a section's table as lists of three cells."""
     text = PAGE.partition(f"## {section}\n")[2].partition("\n## ")[0]
     lines = [line for line in text.splitlines() if line.startswith("|")][2:]
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return [[cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip("|"))] for line in lines]
 
 
 def is_faults_marker(node):

@@ -15,7 +15,8 @@ from typing import NoReturn
 import typer
 
 from loadgen.cli.parse import cache_dir
-from loadgen.errors import SlobenchError, interrupt_behind
+from loadgen.cli.standard_streams import output_error
+from loadgen.errors import SlobenchError, interrupt_behind, notes_behind
 
 NO_VERDICT = 3
 INTERRUPTED = 130
@@ -40,24 +41,24 @@ def guarded(body: Callable[[], object], environ: Mapping[str, str]) -> int:
     except SlobenchError as error:
         for line in _without_secrets(str(error), environ).splitlines():
             typer.echo(f"slobench: {line}", err=True)
+        _print_notes(error)
         return error.exit_code
     except SystemExit as end:  # typer ends this way, after usage errors too
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if code == INTERRUPTED:
             typer.echo("slobench: interrupted", err=True)
+        _print_notes(end)
         return code
-    except BrokenPipeError:  # `slobench … | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:  # a full disk, a directory that went away
         where = f"{error.filename}: " if error.filename else ""
         typer.echo(f"slobench: {where}{error.strerror or error}", err=True)
-        _give_up_unwritable()
+        _print_notes(error)
         return NO_VERDICT
     except MemoryError:  # `ulimit -v`, a container's limit
         typer.echo("slobench: out of memory: raise the limit (ulimit -v), or send less", err=True)
         return NO_VERDICT
     except Exception as error:  # the process boundary
+        _print_notes(error)
         if interrupt_behind(error):
             typer.echo("slobench: interrupted", err=True)
             return INTERRUPTED
@@ -69,23 +70,16 @@ def guarded(body: Callable[[], object], environ: Mapping[str, str]) -> int:
     return 0
 
 
-def _give_up_unwritable() -> None:
-    """Discards the output that standard output cannot take; its error has been printed."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _print_notes(error: BaseException) -> None:
+    for note in notes_behind(error):
+        typer.echo(f"slobench: {note}", err=True)
 
 
 def leave(code: int) -> NoReturn:
     """Ends the process at once: freeing the objects of a run would take another 0.1 s on an idle
     machine, and all files are written."""
-    try:
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except BrokenPipeError:  # the reader has left
-        pass
-    except OSError as error:  # `> /dev/full`
+    sys.stderr.flush()
+    if (error := output_error()) is not None:  # `> /dev/full`
         typer.echo(f"slobench: standard output: {error.strerror or error}", err=True)
         code = code or NO_VERDICT
     if threading.active_count() > 1:

@@ -30,7 +30,7 @@ VERBS = {
     "decide": ("rescore", "compare", "nightly", "capacity"),
     "sweep": ("sweep",),
     "lab": ("serve", "simulate", "modes"),
-    "scale": ("web", "worker", "locustfile"),
+    "scale": ("web", "worker", "collect", "locustfile"),
     "extend": ("list", "from"),
 }
 """Module of this package → its verbs, in the order of the help page."""

@@ -7,19 +7,25 @@ Exit codes: 0 met · 1 missed · 2 usage or scenario error · 3 no verdict · 4 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
+
+from loadgen.endings import ending_signals
 
 _OBJECTS = 200_000  # between two collections: importing creates half as many, and all of them stay
 
 
 def main() -> None:
     """Runs a command line; every failure is one line and an exit code, never a bare traceback."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # also in a script's background, which ignores
+    for number in ending_signals():  # SIGINT also in a script's background, which ignores it
         signal.signal(number, signal.default_int_handler)
     gc.set_threshold(_OBJECTS)
     try:
+        from loadgen.cli import standard_streams
+
+        standard_streams.install()
         from loadgen.cli import exit_codes
         from loadgen.cli.app import app
         from loadgen.drive.prefork import ForkedShard
@@ -30,11 +36,12 @@ def main() -> None:
         except ForkedShard as copy:
             forked = copy.with_traceback(None)
     except KeyboardInterrupt:  # before there was anything to clean up
-        os.write(2, b"slobench: interrupted\n")
+        with contextlib.suppress(OSError):
+            os.write(2, b"slobench: interrupted\n")
         os._exit(130)
     if forked is not None:
         from loadgen.drive import shard
 
-        with forked:
-            shard.main()
+        with forked as progress_fd:
+            shard.main(progress_fd)
     exit_codes.leave(code)

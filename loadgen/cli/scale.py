@@ -20,6 +20,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from loadgen.cli.flags import Force, Plugin, RunDirectory, Set, Slo, with_flags
+from loadgen.cli.parse import cache_dir
 from loadgen.errors import MissingDependency, UsageError
 
 PANEL = "Scale"
@@ -187,6 +188,30 @@ def worker(
     if target is not None:
         environ[TARGET] = str(target.resolve())
     _become(["--worker", "--master-host", master, "--master-port", str(port)], environ)
+
+
+@verbs.command(rich_help_panel=PANEL, epilog="Example: slobench collect runs/latest")
+def collect(
+    run: Annotated[Path, typer.Argument(help="The run directory on the master's machine.")],
+    source: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--from", help="A worker's folder of kept rows, copied here. Repeatable; default: ours."
+        ),
+    ] = None,
+) -> None:
+    """Add the rows that workers kept when their master was killed to a run, and report it."""
+    from loadgen.cli.terminal import print_summary
+    from loadgen.run.collect import UNCONFIRMED
+    from loadgen.run.collect import collect as collect_rows
+    from loadgen.run.conclude import conclude
+
+    cache = cache_dir(os.environ)
+    own = [] if cache is None else [cache / UNCONFIRMED]
+    for share in collect_rows(run, source or own):
+        typer.echo(f"collected share {share.shard} from {share.folder}", err=True)
+    print_summary(conclude(run, None, None, cache), as_json=False)
+    typer.echo(f"report: {run / 'report.html'}", err=True)
 
 
 @verbs.command(

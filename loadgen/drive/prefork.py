@@ -11,7 +11,9 @@ import time
 import traceback
 from types import TracebackType
 
-_BLOCKED = {signal.SIGINT, signal.SIGTERM}  # until the copy has its own handlers
+from loadgen.endings import ending_signals
+
+_BLOCKED = ending_signals()  # until the copy ignores them
 _POLL_S = 0.001
 
 
@@ -27,26 +29,29 @@ class ForkedShard(BaseException):
 
         except ForkedShard as copy:
             forked = copy
-        with forked:
-            shard.main()
+        with forked as progress_fd:
+            shard.main(progress_fd)
 
     The copy thus keeps no file, no signal handler and no caller of the original; the end of the
     block ends the process.
     """
 
-    def __init__(self, streams: tuple[int, int, int]) -> None:
+    def __init__(self, streams: tuple[int, int, int], progress_fd: int) -> None:
         super().__init__()
-        self._streams = streams
+        self._fds = (*streams, progress_fd)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> int:
+        """The descriptor of the progress counter."""
         os.setpgid(0, 0)  # Ctrl-C reaches the parent only, which decides
-        for number, fd in enumerate(self._streams):
+        for number, fd in enumerate(self._fds):
             os.dup2(fd, number)
-        os.closerange(len(self._streams), os.sysconf("SC_OPEN_MAX"))
+        os.closerange(len(self._fds), os.sysconf("SC_OPEN_MAX"))
         sys.stderr = os.fdopen(2, "w", errors="backslashreplace", closefd=False)
         for number in _BLOCKED:
-            signal.signal(number, signal.SIG_DFL)
+            signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
+
+        return len(self._fds) - 1
 
     def __exit__(
         self,
@@ -67,9 +72,10 @@ class ForkedShard(BaseException):
 
 class PreforkedProcess:
     """A copy of this process with the interface of subprocess.Popen; `may_fork` must be true. Its
-    log goes to `log_fd`. In the copy the constructor raises ForkedShard."""
+    log goes to `log_fd`, and it inherits `progress_fd`. In the copy the constructor raises
+    ForkedShard."""
 
-    def __init__(self, log_fd: int) -> None:
+    def __init__(self, log_fd: int, progress_fd: int) -> None:
         task_fd, stdin_fd = os.pipe()
         stdout_fd, answer_fd = os.pipe()
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
@@ -79,7 +85,7 @@ class PreforkedProcess:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             raise
         if not self.pid:
-            raise ForkedShard((task_fd, answer_fd, log_fd))
+            raise ForkedShard((task_fd, answer_fd, log_fd), progress_fd)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(task_fd)
         os.close(answer_fd)

@@ -98,11 +98,15 @@ class ShardRecorder:
         self._spill.keep(exchange)
         self._exchanges.append(exchange)
 
-    def finish(self, lost: str = "") -> tuple[Requests, Chunks, Names]:
+    def finish(
+        self, lost: str = "", advance: Callable[[int], None] = lambda n_bytes: None
+    ) -> tuple[Requests, Chunks, Names]:
         """Decodes everything; returns the rows, their chunks grouped by request id, and the names.
-        Rows without a recorded end get the status `lost` with the reason `lost`."""
+        Rows without a recorded end get the status `lost` with the reason `lost`. Calls `advance`
+        before each step with the bytes that the step works on."""
         columns = ExchangeColumns(self.rows, self.epoch_ns)
         for exchange in self._exchanges:
+            advance(exchange.n_bytes)
             self._spill.restore(exchange)
             self._decode(exchange, columns)
             exchange.parts = []
@@ -110,6 +114,7 @@ class ShardRecorder:
         self._spill.close()
         for row in np.flatnonzero(~self._has_ended).tolist():
             self.unsent(row, Status.lost, lost or "no end was recorded")
+        advance(columns.n_chunk_bytes)
         chunks = columns.finish()
         return self.rows, chunks, Names(errors=self._errors.texts(), remotes=self._remotes.texts())
 
@@ -223,6 +228,11 @@ class ExchangeColumns:
         self._chunk_tokens.append(counts)
         if len(self._lines) == _BATCH:
             self._write()
+
+    @property
+    def n_chunk_bytes(self) -> int:
+        """The size of the chunks that `finish` will sort."""
+        return sum(chunks.nbytes for chunks in self._chunks)
 
     def finish(self) -> Chunks:
         """Writes the last batch and returns all chunks, grouped by request id."""

@@ -1,4 +1,4 @@
-"""A load-generating process: `python -m loadgen.drive.shard`, started by `shards`.
+"""A load-generating process: `python -m loadgen.drive.shard PROGRESS_FD`, started by `shards`.
 
 It starts before its task exists, so that its imports overlap with other work (docs/decisions/0037).
 On stdin it receives its task once, then the lines `GO` and `STOP`; on stdout it writes a JSON line
@@ -25,8 +25,10 @@ from typing import NoReturn
 from loadgen.drive.client import Client
 from loadgen.drive.payloads import HttpHead, Payloads
 from loadgen.drive.shard_loop import Shard
+from loadgen.drive.stall_watch import ProgressCounter
 from loadgen.drive.task import ShardTask
 from loadgen.drive.transport import Transport
+from loadgen.endings import ending_signals
 from loadgen.plugins import load_plugin
 from loadgen.workload.dialogue import Dialogue
 from targets.dialer import Dialer
@@ -72,13 +74,18 @@ def payloads_of(task: ShardTask, head: HttpHead) -> Payloads:
     )
 
 
-async def _serve(task: ShardTask, commands_fd: int, write_message: Callable[..., None]) -> None:
+async def _serve(
+    task: ShardTask,
+    commands_fd: int,
+    write_message: Callable[..., None],
+    progress: ProgressCounter,
+) -> None:
     loop = asyncio.get_running_loop()
     client = make_transport(task, loop)
     payloads = payloads_of(task, task.head)
     payloads.extend(0.0)
     opened = await client.open(task.n_preopen)
-    shard = Shard(task, loop, client, payloads, write_message)
+    shard = Shard(task, loop, client, payloads, write_message, progress)
     commands: asyncio.Queue[bytes] = asyncio.Queue()
     os.set_blocking(commands_fd, False)
     loop.add_reader(commands_fd, _read_commands, commands_fd, commands, loop)
@@ -121,9 +128,9 @@ def _read_commands(
         commands.put_nowait(line)
 
 
-def main() -> None:
+def main(progress_fd: int) -> None:
     """Reads the pickled task from stdin (length first), runs it, and exits with 0 once its part is
-    written."""
+    written. Advances the counter behind `progress_fd`."""
     prepare()
     _write_message("started")
     stdin_fd = 0
@@ -132,12 +139,13 @@ def main() -> None:
     for plugin in plugins:  # before the task, which may hold instances of their classes
         load_plugin(plugin)
     task: ShardTask = pickle.loads(pickled)
-    serve(task, stdin_fd, _write_message)
+    serve(task, stdin_fd, _write_message, ProgressCounter(progress_fd))
 
 
 def prepare() -> None:
     """Prepares this process for any task: signals, limits, imports, garbage collection."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the group; the parent decides
+    for number in ending_signals():  # a service manager signals every process; the parent decides
+        signal.signal(number, signal.SIG_IGN)
     _raise_file_limit()
     request_short_slices()
     for module in _NEEDED_LATER:
@@ -151,12 +159,13 @@ def serve(
     task: ShardTask,
     commands_fd: int,
     write_message: Callable[..., None],
+    progress: ProgressCounter,
     at_end: Callable[[], None] = lambda: None,
 ) -> NoReturn:
     """Writes `ready`, runs the task by the commands from `commands_fd`, writes `done` once the part
     is written, calls `at_end` and ends the process."""
     with asyncio.Runner(loop_factory=_loop_factory(task)) as runner:
-        runner.run(_serve(task, commands_fd, write_message))
+        runner.run(_serve(task, commands_fd, write_message, progress))
         at_end()
         os._exit(0)  # an orderly exit would spend time on freeing hundreds of megabytes
 
@@ -221,4 +230,4 @@ def _read_exactly(fd: int, size: int, *, may_end: bool = False) -> bytearray:
 
 
 if __name__ == "__main__":
-    main()
+    main(int(sys.argv[1]))

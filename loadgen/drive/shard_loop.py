@@ -17,6 +17,7 @@ from loadgen.drive.live_sample import LiveSamples
 from loadgen.drive.loop_probe import LoopProbe, ProcessorSpeed, ReceiveBacklog
 from loadgen.drive.payloads import Payloads
 from loadgen.drive.recorder import ShardRecorder
+from loadgen.drive.stall_watch import WATCH_EVERY_S, ProgressCounter
 from loadgen.drive.store import write_part
 from loadgen.drive.task import ShardTask
 from loadgen.drive.transport import Exchange, Transport
@@ -45,7 +46,9 @@ class Shard:
         client: Transport,
         payloads: Payloads,
         write_message: Callable[..., None],
+        progress: ProgressCounter,
     ) -> None:
+        self._progress = progress
         self._loop, self._epoch_ns, self._write_message = loop, 0, write_message
         self._client, self._payloads = client, payloads
         self._part_path, self._number, self._adapter = task.part_path, task.shard, task.adapter
@@ -105,6 +108,7 @@ class Shard:
         for meter in (self._meter, self._probe):
             meter.start()
         self._loop.set_exception_handler(self._break)
+        self._advance()
         self._loop.call_later(_BEAT_S, self._beat)
         self._loop.call_later(_ENCODE_EVERY_S, self._encode_ahead)
         self._dispatcher.start()
@@ -124,7 +128,8 @@ class Shard:
         await self._client.close()
         lost = f"the load generator failed: {self._broken}" if self._broken else ""
         started_s, before_s = time.monotonic(), time.thread_time()
-        write_part(self._part_path, *self._recorder.finish(lost))
+        rows, chunks, names = self._recorder.finish(lost, self._progress.advance)
+        write_part(self._part_path, rows, chunks, names, self._progress.advance)
         decoding = DecodingReport(
             cpu_s=time.thread_time() - before_s, wall_s=time.monotonic() - started_s
         )
@@ -236,6 +241,11 @@ class Shard:
         """Encodes the children of a row, as far as their prompts are known."""
         for child in self._late_children[row]:
             self._payloads.prepare(child)
+
+    def _advance(self) -> None:
+        """Shows the controlling process that the event loop runs; also after the last row."""
+        self._progress.advance()
+        self._loop.call_later(WATCH_EVERY_S, self._advance)
 
     def _beat(self) -> None:
         """Writes a progress message and schedules the next."""

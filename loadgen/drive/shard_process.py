@@ -11,14 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 from loadgen.drive.prefork import PreforkedProcess, may_fork
+from loadgen.drive.stall_watch import ProgressCounter, WatchedProcess
 
 _EXIT_S = 10.0
 _TAIL_BYTES = 1 << 16  # longer than any line
 
 
-def _new_process(log_fd: int) -> subprocess.Popen[bytes]:
+def _new_process(log_fd: int, progress_fd: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "loadgen.drive.shard"],
+        [sys.executable, "-P", "-m", "loadgen.drive.shard", str(progress_fd)],
+        pass_fds=[progress_fd],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log_fd,
@@ -34,11 +36,13 @@ class ShardProcess:
     def __init__(
         self,
         log_fd: int,
-        start: Callable[[int], subprocess.Popen[bytes] | PreforkedProcess] = _new_process,
+        start: Callable[[int, int], subprocess.Popen[bytes] | PreforkedProcess] = _new_process,
     ) -> None:
         self._log_fd = log_fd
         self._log_copy: Path | None = None
-        self._process = start(log_fd)
+        self._progress = ProgressCounter.create()
+        self._process = start(log_fd, self._progress.fd)
+        self._watched = WatchedProcess(self._process.pid, self._progress)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self.stdin, self.stdout = self._process.stdin, self._process.stdout
@@ -57,6 +61,10 @@ class ShardProcess:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         self._log_copy = path
+
+    def is_stalled(self, now_s: float, most_s: float) -> bool:
+        """See `WatchedProcess.is_stalled`."""
+        return self._watched.is_stalled(now_s, most_s)
 
     def kill(self) -> None:
         self._process.kill()
@@ -83,6 +91,7 @@ class ShardProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._progress.close()
         with open(self._log_fd, "rb") as log:
             if self._log_copy is not None:
                 log.seek(0)

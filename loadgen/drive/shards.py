@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.drive.shard_process import PreforkedShard, ShardProcess
+from loadgen.drive.stall_watch import HURRIED_STALL_S, STALL_S, WATCH_EVERY_S
 from loadgen.drive.task import ShardTask
 from loadgen.errors import RunInvalid
 from loadgen.manifest.json_section import JsonObject, read_section
@@ -49,11 +50,17 @@ class _Child:
     received: set[str] = field(default_factory=set)  # kinds of messages
     report: SelfReport | None = None
     has_ended: bool = False
+    killed: str = ""  # the reason
 
     @property
     def is_over(self) -> bool:
         """Whether its last message has come; the process itself may still be ending."""
         return self.has_ended or self.report is not None
+
+    def kill(self, reason: str) -> None:
+        """Kills the process; the end of its output follows."""
+        self.killed = f"{reason}: killed"
+        self.process.kill()
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,7 @@ class Shards:
 
     `run` returns when every shard has written its part or died; its callbacks may call `stop`.
     `plugins` are Python files that each shard runs before it reads its task. `preforked` may hold a
-    process that becomes the first shard.
+    process that becomes the first shard. A shard without progress for `stall_s` is killed.
     """
 
     def __init__(
@@ -102,7 +109,9 @@ class Shards:
         log_dir: Path,
         plugins: Sequence[Path] = (),
         preforked: PreforkedShard | None = None,
+        stall_s: float = STALL_S,
     ) -> None:
+        self._stall_s, self._looked_s = stall_s, 0.0
         self._n, self._log_dir, self._plugins = n, log_dir, tuple(plugins)
         self._preforked = preforked
         self._lead_ns = _LEAD_NS
@@ -148,21 +157,24 @@ class Shards:
         on_beat: OnBeat,
         on_start: Callable[[int], None],
         on_idle: Callable[[], None],
-        limit_s: float,
         on_death: Callable[[int], None] = lambda shard: None,
     ) -> Outcome:
         """Starts all shards at the same epoch and waits for their ends.
 
         `on_start` receives the epoch (monotonic ns); `on_beat` a shard's number and its progress
         message, four times a second per shard; `on_death` the number of a shard whose output closes
-        before it is done. `on_idle` is called at least ten times a second. A shard that has not
-        ended after `limit_s` is killed.
+        before it is done. `on_idle` is called at least ten times a second.
         """
         self._await("ready")
         outcome = Outcome(epoch_ns=time.monotonic_ns() + self._lead_ns)
         self._broadcast(b"GO %d\n" % outcome.epoch_ns)
         on_start(outcome.epoch_ns)
-        for child, message in self._messages(time.monotonic() + limit_s, on_idle):
+
+        def watch() -> None:
+            on_idle()
+            self._kill_stalled()
+
+        for child, message in self._messages(float("inf"), watch):
             if message["kind"] == "beat":
                 on_beat(child.number, message)
             elif message["kind"] == "done":
@@ -171,10 +183,8 @@ class Shards:
             elif message["kind"] == "end" and child.report is None:
                 on_death(child.number)
         for child in self._children:
-            if not child.is_over:
-                child.process.kill()
             if child.report is None:
-                outcome.dead[child.number] = child.process.exit_report()
+                outcome.dead[child.number] = child.killed or child.process.exit_report()
                 continue
             outcome.reports.append(child.report)
             if child.report.broken:
@@ -184,6 +194,24 @@ class Shards:
     def stop(self, reason: str, drain_s: float) -> None:
         """Releases no further request; requests in flight have `drain_s` to finish."""
         self._broadcast(b"STOP %f %s\n" % (drain_s, reason.encode()))
+
+    def hurry(self, *, is_last: bool) -> None:
+        """Waits for shards that make progress only; with `is_last`, for none."""
+        self._stall_s = min(self._stall_s, HURRIED_STALL_S)
+        for child in self._children:
+            if is_last and not child.is_over:
+                child.kill("you gave up its rows")
+
+    def _kill_stalled(self) -> None:
+        """Kills each shard without progress."""
+        now_s = time.monotonic()
+        if now_s < self._looked_s + WATCH_EVERY_S:
+            return
+        self._looked_s = now_s
+        for child in self._children:
+            is_working = not (child.is_over or child.killed)
+            if is_working and child.process.is_stalled(now_s, self._stall_s):
+                child.kill(f"no progress for {self._stall_s:g} s")
 
     def _process(self, number: int) -> ShardProcess:
         log = self._log_dir / f"shard-{number}.log"

@@ -15,7 +15,7 @@ import json
 import struct
 import zipfile
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.drive import checksums
+from loadgen.drive.stall_watch import CountedFile
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.manifest.sections import (
     FIRST_WITH_CHECKSUMS,
@@ -74,16 +75,23 @@ _DAMAGED = (
 """What NumPy and Arrow raise for damaged files."""
 
 
-def write_part(path: Path, requests: Requests, chunks: Chunks, names: Names) -> None:
-    """Writes a shard's rows for `read_part`; atomic."""
+def write_part(
+    path: Path,
+    requests: Requests,
+    chunks: Chunks,
+    names: Names,
+    advance: Callable[[], None] = lambda: None,
+) -> None:
+    """Writes a shard's rows for `read_part`; atomic. Calls `advance` as the file grows."""
     partial = path.with_suffix(".partial.npz")
-    np.savez(
-        partial,
-        requests=requests,
-        chunks=chunks,
-        errors=np.array(names.errors),
-        remotes=np.array(names.remotes),
-    )
+    with CountedFile(partial, advance) as file:
+        np.savez(
+            file,
+            requests=requests,
+            chunks=chunks,
+            errors=np.array(names.errors),
+            remotes=np.array(names.remotes),
+        )
     partial.rename(path)
 
 

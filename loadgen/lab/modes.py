@@ -24,6 +24,7 @@ from typing import Any
 from rich.console import Console
 
 from loadgen.drive import checksums
+from loadgen.endings import ending_signals
 from loadgen.errors import UsageError
 from loadgen.lab.mode_cell import Cell, cell_of, read_waits
 from loadgen.lab.mode_spec import Mode, seeds_from, variant
@@ -165,8 +166,9 @@ def _finished(
 
 
 def _ignore_interrupts() -> None:
-    """Leaves Ctrl-C to the parent process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Leaves Ctrl-C and SIGHUP to the parent process, which ends this process by SIGTERM."""
+    for number in set(ending_signals()) - {signal.SIGTERM}:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _run_quietly(task: _Task) -> Cell:

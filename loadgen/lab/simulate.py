@@ -19,6 +19,7 @@ from rich.console import Console
 
 from loadgen.drive import checksums, store
 from loadgen.drive.progress import Progress
+from loadgen.endings import ending_signals
 from loadgen.errors import UsageError
 from loadgen.lab.prompt_ids import PromptIds
 from loadgen.lab.simulated_engine import (
@@ -230,16 +231,18 @@ class _Simulation:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Counts Ctrl-C here; the run stops between two steps. Only the main thread may handle
-        signals."""
+        """Counts Ctrl-C here; the run stops between two steps. A second Ctrl-C in the same step
+        ends it. Only the main thread may handle signals."""
 
         def note(number: int, frame: FrameType | None) -> None:
+            if self._n_interrupts > self._n_handled:
+                raise KeyboardInterrupt
             self._n_interrupts += 1
 
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before = {n: signal.signal(n, note) for n in (signal.SIGINT, signal.SIGTERM)}
+        before = {n: signal.signal(n, note) for n in ending_signals()}
         try:
             yield
         finally:

@@ -38,10 +38,18 @@ def _filled(chosen: Path, replaced: Path | None) -> Iterator[Path]:
                 replaced.rename(chosen)
             if kept is not None:
                 raise TargetError(f"{error}\nits whole output is in {kept}") from None
+        elif is_unfinished(chosen):
+            error.add_note(f"the rows recorded so far are kept: slobench report {chosen}")
         raise
     if replaced is not None:
         shutil.rmtree(replaced)
     _point_latest(chosen)
+
+
+def is_unfinished(directory: Path) -> bool:
+    """Whether a run directory holds rows that were recorded but not merged into its tables."""
+    is_merged = (directory / "requests.parquet").is_file()
+    return not is_merged and any((directory / "parts").glob("shard-*.npz"))
 
 
 def _keep_server_log(chosen: Path) -> Path | None:
@@ -63,7 +71,10 @@ def _set_aside(chosen: Path, force: bool) -> Path | None:
         return None
     with held(chosen, f"--out {chosen}", "a run that replaces it"):
         if not force:
-            raise UsageError(f"--out {chosen}: already exists; --force overwrites the run in it")
+            hint = f"; it is unfinished: slobench report {chosen}" if is_unfinished(chosen) else ""
+            raise UsageError(
+                f"--out {chosen}: already exists; --force overwrites the run in it{hint}"
+            )
         if not (chosen / "manifest.json").is_file():
             raise UsageError(f"--out {chosen}: not a run, and --force overwrites only runs")
         return chosen.rename(free(chosen.with_name(f".{chosen.name}.replaced")))

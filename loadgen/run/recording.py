@@ -26,6 +26,7 @@ from loadgen.drive.live_sample import FIELDS
 from loadgen.drive.progress import Progress
 from loadgen.drive.shards import OnBeat, Outcome
 from loadgen.drive.stop_rules import StopRules, stop_rules
+from loadgen.endings import ending_signals
 from loadgen.live.watched import WatchedRun
 from loadgen.live.watching import run_labels, watching
 from loadgen.manifest.json_section import JsonObject
@@ -41,12 +42,12 @@ from targets.scrape import Scraped, Scraper
 
 _INTERRUPT_DRAIN_S = 10.0
 _DEAD_DRAIN_S = 1.0  # for responses already on their way when the server ended
-_DECODING_S = 600.0  # after the drain, for the shards to decode and write their rows
 
 
 class Fleet(Protocol):
     """The load-generating processes of a run, on this machine (`drive.shards.Shards`) or on
-    others. `stop` may be called from the callbacks of `run`, which are those of `Shards.run`."""
+    others. `stop` and `hurry` may be called from the callbacks of `run`, which are those of
+    `Shards.run`."""
 
     @property
     def pids(self) -> Collection[int] | None:
@@ -60,13 +61,15 @@ class Fleet(Protocol):
         on_beat: OnBeat,
         on_start: Callable[[int], None],
         on_idle: Callable[[], None],
-        limit_s: float,
         on_death: Callable[[int], None],
     ) -> Outcome:
         """Starts the work and returns when each process has written its rows or was given up."""
 
     def stop(self, reason: str, drain_s: float) -> None:
         """Releases no further request; requests in flight have `drain_s` to finish."""
+
+    def hurry(self, *, is_last: bool) -> None:
+        """Waits for processes that make progress only; with `is_last`, for none."""
 
 
 class Recording:
@@ -123,6 +126,9 @@ class Recording:
             run = _with_server(run, scraped())
             store.write_run(directory, run, derived(run))
         shutil.rmtree(parts_dir)
+        if outcome.remote is not None and outcome.dead:
+            hint = f"rows that a worker still has: slobench collect {directory}"
+            self._setup.console.print(hint, soft_wrap=True, markup=False)
         return run
 
     def _send(self) -> Outcome:
@@ -131,7 +137,6 @@ class Recording:
                 self._on_beat,
                 self._on_start,
                 self._on_idle,
-                self._scenario.horizon_s + self._scenario.phases.drain + _DECODING_S,
                 lambda shard: self._progress.note(
                     f"worker {shard} died: its requests are lost, the others go on"
                 ),
@@ -231,8 +236,8 @@ class Recording:
 
     @contextlib.contextmanager
     def _interruptible(self) -> Iterator[None]:
-        """Counts Ctrl-C and SIGTERM for `_on_idle` while the run is under way, so that no recorded
-        row is lost to them. Only the main thread may handle signals."""
+        """Counts Ctrl-C, SIGTERM and SIGHUP for `_on_idle` while the run is under way, so that no
+        recorded row is lost to them. Only the main thread may handle signals."""
 
         def note(number: int, frame: FrameType | None) -> None:
             if not self._epoch_ns:
@@ -243,8 +248,7 @@ class Recording:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, note) for number in numbers}
+        before = {number: signal.signal(number, note) for number in ending_signals()}
         try:
             yield
         finally:
@@ -270,8 +274,12 @@ class Recording:
             )
             self._stop("interrupted", f"you stopped the run ({self._signal})", drain_s)
         else:
-            self._progress.note("interrupted again: giving up the requests in flight")
+            self._progress.note(
+                "interrupted again: giving up the requests in flight; Ctrl-C again gives up the "
+                "recorded rows"
+            )
             self._stop("interrupted", f"you stopped the run twice ({self._signal})", 0.0)
+            self._fleet.hurry(is_last=self._n_interrupts > 2)
 
     def _completed(self, planned: Manifest, outcome: Outcome) -> Manifest:
         """The manifest after the run."""

@@ -1,7 +1,7 @@
 """Messages between the control process and the workers: MessagePack with a schema.
 
-    down   ping · assign · piece · go · lease · stop · got · release      control process → worker
-    up     pong · refused · ready · frame · piece · done · died           worker → control process
+    down   ping · assign · piece · go · lease · stop · got · kept · release   control → worker
+    up     pong · refused · ready · frame · piece · done · died            worker → control
 
 A frame is cumulative and numbered, so a lost, repeated or late frame does no harm. Large data goes
 in pieces: the share of the schedule on the way down, its recorded rows on the way up. Clock
@@ -151,8 +151,14 @@ class Got(_Message, frozen=True):
     k: Count
 
 
+class Kept(_Message, frozen=True):
+    """The rows are on the master's disk: the worker need not keep them."""
+
+    run: str
+
+
 class Release(_Message, frozen=True):
-    """The rows have arrived or are not needed: the worker drops the run."""
+    """The run is over for the worker. Recorded rows stay on its disk unless they are `Kept`."""
 
     run: str
 
@@ -203,7 +209,7 @@ class Died(_Message, frozen=True):
     words: Text
 
 
-Down = Ping | Assign | LoadPiece | Go | Lease | StopShard | Got | Release
+Down = Ping | Assign | LoadPiece | Go | Lease | StopShard | Got | Kept | Release
 Up = Pong | ShareRefused | ShareReady | Frame | LoadPiece | Done | Died
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -19,6 +19,7 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from loadgen.cli import standard_streams
 from loadgen.cli.exit_codes import INTERRUPTED, guarded
 from loadgen.cli.parse import cache_dir
 from loadgen.cli.terminal import print_summary
@@ -37,6 +38,7 @@ _BEGIN_S = 60.0
 
 
 def main() -> None:
+    standard_streams.install()
     line = RelayPipe(socket.socket(fileno=int(sys.argv[1])))
     results: list[RunEnded] = []
     code = guarded(lambda: results.append(_result(line)), os.environ)

@@ -26,6 +26,7 @@ from locust.runners import (
 
 from loadgen.cli.scale import SECRET_ENV, read_secret
 from loadgen.drive.live_histogram import LiveCounts
+from loadgen.endings import ending_signals
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.host_names import host_names
 from loadgen.records import Status
@@ -86,9 +87,9 @@ class LocustSession:
         events.test_stopping.add_listener(lambda **_: self._stopping())
         events.quitting.add_listener(lambda **_: self._quitting())
         runner.register_message(UP, lambda msg, **_: self.master.take(msg.node_id, msg.data))
-        gevent.signal_handler(signal.SIGINT, self._interrupted)
-        if environment.web_ui is None:  # with a page, Locust handles SIGTERM
-            gevent.signal_handler(signal.SIGTERM, self._interrupted)
+        for number in ending_signals():
+            if environment.web_ui is None or number != signal.SIGTERM:  # that Locust handles
+                gevent.signal_handler(number, self._interrupted)
         if isinstance(runner, MasterRunner) and environment.web_ui is None:
             self._wait_for_workers(runner, environment.parsed_options)
 
@@ -184,8 +185,8 @@ class LocustSession:
         self.master.wait_until(lambda: self.master.finished is not None, _CONCLUDED_S)
 
     def _interrupted(self) -> None:
-        """Handles Ctrl-C: ends the run, then the process once the result has arrived; without a
-        page the shape ends the process."""
+        """Handles Ctrl-C, SIGTERM and SIGHUP: ends the run, then the process once the result has
+        arrived; without a page the shape ends the process."""
         if self.master.is_running:
             self.master.stop(is_interrupt=True)
         if not self._is_leaving:
@@ -299,7 +300,12 @@ def _be_worker(environment: Environment, runner: Runner) -> None:
 
     host = ShardHost(lambda data: runner.send_message(UP, data), on_ended)
     runner.register_message(DOWN, lambda msg, **_: host.take(msg.data))
-    events.quitting.add_listener(lambda **_: host.drop())
+
+    def leave() -> None:
+        if (closing := host.drop()) is not None:
+            closing.join()
+
+    events.quitting.add_listener(lambda **_: leave())
     if isinstance(runner, WorkerRunner):
         is_local = bool(environment.parsed_options.processes)
 
@@ -307,10 +313,11 @@ def _be_worker(environment: Environment, runner: Runner) -> None:
             """Ctrl-C reaches all processes of the terminal: a busy local worker leaves the
             decision to the master."""
             if not (is_local and host.is_busy):
-                host.drop()
+                leave()
                 runner.quit()
 
-        gevent.signal_handler(signal.SIGINT, interrupted)
+        for number in set(ending_signals()) - {signal.SIGTERM}:  # Locust handles it
+            gevent.signal_handler(number, interrupted)
 
 
 _BUCKETS = LiveCounts()

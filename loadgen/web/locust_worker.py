@@ -21,7 +21,10 @@ import gevent
 import gevent.queue
 from gevent.subprocess import PIPE, Popen
 
+from loadgen.cli.parse import cache_dir
+from loadgen.drive.stall_watch import STALL_S, WATCH_EVERY_S, ProgressCounter, WatchedProcess
 from loadgen.manifest.json_section import JsonObject
+from loadgen.run.collect import UNCONFIRMED
 from loadgen.web import control_messages as messages
 from loadgen.web.live_frames import Ended, FrameBuilder
 
@@ -31,6 +34,7 @@ more requests. A clock would be wrong: a worker that was itself stopped has not 
 _UNLEASED = f"no message from the master for {LEASE_TICKS} s"
 _FRAME_EVERY_S = 1.0
 _LOG_TAIL = 2000
+_WRITING_S = 10.0  # for a load process to write its rows after its input has ended
 
 
 class ShardHost:
@@ -68,6 +72,8 @@ class ShardHost:
             share.got(message.k)
         elif isinstance(message, messages.StopShard):
             share.stop(message.reason, message.drain_s)
+        elif isinstance(message, messages.Kept):
+            share.kept()
         elif isinstance(message, messages.Release):
             self.drop()
 
@@ -75,14 +81,24 @@ class ShardHost:
     def is_busy(self) -> bool:
         return self._share is not None
 
-    def drop(self) -> None:
-        """Ends the load process, if any, and drops its rows."""
-        if self._share is not None:
-            self._share.close()
-            self._share = None
+    def drop(self) -> gevent.Greenlet | None:
+        """Ends the load process, if any, in the returned greenlet. Recorded rows that no master has
+        confirmed stay on disk."""
+        share, self._share = self._share, None
+        return None if share is None else gevent.spawn(share.close)
 
     def _send_message(self, message: messages.Up) -> None:
         self._send(messages.encode(message))
+
+
+def _new_folder() -> Path:
+    """A folder for the rows of a share, which outlives the worker: see `slobench collect`."""
+    cache = cache_dir(os.environ)
+    if cache is None:
+        return Path(tempfile.mkdtemp(prefix="slobench-shard-"))
+    place = cache / UNCONFIRMED
+    place.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(dir=place))
 
 
 class _Share:
@@ -96,22 +112,28 @@ class _Share:
     ) -> None:
         self.run, self._shard, self._send, self._on_ended = assign.run, assign.shard, send, on_ended
         self._frames = FrameBuilder(assign.run, assign.shard, assign.slos)
-        self._folder = Path(tempfile.mkdtemp(prefix="slobench-shard-"))
+        self._folder = _new_folder()
         self._log = self._folder / "log"
         self._sha256, self._is_going, self._is_done = "", False, False
         self._ticks_left, self._broken = LEASE_TICKS, ""
         self._upload = messages.Upload([])
+        self._progress = ProgressCounter.create()
+        command = [sys.executable, "-P", "-m", "loadgen.web.load_process", str(self._folder)]
         with self._log.open("wb") as log:
             self._process = Popen(
-                [sys.executable, "-P", "-m", "loadgen.web.load_process", str(self._folder)],
+                [*command, str(self._progress.fd)],
+                pass_fds=[self._progress.fd],
                 stdin=PIPE,
                 stdout=PIPE,
                 stderr=log,
                 process_group=0,  # the worker handles Ctrl-C
             )
+        self._watched = WatchedProcess(self._process.pid, self._progress)
+        self._stalled = ""
         self._outgoing: gevent.queue.Queue[bytes | None] = gevent.queue.Queue()
         self._greenlets = [
-            gevent.spawn(self._write), gevent.spawn(self._read), gevent.spawn(self._tick)
+            gevent.spawn(self._write), gevent.spawn(self._read), gevent.spawn(self._tick),
+            gevent.spawn(self._watch),
         ]  # fmt: skip
 
     def feed(self, message: messages.Assign | messages.LoadPiece) -> None:
@@ -132,21 +154,33 @@ class _Share:
         for part in self._upload.got(k):
             self._send(part)
 
+    def kept(self) -> None:
+        """The master has the rows."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
     def close(self) -> None:
+        """Ends the load process. If it is sending, it may still write its rows."""
+        if self._is_going and not (self._is_done or self._stalled):
+            self._outgoing.put(None)  # closes its input
+            with gevent.Timeout(_WRITING_S, False):
+                self._process.wait()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process.pid, signal.SIGKILL)
         current = gevent.getcurrent()
         others = [greenlet for greenlet in self._greenlets if greenlet is not current]
         gevent.killall(others, block=False)
         self._process.wait()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._progress.close()
+        if not any(self._folder.glob("shard-*.npz")):
+            shutil.rmtree(self._folder, ignore_errors=True)
 
     def _write(self) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):  # `_read` notices its death
-            for data in self._outgoing:
+            while (data := self._outgoing.get()) is not None:
                 self._process.stdin.write(data)
                 self._process.stdin.flush()
+            self._process.stdin.close()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
@@ -181,7 +215,6 @@ class _Share:
         self._send(self._frames.frame())
         data = (self._folder / f"shard-{self._shard}.npz").read_bytes()
         parts = messages.pieces(self.run, self._shard, data)
-        shutil.rmtree(self._folder, ignore_errors=True)  # a kill during the upload leaves nothing
         digest = hashlib.sha256(data).hexdigest()
         self._send(messages.Done(self.run, self._shard, len(parts), digest, instrument))
         self._upload = messages.Upload(parts)
@@ -199,8 +232,19 @@ class _Share:
                 self._broken = _UNLEASED
                 self.stop(_UNLEASED, 0.0)
 
+    def _watch(self) -> None:
+        """Kills the load process when it makes no progress; `_read` notices its end."""
+        while not self._is_done:
+            gevent.sleep(WATCH_EVERY_S)
+            if self._is_going and self._watched.is_stalled(time.monotonic()):
+                self._stalled = f"no progress for {STALL_S:g} s: killed"
+                os.kill(self._process.pid, signal.SIGKILL)
+                return
+
     def _last_words(self) -> str:
         code = self._process.wait()
+        if self._stalled:
+            return self._stalled
         log = self._log.read_text(errors="replace").strip()
         last_line = log.splitlines()[-1] if log else "its log is empty"
         return f"exit status {code}; {last_line}"[:_LOG_TAIL]

@@ -6,15 +6,15 @@ decoded.
 
 from __future__ import annotations
 
-import signal
 import socket
 from typing import Any
 
 import msgspec
 
+from loadgen.endings import ending_signals
 from loadgen.manifest.json_section import JsonObject
 
-ENDING = frozenset((signal.SIGINT, signal.SIGTERM))
+ENDING = frozenset(ending_signals())
 """Signals that end a run. The control process starts with them blocked and unblocks them itself."""
 
 

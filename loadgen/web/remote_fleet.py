@@ -14,7 +14,7 @@ from loadgen.manifest.sections import LiveQuantiles
 from loadgen.manifest.self_report import SelfReport
 from loadgen.run.shard_tasks import Job
 from loadgen.web.assignment import assignments
-from loadgen.web.control_messages import Bad, Frame, encode, read_up
+from loadgen.web.control_messages import Bad, Frame, Kept, encode, read_up
 from loadgen.web.live_frames import LiveStatus, merged, quantiles
 from loadgen.web.relay_pipe import Back, FromWorker, Gone, LiveUpdate, Note, RelayPipe, ToWorker
 from loadgen.web.run_protocol import Controller, Policy, Send
@@ -22,6 +22,9 @@ from loadgen.web.validate import check_part, read_self_report
 
 _UPDATE_EVERY_S = 1.0
 _POLL_S = 0.1
+_COLLECTING_S = 600.0  # after the drain, for the rows of all workers
+_HURRIED_S = 2.0
+_LINE_CLOSED = "the master's Locust process ended"
 
 
 class RemoteFleet:
@@ -44,6 +47,7 @@ class RemoteFleet:
         self._cut_short: CutShort | None = None
         self._silent = set[int]()
         self._reports: dict[int, SelfReport] = {}  # by shard
+        self._end_s = float("inf")
 
     def __enter__(self) -> RemoteFleet:
         return self
@@ -65,7 +69,6 @@ class RemoteFleet:
         on_beat: OnBeat,
         on_start: Callable[[int], None],
         on_idle: Callable[[], None],
-        limit_s: float,
         on_death: Callable[[int], None],
     ) -> Outcome:
         """See `Shards.run`. Raises RunInvalid or UsageError if the workers cannot begin."""
@@ -84,32 +87,36 @@ class RemoteFleet:
         )
         self._send(controller.start(time.monotonic_ns()))
         started, updated_s, reported_dead = False, 0.0, set[int]()
-        limit_at_s = float("inf")
         while controller.phase != "over":
             self._receive(controller)
             if controller.phase == "running" and not started:
                 started = True
                 on_start(controller.epoch_ns)
-                limit_at_s = time.monotonic() + limit_s
+                scenario = job.scenario
+                self._end_s = time.monotonic() + scenario.horizon_s + scenario.phases.drain
+                self._end_s += _COLLECTING_S
             if started:
                 on_idle()
                 self._beat(controller, on_beat)
                 self._report_losses(controller, reported_dead, on_death)
-            if time.monotonic() > limit_at_s or not self._line.is_open:
+            if time.monotonic() > self._end_s or not self._line.is_open:
                 break  # no worker can come back over a closed line
             if started and time.monotonic() >= updated_s + _UPDATE_EVERY_S:
                 updated_s = time.monotonic()
                 self._line.send(LiveUpdate(live.snapshot(controller.shards)))
         self._beat(controller, on_beat)
-        self._check_rows(controller, job)
         self._line.send(LiveUpdate(live.snapshot(controller.shards, is_over=True)))
         frames = [shard.frame for shard in controller.shards if shard.frame is not None]
         self._write_histograms(frames)
-        return self._outcome(controller, job, quantiles(frames))
+        return self._outcome(controller, quantiles(frames))
 
     def stop(self, reason: str, drain_s: float) -> None:
         assert self._controller is not None, "only a started run can be stopped"
         self._send(self._controller.stop(reason, drain_s))
+
+    def hurry(self, *, is_last: bool) -> None:
+        """Waits 2 s more for the rows, which the workers keep; with `is_last`, no more."""
+        self._end_s = min(self._end_s, time.monotonic() + (0.0 if is_last else _HURRIED_S))
 
     def _receive(self, controller: Controller) -> None:
         for event in self._line.receive(_POLL_S):
@@ -121,12 +128,16 @@ class RemoteFleet:
                     controller.n_bad += 1
                     self._line.send(Note(f"worker {event.worker}: unreadable message: {problem}"))
                     continue
-                self._send(controller.take(event.worker, message, now_ns))
+                sends = controller.take(event.worker, message, now_ns)
+                self._keep_rows(controller)
+                self._send(sends)
             elif isinstance(event, Gone):
                 controller.gone(event.worker, now_ns)
             elif isinstance(event, Back):
                 controller.back(event.worker)
         if not self._line.is_open:
+            if controller.phase == "running" and self._cut_short is None:
+                self._cut_short = CutShort(_LINE_CLOSED, time.monotonic_ns())
             for worker in self._workers:
                 controller.gone(worker, time.monotonic_ns())
         self._send(controller.tick(time.monotonic_ns()))
@@ -162,19 +173,28 @@ class RemoteFleet:
             self._last_frames[shard.number] = frame.seq, counts
             on_beat(shard.number, _beat_of(frame, counts, before))
 
-    def _check_rows(self, controller: Controller, job: Job) -> None:
-        """Marks as died each shard whose rows or self-report cannot be used; the others count."""
-        shares = job.shares(len(self._workers))
-        for shard, share in zip(controller.shards, shares, strict=True):
-            if shard.state != "done":
+    def _keep_rows(self, controller: Controller) -> None:
+        """Writes the rows of each shard that is done, and confirms them to its worker. Marks as
+        died each shard whose rows or self-report cannot be used; the others count."""
+        assert self._job is not None, "rows come after hand_over"
+        for shard in controller.shards:
+            if shard.state != "done" or shard.number in self._reports:
                 continue
             assert shard.done is not None, "its rows came before it was done"
+            share = self._job.shares(len(self._workers))[shard.number]
             try:
                 report = read_self_report(shard.done.instrument, shard.number)
                 check_part(shard.part, share.plan.schedule["request_id"])
-                self._reports[shard.number] = report
             except Bad as problem:
                 shard.state, shard.note = "died", str(problem)
+                continue
+            path = self._job.parts_dir / f"shard-{shard.number}.npz"
+            partial = path.with_suffix(".partial")
+            partial.write_bytes(shard.part)
+            partial.rename(path)
+            shard.part = b""
+            self._reports[shard.number] = report
+            self._send([Send(shard.worker, Kept(self._job.run_name))])
 
     def _write_histograms(self, frames: Sequence[Frame]) -> None:
         """Writes the last frames' histograms, each and merged, in a form that any HdrHistogram
@@ -190,14 +210,13 @@ class RemoteFleet:
         self._logs.mkdir(parents=True, exist_ok=True)
         (self._logs / "histograms.json").write_text(json.dumps(told) + "\n")
 
-    def _outcome(self, controller: Controller, job: Job, live: dict[str, LiveQuantiles]) -> Outcome:
+    def _outcome(self, controller: Controller, live: dict[str, LiveQuantiles]) -> Outcome:
         reports: list[SelfReport] = []
         dead = controller.dead
         for shard in controller.shards:
             report = self._reports.get(shard.number)
             if shard.state != "done" or report is None:
                 continue
-            (job.parts_dir / f"shard-{shard.number}.npz").write_bytes(shard.part)
             reports.append(report)
             if report.broken:
                 dead[shard.number] = report.broken

@@ -19,6 +19,7 @@ from math import inf
 from typing import NamedTuple
 
 from loadgen.clock import Clock
+from loadgen.errors import SlobenchError
 from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import Executor, Launching
 from reference_engine.metrics.metrics import DepartureRate, EngineMetrics
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 
 # Idle time before the engine checks its own state, so that a leaked block fails loudly.
 _CHECK_AFTER_S = 1.0
+_STOP_S = 5.0
 
 Deltas = list[tuple[Sink, StreamDelta]]
 Admission = tuple[Sink, AdmissionError | None]  # None: admitted
@@ -44,6 +46,10 @@ class Listener(NamedTuple):
     on_admissions: Callable[[list[Admission]], None]
     on_deltas: Callable[[Deltas], None]
     on_failure: Callable[[str], None]
+
+
+class EngineHung(SlobenchError):
+    """The engine thread does not stop, so the server ends with exit code 4."""
 
 
 class EngineThread:
@@ -72,10 +78,16 @@ class EngineThread:
         self._thread.start()
 
     async def stop(self) -> None:
-        """End the thread after the running step and the jobs posted so far."""
-        self._is_stopped = True
+        """End the thread after the running step and the jobs posted so far. Raises EngineHung if a
+        step does not end within 5 s; a second call then returns at once."""
+        was_stopped, self._is_stopped = self._is_stopped, True
         self._wake.set()
-        await asyncio.to_thread(self._thread.join)
+        await asyncio.to_thread(self._thread.join, 0.0 if was_stopped else _STOP_S)
+        if self._thread.is_alive() and not was_stopped:
+            raise EngineHung(
+                f"the running step did not end within {_STOP_S:g} s, so the server is killed: the "
+                "batching policy or the executor does not return"
+            )
 
     def post(self, job: Callable[[], None]) -> None:
         """Run `job` in the engine thread, between two steps."""

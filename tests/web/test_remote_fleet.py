@@ -97,7 +97,7 @@ def ran(tmp_path):
         fleet = RemoteFleet(line, WORKERS, 1.0, on_loss, tmp_path / "logs")
         nothing = itertools.repeat(None).__next__
         fleet.hand_over(asked)
-        outcome = fleet.run(lambda *_: None, lambda _: None, nothing, 60.0, lambda _: None)
+        outcome = fleet.run(lambda *_: None, lambda _: None, nothing, lambda _: None)
         return outcome, line
 
     return run
@@ -149,10 +149,13 @@ def test_a_run_that_its_fleet_cut_short_is_recorded_as_stopped(tmp_path):
         def stop(self, reason, drain_s):
             raise AssertionError("nobody has to stop what ended by itself")
 
+        def hurry(self, *, is_last):
+            raise AssertionError("nobody has to stop what ended by itself")
+
         def hand_over(self, job):
             assert job.plan is asked.plan
 
-        def run(self, on_beat, on_start, on_idle, limit_s, on_death):
+        def run(self, on_beat, on_start, on_idle, on_death):
             on_start(7_000_000_000)
             cut = CutShort("shard 1 was lost", 8_500_000_000)
             return Outcome(7_000_000_000, cut_short=cut)

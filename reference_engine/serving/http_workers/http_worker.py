@@ -25,6 +25,7 @@ from aiohttp import ClientError, ClientSession, ClientTimeout, UnixConnector, we
 from yarl import URL
 
 from loadgen.clock import Clock, MonotonicClock
+from loadgen.endings import ending_signals
 from reference_engine.serving.guard import Guard, running
 from reference_engine.serving.http_workers import channel
 from reference_engine.serving.routes.completions import CompletionRoutes
@@ -241,7 +242,7 @@ def main(arguments: list[str]) -> int:
     """Run until the channel ends; returns the exit code."""
     # A service manager may signal every process of a server. A worker has answers to complete, and
     # ends when its channel does.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in ending_signals():
         signal.signal(number, signal.SIG_IGN)
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s"
