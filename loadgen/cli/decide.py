@@ -120,7 +120,7 @@ def compare(
             help="Largest difference that counts as \"same\": 5% or 'p99(ttft)=10%'; repeatable."
         ),
     ] = None,
-    confidence: Annotated[float, typer.Option(help="Of intervals and verdicts.")] = 0.95,
+    confidence: Annotated[str, typer.Option(help="Of intervals and verdicts.")] = "95%",
     effect: Annotated[
         str | None, typer.Option(help="Plan the runs needed for a change this large, e.g. 5%.")
     ] = None,
@@ -150,8 +150,9 @@ def compare(
 
     fail_on = _fail_on(fail_on) or "worse"
     size = None if effect is None else parse.read_share("--effect", effect)
+    level = parse.read_confidence(confidence) or 0.95
     if aa:
-        _print_noise(sides, metric or [], 0.05 if size is None else size, confidence, json)
+        _print_noise(sides, metric or [], 0.05 if size is None else size, level, json)
         return
     if len(sides) != 2:
         raise UsageError(
@@ -161,7 +162,7 @@ def compare(
     options = Options(
         metrics=metric or [],
         margins=read_margins(margin or []),
-        confidence=confidence,
+        confidence=level,
         effect=size,
         noise=read_noise(noise) if noise else {},
         vary=vary or [],
@@ -423,13 +424,17 @@ def _between(text: str, over: Over) -> tuple[float, float]:
     try:
         if not colon:
             raise ValueError("expected two loads")
-        read = parse_rate_per_s if over == "rate" else _users
+        read = _rate_per_s if over == "rate" else _users
         bounds = read(low), read(high)
     except ValueError as error:
         raise UsageError(f"--between {text}: {error}; write e.g. {example}") from None
     if not bounds[0] < bounds[1]:
         raise UsageError(f"--between {text}: the first must be lower than the second: {example}")
     return bounds
+
+
+def _rate_per_s(text: str) -> float:
+    return parse_rate_per_s(parse.with_unit(text, "/s"))
 
 
 def _users(text: str) -> float:

@@ -14,7 +14,13 @@ import typer
 Plugin = Annotated[
     list[Path] | None, typer.Option(help="A Python file that registers kinds; repeatable.")
 ]
-Slo = Annotated[list[str] | None, typer.Option(help="An SLO, e.g. 'p99(ttft)<=500ms'; repeatable.")]
+Slo = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="An SLO, e.g. 'p99(ttft)<=500ms', or a preset (see `slobench list presets`); "
+        "repeatable."
+    ),
+]
 Goodput = Annotated[
     list[str] | None,
     typer.Option(help="SLOs as vLLM writes them, e.g. 'ttft:500 tpot:50' (ms, from the send)."),
@@ -25,8 +31,8 @@ Set = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
 Confidence = Annotated[
-    float | None,
-    typer.Option(help="E.g. 0.95: no verdict if the confidence interval contains the limit."),
+    str | None,
+    typer.Option(help="E.g. 95%: no verdict if the confidence interval contains the limit."),
 ]
 MinRequests = Annotated[
     int | None,
@@ -94,7 +100,7 @@ class TrafficFlags:
     """Traffic without a scenario file, or changes to the file's; the names of the fields are those
     of `loadgen.workload.scenario.scenario_from_flags`."""
 
-    rate: Annotated[str | None, typer.Option(help="Poisson arrivals per second, e.g. 8/s.")] = None
+    rate: Annotated[str | None, typer.Option(help="Poisson arrivals per second, e.g. 8.")] = None
     input_len: Annotated[int | None, typer.Option(help="Prompt tokens of each request.")] = None
     output_len: Annotated[int | None, typer.Option(help="Output tokens of each request.")] = None
     duration: Annotated[

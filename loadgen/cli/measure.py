@@ -370,6 +370,7 @@ def report(
     from reports.printed import find_browser
 
     exports = read_exports(export or [])
+    slo = parse.slo_flags(slo, None)
     if len(runs) > 1 and any(path is not None for _, path in exports):
         raise UsageError(
             "--export FORMAT=PATH: each of the runs would overwrite the file; leave the path out, "

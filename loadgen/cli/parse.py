@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ import typer
 
 from loadgen.errors import UsageError, nearest
 from loadgen.plugins import load_plugin
-from loadgen.units import parse_duration_s, parse_share
+from loadgen.units import is_bare_number, parse_duration_s, parse_share
 
 if TYPE_CHECKING:
     from loadgen.cli.flags import ScenarioFlags, TrafficFlags, WatchFlags
@@ -37,6 +36,8 @@ _KEYS = {
 }
 """Flag → the scenario key that it sets."""
 _NEEDED = ("rate", "input_len", "output_len", "duration")
+_UNITS = {"rate": "/s", "duration": "s", "warmup": "s"}
+"""Flag → the unit of a bare number."""
 
 
 def choose_scenario(
@@ -54,16 +55,30 @@ def choose_scenario(
     source = source or flags.scenario
     values = {**(asdict(traffic) if traffic else {}), "seed": flags.seed}
     values["slo"] = slo_flags(flags.slo, flags.goodput)
-    values = {name: value for name, value in values.items() if value is not None}
+    values = {
+        name: with_unit(value, _UNITS[name]) if name in _UNITS else value
+        for name, value in values.items()
+        if value is not None
+    }
     settings = [*settings, *(flags.set_ or ())]
     if source is not None:
-        on_top = [f"{_KEYS[name]}={json.dumps(value)}" for name, value in values.items()]
-        return load_scenario(source, [*on_top, *settings])
-    missing = ", ".join("--" + n.replace("_", "-") for n in _NEEDED if n not in values)
+        by_flag = {_flag(name): {_KEYS[name]: value} for name, value in values.items()}
+        return load_scenario(source, settings, by_flag=by_flag)
+    missing = ", ".join(_flag(name) for name in _NEEDED if name not in values)
     if missing:
         flags_too = f", or add {missing}" if traffic else ""
         raise UsageError(f"no scenario: name one (see `slobench list scenarios`){flags_too}")
     return scenario_from_flags(**values, overrides=settings)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def with_unit(text: str, unit: str) -> str:
+    """A flag's value with its unit: `8` as `8/s`. Files need the unit; on a command line the flag
+    leaves no doubt."""
+    return f"{text.strip()}{unit}" if is_bare_number(text) else text
 
 
 def load_plugins(paths: Sequence[Path] | None) -> None:
@@ -72,15 +87,34 @@ def load_plugins(paths: Sequence[Path] | None) -> None:
 
 
 def slo_flags(slo: Sequence[str] | None, goodput: Sequence[str] | None) -> list[str] | None:
-    """The SLOs of `--slo` and `--goodput`; None where neither is given."""
-    from loadgen.measure.slo import from_goodput
+    """The SLOs of `--slo` and `--goodput`; None where neither is given. `--slo` also takes the name
+    of a preset, and `<` for `<=`."""
+    from loadgen.measure.slo import from_goodput, parse_slo, with_allowed_operator
+    from loadgen.workload.presets import PRESETS, SloPreset, expanded
 
     if not slo and not goodput:
         return None
+    entries: list[str | SloPreset] = []
+    for text in slo or ():
+        name = text.strip().removeprefix("preset:")
+        if name in PRESETS:
+            entries.append(SloPreset(preset=name))
+            continue
+        try:
+            entries.append(parse_slo(with_allowed_operator(text)).text)
+        except ValueError as error:
+            raise UsageError(f"--slo: {error}{_nearest_preset(text)}") from None
     try:
-        return [*(slo or ()), *from_goodput(goodput or ())]
+        return [*expanded(entries), *from_goodput(goodput or ())]
     except ValueError as error:
         raise UsageError(f"--goodput {error}") from None
+
+
+def _nearest_preset(text: str) -> str:
+    """A hint for a text without an operator, which may be meant as a preset."""
+    from loadgen.workload.presets import PRESETS
+
+    return "" if set(text) & set("<>=≤≥") else f", or a preset: {nearest(text.strip(), PRESETS)}"
 
 
 def read_target(target: str | None, choices: str = "a target file, reference, sim or mock") -> str:
@@ -129,14 +163,19 @@ def read_workers(text: str) -> int:
 
 def read_share(flag: str, text: str) -> float:
     try:
-        return parse_share(text)
+        return parse_share(in_per_cent(text))
     except ValueError as error:
         raise UsageError(f"{flag}: {error}") from None
 
 
+def in_per_cent(text: str) -> str:
+    """A share with its unit: a number above 1 can only be per cent."""
+    return f"{text.strip()}%" if is_bare_number(text) and 1 < float(text) <= 100 else text
+
+
 def read_duration_s(flag: str, text: str) -> float:
     try:
-        return parse_duration_s(text)
+        return parse_duration_s(with_unit(text, "s"))
     except ValueError as error:
         raise UsageError(f"{flag}: {error}") from None
 
@@ -154,9 +193,13 @@ def read_transport(word: str) -> Literal["fast", "aiohttp"]:
     return read_choice("--transport", word, transports)
 
 
-def read_confidence(value: float | None) -> float | None:
+def read_confidence(text: str | None) -> float | None:
+    """The confidence level of `95%`, `95` or `0.95`."""
+    value = None if text is None else read_share("--confidence", text)
     if value is not None and not 0.5 <= value < 1:
-        raise UsageError(f"--confidence {value}: expected a value from 0.5 to below 1, e.g. 0.95")
+        raise UsageError(
+            f"--confidence {text}: expected 50 % to below 100 %; write e.g. 95% or 0.95"
+        )
     return value
 
 

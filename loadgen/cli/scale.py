@@ -18,6 +18,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from loadgen.cli import parse
 from loadgen.cli.flags import Force, Plugin, RunDirectory, Set, Slo, with_flags
 from loadgen.errors import MissingDependency, UsageError
 
@@ -125,7 +126,7 @@ def web(
 ) -> None:
     """Run on Locust: its page with our numbers, and load from several machines."""
     options = form_options(form) | {
-        "slo": together(slo or []),
+        "slo": together(parse.slo_flags(slo, None) or []),
         "set": together(set_ or []),
         "out": str(out or ""),
         "plugin": together([str(path) for path in plugin or []]),

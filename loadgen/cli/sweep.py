@@ -13,7 +13,14 @@ from rich.console import Console
 
 from loadgen.cli.exit_codes import INTERRUPTED, NO_VERDICT
 from loadgen.cli.flags import Json, ScenarioFlags, TrafficFlags, WatchFlags, Workers, with_flags
-from loadgen.cli.parse import base_options, choose_scenario, read_workers, shared_watch
+from loadgen.cli.parse import (
+    base_options,
+    choose_scenario,
+    read_confidence,
+    read_workers,
+    shared_watch,
+    with_unit,
+)
 from loadgen.cli.terminal import print_json, stdout
 from loadgen.errors import UsageError, nearest
 
@@ -92,9 +99,7 @@ def sweep(
     order_seed: Annotated[
         int | None, typer.Option(help="Another seed runs the cells in another order.")
     ] = None,
-    confidence: Annotated[
-        float | None, typer.Option(help="Of the intervals. Default: 0.95.")
-    ] = None,
+    confidence: Annotated[str | None, typer.Option(help="Of the intervals. Default: 95%.")] = None,
     fail_on: Annotated[
         str | None,
         typer.Option(help="`missed`: exit code 1 for a missed SLO; `no_verdict`: also 3."),
@@ -109,8 +114,9 @@ def sweep(
 
     keys = {
         "target": target, "engine": engine, "model": model, "repeats": repeats, "metric": metric,
-        "throughput": throughput, "along": along, "drain": drain, "reset_cache": reset_cache,
-        "order_seed": order_seed, "confidence": confidence,
+        "throughput": throughput, "along": along, "reset_cache": reset_cache,
+        "drain": None if drain is None else with_unit(drain, "s"),
+        "order_seed": order_seed, "confidence": read_confidence(confidence),
         "how": None if grid is None else "grid" if grid else "zip",
     }  # fmt: skip
     if fail_on is not None and fail_on not in FAIL_ON:

@@ -46,7 +46,14 @@ def read_axis(text: str) -> Axis:
     listed = document.values["values"]
     if len(listed) == 1 and isinstance(listed[0], list):
         listed = listed[0]
-    return axis(key.strip(), listed, f"--over {text}")
+    return axis(key.strip(), [_with_unit(key.strip(), value) for value in listed], f"--over {text}")
+
+
+def _with_unit(key: str, value: object) -> object:
+    """A bare number or range of `rate` per second; a file needs the unit."""
+    text = str(value)
+    is_bare = bool(_NUMBER.fullmatch(text)) or bool((m := _RANGE.fullmatch(text)) and not m["unit"])
+    return f"{text}/s" if key in ("rate", "arrivals.rate") and is_bare else value
 
 
 def axis(key: str, values: object, where: str = "over") -> Axis:

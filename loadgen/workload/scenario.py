@@ -44,6 +44,7 @@ from loadgen.workload.texts import PROMPTS, PromptKind, Synthetic
 from loadgen.yaml_document import Document, override, parse_document, write_document
 
 ONLY_CLASS = "default"
+NO_FLAGS: Mapping[str, Mapping[str, object]] = {}
 
 
 class Phases(Strict):
@@ -318,16 +319,22 @@ def _tightest(slos: Sequence[Slo], metric: str) -> float | None:
 
 
 def load_scenario(
-    path_or_name: str | Path, overrides: Sequence[str] | Mapping[str, object] = ()
+    path_or_name: str | Path,
+    overrides: Sequence[str] | Mapping[str, object] = (),
+    *,
+    by_flag: Mapping[str, Mapping[str, object]] = NO_FLAGS,
 ) -> Scenario:
     """A scenario from a file, or a shipped scenario by name (`quickstart`,
-    `scenarios/quickstart.yaml`), with `a.b=c` settings applied.
+    `scenarios/quickstart.yaml`), with values by dotted path from flags (`by_flag`, named in
+    messages), then `a.b=c` settings applied.
 
     Raises ScenarioError with a line `file:line: key.path: problem` per mistake.
     """
     label, text = read_source(path_or_name)
     document = parse_document(text, label, ScenarioError)
     document.values.setdefault("name", _name_from(label))
+    for flag, values in by_flag.items():
+        override(document, values, flag)
     override(document, overrides)
     return _checked(document).from_source(label)
 
