@@ -101,16 +101,40 @@ class TrafficFlags:
     of `loadgen.workload.scenario.scenario_from_flags`."""
 
     rate: Annotated[str | None, typer.Option(help="Poisson arrivals per second, e.g. 8.")] = None
+    users: Annotated[
+        int | None,
+        typer.Option(
+            "--users",
+            "-u",
+            help="A closed loop: users who send, wait for the answer, pause for --think, and send "
+            "again.",
+        ),
+    ] = None
+    think: Annotated[
+        str | None,
+        typer.Option(help="With --users: the pause after each answer, e.g. 2s. Default: none."),
+    ] = None
+    concurrency: Annotated[
+        int | None,
+        typer.Option(help="A closed loop: requests in flight; the next starts when one ends."),
+    ] = None
     input_len: Annotated[int | None, typer.Option(help="Prompt tokens of each request.")] = None
     output_len: Annotated[int | None, typer.Option(help="Output tokens of each request.")] = None
     duration: Annotated[
-        str | None, typer.Option(help="Length of the measured window, e.g. 60s.")
+        str | None,
+        typer.Option(
+            "--duration", "--run-time", "-t", help="Length of the measured window, e.g. 60s."
+        ),
     ] = None
     warmup: Annotated[
         str | None, typer.Option(help="Time before the measured window, e.g. 5s.")
     ] = None
     max_concurrency: Annotated[
-        int | None, typer.Option(help="Requests in flight at most; further ones are dropped.")
+        int | None,
+        typer.Option(
+            help="A safety limit of --rate: a request that is due while so many are in flight is "
+            "dropped and counts as failed. To keep N in flight: --concurrency N."
+        ),
     ] = None
 
 

@@ -24,20 +24,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=str)
 
-_KEYS = {
-    "rate": "arrivals.rate",
-    "input_len": "requests.input_tokens",
-    "output_len": "requests.output_tokens",
-    "duration": "phases.measure",
-    "warmup": "phases.warmup",
-    "max_concurrency": "limits.max_concurrency",
-    "slo": "slo",
-    "seed": "seed",
-}
-"""Flag → the scenario key that it sets."""
-_NEEDED = ("rate", "input_len", "output_len", "duration")
-_UNITS = {"rate": "/s", "duration": "s", "warmup": "s"}
+_NEEDED = ("input_len", "output_len", "duration")
+_UNITS = {"rate": "/s", "duration": "s", "warmup": "s", "think": "s"}
 """Flag → the unit of a bare number."""
+NO_DEFAULTS: Mapping[str, object] = {}
+_ALL_AT_ONCE = (
+    "--rate inf: all requests at once measure only their own queue; use --concurrency N (N requests"
+    " in flight, the next starts when one ends), or --set 'arrivals={kind: burst, requests: N}'"
+)
 
 
 def choose_scenario(
@@ -46,10 +40,12 @@ def choose_scenario(
     *,
     source: str | None = None,
     settings: Sequence[str] = (),
+    defaults: Mapping[str, object] = NO_DEFAULTS,
 ) -> Scenario:
     """The scenario of the flags, from a file with the flags on top, or from the flags alone.
-    `source` takes the place of `flags.scenario`; `settings` come before those of `--set`."""
-    from loadgen.workload.scenario import load_scenario, scenario_from_flags
+    `source` takes the place of `flags.scenario`; `settings` come before those of `--set`. Without a
+    file, `defaults` hold the values of flags that the verb can do without."""
+    from loadgen.workload.scenario import LOADS, flag_of, load_scenario, scenario_from_flags
 
     load_plugins(flags.plugin)
     source = source or flags.scenario
@@ -60,30 +56,32 @@ def choose_scenario(
         for name, value in values.items()
         if value is not None
     }
+    if values.get("rate") in ("inf", "inf/s"):
+        raise UsageError(_ALL_AT_ONCE)
     settings = [*settings, *(flags.set_ or ())]
     if source is not None:
-        by_flag = {_flag(name): {_KEYS[name]: value} for name, value in values.items()}
-        return load_scenario(source, settings, by_flag=by_flag)
-    missing = ", ".join(_flag(name) for name in _NEEDED if name not in values)
+        return load_scenario(source, settings, flags=values)
+    if not any(name in values for name in LOADS):
+        values |= {name: value for name, value in defaults.items() if name in LOADS}
+    values = {**{n: v for n, v in defaults.items() if n not in LOADS}, **values}
+    missing = [flag_of(name) for name in _NEEDED if name not in values]
+    if not any(name in values for name in LOADS):
+        missing = ["--rate (or --concurrency)", *missing]
     if missing:
-        flags_too = f", or add {missing}" if traffic else ""
+        flags_too = f", or add {', '.join(missing)}" if traffic else ""
         raise UsageError(f"no scenario: name one (see `slobench list scenarios`){flags_too}")
     return scenario_from_flags(**values, overrides=settings)
 
 
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
+def load_plugins(paths: Sequence[Path] | None) -> None:
+    for path in paths or ():
+        load_plugin(path)
 
 
 def with_unit(text: str, unit: str) -> str:
     """A flag's value with its unit: `8` as `8/s`. Files need the unit; on a command line the flag
     leaves no doubt."""
     return f"{text.strip()}{unit}" if is_bare_number(text) else text
-
-
-def load_plugins(paths: Sequence[Path] | None) -> None:
-    for path in paths or ():
-        load_plugin(path)
 
 
 def slo_flags(slo: Sequence[str] | None, goodput: Sequence[str] | None) -> list[str] | None:

@@ -33,6 +33,12 @@ PANEL = "Decide"
 verbs = typer.Typer()
 FAIL_ON = ("missed", "no_verdict")
 _MISSED = 1
+_LOAD_OF = {
+    "rate": "rate", "arrivals.rate": "rate", "users": "concurrency", "concurrency": "concurrency",
+}  # fmt: skip
+"""Swept key → the kind of load that it sets in every cell."""
+_FIRST_LOADS: Mapping[str, object] = {"rate": "1/s", "concurrency": 1}
+"""The load of a scenario before the cells set theirs."""
 
 
 @verbs.command(
@@ -177,7 +183,14 @@ def _base(file: SweepFile, flags: ScenarioFlags, traffic: TrafficFlags, workers:
 
     named = file.scenario or ("" if is_sweep_file(flags.scenario) else flags.scenario)
     flags = replace(flags, scenario=named or None)
-    scenario = choose_scenario(flags, traffic, settings=file.settings())
+    loads = {_LOAD_OF[key] for key in file.over if key in _LOAD_OF}
+    if traffic.rate is not None and "concurrency" in loads:
+        raise UsageError(
+            "--rate is an open loop, and --over concurrency a closed loop: leave --rate out, or "
+            "vary the limit of requests in flight with --over limits.max_concurrency=…"
+        )
+    defaults = {name: value for name, value in _FIRST_LOADS.items() if name in loads}
+    scenario = choose_scenario(flags, traffic, settings=file.settings(), defaults=defaults)
     target = file.target or os.environ.get("OPENAI_BASE_URL", "")
     if not target and "target" not in file.over:
         raise UsageError(

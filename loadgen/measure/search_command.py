@@ -11,7 +11,8 @@ from loadgen.records import Run
 
 _KEPT = (
     *("--plugin", "--set", "--seed", "--rate", "--input-len", "--output-len"),
-    *("--duration", "--warmup", "--max-concurrency"),
+    *("--duration", "--run-time", "-t", "--warmup", "--max-concurrency"),
+    *("--users", "-u", "--think", "--concurrency"),
 )
 _SLO_FLAGS = ("--slo", "--goodput")
 _TARGET_FLAGS = ("--target", "--engine", "--model")

@@ -15,7 +15,7 @@ from loadgen.yaml_document import parse_document
 How = Literal["grid", "zip"]
 Point = Mapping[str, Any]
 
-_WORDS = {"rate": "arrivals.rate", "concurrency": "limits.max_concurrency"}
+_WORDS = {"rate": "arrivals.rate"}
 _RANGE = re.compile(r"(?P<first>[\d.]+):(?P<last>[\d.]+):(?P<step>[\d.]+)(?P<unit>[^\d:].*)?")
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 _MOST = 10_000
