@@ -1,5 +1,7 @@
 """Flags accept what is unambiguous; scenario files stay strict."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -11,9 +13,11 @@ from loadgen.lab.simulate import simulate
 from loadgen.run.run_options import RunOptions
 from loadgen.sweep.axes import read_axis
 from loadgen.sweep.points import Base, cells_of
+from loadgen.workload.arrivals import Users
+from loadgen.workload.renewal import Poisson
 from loadgen.workload.scenario import load_scenario
 
-LENGTHS = {"input_len": 16, "output_len": 4}
+LENGTHS: dict[str, Any] = {"input_len": 16, "output_len": 4}
 FILE = """\
 schema: 1
 arrivals: {kind: poisson, rate: 8/s}
@@ -34,12 +38,14 @@ def file(tmp_path):
 def test_bare_numbers_have_the_unit_of_their_flag():
     traffic = TrafficFlags(rate="8", duration="30", warmup="2.5", **LENGTHS)
     scenario = parse.choose_scenario(ScenarioFlags(), traffic)
+    assert isinstance(scenario.arrivals, Poisson)
     assert scenario.arrivals.rate == 8.0
     assert (scenario.phases.warmup, scenario.phases.measure) == (2.5, 30.0)
 
 
 def test_bare_numbers_change_a_file_too(file):
     scenario = parse.choose_scenario(ScenarioFlags(scenario=file), TrafficFlags(rate=" 3 "))
+    assert isinstance(scenario.arrivals, Poisson)
     assert scenario.arrivals.rate == 3.0
 
 
@@ -159,11 +165,12 @@ def test_users_of_a_closed_loop_keep_their_pause_unless_it_is_given():
         name = ScenarioFlags(scenario="closed_loop_users")
         return loop(parse.choose_scenario(name, TrafficFlags(**flags)))
 
-    before = load_scenario("closed_loop_users").arrivals.think
+    before: Any = load_scenario("closed_loop_users").arrivals
     chosen = parse.choose_scenario(
         ScenarioFlags(scenario="closed_loop_users"), TrafficFlags(users=3)
     )
-    assert (chosen.arrivals.users, chosen.arrivals.think) == (3, before)
+    assert isinstance(chosen.arrivals, Users)
+    assert (chosen.arrivals.users, chosen.arrivals.think) == (3, before.think)
     assert changed(think="4s")[1] == 4.0
     assert changed(concurrency=7) == (7, 0.0)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
 
 PANEL = "Measure"
 verbs = typer.Typer()
+_DOCTOR_TRAFFIC: Mapping[str, object] = {"input_len": 512, "output_len": 128, "duration": "10s"}
+"""Lengths and window of doctor's traffic where the flags do not state them."""
 
 Exports = Sequence[tuple[str, Path | None]]
 """Formats of exports with their files; None: in the run's directory."""
@@ -281,9 +284,11 @@ def fit(
 
 @verbs.command(
     rich_help_panel=PANEL,
-    epilog="Example: slobench doctor --target http://localhost:8000",
+    epilog="Example: slobench doctor --rate 20 --input-len 512 --output-len 128",
 )
+@with_flags
 def doctor(
+    traffic: TrafficFlags,
     target: Annotated[
         str | None,
         typer.Option(help="Check a server: a URL, a target file, `reference` or `mock`."),
@@ -304,21 +309,49 @@ def doctor(
     wait_ready: WaitReady = None,
     json: Json = False,
 ) -> None:
-    """Check how much load this machine can measure accurately, or whether a server can be
-    measured."""
-    from loadgen.doctor.checkup import check_accuracy, check_machine, check_server
+    """Check how much load this machine can measure accurately, whether it can measure the traffic
+    of the flags (--rate 20 --output-len 128), or whether a server can be measured."""
+    from loadgen.doctor.checkup import (
+        check_accuracy,
+        check_machine,
+        check_server,
+        check_traffic,
+        longest_lengths,
+    )
     from loadgen.run.target import Choice
     from reports.doctor_view import tables
 
     console = Console(stderr=True, highlight=False)
+    given = {name for name, value in asdict(traffic).items() if value is not None}
+    longest = None
+    if given:
+        if prove:
+            raise UsageError("--prove has rates and lengths of its own: leave the traffic out")
+        if target is None and not given & {"rate", "users", "concurrency"}:
+            raise UsageError("the traffic has no load: add --rate N or --concurrency N")
+        load = {} if target is None else {"rate": "1/s"}
+        scenario = parse.choose_scenario(
+            ScenarioFlags(), traffic, defaults={**_DOCTOR_TRAFFIC, **load}
+        )
+        longest = longest_lengths(scenario)
     if target is not None:
         if prove:
             raise UsageError("--prove checks this machine, --target a server: choose one")
+        if loads := given - {"input_len", "output_len"}:
+            flags = ", ".join(sorted("--" + name.replace("_", "-") for name in loads))
+            raise UsageError(
+                f"{flags}: with --target, doctor sends single requests and needs only --input-len "
+                "and --output-len; without --target it checks that this machine can send the "
+                "traffic"
+            )
         wait_s = parse.read_wait_s(wait_ready)
         choice = Choice(target, engine, model, dict(os.environ), wait_ready_s=wait_s)
-        facts = check_server(choice, console)
+        facts = check_server(choice, console, longest)
     elif model or engine or wait_ready:
         raise UsageError("--model, --engine and --wait-ready need --target")
+    elif given:
+        budget_s, cc = parse.read_budget_s(budget), os.environ.get("CC", "")
+        facts = check_traffic(scenario, budget_s, parse.cache_dir(os.environ), cc)
     else:
         check = check_accuracy if prove else check_machine
         cc = os.environ.get("CC", "")
