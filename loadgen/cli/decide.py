@@ -40,9 +40,17 @@ from loadgen.units import parse_rate_per_s
 if TYPE_CHECKING:
     from loadgen.nightly.night import FinishedNight
     from loadgen.workload.scaling import Over
+    from loadgen.workload.scenario import Scenario
 
 PANEL = "Decide"
 verbs = typer.Typer()
+_WINDOW = {"duration": "20s"}
+_FIRST_PROBE: Mapping[Over, Mapping[str, object]] = {
+    "rate": {"rate": "2/s", **_WINDOW},
+    "concurrency": {"concurrency": 1, **_WINDOW},
+}
+"""Load and window of the first capacity probe where the flags do not state them; the search finds
+its own from there."""
 
 
 @verbs.command(
@@ -353,8 +361,12 @@ def capacity(
         ),
     ] = None,
     over: Annotated[
-        str, typer.Option(help="The load that varies: rate, or concurrency (closed-loop users).")
-    ] = "rate",
+        str | None,
+        typer.Option(
+            help="The load that varies: rate, or concurrency (closed-loop users). Default: rate; "
+            "concurrency with --users or --concurrency."
+        ),
+    ] = None,
     between: Annotated[
         str | None,
         typer.Option(help="Bounds of the search, 1/s:40/s or 1:64. Default: found by the search."),
@@ -383,12 +395,15 @@ def capacity(
     from loadgen.capacity.search import search
     from reports.capacity.view import table
 
-    scenario = parse.choose_scenario(flags, traffic)
+    loads: tuple[Over, Over] = ("rate", "concurrency")
+    is_closed = traffic.users is not None or traffic.concurrency is not None
+    load = parse.read_choice("--over", over or loads[is_closed], loads)
+    scenario = parse.choose_scenario(flags, traffic, defaults=_FIRST_PROBE[load])
+    share = None if attainment is None else parse.read_share("--attainment", attainment)
+    scenario, share = _with_limits(scenario, share)
     target = parse.read_target(target)
     if resume and out is None:
         raise UsageError("--resume: no search: name its directory with --out")
-    loads: tuple[Over, Over] = ("rate", "concurrency")
-    load = parse.read_choice("--over", over, loads)
     options = parse.base_options(
         flags.plugin,
         n_workers=parse.read_workers(workers),
@@ -401,7 +416,7 @@ def capacity(
         target=target,
         options=options,
         over=load,
-        attainment=None if attainment is None else parse.read_share("--attainment", attainment),
+        attainment=share,
         between=None if between is None else _between(between, load),
         budget_s=math.inf if budget is None else parse.read_duration_s("--budget", budget),
         confidence=_inside("--confidence", confidence, 0.5, 0.999),
@@ -415,6 +430,27 @@ def capacity(
     else:
         stdout().print(table(result))
     raise typer.Exit(result.exit_code)
+
+
+def _with_limits(scenario: Scenario, attainment: float | None) -> tuple[Scenario, float | None]:
+    """The scenario with a limit per request in place of its percentile SLOs, if it has none, and
+    the attainment that they state. The search counts requests that meet their limits."""
+    from loadgen.measure.search_command import per_request_limits
+    from loadgen.workload.scenario import varied
+
+    limits, share = per_request_limits(scenario.slos())
+    if scenario.has_per_request_limit or scenario.classes or not limits:
+        return scenario, attainment
+    share = share if attainment is None else attainment
+    others = [slo.text for slo in scenario.slos() if not per_request_limits([slo])[0]]
+    typer.echo(
+        f"searching the load at which {100 * share:g} % of the requests meet {', '.join(limits)}"
+        + (
+            f"; without a value per request, so not searched: {', '.join(others)}" if others else ""
+        ),
+        err=True,
+    )
+    return varied(scenario, {"slo": limits}, "--slo"), share
 
 
 def _between(text: str, over: Over) -> tuple[float, float]:
