@@ -81,18 +81,24 @@ FailOn = Annotated[
 
 
 @dataclass(frozen=True)
-class ScenarioFlags:
+class ScenarioChanges:
+    """Changes to a scenario."""
+
+    slo: Slo = None
+    goodput: Goodput = None
+    seed: Annotated[int | None, typer.Option(help="Another seed draws another schedule.")] = None
+    set_: Set = None
+    plugin: Plugin = None
+
+
+@dataclass(frozen=True)
+class ScenarioFlags(ScenarioChanges):
     """The scenario and changes to it."""
 
     scenario: Annotated[
         str | None,
         typer.Argument(help="A scenario file or the name of a shipped one (see `slobench list`)."),
     ] = None
-    slo: Slo = None
-    goodput: Goodput = None
-    seed: Annotated[int | None, typer.Option(help="Another seed draws another schedule.")] = None
-    set_: Set = None
-    plugin: Plugin = None
 
 
 @dataclass(frozen=True)

@@ -143,7 +143,9 @@ def web(
     check_processes(processes, options)
     if "traffic" in options:  # mistakes show here, not in Locust's output
         parse.choose_scenario(
-            ScenarioFlags(form.scenario or None, slo, seed=form.seed, set_=set_, plugin=plugin),
+            ScenarioFlags(
+                scenario=form.scenario or None, slo=slo, seed=form.seed, set_=set_, plugin=plugin
+            ),
             traffic,
         )
     words = [word for key, value in options.items() if value for word in (f"--{key}", value)]
