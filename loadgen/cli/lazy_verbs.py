@@ -38,7 +38,7 @@ class _Commands(Mapping[str, Any]):
     """Name → click's command."""
 
     def __getitem__(self, name: str) -> Any:
-        return _command(name)
+        return command(name)
 
     def __iter__(self) -> Iterator[str]:
         return (name for names in VERBS.values() for name in names)
@@ -48,8 +48,8 @@ class _Commands(Mapping[str, Any]):
 
 
 @cache
-def _command(name: str) -> Any:
-    """Raises KeyError for an unknown verb."""
+def command(name: str) -> Any:
+    """The click command of a verb. Raises KeyError for an unknown verb."""
     for module, names in VERBS.items():
         if name in names:
             verbs: Typer = import_module(f"loadgen.cli.{module}").verbs

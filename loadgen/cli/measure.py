@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 
 PANEL = "Measure"
 verbs = typer.Typer()
+FIRST_SLO = "interactive-chat"
+"""The preset of a first look."""
 _DOCTOR_TRAFFIC: Mapping[str, object] = {"input_len": 512, "output_len": 128, "duration": "10s"}
 """Lengths and window of doctor's traffic where the flags do not state them."""
 
@@ -86,7 +89,8 @@ def run(
     export: Export = None,
     json: Json = False,
 ) -> None:
-    """Send a scenario's traffic to a server, time every token, and check the SLO."""
+    """Send a scenario's traffic to a server, time every token, and check the SLO. With --target
+    alone: a sweep over five rates up to what the server can take, in about three minutes."""
     if print_launch:
         from loadgen.run.target import launch_line
 
@@ -94,6 +98,15 @@ def run(
             raise UsageError("--print-launch: no target file: add --target FILE")
         typer.echo(launch_line(target, os.environ))
         return
+    if _is_first_look(flags, traffic) and target is not None and not print_scenario:
+        options = parse.base_options(
+            flags.plugin,
+            n_workers=parse.read_workers(workers),
+            engine=engine,
+            model=model,
+            wait_ready_s=parse.read_wait_s(wait_ready),
+        )
+        raise typer.Exit(_first_look(target, options, flags, traffic, out, as_json=json))
     scenario = parse.choose_scenario(flags, traffic)
     if print_scenario:
         typer.echo(scenario.to_yaml(), nl=False)
@@ -116,6 +129,68 @@ def run(
     raise typer.Exit(
         run_scenario(scenario, parse.read_target(target), options, exports, as_json=json)
     )
+
+
+def _is_first_look(flags: ScenarioFlags, traffic: TrafficFlags) -> bool:
+    """Whether the flags state no traffic, apart from lengths."""
+    others = {**asdict(traffic), **asdict(flags), "slo": None, "goodput": None, "plugin": None}
+    lengths = {"input_len": None, "output_len": None}
+    return all(value is None for value in {**others, **lengths}.values())
+
+
+def _first_look(
+    target: str,
+    options: RunOptions,
+    flags: ScenarioFlags,
+    traffic: TrafficFlags,
+    out: Path | None,
+    *,
+    as_json: bool,
+) -> int:
+    """Finds five rates, prints the command of a sweep over them, and runs it; the exit code."""
+    from loadgen.cli.lazy_verbs import command
+    from loadgen.sweep.first_rates import LEAST_S, MOST_S, find_rates
+    from loadgen.units import format_duration, write_rate
+    from loadgen.workload.presets import PRESETS
+
+    slos = parse.slo_flags(flags.slo, flags.goodput) or [FIRST_SLO]
+    input_len, output_len = traffic.input_len or 256, traffic.output_len or 64
+    names = f"{FIRST_SLO} ({', '.join(PRESETS[FIRST_SLO])})" if slos == [FIRST_SLO] else slos
+    least_s, most_s = 5 * 23.0 + LEAST_S, 5 * 33.0 + MOST_S
+    typer.echo(
+        f"no traffic given: short runs find the rates, then a sweep over five rates of "
+        f"{input_len}-token prompts and {output_len}-token answers, SLO {names}: about "
+        f"{format_duration(least_s)}, at most {format_duration(most_s)} and the starts of servers. "
+        "Ctrl-C keeps the finished runs.",
+        err=True,
+    )
+    console = Console(stderr=True, highlight=False)
+    try:
+        rates = find_rates(target, options, console, input_len=input_len, output_len=output_len)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    words = [
+        *("--target", target, "--input-len", str(input_len), "--output-len", str(output_len)),
+        *("--warmup", "3s", "--duration", "20s", "--set", "phases.drain=10s", "--repeats", "1"),
+        *(word for slo in slos for word in ("--slo", slo)),
+        *("--over", f"rate={','.join(write_rate(rate) for rate in rates)}"),
+        *(word for path in flags.plugin or () for word in ("--plugin", str(path))),
+        *(("--model", options.model) if options.model else ()),
+        *(("--engine", options.engine) if options.engine else ()),
+        *(("--out", str(out)) if out is not None else ()),
+    ]
+    typer.echo(f"running: {shlex.join(['slobench', 'sweep', *words])}", err=True)
+    code = command("sweep").main(
+        args=[*words, *(["--json"] if as_json else [])],
+        prog_name="slobench sweep",
+        standalone_mode=False,
+    )
+    typer.echo(
+        "next: slobench capacity with the same --target, lengths and --slo finds the highest rate "
+        "that meets the SLO, with its interval",
+        err=True,
+    )
+    return int(code or 0)
 
 
 def run_scenario(
