@@ -282,7 +282,7 @@ def _measured_sides(cells: Sequence[Cell], directory: Path, repeats: int) -> lis
     from loadgen.cells.order import run_cells
     from loadgen.cells.runner import CellFailure
 
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, markup=False)
     seconds = 2 * repeats * cells[0].scenario.horizon_s
     typer.echo(
         f"measuring A and B in turns, {repeats} runs each: {format_duration(seconds)} of traffic, "
@@ -400,7 +400,9 @@ def nightly(
     try:
         # Without the targets of controls: a control is simulated where its cell is.
         with parse.shared_watch(watch, [cell.cell.target for cell in spec.cells]) as each:
-            night = spec.run(Console(stderr=True, highlight=False), now, directory, each)
+            night = spec.run(
+                Console(stderr=True, highlight=False, markup=False), now, directory, each
+            )
     except KeyboardInterrupt:
         typer.echo(
             "interrupted: there is no verdict; the measured runs are kept. Continue with: slobench "
@@ -537,7 +539,9 @@ def capacity(
     )
     with parse.shared_watch(watch, [target]) as each:
         spec = replace(spec, options=replace(options, watch=each))
-        result = search(spec, out, Console(stderr=True, highlight=False), resume=resume)
+        result = search(
+            spec, out, Console(stderr=True, highlight=False, markup=False), resume=resume
+        )
     if json:
         print_json(result.to_json())
     else:

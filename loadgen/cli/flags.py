@@ -11,6 +11,8 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from loadgen.cli import completion
+
 Plugin = Annotated[
     list[Path] | None, typer.Option(help="A Python file that registers kinds; repeatable.")
 ]
@@ -18,7 +20,8 @@ Slo = Annotated[
     list[str] | None,
     typer.Option(
         help="An SLO, e.g. 'p99(ttft)<=500ms', or a preset (see `slobench list presets`); "
-        "repeatable."
+        "repeatable.",
+        autocompletion=completion.slos,
     ),
 ]
 Goodput = Annotated[
@@ -27,7 +30,11 @@ Goodput = Annotated[
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Change one scenario key, e.g. arrivals.rate=9/s; repeatable."),
+    typer.Option(
+        "--set",
+        help="Change one scenario key, e.g. arrivals.rate=9/s; repeatable.",
+        autocompletion=completion.settings,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
 Confidence = Annotated[
@@ -44,7 +51,8 @@ Target = Annotated[
     str | None,
     typer.Option(
         help="A URL, a target file, `reference` (the bundled engine), `sim` (the same in virtual "
-        "time) or `mock`. Default: the environment's OPENAI_BASE_URL."
+        "time) or `mock`. Default: the environment's OPENAI_BASE_URL.",
+        autocompletion=completion.targets,
     ),
 ]
 Model = Annotated[str, typer.Option(help="The API's model field. Default: from /v1/models.")]
@@ -97,7 +105,10 @@ class ScenarioFlags(ScenarioChanges):
 
     scenario: Annotated[
         str | None,
-        typer.Argument(help="A scenario file or the name of a shipped one (see `slobench list`)."),
+        typer.Argument(
+            help="A scenario file or the name of a shipped one (see `slobench list`).",
+            autocompletion=completion.scenarios,
+        ),
     ] = None
 
 

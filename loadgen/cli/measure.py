@@ -87,6 +87,9 @@ def run(
         bool, typer.Option("--scrape/--no-scrape", help="Read the server's own metrics at 1 Hz.")
     ] = True,
     export: Export = None,
+    junit: Annotated[
+        Path | None, typer.Option(help="Write the verdict as JUnit XML: a test case per SLO.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Send a scenario's traffic to a server, time every token, and check the SLO. With --target
@@ -127,7 +130,9 @@ def run(
         wait_ready_s=parse.read_wait_s(wait_ready),
     )
     raise typer.Exit(
-        run_scenario(scenario, parse.read_target(target), options, exports, as_json=json)
+        run_scenario(
+            scenario, parse.read_target(target), options, exports, as_json=json, junit=junit
+        )
     )
 
 
@@ -164,7 +169,7 @@ def _first_look(
         "Ctrl-C keeps the finished runs.",
         err=True,
     )
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, markup=False)
     try:
         rates = find_rates(target, options, console, input_len=input_len, output_len=output_len)
     except KeyboardInterrupt:
@@ -200,6 +205,7 @@ def run_scenario(
     exports: Exports = (),
     *,
     as_json: bool = False,
+    junit: Path | None = None,
 ) -> int:
     """Runs, prints the table and the verdict, and returns the exit code."""
     from loadgen.drive.shard_process import PreforkedShard
@@ -208,11 +214,17 @@ def run_scenario(
     has_processes = target != SIMULATED
     with PreforkedShard(is_enabled=has_processes, forks=True) as preforked:
         open_fleet = partial(local_fleet, preforked=preforked) if has_processes else None
-        console = Console(stderr=True, highlight=False)
+        console = Console(stderr=True, highlight=False, markup=False)
         finished = execute(scenario, target, options, console, open_fleet=open_fleet)
     print_summary(finished.summary, as_json)
     typer.echo(f"report: {finished.directory / 'report.html'}", err=True)
     write_exports(finished.directory, exports)
+    if junit is not None:
+        from reports.page import write_page
+        from reports.run.junit import junit_of_run
+
+        write_page(junit, junit_of_run(finished.summary))
+        typer.echo(f"junit: {junit}", err=True)
     return INTERRUPTED if finished.was_interrupted else finished.summary.exit_code
 
 
@@ -354,7 +366,7 @@ def fit(
         print_json({"scenario": text, **facts})
         return
     typer.echo(text, nl=False)
-    Console(stderr=True, highlight=False).print(fit_tables(facts))
+    Console(stderr=True, highlight=False, markup=False).print(fit_tables(facts))
 
 
 @verbs.command(
@@ -396,7 +408,7 @@ def doctor(
     from loadgen.run.target import Choice
     from reports.doctor_view import tables
 
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, markup=False)
     given = {name for name, value in asdict(traffic).items() if value is not None}
     longest = None
     if given:

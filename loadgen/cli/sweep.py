@@ -138,7 +138,7 @@ def sweep(
     prepare(directory, file, base, spec)
     with shared_watch(watch, [cell.target for cell in spec.cells]) as each:
         spec = replace(spec, cells=[cell.watched(each) for cell in spec.cells])
-        console = Console(stderr=True, highlight=False)
+        console = Console(stderr=True, highlight=False, markup=False)
         swept = run_sweep(spec, base.scenario, directory, console, base.options.command)
     write_all(swept, base.options.cache_dir)
     if json:

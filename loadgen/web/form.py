@@ -78,7 +78,11 @@ class RunForm(msgspec.Struct, frozen=True):
 
     def _traffic_flags(self) -> TrafficFlags:
         """Raises UsageError for a `traffic` that is no object of traffic flags."""
-        in_form = {"rate": self.rate, "duration": self.duration, "warmup": self.warmup}
+        in_form: dict[str, Any] = {
+            "rate": self.rate,
+            "duration": self.duration,
+            "warmup": self.warmup,
+        }
         try:
             others = msgspec.json.decode(self.traffic or "{}", type=dict[str, Any])
             return TrafficFlags(**others, **{k: value or None for k, value in in_form.items()})

@@ -2,6 +2,7 @@
 
 import io
 import json
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,7 +14,7 @@ from loadgen.errors import UsageError
 from loadgen.workload.scenario import scenario_from_flags
 from reports.doctor_view import tables
 
-LENGTHS = {"input_len": 32, "output_len": 8, "duration": "60s"}
+LENGTHS: dict[str, Any] = {"input_len": 32, "output_len": 8, "duration": "60s"}
 
 
 @pytest.mark.e2e

@@ -3,6 +3,7 @@
 import os
 import socket
 from argparse import Namespace
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -97,7 +98,7 @@ def test_engine_settings_are_for_bundled_servers_only(target, engine):
 
 def test_the_traffic_flags_of_the_command_line_reach_the_run():
     flags = TrafficFlags(concurrency=3, input_len=16, output_len=4, duration="2", warmup="1")
-    words = traffic_options(flags)
+    words: dict[str, Any] = traffic_options(flags)
     assert (words["duration"], words["warmup"]) == ("2", "1")
     form = RunForm(FROM_FLAGS, "mock", **words)
     alone = choose_scenario(ScenarioFlags(), flags)
