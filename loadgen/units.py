@@ -43,6 +43,8 @@ def parse_duration_s(text: object) -> float:
         match = _DURATION.match(body, position)
         if match is None or match[2] not in _SECONDS:
             known = ", ".join(_SECONDS)
+            if is_bare_number(body):
+                raise ValueError(f"{text!r} is not a duration; write '{body}s' or '{body}ms'")
             raise ValueError(f"{text!r} is not a duration; write e.g. '500ms' (units: {known})")
         total += float(match[1]) * _SECONDS[match[2]]
         position = match.end()
@@ -80,6 +82,11 @@ def parse_share(text: object) -> float:
     if not 0 <= value <= 1:
         raise ValueError(f"{text!r} is not a share between 0 and 1; per cent needs its sign")
     return value
+
+
+def is_bare_number(text: str) -> bool:
+    """Whether a text is a number without a unit."""
+    return re.fullmatch(_NUMBER, text.strip()) is not None
 
 
 def format_duration(seconds: float) -> str:
@@ -128,7 +135,8 @@ def _rate_per_s(text: object) -> float:
         raise ValueError(f"a rate needs its unit: write '{text}/s', not {text!r}")
     match = _RATE.fullmatch(text.strip())
     if match is None or match[2] not in _SECONDS:
-        raise ValueError(f"{text!r} is not a rate; write e.g. '12/s' or '30/min'")
+        nearest = f"'{text.strip()}/s'" if is_bare_number(text) else "e.g. '12/s' or '30/min'"
+        raise ValueError(f"{text!r} is not a rate; write {nearest}")
     return float(match[1]) / _SECONDS[match[2]]
 
 

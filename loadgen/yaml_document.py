@@ -287,6 +287,9 @@ def _set(document: Document, dotted: str, value: object, flag: str) -> None:
     else:
         _member(document, block, path, flag)
         block[path[-1]] = value
+    for places in (document.lines, document.sources):  # of what the value replaces
+        for place in [place for place in places if place[: len(path)] == path]:
+            del places[place]
     document.sources[path] = flag
 
 

@@ -49,9 +49,18 @@ def _proven(facts: Mapping[str, Any]) -> str:
     )
 
 
+def _traffic(facts: Mapping[str, Any]) -> str:
+    return (
+        f"this machine can measure {format_number(facts['trials'][0]['rate_per_s'])} req/s × "
+        f"{facts['output_tokens']} tokens, with p99 TTFT error below "
+        f"{format_value(facts['error_limit_s'], 's')}"
+    )
+
+
 _WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "machine": _up_to,
     "proof": _proven,
+    "traffic": _traffic,
     "target": lambda facts: f"{facts['target']} can be measured from here",
 }
 
@@ -113,8 +122,11 @@ def _causes(trial: Mapping[str, Any]) -> list[str]:
 
 def _legend(facts: Mapping[str, Any]) -> Text:
     log = {"truth": "test server's log", "mock": "mock server's log"}[facts["judge"]]
+    of_a_search = "one worker, Poisson arrivals"
+    of_a_traffic = "workers as for a run"
+    load = of_a_traffic if facts["kind"] == "traffic" else of_a_search
     lines = [
-        f"one worker, Poisson arrivals, {facts['output_tokens']} tokens each; error = our",
+        f"{load}, at most {facts['output_tokens']} tokens each; error = our",
         f"timestamp − the {log}, per request; percentiles of its magnitude",
     ]
     if any(trial["ttft_error_s"]["few"] for trial in facts["trials"]):

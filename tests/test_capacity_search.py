@@ -9,18 +9,22 @@ import numpy as np
 import pytest
 from rich.console import Console
 from rig import queues
+from typer.testing import CliRunner
 
 import slobench as sb
 from loadgen.capacity.capacity_spec import CapacitySpec, question_of
 from loadgen.capacity.early_stop import EarlyStop
 from loadgen.capacity.observed import why_gone
 from loadgen.capacity.search import search
+from loadgen.cli.app import app
 from loadgen.errors import TargetError, UsageError
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import due_rows
 from loadgen.measure.capacity.capacity_probe import Probe
 from loadgen.measure.capacity.capacity_result import conclude
 from loadgen.measure.capacity.next_probe import Question
+from loadgen.measure.search_command import per_request_limits
+from loadgen.measure.slo import parse_slo
 from loadgen.records import Status
 from loadgen.run.execute import execute
 from loadgen.run.run_options import RunOptions
@@ -338,3 +342,30 @@ def test_exit_codes_and_words_of_searches_without_a_value():
     low, high = asked_of(0.2), asked_of(1.0)
     assert (low.exit_code, low.sentence()) == (1, "below 1 req/s: the SLO is missed even there")
     assert (high.exit_code, high.sentence()) == (3, "at least 8 req/s")
+
+
+@pytest.mark.parametrize(
+    ("words", "unit", "note"),
+    [
+        (["--slo", "p99(ttft)<500ms"], "req/s", "99 % of the requests meet ttft <= 500ms"),
+        (["--slo", "ttft<500ms", "--concurrency", "4"], "users", ""),
+        (["--slo", "chat", "--users", "4"], "users", "not searched: p99(itl) <= 50ms"),
+    ],
+)
+def test_a_search_from_flags_needs_only_lengths_and_an_slo(words, unit, note, tmp_path):
+    shape = ["--target", "sim", "--engine", "shape=8b", "--budget", "40", "--precision", "50"]
+    lengths = ["--input-len", "64", "--output-len", "8"]
+    command = ["capacity", *shape, *lengths, *words, "--out", str(tmp_path / "c"), "--json"]
+    result = CliRunner().invoke(app, command)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    assert note in result.stderr
+    facts = json.loads(result.stdout)
+    assert (facts["unit"], facts["attainment"]) == (unit, 0.99)
+    assert facts["low"] >= 4
+
+
+def test_several_percentiles_become_limits_per_request_of_the_highest():
+    texts = ("p99(ttft) <= 1s", "p95(tpot) <= 50ms", "p99(itl) <= 50ms", "error_rate <= 1%")
+    slos = [parse_slo(text) for text in texts]
+    assert per_request_limits(slos) == (["ttft <= 1s", "tpot <= 50ms"], 0.99)
+    assert per_request_limits(slos[2:]) == ([], 0.0)

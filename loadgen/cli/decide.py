@@ -6,7 +6,7 @@ import contextlib
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,6 +25,7 @@ from loadgen.cli.flags import (
     MinRequests,
     Model,
     Plugin,
+    ScenarioChanges,
     ScenarioFlags,
     Slo,
     Target,
@@ -35,15 +36,25 @@ from loadgen.cli.flags import (
     with_flags,
 )
 from loadgen.cli.terminal import print_json, print_summary, stdout
-from loadgen.errors import UsageError, nearest
-from loadgen.units import parse_rate_per_s
+from loadgen.errors import TargetError, UsageError, nearest
+from loadgen.units import format_duration, parse_rate_per_s
 
 if TYPE_CHECKING:
+    from loadgen.cells.cell import Cell
     from loadgen.nightly.night import FinishedNight
+    from loadgen.run.run_options import RunOptions
     from loadgen.workload.scaling import Over
+    from loadgen.workload.scenario import Scenario
 
 PANEL = "Decide"
 verbs = typer.Typer()
+_WINDOW = {"duration": "20s"}
+_FIRST_PROBE: Mapping[Over, Mapping[str, object]] = {
+    "rate": {"rate": "2/s", **_WINDOW},
+    "concurrency": {"concurrency": 1, **_WINDOW},
+}
+"""Load and window of the first capacity probe where the flags do not state them; the search finds
+its own from there."""
 
 
 @verbs.command(
@@ -97,16 +108,45 @@ def rescore(
 
 @verbs.command(
     rich_help_panel=PANEL,
-    epilog="Example: slobench compare runs/before runs/after --html comparison.html",
+    epilog="Example: slobench compare quickstart --target sim --target sim --engine mode=chunked "
+    "--engine mode=static",
 )
+@with_flags
 def compare(
+    changes: ScenarioChanges,
+    traffic: TrafficFlags,
     sides: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(
             metavar="A B",
-            help="Two sides: each a run, runs separated by commas, or a folder of runs.",
+            help="Two sides: each a run, runs separated by commas, or a folder of runs. With "
+            "--target: the scenario.",
         ),
-    ],
+    ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Measure first: the target of A, then that of B (a URL, a target file, "
+            "`reference`, `sim` or `mock`), in turns with the same requests."
+        ),
+    ] = None,
+    repeats: Annotated[
+        int, typer.Option(min=1, max=1000, help="With --target: runs of each side.")
+    ] = 3,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(help="With --target: engine settings of both sides, or of A and then of B."),
+    ] = None,
+    model: Model = "",
+    workers: Workers = "auto",
+    wait_ready: WaitReady = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --target: directory of the runs; finished runs in it are not repeated. "
+            "Default: runs/compare-<scenario>-<time>."
+        ),
+    ] = None,
     aa: Annotated[
         bool, typer.Option("--aa", help="All runs are equal: measure how much they differ.")
     ] = False,
@@ -121,7 +161,7 @@ def compare(
             help="Largest difference that counts as \"same\": 5% or 'p99(ttft)=10%'; repeatable."
         ),
     ] = None,
-    confidence: Annotated[float, typer.Option(help="Of intervals and verdicts.")] = 0.95,
+    confidence: Annotated[str, typer.Option(help="Of intervals and verdicts.")] = "95%",
     effect: Annotated[
         str | None, typer.Option(help="Plan the runs needed for a change this large, e.g. 5%.")
     ] = None,
@@ -142,27 +182,31 @@ def compare(
     html: Annotated[Path | None, typer.Option(help="Write a page with the distributions.")] = None,
     json: Json = False,
 ) -> None:
-    """Show whether B is better, worse or the same as A, and how sure that is."""
+    """Show whether B is better, worse or the same as A, and how sure that is: two sides of recorded
+    runs, or two targets that are measured first."""
     from loadgen.cli.sides import read_margins, read_noise, read_side
     from loadgen.measure.comparison.compare import judge_sides
     from loadgen.measure.comparison.judgement import Options, exit_code
     from loadgen.measure.comparison.measures import measure
     from reports.compare.view import table
 
+    sides = sides or []
     fail_on = _fail_on(fail_on) or "worse"
     size = None if effect is None else parse.read_share("--effect", effect)
+    level = parse.read_confidence(confidence) or 0.95
     if aa:
-        _print_noise(sides, metric or [], 0.05 if size is None else size, confidence, json)
+        _print_noise(sides, metric or [], 0.05 if size is None else size, level, json)
         return
-    if len(sides) != 2:
+    if target is None and len(sides) != 2:
         raise UsageError(
             "expected two sides A and B, each a run, runs separated by commas, or a folder of "
-            f"runs; got {len(sides)}. For equal runs: --aa"
+            f"runs; got {len(sides)}. For equal runs: --aa. To measure two targets first: "
+            "--target A --target B"
         )
     options = Options(
         metrics=metric or [],
         margins=read_margins(margin or []),
-        confidence=confidence,
+        confidence=level,
         effect=size,
         noise=read_noise(noise) if noise else {},
         vary=vary or [],
@@ -170,6 +214,18 @@ def compare(
     )
     for text in options.metrics:  # before any run is read
         measure(text)
+    if target is not None:
+        scenario = _scenario_of_sides(sides, changes, traffic)
+        options_of_runs = parse.base_options(
+            changes.plugin,
+            n_workers=parse.read_workers(workers),
+            model=model,
+            wait_ready_s=parse.read_wait_s(wait_ready),
+        )
+        cells = _cells_of_sides(scenario, target, engine or [], options_of_runs)
+        directory = out or Path("runs") / f"compare-{scenario.name}-{datetime.now():%Y%m%d-%H%M%S}"
+        sides = _measured_sides(cells, directory, repeats)
+        html = html or directory / "compare.html"
     a, b = (read_side(side) for side in sides)
     comparison = judge_sides(a, b, options)
     if html is not None:
@@ -186,6 +242,72 @@ def compare(
     if code == 0 and verdict in ("inconclusive", "invalid") and "GITHUB_ACTIONS" in os.environ:
         typer.echo(f"::warning::slobench compare: {verdict}", err=True)
     raise typer.Exit(code)
+
+
+def _scenario_of_sides(
+    sources: Sequence[str], changes: ScenarioChanges, traffic: TrafficFlags
+) -> Scenario:
+    """The scenario that both targets receive."""
+    if len(sources) > 1:
+        raise UsageError(
+            f"--target measures first: name one scenario, or none, not {len(sources)} runs"
+        )
+    flags = {field.name: getattr(changes, field.name) for field in fields(changes)}
+    scenario = sources[0] if sources else None
+    return parse.choose_scenario(ScenarioFlags(scenario=scenario, **flags), traffic)
+
+
+def _cells_of_sides(
+    scenario: Scenario, targets: Sequence[str], engines: Sequence[str], options: RunOptions
+) -> list[Cell]:
+    """Side A and side B."""
+    from loadgen.cells.cell import Cell
+
+    if len(targets) != 2:
+        raise UsageError(
+            f"--target: expected two, that of A and that of B, got {len(targets)}; for one "
+            "target: slobench run"
+        )
+    if len(engines) > 2:
+        raise UsageError(f"--engine: expected one for both sides or two, got {len(engines)}")
+    settings = [*engines, *engines][:2] if engines else ["", ""]
+    return [
+        Cell(name, scenario, target, replace(options, engine=engine))
+        for name, target, engine in zip(("A", "B"), targets, settings, strict=True)
+    ]
+
+
+def _measured_sides(cells: Sequence[Cell], directory: Path, repeats: int) -> list[str]:
+    """Measures two cells in turns; the directories of their runs. Raises TargetError for a side
+    without any run."""
+    from loadgen.cells.order import run_cells
+    from loadgen.cells.runner import CellFailure
+
+    console = Console(stderr=True, highlight=False, markup=False)
+    seconds = 2 * repeats * cells[0].scenario.horizon_s
+    typer.echo(
+        f"measuring A and B in turns, {repeats} runs each: {format_duration(seconds)} of traffic, "
+        f"and the drains; Ctrl-C keeps the finished runs in {directory}",
+        err=True,
+    )
+    failed: dict[str, str] = {}
+    measured: set[str] = set()
+    try:
+        for result in run_cells(cells, directory, repeats=repeats, console=console):
+            if isinstance(result, CellFailure):
+                failed[result.cell.name] = result.reason
+            else:
+                measured.add(result.cell.name)
+    except KeyboardInterrupt:
+        typer.echo(
+            f"interrupted: the same command with --out {directory} measures the missing runs",
+            err=True,
+        )
+        raise typer.Exit(INTERRUPTED) from None
+    for cell in cells:
+        if cell.name not in measured:
+            raise TargetError(f"{cell.name} ({cell.target}): no run: {failed[cell.name]}")
+    return [str(directory / cell.name) for cell in cells]
 
 
 def _fail_on(verdict: str | None) -> str | None:
@@ -280,7 +402,9 @@ def nightly(
     try:
         # Without the targets of controls: a control is simulated where its cell is.
         with parse.shared_watch(watch, [cell.cell.target for cell in spec.cells]) as each:
-            night = spec.run(Console(stderr=True, highlight=False), now, directory, each)
+            night = spec.run(
+                Console(stderr=True, highlight=False, markup=False), now, directory, each
+            )
     except KeyboardInterrupt:
         typer.echo(
             "interrupted: there is no verdict; the measured runs are kept. Continue with: slobench "
@@ -358,8 +482,12 @@ def capacity(
         ),
     ] = None,
     over: Annotated[
-        str, typer.Option(help="The load that varies: rate, or concurrency (closed-loop users).")
-    ] = "rate",
+        str | None,
+        typer.Option(
+            help="The load that varies: rate, or concurrency (closed-loop users). Default: rate; "
+            "concurrency with --users or --concurrency."
+        ),
+    ] = None,
     between: Annotated[
         str | None,
         typer.Option(help="Bounds of the search, 1/s:40/s or 1:64. Default: found by the search."),
@@ -389,12 +517,15 @@ def capacity(
     from loadgen.capacity.search import search
     from reports.capacity.view import table
 
-    scenario = parse.choose_scenario(flags, traffic)
+    loads: tuple[Over, Over] = ("rate", "concurrency")
+    is_closed = traffic.users is not None or traffic.concurrency is not None
+    load = parse.read_choice("--over", over or loads[is_closed], loads)
+    scenario = parse.choose_scenario(flags, traffic, defaults=_FIRST_PROBE[load])
+    share = None if attainment is None else parse.read_share("--attainment", attainment)
+    scenario, share = _with_limits(scenario, share)
     target = parse.read_target(target)
     if resume and out is None:
         raise UsageError("--resume: no search: name its directory with --out")
-    loads: tuple[Over, Over] = ("rate", "concurrency")
-    load = parse.read_choice("--over", over, loads)
     options = parse.base_options(
         flags.plugin,
         n_workers=parse.read_workers(workers),
@@ -407,7 +538,7 @@ def capacity(
         target=target,
         options=options,
         over=load,
-        attainment=None if attainment is None else parse.read_share("--attainment", attainment),
+        attainment=share,
         between=None if between is None else _between(between, load),
         budget_s=math.inf if budget is None else parse.read_duration_s("--budget", budget),
         confidence=_inside("--confidence", confidence, 0.5, 0.999),
@@ -416,13 +547,35 @@ def capacity(
     with parse.shared_watch(watch, [target]) as each:
         spec = replace(spec, options=replace(options, watch=each))
         directory = out or default_directory(scenario)
-        result = search(spec, directory, Console(stderr=True, highlight=False), resume=resume)
+        console = Console(stderr=True, highlight=False, markup=False)
+        result = search(spec, directory, console, resume=resume)
     if json:
         print_json(result.to_json())
     else:
         stdout().print(table(result))
     typer.echo(f"report: {directory / 'report.html'}", err=True)
     raise typer.Exit(result.exit_code)
+
+
+def _with_limits(scenario: Scenario, attainment: float | None) -> tuple[Scenario, float | None]:
+    """The scenario with a limit per request in place of its percentile SLOs, if it has none, and
+    the attainment that they state. The search counts requests that meet their limits."""
+    from loadgen.measure.search_command import per_request_limits
+    from loadgen.workload.scenario import varied
+
+    limits, share = per_request_limits(scenario.slos())
+    if scenario.has_per_request_limit or scenario.classes or not limits:
+        return scenario, attainment
+    share = share if attainment is None else attainment
+    others = [slo.text for slo in scenario.slos() if not per_request_limits([slo])[0]]
+    typer.echo(
+        f"searching the load at which {100 * share:g} % of the requests meet {', '.join(limits)}"
+        + (
+            f"; without a value per request, so not searched: {', '.join(others)}" if others else ""
+        ),
+        err=True,
+    )
+    return varied(scenario, {"slo": limits}, "--slo"), share
 
 
 def _between(text: str, over: Over) -> tuple[float, float]:
@@ -432,13 +585,17 @@ def _between(text: str, over: Over) -> tuple[float, float]:
     try:
         if not colon:
             raise ValueError("expected two loads")
-        read = parse_rate_per_s if over == "rate" else _users
+        read = _rate_per_s if over == "rate" else _users
         bounds = read(low), read(high)
     except ValueError as error:
         raise UsageError(f"--between {text}: {error}; write e.g. {example}") from None
     if not bounds[0] < bounds[1]:
         raise UsageError(f"--between {text}: the first must be lower than the second: {example}")
     return bounds
+
+
+def _rate_per_s(text: str) -> float:
+    return parse_rate_per_s(parse.with_unit(text, "/s"))
 
 
 def _users(text: str) -> float:

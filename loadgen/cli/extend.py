@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from loadgen.cli.completion import families
 from loadgen.cli.flags import Json, Plugin
 from loadgen.cli.parse import load_plugins
 from loadgen.cli.terminal import print_json, stdout
@@ -20,7 +21,11 @@ verbs = typer.Typer()
 @verbs.command("list", rich_help_panel=PANEL, epilog="Example: slobench list arrivals")
 def list_(
     family: Annotated[
-        str | None, typer.Argument(help="One family: arrivals, lengths, apis, modes, scenarios, …")
+        str | None,
+        typer.Argument(
+            help="One family: arrivals, lengths, apis, modes, scenarios, …",
+            autocompletion=families,
+        ),
     ] = None,
     plugin: Plugin = None,
     json: Json = False,

@@ -11,22 +11,35 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from loadgen.cli import completion
+
 Plugin = Annotated[
     list[Path] | None, typer.Option(help="A Python file that registers kinds; repeatable.")
 ]
-Slo = Annotated[list[str] | None, typer.Option(help="An SLO, e.g. 'p99(ttft)<=500ms'; repeatable.")]
+Slo = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="An SLO, e.g. 'p99(ttft)<=500ms', or a preset (see `slobench list presets`); "
+        "repeatable.",
+        autocompletion=completion.slos,
+    ),
+]
 Goodput = Annotated[
     list[str] | None,
     typer.Option(help="SLOs as vLLM writes them, e.g. 'ttft:500 tpot:50' (ms, from the send)."),
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Change one scenario key, e.g. arrivals.rate=9/s; repeatable."),
+    typer.Option(
+        "--set",
+        help="Change one scenario key, e.g. arrivals.rate=9/s; repeatable.",
+        autocompletion=completion.settings,
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
 Confidence = Annotated[
-    float | None,
-    typer.Option(help="E.g. 0.95: no verdict if the confidence interval contains the limit."),
+    str | None,
+    typer.Option(help="E.g. 95%: no verdict if the confidence interval contains the limit."),
 ]
 MinRequests = Annotated[
     int | None,
@@ -38,7 +51,8 @@ Target = Annotated[
     str | None,
     typer.Option(
         help="A URL, a target file, `reference` (the bundled engine), `sim` (the same in virtual "
-        "time) or `mock`. Default: the environment's OPENAI_BASE_URL."
+        "time) or `mock`. Default: the environment's OPENAI_BASE_URL.",
+        autocompletion=completion.targets,
     ),
 ]
 Model = Annotated[str, typer.Option(help="The API's model field. Default: from /v1/models.")]
@@ -75,13 +89,9 @@ FailOn = Annotated[
 
 
 @dataclass(frozen=True)
-class ScenarioFlags:
-    """The scenario and changes to it."""
+class ScenarioChanges:
+    """Changes to a scenario."""
 
-    scenario: Annotated[
-        str | None,
-        typer.Argument(help="A scenario file or the name of a shipped one (see `slobench list`)."),
-    ] = None
     slo: Slo = None
     goodput: Goodput = None
     seed: Annotated[int | None, typer.Option(help="Another seed draws another schedule.")] = None
@@ -90,21 +100,58 @@ class ScenarioFlags:
 
 
 @dataclass(frozen=True)
+class ScenarioFlags(ScenarioChanges):
+    """The scenario and changes to it."""
+
+    scenario: Annotated[
+        str | None,
+        typer.Argument(
+            help="A scenario file or the name of a shipped one (see `slobench list`).",
+            autocompletion=completion.scenarios,
+        ),
+    ] = None
+
+
+@dataclass(frozen=True)
 class TrafficFlags:
     """Traffic without a scenario file, or changes to the file's; the names of the fields are those
     of `loadgen.workload.scenario.scenario_from_flags`."""
 
-    rate: Annotated[str | None, typer.Option(help="Poisson arrivals per second, e.g. 8/s.")] = None
+    rate: Annotated[str | None, typer.Option(help="Poisson arrivals per second, e.g. 8.")] = None
+    users: Annotated[
+        int | None,
+        typer.Option(
+            "--users",
+            "-u",
+            help="A closed loop: users who send, wait for the answer, pause for --think, and send "
+            "again.",
+        ),
+    ] = None
+    think: Annotated[
+        str | None,
+        typer.Option(help="With --users: the pause after each answer, e.g. 2s. Default: none."),
+    ] = None
+    concurrency: Annotated[
+        int | None,
+        typer.Option(help="A closed loop: requests in flight; the next starts when one ends."),
+    ] = None
     input_len: Annotated[int | None, typer.Option(help="Prompt tokens of each request.")] = None
     output_len: Annotated[int | None, typer.Option(help="Output tokens of each request.")] = None
     duration: Annotated[
-        str | None, typer.Option(help="Length of the measured window, e.g. 60s.")
+        str | None,
+        typer.Option(
+            "--duration", "--run-time", "-t", help="Length of the measured window, e.g. 60s."
+        ),
     ] = None
     warmup: Annotated[
         str | None, typer.Option(help="Time before the measured window, e.g. 5s.")
     ] = None
     max_concurrency: Annotated[
-        int | None, typer.Option(help="Requests in flight at most; further ones are dropped.")
+        int | None,
+        typer.Option(
+            help="A safety limit of --rate: a request that is due while so many are in flight is "
+            "dropped and counts as failed. To keep N in flight: --concurrency N."
+        ),
     ] = None
 
 

@@ -280,7 +280,7 @@ def modes(
     )
     directory = out or Path("runs") / f"modes-{scenario.name}-{datetime.now():%Y%m%d-%H%M%S}"
     check_directory(directory)
-    result = compare(spec, directory, Console(stderr=True, highlight=False))
+    result = compare(spec, directory, Console(stderr=True, highlight=False, markup=False))
     if result.facts["n_done"]:
         from loadgen.lab.mode_table import write_all
 

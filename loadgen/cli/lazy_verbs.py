@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
+from itertools import takewhile
 from typing import Any
 
 from typer import Typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 from typer.models import CommandInfo
+
+from loadgen.cli.peer_flags import HINT_OF, VERB_HINTS
+from loadgen.errors import UsageError
 
 VERBS = {
     "measure": (
@@ -43,12 +47,30 @@ class VerbGroup(TyperGroup):
         super().__init__(*arguments, **settings)
         self.commands = _Commands()  # type: ignore[assignment]  # typer only reads it
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        hint = VERB_HINTS.get(args[0]) if args and args[0] not in self.commands else None
+        if hint is not None:
+            raise UsageError(f"there is no verb {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+
+class Verb(TyperCommand):
+    """A command whose error for a flag of another tool names ours."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = {flag for param in self.params for flag in (*param.opts, *param.secondary_opts)}
+        for word in takewhile(lambda word: word != "--", args):
+            flag = word.partition("=")[0]
+            if flag in HINT_OF and flag not in known:
+                raise UsageError(f"there is no {flag}; {HINT_OF[flag]}")
+        return super().parse_args(ctx, args)
+
 
 class _Commands(Mapping[str, Any]):
     """Name → click's command."""
 
     def __getitem__(self, name: str) -> Any:
-        return _command(name)
+        return command(name)
 
     def __iter__(self) -> Iterator[str]:
         return (name for names in VERBS.values() for name in names)
@@ -58,13 +80,15 @@ class _Commands(Mapping[str, Any]):
 
 
 @cache
-def _command(name: str) -> Any:
-    """Raises KeyError for an unknown verb."""
+def command(name: str) -> Any:
+    """The click command of a verb. Raises KeyError for an unknown verb."""
     for module, names in VERBS.items():
         if name in names:
             verbs: Typer = import_module(f"loadgen.cli.{module}").verbs
             alone = Typer(rich_markup_mode="rich", add_completion=False)
             alone.registered_commands = [c for c in verbs.registered_commands if _name(c) == name]
+            for info in alone.registered_commands:
+                info.cls = Verb
             return get_command(alone)
     raise KeyError(name)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -44,6 +46,10 @@ if TYPE_CHECKING:
 
 PANEL = "Measure"
 verbs = typer.Typer()
+FIRST_SLO = "interactive-chat"
+"""The preset of a first look."""
+_DOCTOR_TRAFFIC: Mapping[str, object] = {"input_len": 512, "output_len": 128, "duration": "10s"}
+"""Lengths and window of doctor's traffic where the flags do not state them."""
 
 Exports = Sequence[tuple[str, Path | None]]
 """Formats of exports with their files; None: in the run's directory."""
@@ -81,9 +87,13 @@ def run(
         bool, typer.Option("--scrape/--no-scrape", help="Read the server's own metrics at 1 Hz.")
     ] = True,
     export: Export = None,
+    junit: Annotated[
+        Path | None, typer.Option(help="Write the verdict as JUnit XML: a test case per SLO.")
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Send a scenario's traffic to a server, time every token, and check the SLO."""
+    """Send a scenario's traffic to a server, time every token, and check the SLO. With --target
+    alone: a sweep over five rates up to what the server can take, in about three minutes."""
     if print_launch:
         from loadgen.run.target import launch_line
 
@@ -91,6 +101,15 @@ def run(
             raise UsageError("--print-launch: no target file: add --target FILE")
         typer.echo(launch_line(target, os.environ))
         return
+    if _is_first_look(flags, traffic) and target is not None and not print_scenario:
+        options = parse.base_options(
+            flags.plugin,
+            n_workers=parse.read_workers(workers),
+            engine=engine,
+            model=model,
+            wait_ready_s=parse.read_wait_s(wait_ready),
+        )
+        raise typer.Exit(_first_look(target, options, flags, traffic, out, as_json=json))
     scenario = parse.choose_scenario(flags, traffic)
     if print_scenario:
         typer.echo(scenario.to_yaml(), nl=False)
@@ -111,8 +130,72 @@ def run(
         wait_ready_s=parse.read_wait_s(wait_ready),
     )
     raise typer.Exit(
-        run_scenario(scenario, parse.read_target(target), options, exports, as_json=json)
+        run_scenario(
+            scenario, parse.read_target(target), options, exports, as_json=json, junit=junit
+        )
     )
+
+
+def _is_first_look(flags: ScenarioFlags, traffic: TrafficFlags) -> bool:
+    """Whether the flags state no traffic, apart from lengths."""
+    others = {**asdict(traffic), **asdict(flags), "slo": None, "goodput": None, "plugin": None}
+    lengths = {"input_len": None, "output_len": None}
+    return all(value is None for value in {**others, **lengths}.values())
+
+
+def _first_look(
+    target: str,
+    options: RunOptions,
+    flags: ScenarioFlags,
+    traffic: TrafficFlags,
+    out: Path | None,
+    *,
+    as_json: bool,
+) -> int:
+    """Finds five rates, prints the command of a sweep over them, and runs it; the exit code."""
+    from loadgen.cli.lazy_verbs import command
+    from loadgen.sweep.first_rates import LEAST_S, MOST_S, find_rates
+    from loadgen.units import format_duration, write_rate
+    from loadgen.workload.presets import PRESETS
+
+    slos = parse.slo_flags(flags.slo, flags.goodput) or [FIRST_SLO]
+    input_len, output_len = traffic.input_len or 256, traffic.output_len or 64
+    names = f"{FIRST_SLO} ({', '.join(PRESETS[FIRST_SLO])})" if slos == [FIRST_SLO] else slos
+    least_s, most_s = 5 * 23.0 + LEAST_S, 5 * 33.0 + MOST_S
+    typer.echo(
+        f"no traffic given: short runs find the rates, then a sweep over five rates of "
+        f"{input_len}-token prompts and {output_len}-token answers, SLO {names}: about "
+        f"{format_duration(least_s)}, at most {format_duration(most_s)} and the starts of servers. "
+        "Ctrl-C keeps the finished runs.",
+        err=True,
+    )
+    console = Console(stderr=True, highlight=False, markup=False)
+    try:
+        rates = find_rates(target, options, console, input_len=input_len, output_len=output_len)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    words = [
+        *("--target", target, "--input-len", str(input_len), "--output-len", str(output_len)),
+        *("--warmup", "3s", "--duration", "20s", "--set", "phases.drain=10s", "--repeats", "1"),
+        *(word for slo in slos for word in ("--slo", slo)),
+        *("--over", f"rate={','.join(write_rate(rate) for rate in rates)}"),
+        *(word for path in flags.plugin or () for word in ("--plugin", str(path))),
+        *(("--model", options.model) if options.model else ()),
+        *(("--engine", options.engine) if options.engine else ()),
+        *(("--out", str(out)) if out is not None else ()),
+    ]
+    typer.echo(f"running: {shlex.join(['slobench', 'sweep', *words])}", err=True)
+    code = command("sweep").main(
+        args=[*words, *(["--json"] if as_json else [])],
+        prog_name="slobench sweep",
+        standalone_mode=False,
+    )
+    typer.echo(
+        "next: slobench capacity with the same --target, lengths and --slo finds the highest rate "
+        "that meets the SLO, with its interval",
+        err=True,
+    )
+    return int(code or 0)
 
 
 def run_scenario(
@@ -122,6 +205,7 @@ def run_scenario(
     exports: Exports = (),
     *,
     as_json: bool = False,
+    junit: Path | None = None,
 ) -> int:
     """Runs, prints the table and the verdict, and returns the exit code."""
     from loadgen.drive.shard_process import PreforkedShard
@@ -130,11 +214,17 @@ def run_scenario(
     has_processes = target != SIMULATED
     with PreforkedShard(is_enabled=has_processes, forks=True) as preforked:
         open_fleet = partial(local_fleet, preforked=preforked) if has_processes else None
-        console = Console(stderr=True, highlight=False)
+        console = Console(stderr=True, highlight=False, markup=False)
         finished = execute(scenario, target, options, console, open_fleet=open_fleet)
     print_summary(finished.summary, as_json)
     typer.echo(f"report: {finished.directory / 'report.html'}", err=True)
     write_exports(finished.directory, exports)
+    if junit is not None:
+        from reports.page import write_page
+        from reports.run.junit import junit_of_run
+
+        write_page(junit, junit_of_run(finished.summary))
+        typer.echo(f"junit: {junit}", err=True)
     return INTERRUPTED if finished.was_interrupted else finished.summary.exit_code
 
 
@@ -276,14 +366,16 @@ def fit(
         print_json({"scenario": text, **facts})
         return
     typer.echo(text, nl=False)
-    Console(stderr=True, highlight=False).print(fit_tables(facts))
+    Console(stderr=True, highlight=False, markup=False).print(fit_tables(facts))
 
 
 @verbs.command(
     rich_help_panel=PANEL,
-    epilog="Example: slobench doctor --target http://localhost:8000",
+    epilog="Example: slobench doctor --rate 20 --input-len 512 --output-len 128",
 )
+@with_flags
 def doctor(
+    traffic: TrafficFlags,
     target: Annotated[
         str | None,
         typer.Option(help="Check a server: a URL, a target file, `reference` or `mock`."),
@@ -304,21 +396,49 @@ def doctor(
     wait_ready: WaitReady = None,
     json: Json = False,
 ) -> None:
-    """Check how much load this machine can measure accurately, or whether a server can be
-    measured."""
-    from loadgen.doctor.checkup import check_accuracy, check_machine, check_server
+    """Check how much load this machine can measure accurately, whether it can measure the traffic
+    of the flags (--rate 20 --output-len 128), or whether a server can be measured."""
+    from loadgen.doctor.checkup import (
+        check_accuracy,
+        check_machine,
+        check_server,
+        check_traffic,
+        longest_lengths,
+    )
     from loadgen.run.target import Choice
     from reports.doctor_view import tables
 
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, markup=False)
+    given = {name for name, value in asdict(traffic).items() if value is not None}
+    longest = None
+    if given:
+        if prove:
+            raise UsageError("--prove has rates and lengths of its own: leave the traffic out")
+        if target is None and not given & {"rate", "users", "concurrency"}:
+            raise UsageError("the traffic has no load: add --rate N or --concurrency N")
+        load = {} if target is None else {"rate": "1/s"}
+        scenario = parse.choose_scenario(
+            ScenarioFlags(), traffic, defaults={**_DOCTOR_TRAFFIC, **load}
+        )
+        longest = longest_lengths(scenario)
     if target is not None:
         if prove:
             raise UsageError("--prove checks this machine, --target a server: choose one")
+        if loads := given - {"input_len", "output_len"}:
+            flags = ", ".join(sorted("--" + name.replace("_", "-") for name in loads))
+            raise UsageError(
+                f"{flags}: with --target, doctor sends single requests and needs only --input-len "
+                "and --output-len; without --target it checks that this machine can send the "
+                "traffic"
+            )
         wait_s = parse.read_wait_s(wait_ready)
         choice = Choice(target, engine, model, dict(os.environ), wait_ready_s=wait_s)
-        facts = check_server(choice, console)
+        facts = check_server(choice, console, longest)
     elif model or engine or wait_ready:
         raise UsageError("--model, --engine and --wait-ready need --target")
+    elif given:
+        budget_s, cc = parse.read_budget_s(budget), os.environ.get("CC", "")
+        facts = check_traffic(scenario, budget_s, parse.cache_dir(os.environ), cc)
     else:
         check = check_accuracy if prove else check_machine
         cc = os.environ.get("CC", "")
@@ -370,6 +490,7 @@ def report(
     from reports.printed import find_browser
 
     exports = read_exports(export or [])
+    slo = parse.slo_flags(slo, None)
     if len(runs) > 1 and any(path is not None for _, path in exports):
         raise UsageError(
             "--export FORMAT=PATH: each of the runs would overwrite the file; leave the path out, "

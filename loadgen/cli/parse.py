@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,7 +14,7 @@ import typer
 
 from loadgen.errors import UsageError, nearest
 from loadgen.plugins import load_plugin
-from loadgen.units import parse_duration_s, parse_share
+from loadgen.units import is_bare_number, parse_duration_s, parse_share
 
 if TYPE_CHECKING:
     from loadgen.cli.flags import ScenarioFlags, TrafficFlags, WatchFlags
@@ -25,18 +24,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=str)
 
-_KEYS = {
-    "rate": "arrivals.rate",
-    "input_len": "requests.input_tokens",
-    "output_len": "requests.output_tokens",
-    "duration": "phases.measure",
-    "warmup": "phases.warmup",
-    "max_concurrency": "limits.max_concurrency",
-    "slo": "slo",
-    "seed": "seed",
-}
-"""Flag → the scenario key that it sets."""
-_NEEDED = ("rate", "input_len", "output_len", "duration")
+_NEEDED = ("input_len", "output_len", "duration")
+_UNITS = {"rate": "/s", "duration": "s", "warmup": "s", "think": "s"}
+"""Flag → the unit of a bare number."""
+NO_DEFAULTS: Mapping[str, object] = {}
+_ALL_AT_ONCE = (
+    "--rate inf: all requests at once measure only their own queue; use --concurrency N (N requests"
+    " in flight, the next starts when one ends), or --set 'arrivals={kind: burst, requests: N}'"
+)
 
 
 def choose_scenario(
@@ -45,23 +40,35 @@ def choose_scenario(
     *,
     source: str | None = None,
     settings: Sequence[str] = (),
+    defaults: Mapping[str, object] = NO_DEFAULTS,
 ) -> Scenario:
     """The scenario of the flags, from a file with the flags on top, or from the flags alone.
-    `source` takes the place of `flags.scenario`; `settings` come before those of `--set`."""
-    from loadgen.workload.scenario import load_scenario, scenario_from_flags
+    `source` takes the place of `flags.scenario`; `settings` come before those of `--set`. Without a
+    file, `defaults` hold the values of flags that the verb can do without."""
+    from loadgen.workload.scenario import LOADS, flag_of, load_scenario, scenario_from_flags
 
     load_plugins(flags.plugin)
     source = source or flags.scenario
     values = {**(asdict(traffic) if traffic else {}), "seed": flags.seed}
     values["slo"] = slo_flags(flags.slo, flags.goodput)
-    values = {name: value for name, value in values.items() if value is not None}
+    values = {
+        name: with_unit(value, _UNITS[name]) if name in _UNITS else value
+        for name, value in values.items()
+        if value is not None
+    }
+    if values.get("rate") in ("inf", "inf/s"):
+        raise UsageError(_ALL_AT_ONCE)
     settings = [*settings, *(flags.set_ or ())]
     if source is not None:
-        on_top = [f"{_KEYS[name]}={json.dumps(value)}" for name, value in values.items()]
-        return load_scenario(source, [*on_top, *settings])
-    missing = ", ".join("--" + n.replace("_", "-") for n in _NEEDED if n not in values)
+        return load_scenario(source, settings, flags=values)
+    if not any(name in values for name in LOADS):
+        values |= {name: value for name, value in defaults.items() if name in LOADS}
+    values = {**{n: v for n, v in defaults.items() if n not in LOADS}, **values}
+    missing = [flag_of(name) for name in _NEEDED if name not in values]
+    if not any(name in values for name in LOADS):
+        missing = ["--rate (or --concurrency)", *missing]
     if missing:
-        flags_too = f", or add {missing}" if traffic else ""
+        flags_too = f", or add {', '.join(missing)}" if traffic else ""
         raise UsageError(f"no scenario: name one (see `slobench list scenarios`){flags_too}")
     return scenario_from_flags(**values, overrides=settings)
 
@@ -71,16 +78,41 @@ def load_plugins(paths: Sequence[Path] | None) -> None:
         load_plugin(path)
 
 
+def with_unit(text: str, unit: str) -> str:
+    """A flag's value with its unit: `8` as `8/s`. Files need the unit; on a command line the flag
+    leaves no doubt."""
+    return f"{text.strip()}{unit}" if is_bare_number(text) else text
+
+
 def slo_flags(slo: Sequence[str] | None, goodput: Sequence[str] | None) -> list[str] | None:
-    """The SLOs of `--slo` and `--goodput`; None where neither is given."""
-    from loadgen.measure.slo import from_goodput
+    """The SLOs of `--slo` and `--goodput`; None where neither is given. `--slo` also takes the name
+    of a preset, and `<` for `<=`."""
+    from loadgen.measure.slo import from_goodput, parse_slo, with_allowed_operator
+    from loadgen.workload.presets import PRESETS, SloPreset, expanded
 
     if not slo and not goodput:
         return None
+    entries: list[str | SloPreset] = []
+    for text in slo or ():
+        name = text.strip().removeprefix("preset:")
+        if name in PRESETS:
+            entries.append(SloPreset(preset=name))
+            continue
+        try:
+            entries.append(parse_slo(with_allowed_operator(text)).text)
+        except ValueError as error:
+            raise UsageError(f"--slo: {error}{_nearest_preset(text)}") from None
     try:
-        return [*(slo or ()), *from_goodput(goodput or ())]
+        return [*expanded(entries), *from_goodput(goodput or ())]
     except ValueError as error:
         raise UsageError(f"--goodput {error}") from None
+
+
+def _nearest_preset(text: str) -> str:
+    """A hint for a text without an operator, which may be meant as a preset."""
+    from loadgen.workload.presets import PRESETS
+
+    return "" if set(text) & set("<>=≤≥") else f", or a preset: {nearest(text.strip(), PRESETS)}"
 
 
 def read_target(target: str | None, choices: str = "a target file, reference, sim or mock") -> str:
@@ -130,14 +162,19 @@ def read_workers(text: str) -> int:
 
 def read_share(flag: str, text: str) -> float:
     try:
-        return parse_share(text)
+        return parse_share(in_per_cent(text))
     except ValueError as error:
         raise UsageError(f"{flag}: {error}") from None
 
 
+def in_per_cent(text: str) -> str:
+    """A share with its unit: a number above 1 can only be per cent."""
+    return f"{text.strip()}%" if is_bare_number(text) and 1 < float(text) <= 100 else text
+
+
 def read_duration_s(flag: str, text: str) -> float:
     try:
-        return parse_duration_s(text)
+        return parse_duration_s(with_unit(text, "s"))
     except ValueError as error:
         raise UsageError(f"{flag}: {error}") from None
 
@@ -155,9 +192,13 @@ def read_transport(word: str) -> Literal["fast", "aiohttp"]:
     return read_choice("--transport", word, transports)
 
 
-def read_confidence(value: float | None) -> float | None:
+def read_confidence(text: str | None) -> float | None:
+    """The confidence level of `95%`, `95` or `0.95`."""
+    value = None if text is None else read_share("--confidence", text)
     if value is not None and not 0.5 <= value < 1:
-        raise UsageError(f"--confidence {value}: expected a value from 0.5 to below 1, e.g. 0.95")
+        raise UsageError(
+            f"--confidence {text}: expected 50 % to below 100 %; write e.g. 95% or 0.95"
+        )
     return value
 
 

@@ -8,18 +8,29 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import json
 import os
 import secrets
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
-from loadgen.cli.flags import Force, Plugin, RunDirectory, Set, Slo, with_flags
+from loadgen.cli import parse
+from loadgen.cli.flags import (
+    Force,
+    Plugin,
+    RunDirectory,
+    ScenarioFlags,
+    Set,
+    Slo,
+    TrafficFlags,
+    with_flags,
+)
 from loadgen.cli.parse import cache_dir
 from loadgen.errors import MissingDependency, UsageError
 
@@ -34,6 +45,8 @@ SECRET_ENV, _OWN_SECRET = "SLOBENCH_WORKER_SECRET_ENV", "SLOBENCH_WORKER_SECRET"
 """The variable with the name of the variable that holds the worker secret, and the latter for
 workers that `slobench web` starts."""
 _FEWEST_CHARACTERS = 16
+IN_FORM = ("rate", "duration", "warmup")
+"""The traffic flags that the form has as fields."""
 PLUGINS, TARGET = "SLOBENCH_WORKER_PLUGINS", "SLOBENCH_WORKER_TARGET"
 
 
@@ -50,14 +63,6 @@ class FormFlags:
             "--target", "--host", "-H", help="A URL, a target file, `reference` or `mock`."
         ),
     ] = ""
-    rate: Annotated[str, typer.Option(help="Poisson arrivals per second, e.g. 8/s.")] = ""
-    duration: Annotated[
-        str,
-        typer.Option(
-            "--duration", "--run-time", "-t", help="Length of the measured window, e.g. 60s."
-        ),
-    ] = ""
-    warmup: Annotated[str, typer.Option(help="Time before the measured window, e.g. 5s.")] = ""
     seed: Annotated[int | None, typer.Option(help="Another seed draws another schedule.")] = None
     model: Annotated[str, typer.Option(help="The API's model field.")] = ""
     engine: Annotated[str, typer.Option(help="Settings of `reference` or `mock`.")] = ""
@@ -137,6 +142,7 @@ class ProcessFlags:
 @with_flags
 def web(
     form: FormFlags,
+    traffic: TrafficFlags,
     processes: ProcessFlags,
     slo: Slo = None,
     set_: Set = None,
@@ -145,13 +151,24 @@ def web(
     plugin: Plugin = None,
 ) -> None:
     """Run on Locust: its page with our numbers, and load from several machines."""
-    options = form_options(form) | {
-        "slo": together(slo or []),
-        "set": together(set_ or []),
-        "out": str(out or ""),
-        "plugin": together([str(path) for path in plugin or []]),
-    }
+    options = (
+        form_options(form)
+        | traffic_options(traffic)
+        | {
+            "slo": together(parse.slo_flags(slo, None) or []),
+            "set": together(set_ or []),
+            "out": str(out or ""),
+            "plugin": together([str(path) for path in plugin or []]),
+        }
+    )
     check_processes(processes, options)
+    if "traffic" in options:  # mistakes show here, not in Locust's output
+        parse.choose_scenario(
+            ScenarioFlags(
+                scenario=form.scenario or None, slo=slo, seed=form.seed, set_=set_, plugin=plugin
+            ),
+            traffic,
+        )
     words = [word for key, value in options.items() if value for word in (f"--{key}", value)]
     flags = ["--force"] if force else []
     _become(
@@ -233,14 +250,26 @@ def form_options(form: FormFlags) -> dict[str, str]:
     }
 
 
+def traffic_options(traffic: TrafficFlags) -> dict[str, str]:
+    """The traffic flags by their names on Locust's command line: those of the form each, the others
+    together as JSON, because Locust has a --users of its own."""
+    given = {name: value for name, value in asdict(traffic).items() if value is not None}
+    options = {name: str(given.pop(name)) for name in IN_FORM if name in given}
+    return options | ({"traffic": json.dumps(given)} if given else {})
+
+
 def check_processes(processes: ProcessFlags, options: Mapping[str, str]) -> None:
     """Raises UsageError for processes that could not start."""
     if processes.workers and processes.expect_workers:
         raise UsageError(
             "--workers starts workers here, --expect-workers waits for others: use one of the two"
         )
-    if processes.headless and not options.get("scenario"):
-        raise UsageError("no scenario: add --scenario (see `slobench list scenarios`)")
+    has_traffic = "traffic" in options
+    if processes.headless and not options.get("scenario") and not has_traffic:
+        raise UsageError(
+            "no scenario: add --scenario (see `slobench list scenarios`), or --rate, --input-len, "
+            "--output-len, --duration"
+        )
     if processes.headless and not options.get("host") and not os.environ.get("OPENAI_BASE_URL"):
         raise UsageError("no target: add --target URL, a target file, reference or mock")
     if processes.web_login:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from loadgen.cli.parse import in_per_cent
 from loadgen.drive.store import read_run
 from loadgen.errors import UsageError
 from loadgen.measure.comparison.contrast import Noise
@@ -61,7 +62,7 @@ def read_margins(texts: Sequence[str]) -> dict[str, float]:
         name, equals, share = text.rpartition("=")
         key = measure(name).text if equals else ""
         try:
-            margins[key] = parse_share(share)
+            margins[key] = parse_share(in_per_cent(share))
         except ValueError as error:
             raise UsageError(f"--margin {text}: {error}") from None
         if not 0 < margins[key] < 1:

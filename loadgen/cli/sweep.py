@@ -13,7 +13,14 @@ from rich.console import Console
 
 from loadgen.cli.exit_codes import INTERRUPTED, NO_VERDICT
 from loadgen.cli.flags import Json, ScenarioFlags, TrafficFlags, WatchFlags, Workers, with_flags
-from loadgen.cli.parse import base_options, choose_scenario, read_workers, shared_watch
+from loadgen.cli.parse import (
+    base_options,
+    choose_scenario,
+    read_confidence,
+    read_workers,
+    shared_watch,
+    with_unit,
+)
 from loadgen.cli.terminal import print_json, stdout
 from loadgen.errors import UsageError, nearest
 
@@ -26,6 +33,12 @@ PANEL = "Decide"
 verbs = typer.Typer()
 FAIL_ON = ("missed", "no_verdict")
 _MISSED = 1
+_LOAD_OF = {
+    "rate": "rate", "arrivals.rate": "rate", "users": "concurrency", "concurrency": "concurrency",
+}  # fmt: skip
+"""Swept key → the kind of load that it sets in every cell."""
+_FIRST_LOADS: Mapping[str, object] = {"rate": "1/s", "concurrency": 1}
+"""The load of a scenario before the cells set theirs."""
 
 
 @verbs.command(
@@ -92,9 +105,7 @@ def sweep(
     order_seed: Annotated[
         int | None, typer.Option(help="Another seed runs the cells in another order.")
     ] = None,
-    confidence: Annotated[
-        float | None, typer.Option(help="Of the intervals. Default: 0.95.")
-    ] = None,
+    confidence: Annotated[str | None, typer.Option(help="Of the intervals. Default: 95%.")] = None,
     fail_on: Annotated[
         str | None,
         typer.Option(help="`missed`: exit code 1 for a missed SLO; `no_verdict`: also 3."),
@@ -110,8 +121,9 @@ def sweep(
 
     keys = {
         "target": target, "engine": engine, "model": model, "repeats": repeats, "metric": metric,
-        "throughput": throughput, "along": along, "drain": drain, "reset_cache": reset_cache,
-        "order_seed": order_seed, "confidence": confidence,
+        "throughput": throughput, "along": along, "reset_cache": reset_cache,
+        "drain": None if drain is None else with_unit(drain, "s"),
+        "order_seed": order_seed, "confidence": read_confidence(confidence),
         "how": None if grid is None else "grid" if grid else "zip",
     }  # fmt: skip
     if fail_on is not None and fail_on not in FAIL_ON:
@@ -128,7 +140,7 @@ def sweep(
     prepare(directory, file, base, spec)
     with shared_watch(watch, [cell.target for cell in spec.cells]) as each:
         spec = replace(spec, cells=[cell.watched(each) for cell in spec.cells])
-        console = Console(stderr=True, highlight=False)
+        console = Console(stderr=True, highlight=False, markup=False)
         swept = run_sweep(spec, base.scenario, directory, console, base.options.command)
     write_all(swept, base.options.cache_dir)
     if json:
@@ -173,7 +185,14 @@ def _base(file: SweepFile, flags: ScenarioFlags, traffic: TrafficFlags, workers:
 
     named = file.scenario or ("" if is_sweep_file(flags.scenario) else flags.scenario)
     flags = replace(flags, scenario=named or None)
-    scenario = choose_scenario(flags, traffic, settings=file.settings())
+    loads = {_LOAD_OF[key] for key in file.over if key in _LOAD_OF}
+    if traffic.rate is not None and "concurrency" in loads:
+        raise UsageError(
+            "--rate is an open loop, and --over concurrency a closed loop: leave --rate out, or "
+            "vary the limit of requests in flight with --over limits.max_concurrency=…"
+        )
+    defaults = {name: value for name, value in _FIRST_LOADS.items() if name in loads}
+    scenario = choose_scenario(flags, traffic, settings=file.settings(), defaults=defaults)
     target = file.target or os.environ.get("OPENAI_BASE_URL", "")
     if not target and "target" not in file.over:
         raise UsageError(

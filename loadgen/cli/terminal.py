@@ -18,7 +18,7 @@ _COLUMNS = 100
 
 def stdout() -> Console:
     """Standard output; without a terminal as wide as the result table."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _COLUMNS)
+    return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _COLUMNS)
 
 
 def print_json(value: object, indent: int | None = 2) -> None:

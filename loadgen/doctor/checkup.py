@@ -1,4 +1,4 @@
-"""The three checks of `slobench doctor`: this machine, the accuracy of its timestamps, and a
+"""The checks of `slobench doctor`: this machine, the accuracy of its timestamps, a traffic, and a
 server."""
 
 from __future__ import annotations
@@ -18,13 +18,22 @@ from rich.console import Console
 
 from loadgen.doctor.machine_facts import read_machine, read_pressure
 from loadgen.doctor.rates import Ceiling, find_ceiling, prove, proven_rate, write_ceiling
-from loadgen.doctor.trial import ERROR_LIMIT_S, OUTPUT_TOKENS, Trial, TrialSetup, measure_trial
+from loadgen.doctor.trial import (
+    ERROR_LIMIT_S,
+    OUTPUT_TOKENS,
+    Trial,
+    TrialSetup,
+    measure_traffic,
+    measure_trial,
+)
 from loadgen.doctor.verdicts import machine_checks, other_load
 from loadgen.drive.instrument import host
 from loadgen.errors import MissingDependency
 from loadgen.measure.wording import format_number, format_value
 from loadgen.run.target import Choice, finish, open_server
 from loadgen.workload.prompts import Prompts
+from loadgen.workload.scenario import Scenario
+from loadgen.workload.schedule import make_plan
 from loadgen.workload.texts import Synthetic
 from targets.endpoint import Endpoint
 from targets.extended_preflight import extended_preflight
@@ -47,7 +56,7 @@ class Checkup:
     """The result of a check. `reasons` state why the machine or server is not fit for measuring;
     empty if it is."""
 
-    kind: Literal["machine", "proof", "target"]
+    kind: Literal["machine", "proof", "traffic", "target"]
     reasons: tuple[str, ...]
     checks: tuple[PreflightCheck, ...] = ()
     trials: tuple[Trial, ...] = ()
@@ -56,6 +65,7 @@ class Checkup:
     kept_in: Path | None = None
     target: str = ""
     notes: tuple[str, ...] = ()
+    output_tokens: int = OUTPUT_TOKENS
 
     @property
     def exit_code(self) -> int:
@@ -76,7 +86,7 @@ class Checkup:
             "checks": [dataclasses.asdict(check) for check in self.checks],
             "judge": self.judge or None,
             "error_limit_s": ERROR_LIMIT_S,
-            "output_tokens": OUTPUT_TOKENS,
+            "output_tokens": self.output_tokens,
             "trials": [_trial_json(trial) for trial in self.trials],
             "ceiling": None
             if best is None or self.ceiling is None
@@ -136,10 +146,32 @@ def check_accuracy(budget_s: float, cache_dir: Path | None, cc: str, console: Co
     return Checkup("proof", reasons, trials=trials, judge="truth", notes=tuple(notes))
 
 
-def check_server(choice: Choice, console: Console) -> Checkup:
-    """Checks a server from this machine. Raises UsageError for an invalid target."""
+def check_traffic(scenario: Scenario, budget_s: float, cache_dir: Path | None, cc: str) -> Checkup:
+    """Sends the traffic of a scenario to a server on this machine that logs its own timestamps, and
+    checks that ours agree."""
+    longest = longest_lengths(scenario)
+    measure_s = max(1.0, min(scenario.phases.measure, budget_s - _OVERHEAD_S))
+    with _trials_folder(cache_dir, cc) as setup:
+        trial = measure_traffic(setup, scenario, measure_s)
+    reasons = () if trial.holds else (_why_failed(trial, longest[1]),)
+    return Checkup("traffic", reasons, trials=(trial,), judge=setup.judge, output_tokens=longest[1])
+
+
+def longest_lengths(scenario: Scenario) -> tuple[int, int]:
+    """The most prompt tokens and output tokens of any request of a scenario."""
+    rows = make_plan(scenario).schedule
+    return int(rows["input_tokens"].max()), int(rows["output_tokens"].max())
+
+
+def check_server(
+    choice: Choice, console: Console, longest: tuple[int, int] | None = None
+) -> Checkup:
+    """Checks a server from this machine, for requests of at most `longest` prompt and output
+    tokens. Raises UsageError for an invalid target."""
     with tempfile.TemporaryDirectory(prefix="slobench-doctor-") as folder:
-        url, checks, fatal = examine_target(choice, secrets.token_bytes(8), Path(folder), console)
+        url, checks, fatal = examine_target(
+            choice, secrets.token_bytes(8), Path(folder), console, longest
+        )
     reasons = (fatal,) if fatal else ()
     return Checkup("target", reasons, tuple(checks), target=url)
 
@@ -209,13 +241,13 @@ def _trials_folder(
         yield setup
 
 
-def _why_failed(trial: Trial) -> str:
+def _why_failed(trial: Trial, output_tokens: int = OUTPUT_TOKENS) -> str:
     """Why the lowest rate in the search or proof failed."""
     reason = "; ".join(trial.problems) or (
         f"p99 of the TTFT error is {format_value(trial.ttft_error_s, 's')}, "
         f"limit {format_value(ERROR_LIMIT_S, 's')}"
     )
-    return f"{format_number(trial.rate_per_s)} req/s × {OUTPUT_TOKENS} tokens: {reason}"
+    return f"{format_number(trial.rate_per_s)} req/s × {output_tokens} tokens: {reason}"
 
 
 def _trial_json(trial: Trial) -> dict[str, Any]:
@@ -233,17 +265,26 @@ def _finite(value: Any) -> Any:
 
 
 def examine_target(
-    choice: Choice, salt: bytes, log_dir: Path, console: Console
+    choice: Choice,
+    salt: bytes,
+    log_dir: Path,
+    console: Console,
+    longest: tuple[int, int] | None = None,
 ) -> tuple[str, list[PreflightCheck], str | None]:
     """(URL, all checks, reason why the server cannot be measured or None). `salt` makes the prompts
-    new to the server, so that a cache hit differs from a first request.
+    new to the server, so that a cache hit differs from a first request. `longest`: the lengths of
+    the traffic, None where it is not chosen yet.
 
     Raises UsageError for an invalid target.
     """
     with open_server(choice, log_dir, console) as server:
-        preflight_result, examined = finish(_preflight(server.endpoint, choice.model, salt))
+        preflight_result, examined = finish(
+            _preflight(server.endpoint, choice.model, salt, longest or _LONGEST)
+        )
         checks = [
-            _with_consequence(check, preflight_result.max_model_len)
+            _with_consequence(
+                check, preflight_result.max_model_len, has_lengths=longest is not None
+            )
             for check in preflight_result.checks
             if check.check != "run_requests"  # there is no run
         ]
@@ -254,7 +295,7 @@ def examine_target(
 
 
 async def _preflight(
-    endpoint: Endpoint, model: str, salt: bytes
+    endpoint: Endpoint, model: str, salt: bytes, longest: tuple[int, int]
 ) -> tuple[Preflight, tuple[PreflightCheck, ...]]:
     def text_of(n_chars: int, number: int) -> str:
         return Prompts(Synthetic(), 0, salt + number.to_bytes(4, "little")).sample(n_chars)
@@ -262,8 +303,8 @@ async def _preflight(
     result = await preflight(
         endpoint,
         endpoint.adapter(**({"model": model} if model else {})),
-        max_input_tokens=_LONGEST[0],
-        max_output_tokens=_LONGEST[1],
+        max_input_tokens=longest[0],
+        max_output_tokens=longest[1],
         timeout_s=_TIMEOUT_S,
         text_of=lambda n_chars: text_of(n_chars, 0),
     )
@@ -272,9 +313,11 @@ async def _preflight(
     return result, await extended_preflight(endpoint, result, text_of, _TIMEOUT_S)
 
 
-def _with_consequence(check: PreflightCheck, max_model_len: int | None) -> PreflightCheck:
-    """The check with its consequence. No scenario is chosen yet whose lengths could be too long."""
-    if check.check == "max_model_len" and check.detail != "not checked":
+def _with_consequence(
+    check: PreflightCheck, max_model_len: int | None, *, has_lengths: bool
+) -> PreflightCheck:
+    """The check with its consequence. Without lengths of a traffic none of them can be too long."""
+    if check.check == "max_model_len" and check.detail != "not checked" and not has_lengths:
         stated = f"{max_model_len} tokens" if max_model_len else "not stated"
         check = replace(check, detail=stated)
     if check.ok or check.detail == "not checked":

@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +20,7 @@ from loadgen.run.execute import record
 from loadgen.run.run_options import RunOptions, RunSetup
 from loadgen.run.target import Target
 from loadgen.workload.prompts import PromptFit
-from loadgen.workload.scenario import Scenario, scenario_from_flags
+from loadgen.workload.scenario import Scenario, scenario_from_flags, varied
 from loadgen.workload.schedule import make_plan
 from targets.embed import mock
 from targets.endpoint import Endpoint
@@ -33,6 +33,7 @@ _INPUT_TOKENS = 64
 _MODEL = "truth"
 _TTFT_S, _ITL_S = 0.05, 0.01
 _WARMUP_S = 0.5
+_DRAIN_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -81,14 +82,31 @@ def measure_trial(setup: TrialSetup, rate_per_s: float, seconds: float, number: 
 
     Raises KeyboardInterrupt when the user ended it, MissingDependency without a C compiler.
     """
-    started_s = time.monotonic()
-    folder = setup.folder / f"trial-{number}"
     scenario = _scenario(rate_per_s, seconds, number)
-    run, log = _recorded(setup, scenario, folder)
+    return replace(_measured(setup, scenario, number, n_workers=1), rate_per_s=rate_per_s)
+
+
+def measure_traffic(setup: TrialSetup, scenario: Scenario, measure_s: float) -> Trial:
+    """The traffic of a scenario during `measure_s` seconds, with as many workers as a run of it
+    would start. Its rate is that of the requests sent.
+
+    Raises KeyboardInterrupt when the user ended it, MissingDependency without a C compiler.
+    """
+    phases = {"warmup": _WARMUP_S, "measure": measure_s, "drain": _DRAIN_S}
+    settings: dict[str, object] = {
+        **{f"phases.{name}": f"{seconds}s" for name, seconds in phases.items()},
+        "slo": [],
+        "stop_when": "never",
+    }
+    return _measured(setup, varied(scenario, settings), number=0, n_workers=0)
+
+
+def _measured(setup: TrialSetup, scenario: Scenario, number: int, n_workers: int) -> Trial:
+    started_s = time.monotonic()
+    run, log = _recorded(setup, scenario, setup.folder / f"trial-{number}", n_workers)
     if run.manifest.ended == "interrupted":
         raise KeyboardInterrupt
-    wall_s = time.monotonic() - started_s
-    return _judged(run, log, rate_per_s, seconds, wall_s)
+    return _judged(run, log, scenario.phases.measure, time.monotonic() - started_s)
 
 
 def _scenario(rate_per_s: float, seconds: float, seed: int) -> Scenario:
@@ -101,16 +119,18 @@ def _scenario(rate_per_s: float, seconds: float, seed: int) -> Scenario:
         duration=f"{seconds}s",
         seed=seed,
         max_concurrency=100_000,
-        overrides={"limits.timeout": "10s", "phases.drain": "10s", "stop_when": "never"},
+        overrides={"limits.timeout": "10s", "phases.drain": f"{_DRAIN_S}s", "stop_when": "never"},
     )
 
 
-def _recorded(bench: TrialSetup, scenario: Scenario, folder: Path) -> tuple[Run, TruthLog]:
+def _recorded(
+    bench: TrialSetup, scenario: Scenario, folder: Path, n_workers: int
+) -> tuple[Run, TruthLog]:
     directory = folder / "run"
     directory.mkdir(parents=True)
     with _judge(bench, folder) as (url, finish):
         setup = RunSetup(
-            scenario, make_plan(scenario), url, RunOptions(n_workers=1), directory,
+            scenario, make_plan(scenario), url, RunOptions(n_workers=n_workers), directory,
             Console(quiet=True),
         )  # fmt: skip
         return record(setup, _judge_target(url)), finish()
@@ -145,16 +165,17 @@ def _judge_target(url: str) -> Target:
     return Target("url", endpoint, endpoint.adapter(), PromptFit(8.0, 0.25), [])
 
 
-def _judged(run: Run, log: TruthLog, rate_per_s: float, seconds: float, wall_s: float) -> Trial:
+def _judged(run: Run, log: TruthLog, seconds: float, wall_s: float) -> Trial:
     rows = run.request_rows
-    counted = (rows["released_s"] >= _WARMUP_S) & (rows["status"] == Status.ok)
+    is_due = rows["released_s"] >= _WARMUP_S
+    counted = is_due & (rows["status"] == Status.ok)
     tokens_per_s = float(rows["output_tokens"][counted].sum()) / seconds
     cpu_s = sum((shard.cpu_share or 0.0) * shard.window_s for shard in run.instrument.shards)
     n_tokens = max(1, int(rows["output_tokens"].sum()))
     return Trial(
-        rate_per_s=rate_per_s,
+        rate_per_s=float(np.count_nonzero(is_due)) / seconds,
         tokens_per_s=tokens_per_s,
-        n_requests=len(rows),
+        n_requests=int(np.count_nonzero(rows["status"] != Status.not_released)),
         fidelity=fidelity(run, truth_of(run, log)),
         cpu_s_per_token=cpu_s / n_tokens,
         problems=tuple(_problems(run)),
@@ -168,6 +189,8 @@ def _problems(run: Run) -> Iterator[str]:
             yield f"{check.name}: {check.detail}"
     statuses = run.request_rows["status"]
     for status in np.unique(statuses):
+        if status == Status.not_released and run.manifest.has_closed_loop:
+            continue  # a closed loop plans more requests than it sends
         if status not in (Status.ok, Status.lost):  # lost rows fail a gate
             n = int(np.count_nonzero(statuses == status))
             yield f"{n} of {len(statuses)} requests ended as {Status(status).name}"

@@ -11,7 +11,8 @@ from loadgen.records import Run
 
 _KEPT = (
     *("--plugin", "--set", "--seed", "--rate", "--input-len", "--output-len"),
-    *("--duration", "--warmup", "--max-concurrency"),
+    *("--duration", "--run-time", "-t", "--warmup", "--max-concurrency"),
+    *("--users", "-u", "--think", "--concurrency"),
 )
 _SLO_FLAGS = ("--slo", "--goodput")
 _TARGET_FLAGS = ("--target", "--engine", "--model")
@@ -37,13 +38,22 @@ def capacity_command(run: Run, slos: Sequence[Slo], is_own: bool) -> str:
             else [word for slo in slos for word in ("--slo", slo.text)]
         )
     else:
-        limits = [s for s in slos if s.quantile and METRICS[s.metric].scope == "request"]
+        limits, attainment = per_request_limits(slos)
         if not limits:
             return ""
-        for slo in limits:
-            words += ["--slo", slo.text.partition("(")[2].replace(")", "", 1)]
-        words += ["--attainment", f"{100 * max(slo.quantile or 0.0 for slo in limits):g}%"]
+        for text in limits:
+            words += ["--slo", text]
+        words += ["--attainment", f"{100 * attainment:g}%"]
     return shlex.join([*words, *_values(command, _TARGET_FLAGS)])
+
+
+def per_request_limits(slos: Sequence[Slo]) -> tuple[list[str], float]:
+    """The percentile SLOs as limits per request, and the share of requests that must meet them: the
+    highest percentile. One SLO `p99(ttft) <= 1s` equals `ttft <= 1s` for 99 %; several are at most
+    as strict as the result. ([], 0) without a percentile of a metric that each request has."""
+    limits = [s for s in slos if s.quantile and METRICS[s.metric].scope == "request"]
+    texts = [slo.text.partition("(")[2].replace(")", "", 1) for slo in limits]
+    return texts, max((slo.quantile or 0.0 for slo in limits), default=0.0)
 
 
 def _values(command: Sequence[str], flags: Sequence[str]) -> Iterator[str]:

@@ -21,6 +21,7 @@ _PERCENTILE = re.compile(r"p(?P<percent>\d+(?:\.\d+)?)")
 _AGGREGATE_FIRST = re.compile(r"(?P<function>p\d+(?:\.\d+)?|mean|max)[\s_.-]+(?P<word>\w+)")
 _AGGREGATE_LAST = re.compile(r"(?P<word>\w+?)[\s_.-]+(?P<function>p\d+(?:\.\d+)?|mean|max)")
 _OPERATORS = {"<=": "<=", "≤": "<=", ">=": ">=", "≥": ">="}
+_NEAREST_OPERATOR = {"<": "<=", "=<": "<=", ">": ">=", "=>": ">="}
 _BETTER = {"lower": "<=", "higher": ">="}
 _PER_REQUEST_WORD = {"itl": "max_itl", "icl": "max_stall"}
 _SYNONYMS = {
@@ -71,7 +72,9 @@ def parse_slo(text: str) -> Slo:
         raise ValueError(f"{text!r} is not an SLO; write e.g. {_EXAMPLES}")
     operator = _OPERATORS.get(match["op"])
     if operator is None:
-        raise ValueError(f"{text!r}: '{match['op']}' is not allowed in an SLO; write '<=' or '>='")
+        nearest = _NEAREST_OPERATOR.get(match["op"])
+        written = f"'{match['left']} {nearest} {match['limit']}'" if nearest else "'<=' or '>='"
+        raise ValueError(f"{text!r}: '{match['op']}' is not allowed in an SLO; write {written}")
     aggregate, quantile, word = _left_side(match["left"], text)
     metric = _metric(word, text)
     _check_scope(metric, aggregate, text)
@@ -90,6 +93,14 @@ def parse_slo(text: str) -> Slo:
         aggregate=aggregate,
         quantile=quantile,
     )
+
+
+def with_allowed_operator(text: str) -> str:
+    """An expression with `<` written as `<=` and `>` as `>=`; any other text as it is."""
+    match = _SHAPE.fullmatch(text)
+    if match is None or match["op"] not in _NEAREST_OPERATOR:
+        return text
+    return f"{match['left']} {_NEAREST_OPERATOR[match['op']]} {match['limit']}"
 
 
 def parse_measure(text: str) -> tuple[Metric, str | None, float | None]:

@@ -15,7 +15,7 @@ from loadgen.yaml_document import parse_document
 How = Literal["grid", "zip"]
 Point = Mapping[str, Any]
 
-_WORDS = {"rate": "arrivals.rate", "concurrency": "limits.max_concurrency"}
+_WORDS = {"rate": "arrivals.rate"}
 _RANGE = re.compile(r"(?P<first>[\d.]+):(?P<last>[\d.]+):(?P<step>[\d.]+)(?P<unit>[^\d:].*)?")
 _NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 _MOST = 10_000
@@ -46,7 +46,14 @@ def read_axis(text: str) -> Axis:
     listed = document.values["values"]
     if len(listed) == 1 and isinstance(listed[0], list):
         listed = listed[0]
-    return axis(key.strip(), listed, f"--over {text}")
+    return axis(key.strip(), [_with_unit(key.strip(), value) for value in listed], f"--over {text}")
+
+
+def _with_unit(key: str, value: object) -> object:
+    """A bare number or range of `rate` per second; a file needs the unit."""
+    text = str(value)
+    is_bare = bool(_NUMBER.fullmatch(text)) or bool((m := _RANGE.fullmatch(text)) and not m["unit"])
+    return f"{text}/s" if key in ("rate", "arrivals.rate") and is_bare else value
 
 
 def axis(key: str, values: object, where: str = "over") -> Axis:

@@ -22,6 +22,8 @@ from targets.safe_text import hide_secrets
 
 _SAFE = re.compile(r"[A-Za-z0-9_.=/+-]{1,40}")
 _MOST_CHARACTERS = 100
+CLOSED_LOOPS = ("users", "concurrency")
+"""Keys of a sweep that mean the flags `--users` and `--concurrency`."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ def _cell(base: Base, point: Point, names: dict[str, str]) -> Cell:
     target, options = str(point.get("target", base.target)), base.options
     engine = parse_engine(options.engine)
     scenario_keys: dict[str, Any] = {}
+    loop: dict[str, Any] = {}
     settings = list(options.target_settings)
     for key, value in point.items():
         root, _, rest = key.partition(".")
@@ -55,13 +58,17 @@ def _cell(base: Base, point: Point, names: dict[str, str]) -> Cell:
             options = replace(options, model=str(value))
         elif root in Endpoint.model_fields:
             settings.append(f"{key}={json.dumps(value)}")
+        elif key in CLOSED_LOOPS:
+            loop[key] = value
         elif key != "target":
             scenario_keys[key] = value
     text = ",".join(f"{key}={value}" for key, value in engine.items())
     options = replace(options, engine=text, target_settings=settings)
     cell = Cell(
         "+".join(f"{names[key]}={_slug(label(value))}" for key, value in point.items()),
-        varied(base.scenario, scenario_keys, "--over") if scenario_keys else base.scenario,
+        varied(base.scenario, scenario_keys, "--over", loop)
+        if scenario_keys or loop
+        else base.scenario,
         target,
         options,
         {key: label(value) for key, value in point.items()},
@@ -73,7 +80,11 @@ def _cell(base: Base, point: Point, names: dict[str, str]) -> Cell:
 def _check_key(key: str) -> None:
     root = key.partition(".")[0]
     scenario = {field.alias or name for name, field in Scenario.model_fields.items()}
-    known = {*scenario, *Endpoint.model_fields, "engine", "target"} - {"schema", "name", "url"}
+    known = {*scenario, *Endpoint.model_fields, "engine", "target", *CLOSED_LOOPS} - {
+        "schema",
+        "name",
+        "url",
+    }
     if root not in known:
         raise UsageError(
             f"--over {key}: is no key of a scenario or a target file, nor engine.… or target; "

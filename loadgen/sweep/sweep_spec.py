@@ -17,7 +17,7 @@ from loadgen.errors import UsageError
 from loadgen.measure.comparison.measures import Measure, measure
 from loadgen.registry import Block
 from loadgen.sweep.axes import Axis, How, axis, label
-from loadgen.sweep.points import Base, cells_of
+from loadgen.sweep.points import CLOSED_LOOPS, Base, cells_of
 from loadgen.units import Seconds, as_data
 from loadgen.yaml_document import Document, parse_document, read_file, write_document
 
@@ -165,7 +165,8 @@ def choose_along(axes: Sequence[Axis], key: str | None) -> str:
             swept = ", ".join(numeric) or "none"
             raise UsageError(f"--along {key}: is not a swept key with numbers (those are: {swept})")
         return key
-    loads = [key for key in numeric if key.startswith(("arrivals.", "limits.max_concurrency"))]
+    roots = ("arrivals.", "limits.max_concurrency", *CLOSED_LOOPS)
+    loads = [key for key in numeric if key.startswith(roots)]
     return next(iter([*loads, *numeric]), "")
 
 

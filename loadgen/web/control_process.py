@@ -122,7 +122,7 @@ def run_with_workers(line: RelayPipe, form: RunForm, workers: Sequence[str]) -> 
         cache_dir=cache_dir(os.environ),
         plugins=form.plugin_files(),
     )
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, markup=False)
     finished = execute(scenario, form.target, options, console, open_fleet=fleet)
     print_summary(finished.summary, as_json=False)
     typer.echo(f"report: {finished.directory / 'report.html'}", err=True)

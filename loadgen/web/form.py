@@ -34,9 +34,12 @@ _ON_COMMAND_LINE = {
     "engine": ("--engine", "Settings of reference or mock, e.g. mode=chunked,shape=tiny"),
     "out": ("--out", "Directory of the first run. Default: runs/<scenario>-<time>"),
     "plugins": ("--plugin", "Python files that register kinds; several with ;"),
+    "traffic": ("--traffic", 'Further traffic flags as JSON, e.g. {"concurrency": 8}'),
     "max_skew": ("--max-skew", "Largest difference between the workers' starts. Default: 50ms"),
 }
 OURS = ("reference", "mock")
+FROM_FLAGS = "command_line"
+"""The scenario that the traffic flags make without a file."""
 _FIRST = "quickstart"
 
 
@@ -59,21 +62,32 @@ class RunForm(msgspec.Struct, frozen=True):
     max_skew: str = "50ms"
     on_worker_loss: str = "continue"
     plugins: str = ""
+    traffic: str = ""
     given_target: str = ""  # --target of the command line: the API key is for this server
 
     def chosen_scenario(self) -> Scenario:
         """The scenario with the form's changes. Raises UsageError or ScenarioError."""
         flags = ScenarioFlags(
-            scenario=self.scenario or None,
+            scenario=None if self.scenario == FROM_FLAGS else self.scenario or None,
             slo=several(self.slo) or None,
             seed=_seed(self.seed),
             set_=several(self.settings),
             plugin=self.plugin_files(),
         )
-        traffic = TrafficFlags(
-            rate=self.rate or None, duration=self.duration or None, warmup=self.warmup or None
-        )
-        return choose_scenario(flags, traffic)
+        return choose_scenario(flags, self._traffic_flags())
+
+    def _traffic_flags(self) -> TrafficFlags:
+        """Raises UsageError for a `traffic` that is no object of traffic flags."""
+        in_form: dict[str, Any] = {
+            "rate": self.rate,
+            "duration": self.duration,
+            "warmup": self.warmup,
+        }
+        try:
+            others = msgspec.json.decode(self.traffic or "{}", type=dict[str, Any])
+            return TrafficFlags(**others, **{k: value or None for k, value in in_form.items()})
+        except (msgspec.MsgspecError, TypeError) as error:
+            raise UsageError(f"--traffic {self.traffic}: {error}") from None
 
     def plugin_files(self) -> list[Path]:
         return [Path(word) for word in several(self.plugins)]
@@ -112,7 +126,8 @@ def add_options(parser: Any) -> None:
     names = scenarios(sys.argv, os.environ)
     for name, text in IN_FORM.items():
         if name == "scenario":
-            first = _scenario_option(sys.argv, os.environ) or _FIRST
+            first = names[0] if names[0] not in shipped_scenarios() else _FIRST
+            first = _scenario_option(sys.argv, os.environ) or first
             parser.add_argument("--scenario", choices=names, default=first, help=text)
         else:
             parser.add_argument(f"--{name}", default="", help=text)
@@ -138,8 +153,11 @@ def add_options(parser: Any) -> None:
 
 
 def scenarios(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
-    """The scenarios in the form: the shipped scenarios and that of the command line."""
+    """The scenarios in the form: that of the command line, which may be of its traffic flags, and
+    the shipped scenarios."""
     chosen = _scenario_option(argv, environ)
+    if not chosen and "--traffic" in argv:
+        chosen = FROM_FLAGS
     return [
         *([chosen] if chosen and chosen not in shipped_scenarios() else []),
         *shipped_scenarios(),

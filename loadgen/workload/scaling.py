@@ -96,8 +96,8 @@ def _users(scenario: Scenario, key: str, arrivals: Arrivals) -> int:
     if not isinstance(arrivals, Users):
         raise UsageError(
             f"{scenario.name}: {key}: kind {arrivals.kind} is an open loop; --over concurrency "
-            "needs users, e.g. arrivals: {kind: users, users: 8, think: 0s}. For a rate use "
-            "--over rate"
+            "needs users: add --concurrency 8, or write arrivals: {kind: users, users: 8, think: "
+            "0s}. For a rate use --over rate"
         )
     return arrivals.users
 

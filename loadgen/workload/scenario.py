@@ -29,7 +29,7 @@ from loadgen.measure.slo import Slo, lateness_limit_s, parse_slo, ungrounded
 from loadgen.records import OWN_SLO, LimitsS, Names
 from loadgen.registry import Strict
 from loadgen.units import Seconds, Share, as_data
-from loadgen.workload.arrivals import ARRIVALS, Arrivals, window_rate_per_s
+from loadgen.workload.arrivals import ARRIVALS, Arrivals, Users, window_rate_per_s
 from loadgen.workload.classes import (
     Chain,
     Problem,
@@ -44,6 +44,24 @@ from loadgen.workload.texts import PROMPTS, PromptKind, Synthetic
 from loadgen.yaml_document import Document, override, parse_document, read_file, write_document
 
 ONLY_CLASS = "default"
+NO_FLAGS: Mapping[str, object] = {}
+FLAG_KEYS: Mapping[str, str] = {
+    "rate": "arrivals.rate",
+    "users": "arrivals.users",
+    "think": "arrivals.think",
+    "concurrency": "arrivals.users",
+    "input_len": "requests.input_tokens",
+    "output_len": "requests.output_tokens",
+    "duration": "phases.measure",
+    "warmup": "phases.warmup",
+    "max_concurrency": "limits.max_concurrency",
+    "slo": "slo",
+    "seed": "seed",
+}
+"""Flag, by its name in Python → the scenario key that it sets."""
+_MOST_IN_FLIGHT = 1_000_000
+LOADS = ("rate", "users", "concurrency")
+"""The flags that state how much traffic there is; a scenario has one of them."""
 
 
 class Phases(Strict):
@@ -60,7 +78,7 @@ class Limits(Strict):
     counted, or waits (`when_full`); the waiting time is part of its latency."""
 
     timeout: Annotated[Seconds, Field(gt=0)] = 60.0
-    max_concurrency: Annotated[int, Field(ge=1, le=1_000_000)] = 2000
+    max_concurrency: Annotated[int, Field(ge=1, le=_MOST_IN_FLIGHT)] = 2000
     when_full: Literal["drop", "wait"] = "drop"
 
 
@@ -318,65 +336,132 @@ def _tightest(slos: Sequence[Slo], metric: str) -> float | None:
 
 
 def load_scenario(
-    path_or_name: str | Path, overrides: Sequence[str] | Mapping[str, object] = ()
+    path_or_name: str | Path,
+    overrides: Sequence[str] | Mapping[str, object] = (),
+    *,
+    flags: Mapping[str, object] = NO_FLAGS,
 ) -> Scenario:
     """A scenario from a file, or a shipped scenario by name (`quickstart`,
-    `scenarios/quickstart.yaml`), with `a.b=c` settings applied.
+    `scenarios/quickstart.yaml`), with the values of flags (names of `FLAG_KEYS`), then `a.b=c`
+    settings applied.
 
     Raises ScenarioError with a line `file:line: key.path: problem` per mistake.
     """
     label, text = read_source(path_or_name)
     document = parse_document(text, label, ScenarioError)
     document.values.setdefault("name", _name_from(label))
+    _set_flags(document, flags)
     override(document, overrides)
     return _checked(document).from_source(label)
 
 
-def varied(scenario: Scenario, settings: Mapping[str, object], flag: str = "--set") -> Scenario:
-    """The same scenario with values set by dotted path. Raises ScenarioError that names `flag`."""
+def varied(
+    scenario: Scenario,
+    settings: Mapping[str, object],
+    flag: str = "--set",
+    flags: Mapping[str, object] = NO_FLAGS,
+) -> Scenario:
+    """The same scenario with the values of flags (names of `FLAG_KEYS`) and values set by dotted
+    path. Raises ScenarioError that names `flag`, or the flag in `flags`."""
     document = parse_document(scenario.to_yaml(), scenario.name, ScenarioError)
     document.lines.clear()  # line numbers of generated text mean nothing to the user
+    _set_flags(document, flags)
     override(document, settings, flag)
     return _checked(document).from_source(scenario.source)
 
 
 def scenario_from_flags(
     *,
-    rate: str,
     input_len: int | Mapping[str, object],
     output_len: int | Mapping[str, object],
     duration: str,
-    warmup: str = "0s",
+    rate: str | None = None,
+    users: int | None = None,
+    think: str | None = None,
+    concurrency: int | None = None,
+    warmup: str | None = None,
     max_concurrency: int | None = None,
     slo: Sequence[str] = (),
     seed: int = 0,
     name: str = "command_line",
     overrides: Sequence[str] | Mapping[str, object] = (),
 ) -> Scenario:
-    """The Poisson scenario for a command line without a scenario file. Raises ScenarioError that
-    names the flag."""
-    values: JsonObject = {
-        "name": name,
-        "seed": seed,
-        "arrivals": {"kind": "poisson", "rate": rate},
-        "requests": {"input_tokens": input_len, "output_tokens": output_len},
-        "phases": {"warmup": warmup, "measure": duration},
-        "limits": {} if max_concurrency is None else {"max_concurrency": max_concurrency},
-        "slo": list(slo),
-    }
+    """The scenario for a command line without a scenario file: Poisson arrivals at `rate`, `users`
+    that pause for `think` after each response, or `concurrency` requests in flight of which the
+    next starts when one ends. Raises ScenarioError that names the flag."""
+    values: JsonObject = {"name": name, "arrivals": {"kind": "poisson"}, "slo": list(slo)}
     document = Document("command line", ScenarioError, values)
-    document.sources = {
-        ("seed",): "--seed",
-        ("arrivals", "rate"): "--rate",
-        ("requests", "input_tokens"): "--input-len",
-        ("requests", "output_tokens"): "--output-len",
-        ("phases", "measure"): "--duration",
-        ("phases", "warmup"): "--warmup",
-        ("limits", "max_concurrency"): "--max-concurrency",
-        ("slo",): "--slo",
+    document.sources = {("arrivals", "rate"): "--rate", ("slo",): "--slo"}
+    given = {
+        "rate": rate,
+        "users": users,
+        "think": think,
+        "concurrency": concurrency,
+        "input_len": input_len,
+        "output_len": output_len,
+        "duration": duration,
+        "warmup": warmup,
+        "max_concurrency": max_concurrency,
+        "seed": seed,
     }
+    _set_flags(document, given)
     override(document, overrides)
     return _checked(document)
+
+
+def flag_of(name: str) -> str:
+    """`--input-len` for `input_len`."""
+    return "--" + name.replace("_", "-")
+
+
+def _set_flags(document: Document, flags: Mapping[str, object]) -> None:
+    """Set the values of flags (names of `FLAG_KEYS`); None is a flag that was not given. A closed
+    loop replaces open-loop arrivals; `users` of a closed loop keep their pause. Raises the
+    document's error for flags that contradict each other or the document."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    arrivals = document.values.get("arrivals")
+    is_closed = isinstance(arrivals, Mapping) and arrivals.get("kind") == Users.kind
+    if problem := _contradiction(given, is_closed):
+        raise document.error(problem)
+    loop = next((name for name in ("users", "concurrency") if name in given), None)
+    if loop == "concurrency" or (loop == "users" and not is_closed):
+        override(
+            document,
+            {"arrivals": {"kind": Users.kind, "users": given[loop], "think": "0s"}},
+            flag_of(loop),
+        )
+    for name, value in given.items():
+        override(document, {FLAG_KEYS[name]: value}, flag_of(name))
+    if loop is not None:
+        _make_room(document, given[loop], flag_of(loop))
+
+
+def _contradiction(given: Mapping[str, object], is_closed: bool) -> str:
+    """Why flags contradict each other or a closed loop, with the remedy; "" if they do not."""
+    loads = [name for name in LOADS if name in given]
+    if len(loads) > 1:
+        return (
+            f"{' and '.join(map(flag_of, loads))}: use one: --rate sends at that rate whatever the "
+            "server does (open loop), --users and --concurrency wait for answers (closed loop)"
+        )
+    if "think" in given and "concurrency" in given:
+        return "--think: with --concurrency the next request starts at once; use --users N --think"
+    if "think" in given and not is_closed and "users" not in given:
+        return "--think: the pause of users between an answer and the next request; add --users N"
+    if "rate" in given and is_closed:
+        return (
+            "--rate: the scenario's users wait for answers and have no rate; use --users N, or "
+            f"--set 'arrivals={{kind: poisson, rate: {given['rate']}}}'"
+        )
+    return ""
+
+
+def _make_room(document: Document, n_users: object, flag: str) -> None:
+    """Raise the default limit of requests in flight for many users; a stated limit stays."""
+    limits = document.values.get("limits")
+    is_stated = isinstance(limits, Mapping) and "max_concurrency" in limits
+    if not is_stated and isinstance(n_users, int) and 2 * n_users > Limits().max_concurrency:
+        override(document, {"limits.max_concurrency": min(2 * n_users, _MOST_IN_FLIGHT)}, flag)
 
 
 def shipped_scenarios() -> list[str]:

@@ -234,23 +234,23 @@ def _differences(facts: Mapping[str, Any], rates: Sequence[float]) -> Table:
     for mode in facts["modes"][1:]:
         by_rate = {row["rate_per_s"]: row for row in whole(facts) if row["mode"] == mode}
         cells = [
-            _signed(by_rate[rate]["difference"]["goodput"]) if rate in by_rate else ""
+            _signed(by_rate[rate]["difference"]["goodput"]) if rate in by_rate else Text("")
             for rate in rates
         ]
         table.add_row(mode, *cells)
     return table
 
 
-def _signed(estimate: Mapping[str, Any]) -> str:
+def _signed(estimate: Mapping[str, Any]) -> Text:
     """`+1.2 ±0.3`, bold where the paired confidence interval excludes zero."""
     value, low, high = estimate["value"], estimate["low"], estimate["high"]
     if value is None:
-        return "–"
+        return Text("–")
     text = f"{'+' if value >= 0 else '−'}{format_number(abs(value))}"
     if low is None or high is None:
-        return text
+        return Text(text)
     text = f"{text} ±{format_number((high - low) / 2)}"
-    return f"[bold]{text}[/bold]" if low > 0 or high < 0 else text
+    return Text(text, style="bold" if low > 0 or high < 0 else "")
 
 
 def whole(facts: Mapping[str, Any]) -> list[Row]:

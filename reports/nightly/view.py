@@ -12,6 +12,7 @@ from loadgen.measure.nights.night_verdict import CellVerdict
 from loadgen.measure.wording import format_count, format_value
 from reports.compare.view import change
 from reports.compare.view import row as compared_row
+from reports.run.junit import clean, count_cases, document
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -181,9 +182,6 @@ def _or_nothing(value: Any) -> Any:
     return "nothing" if value is None else value
 
 
-_UNPRINTABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0 §2.2
-
-
 def junit(cells: Sequence[CellVerdict]) -> str:
     """A night as JUnit XML: a suite per cell, a case per deciding measure. Worse is a failure, an
     invalid cell an error; inconclusive measures and new baselines are skipped.
@@ -192,7 +190,7 @@ def junit(cells: Sequence[CellVerdict]) -> str:
     """
     root = ET.Element("testsuites", name="slobench nightly")
     for cell in cells:
-        suite = ET.SubElement(root, "testsuite", name=_clean(cell.cell))
+        suite = ET.SubElement(root, "testsuite", name=clean(cell.cell))
         gated = [measured for measured in cell.measures if measured.is_gated]
         for measured in gated:
             _case(suite, cell, measured)
@@ -200,36 +198,26 @@ def junit(cells: Sequence[CellVerdict]) -> str:
             _case_without_measures(suite, cell)
         notes = [*control_lines(cell), *changed_lines(cell), *cell.notes]
         text_of_cell = "\n".join([cell_line(cell), *notes])
-        ET.SubElement(suite, "system-out").text = _clean(text_of_cell)
-        cases = suite.findall("testcase")
-        suite.set("tests", str(len(cases)))
-        for word in ("failure", "error", "skipped"):
-            n = sum(case.find(word) is not None for case in cases)
-            suite.set({"failure": "failures", "error": "errors"}.get(word, word), str(n))
-    ET.indent(root)
-    text = ET.tostring(root, encoding="unicode")
-    return f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n'
+        ET.SubElement(suite, "system-out").text = clean(text_of_cell)
+        count_cases(suite)
+    return document(root)
 
 
 def _case(suite: ET.Element, cell: CellVerdict, measured: ComparedMeasure) -> None:
-    case = ET.SubElement(suite, "testcase", classname=_clean(cell.cell), name=measured.measure)
+    case = ET.SubElement(suite, "testcase", classname=clean(cell.cell), name=measured.measure)
     text = ", ".join(
         f"{name} {text}" for name, text in zip(HEAD[1:], row(measured)[1:], strict=True)
     )
     if measured.verdict == "worse":
-        ET.SubElement(case, "failure", type="worse", message=_clean(text))
+        ET.SubElement(case, "failure", type="worse", message=clean(text))
     elif measured.verdict == "inconclusive":
-        ET.SubElement(case, "skipped", message=_clean(text))
+        ET.SubElement(case, "skipped", message=clean(text))
     else:
-        ET.SubElement(case, "system-out").text = _clean(text)
+        ET.SubElement(case, "system-out").text = clean(text)
 
 
 def _case_without_measures(suite: ET.Element, cell: CellVerdict) -> None:
-    case = ET.SubElement(suite, "testcase", classname=_clean(cell.cell), name="comparison")
+    case = ET.SubElement(suite, "testcase", classname=clean(cell.cell), name="comparison")
     is_invalid = cell.verdict == "invalid"
-    message = _clean(" ".join([cell_line(cell), *cell.notes]))
+    message = clean(" ".join([cell_line(cell), *cell.notes]))
     ET.SubElement(case, "error" if is_invalid else "skipped", message=message)
-
-
-def _clean(text: str) -> str:
-    return _UNPRINTABLE.sub("\ufffd", text)

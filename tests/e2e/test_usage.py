@@ -17,7 +17,7 @@ LONG = ["--rate=5/s", "--input-len=400", "--output-len=4", "--duration=1s"]
     [
         (["run", "quickstrat", "--target=mock"], 2, "did you mean 'quickstart'"),
         (["run", "quickstart"], 2, "--target"),
-        (["run", "--target=mock"], 2, "--rate, --input-len, --output-len, --duration"),
+        (["run", "--target=mock", "--rate=5"], 2, "--input-len, --output-len, --duration"),
         (["run", *QUICK, "--target=refrence"], 2, "did you mean 'reference'"),
         (["run", *QUICK, "--target=ftp://x"], 2, "neither http nor https"),
         (["run", *QUICK, "--target=localhost:8000"], 2, "no scheme"),
@@ -25,7 +25,7 @@ LONG = ["--rate=5/s", "--input-len=400", "--output-len=4", "--duration=1s"]
         (["run", *QUICK, "--target=mock", "--engine=tfft=1ms"], 2, "did you mean 'ttft'"),
         (["run", *QUICK, "--target=reference", "--engine=shape=huge,device=toy"], 2, "huge"),
         (["run", *QUICK, "--target=mock", "--workers=many"], 2, "--workers many"),
-        (["run", *QUICK, "--target=mock", "--confidence=95"], 2, "--confidence"),
+        (["run", *QUICK, "--target=mock", "--confidence=30"], 2, "--confidence"),
         (["run", *QUICK, "--target=mock", "--slo=tftt<=1s"], 2, "did you mean 'ttft'"),
         (["run", *QUICK, "--target=mock", "--set=arrivals.rate=-3/s"], 2, "must be positive"),
         (["run", *QUICK, "--target=mock", "--plugin=nowhere.py"], 2, "no such Python file"),

@@ -56,6 +56,9 @@ def test_dropped_unsent_and_failed_requests_are_misses() -> None:
     summary = summarize(run)
     assert (summary.attainment.met, summary.attainment.due) == (197, 200)
     assert summary.counts["dropped"] == summary.counts["lost"] == summary.counts["timeout"] == 1
+    (dropped,) = [text for text in summary.findings if "dropped" in text]
+    assert dropped.startswith("1 of 200 requests were dropped, because the most allowed were in")
+    assert "--concurrency N without --rate" in dropped
 
 
 def test_every_scheduled_row_is_counted_once() -> None:
@@ -298,7 +301,7 @@ def test_other_slos_than_the_runs_own_can_be_asked() -> None:
 @pytest.mark.parametrize(
     ("slo", "said"),
     [
-        (["ttft<500"], "--slo 'ttft<500': '<' is not allowed in an SLO; write '<=' or '>='"),
+        (["ttft<500"], "--slo 'ttft<500': '<' is not allowed in an SLO; write 'ttft <= 500'"),
         (
             ["p99(ttft) <= 1s", "attainment>=99%"],
             "--slo 'attainment>=99%' counts requests that meet every per-request SLO, and there"

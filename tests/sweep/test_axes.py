@@ -18,7 +18,7 @@ from loadgen.sweep.axes import Axis, axis, label, number, points, read_axis
         ("arrivals.rate=2/s,4/s", "arrivals.rate", ("2/s", "4/s")),
         ("rate=2:10:4/s", "arrivals.rate", ("2/s", "6/s", "10/s")),
         ("rate=0.5:1:0.25/s", "arrivals.rate", ("0.5/s", "0.75/s", "1/s")),
-        ("concurrency=1:3:1,64", "limits.max_concurrency", (1, 2, 3, 64)),
+        ("concurrency=1:3:1,64", "concurrency", (1, 2, 3, 64)),
         ("engine.mode=[chunked, static]", "engine.mode", ("chunked", "static")),
         ("slo=[ttft <= 5ms],[ttft <= 1s]", "slo", (["ttft <= 5ms"], ["ttft <= 1s"])),
         ("launch.args=--tp 1,--tp 2 --x", "launch.args", ("--tp 1", "--tp 2 --x")),

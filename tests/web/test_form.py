@@ -3,12 +3,25 @@
 import os
 import socket
 from argparse import Namespace
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from loadgen.cli.scale import PASSWORD, PLUGINS, TARGET, ProcessFlags, check_ports, password
+from loadgen.cli.app import app
+from loadgen.cli.flags import ScenarioFlags, TrafficFlags
+from loadgen.cli.parse import choose_scenario
+from loadgen.cli.scale import (
+    PASSWORD,
+    PLUGINS,
+    TARGET,
+    ProcessFlags,
+    check_ports,
+    password,
+    traffic_options,
+)
 from loadgen.errors import UsageError
-from loadgen.web.form import IN_FORM, Settings, worker_environ
+from loadgen.web.form import FROM_FLAGS, IN_FORM, RunForm, Settings, scenarios, worker_environ
 
 
 @pytest.mark.parametrize("environ", [{}, {PASSWORD: ""}])
@@ -75,9 +88,38 @@ def test_a_target_that_is_no_file_sets_no_variable(host, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(("target", "engine"), [("mock", "ttft=30ms"), ("http://localhost:1", "")])
 def test_engine_settings_are_for_bundled_servers_only(target, engine):
-    words = dict.fromkeys((*IN_FORM, "settings", "out", "max_skew"), "")
+    words = dict.fromkeys((*IN_FORM, "settings", "traffic", "out", "max_skew"), "")
     start = options(
         **words | {"scenario": "quickstart"},
         host=target, engine="ttft=30ms", force=False, on_worker_loss="continue",
     )  # fmt: skip
     assert Settings(start).next_run(start).engine == engine
+
+
+def test_the_traffic_flags_of_the_command_line_reach_the_run():
+    flags = TrafficFlags(concurrency=3, input_len=16, output_len=4, duration="2", warmup="1")
+    words: dict[str, Any] = traffic_options(flags)
+    assert (words["duration"], words["warmup"]) == ("2", "1")
+    form = RunForm(FROM_FLAGS, "mock", **words)
+    alone = choose_scenario(ScenarioFlags(), flags)
+    assert form.chosen_scenario() == alone
+    on_top = RunForm("quickstart", "mock", **words).chosen_scenario()
+    assert on_top.arrivals == alone.arrivals
+    assert on_top.slo != ()
+
+
+def test_a_traffic_without_a_scenario_is_the_first_choice_of_the_form():
+    assert scenarios(["web", "--traffic", "{}"], {})[0] == FROM_FLAGS
+    assert FROM_FLAGS not in scenarios(["web", "--traffic", "{}", "--scenario", "quickstart"], {})
+
+
+@pytest.mark.parametrize("traffic", ["{", "[]", '{"rates": 3}'])
+def test_a_traffic_that_is_no_object_of_flags_is_refused(traffic):
+    with pytest.raises(UsageError, match="--traffic"):
+        RunForm(FROM_FLAGS, "mock", traffic=traffic).chosen_scenario()
+
+
+def test_web_names_a_mistake_in_the_traffic_before_locust_starts():
+    words = ["--scenario", "quickstart", "--target", "mock", "--rate", "2", "--users", "3"]
+    result = CliRunner().invoke(app, ["web", *words])
+    assert "use one: --rate" in str(result.exception)

@@ -207,7 +207,7 @@ def test_flags_make_the_scenario_that_a_file_would():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"rate": "8"}, "--rate: arrivals.rate: '8' is not a rate; write e.g. '12/s'"),
+        ({"rate": "8"}, "--rate: arrivals.rate: '8' is not a rate; write '8/s'"),
         ({"duration": "60"}, "--duration: phases.measure: '60' is not a duration"),
         ({"input_len": 0}, "--input-len: requests.input_tokens.tokens: must be greater"),
         ({"output_len": -5}, "--output-len: requests.output_tokens.tokens: must be greater"),

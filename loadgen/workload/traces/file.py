@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import re
 import zlib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from loadgen.errors import TraceFileError, UnknownKind
+from loadgen.workload.traces.synonyms import recognized
 from loadgen.workload.traces.trace import TRACES, Trace, TraceFormat
 
 _GZIP = b"\x1f\x8b"
@@ -64,13 +67,16 @@ def read_bytes(path: str | Path) -> bytes:
 
 
 class Auto(TraceFormat):
-    """The registered format that matches the columns or keys of the file."""
+    """The registered format that matches the columns or keys of the file, or `columns` where a time
+    and both lengths have usual names (`timestamp, prompt_tokens, completion_tokens`)."""
 
     kind = "auto"
 
     def parse(self, content: bytes, source: str) -> Trace:
         fields = first_fields(content, source)
         matching = [cls for cls in TRACES if cls.is_mine(fields)]
+        if not matching and (keys := recognized(fields, first_row(content), source)) is not None:
+            return TRACES.build({"kind": "columns", **keys}).parse(content, source)
         if not matching:
             known = ", ".join(kind for kind in TRACES.names() if kind != self.kind)
             raise TraceFileError(
@@ -82,6 +88,16 @@ class Auto(TraceFormat):
             names = ", ".join(cls.kind for cls in matching)
             raise TraceFileError(f"{source}: could be any of {names}; choose one with format")
         return matching[0]().parse(content, source)
+
+
+def first_row(content: bytes) -> dict[str, str]:
+    """The first record of a CSV file or of JSON lines as text; {} where it cannot be read."""
+    lines = content[:_HEAD_BYTES].decode("utf-8", "replace").strip().splitlines()[:2]
+    if lines[0].lstrip().startswith("{"):
+        record = msgspec.json.decode(lines[0].encode(), type=dict[str, Any])
+        return {key: str(value) for key, value in record.items()}
+    rows = list(csv.reader(lines))
+    return {k.strip(): v.strip() for k, v in zip(rows[0], rows[-1], strict=False)}
 
 
 def first_fields(content: bytes, source: str) -> list[str]:

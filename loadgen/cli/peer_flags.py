@@ -1,0 +1,95 @@
+"""Flags and verbs of other tools that people type here, and what to write instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_LENGTHS = "write --input-len 512 --output-len 128"
+_DURATION = "write --duration 60s: a measured window, so that gaps are not biased"
+_FILES = "every run stores all of it in --out DIR; tables: --export csv, json, jsonl or parquet"
+_ALWAYS = "leave it out"
+_TRACE = "write --set 'arrivals={kind: trace, path: FILE}'"
+_TEXTS = "write --set 'prompts={kind: sharegpt, path: FILE}' (or kind: dataset for JSON lines)"
+
+HINTS: Mapping[str, tuple[str, ...]] = {
+    "write --rate 8 (per second)": ("--request-rate", "--rps", "--qps", "--arrival-rate"),
+    "write --concurrency 32 (the next request starts when one ends)": (
+        *("--concurrent", "--parallel", "--streams", "-c", "--num-concurrency", "--clients"),
+    ),
+    "write --users 32, and --think 2s for a pause": ("--vus", "--num-users", "--virtual-users"),
+    "write --set arrivals.ramp_up=8s with --users": ("--spawn-rate", "-r", "--ramp-up"),
+    _LENGTHS: (
+        *("--random-input-len", "--random-output-len", "--isl", "--osl", "--prompt-tokens"),
+        *("--output-tokens", "--input-tokens", "--max-tokens", "--data", "--dataset-name"),
+        *("--sharegpt-output-len", "--mean-input-tokens", "--mean-output-tokens"),
+    ),
+    "write --target http://host:port": (
+        *("--base-url", "--url", "--host", "-H", "--port", "--server", "--api-base"),
+    ),
+    "set api: chat or completions in a target file (docs/targets.md)": (
+        *("--backend", "--endpoint", "--endpoint-type", "--request-type", "--request-format"),
+    ),
+    _DURATION: ("--max-seconds", "--max-requests", "--iterations", "-i", "--number", "-d"),
+    "write --warmup 10s: the same traffic, not counted": ("--num-warmups", "--warmup-percent"),
+    "write --rate 8 (Poisson), --set arrivals.kind=constant with it, --concurrency 32, or slobench "
+    "sweep": ("--rate-type", "--profile", "--executor"),
+    "write --set arrivals.kind=gamma --set arrivals.cv=1.4 (cv = 1/√burstiness)": ("--burstiness",),
+    "write --set 'arrivals={kind: steps, levels: […]}' or kind: ramp": (
+        *("--stage", "-s", "--ramp-up-strategy", "--ramp-up-start-rps"),
+    ),
+    "write --slo 'p99(ttft)<500ms', or a preset such as --slo chat": ("--threshold", "--sla"),
+    "use slobench capacity: it finds the highest rate that meets the SLO": ("--max-rate",),
+    "write --set stop_when.error_rate=20%": ("--max-error-rate", "--constraint", "--max-errors"),
+    _TEXTS: ("--dataset-path", "--dataset", "--prompts-file"),
+    _TRACE: ("--trace", "--trace-file", "--input-file"),
+    _FILES: (
+        *("--save-result", "--save-detailed", "--output-path", "--output-file", "--output-dir"),
+        *("--summary-export", "--csv", "--result-dir", "--outputs", "--artifact-dir"),
+    ),
+    "write --export vllm-bench=FILE": ("--result-filename",),
+    "the page is always written: report.html in --out DIR": ("--html", "--plot-timeline"),
+    f"{_ALWAYS}: every run has all metrics and percentiles, with intervals": (
+        *("--percentile-metrics", "--metric-percentiles", "--metrics"),
+    ),
+    f"{_ALWAYS}: it is sent where the server accepts it": ("--ignore-eos", "--stream"),
+    f"{_ALWAYS}: run has no page of its own; slobench web has": ("--headless",),
+    "write --workers 4": ("--processes", "--num-workers"),
+    "no tokenizer is needed; a local one: --set prompts.tokenizer=DIR": (
+        *("--tokenizer", "--processor", "--model-tokenizer"),
+    ),
+    "export OPENAI_API_KEY, or name another variable with api_key_env in a target file": (
+        *("--api-key", "--header", "--extra-headers"),
+    ),
+    "write --set requests.temperature=0.7": ("--temperature",),
+    "write it into extra_body of a target file (docs/targets.md)": (
+        *("--extra-body", "--top-p", "--top-k", "--extra-inputs"),
+    ),
+    "write --set requests.shared_prefix.tokens=256": ("--random-prefix-len", "--prefix-tokens"),
+    "write --set 'requests.input_tokens={kind: uniform, min: 100, max: 500}'": (
+        *("--random-range-ratio",),
+    ),
+    "write --set limits.timeout=30s": ("--timeout", "--request-timeout"),
+    "write --seed 42": ("--random-seed",),
+    "a scenario file takes its place: slobench run FILE (docs/scenarios.md)": (
+        *("-f", "--locustfile", "--config", "--script"),
+    ),
+}
+"""What to write → the flags of vllm bench, sglang, guidellm, aiperf, k6 and Locust that mean it."""
+HINT_OF: Mapping[str, str] = {flag: hint for hint, flags in HINTS.items() for flag in flags}
+_RUN = "write slobench run, or translate a whole command: slobench from '…'"
+VERB_HINTS: Mapping[str, str] = {
+    "bench": _RUN,
+    "benchmark": _RUN,
+    "profile": _RUN,
+    "perf": _RUN,
+    "attack": _RUN,
+    "test": _RUN,
+    "start": _RUN,
+    "ui": "write slobench web",
+    "scenarios": "write slobench list scenarios",
+    "presets": "write slobench list presets",
+    "diff": "write slobench compare A B",
+    "max": "write slobench capacity",
+    "search": "write slobench capacity",
+}
+"""Verb of another tool → what to write."""
