@@ -13,6 +13,7 @@ import ctypes
 import gc
 import importlib
 import json
+import math
 import os
 import pickle
 import platform
@@ -38,6 +39,7 @@ _NEEDED_LATER = ("uvloop", "targets.openai_chat", "loadgen.workload.texts")
 _TIME_SLICE_NS = 100_000  # the shortest that Linux grants
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # number of the system call
 _SCHED_ATTR = struct.Struct("=IIQiIQQQ")  # 48 bytes: size, policy, flags, nice, …, runtime, …
+_OWN_FILES = 40  # pipes, timers, logs and the sockets of name resolution
 _ORPHAN_S = 30.0  # to write the part after the parent is gone; then the process ends itself
 
 
@@ -164,6 +166,9 @@ def serve(
 ) -> NoReturn:
     """Writes `ready`, runs the task by the commands from `commands_fd`, writes `done` once the part
     is written, calls `at_end` and ends the process."""
+    too_few = file_limit_problem(task.n_preopen, _file_limit())
+    if too_few:
+        sys.exit(too_few)  # the last line of the log, which the parent prints
     with asyncio.Runner(loop_factory=_loop_factory(task)) as runner:
         runner.run(_serve(task, commands_fd, write_message, progress))
         at_end()
@@ -179,6 +184,27 @@ def _raise_file_limit() -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # not every system grants "unlimited"
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def _file_limit() -> float:
+    """The most files that this process may open."""
+    if sys.platform == "win32":
+        return math.inf
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return math.inf if limit == resource.RLIM_INFINITY else limit
+
+
+def file_limit_problem(n_connections: int, limit: float) -> str:
+    """A sentence if a process that may open `limit` files cannot have `n_connections`; else ""."""
+    n_needed = n_connections + _OWN_FILES
+    if n_needed <= limit:
+        return ""
+    return (
+        f"it needs {n_needed} open files, {n_connections} of them for connections, and the limit "
+        f"is {limit}: raise it with ulimit -n {n_needed}, or use more --workers"
+    )
 
 
 def request_short_slices() -> None:
