@@ -48,7 +48,7 @@ BAD_BODIES = (
     (b"[1, 2]", 400),
     (b'{"prompt": 7}', 400),
     (b'{"prompt": "x", "max_tokens": 0}', 400),
-    (b'{"prompt": "x", "n": 3}', 400),
+    (b'{"prompt": "x", "n": 9}', 400),
     (b'{"prompt": "x", "max_tokens": 99999}', 400),
     (b'{"prompt": "x", "model": "none"}', 404),
     (b'{"prompt": "x", "deadline_ms": "soon"}', 400),

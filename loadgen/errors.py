@@ -85,7 +85,9 @@ def notes_behind(error: BaseException) -> list[str]:
     that recovers an interrupted run."""
     notes: list[str] = []
     behind: BaseException | None = error
-    while behind is not None:
+    seen: set[int] = set()  # an exception raised again can be its own context
+    while behind is not None and id(behind) not in seen:
+        seen.add(id(behind))
         notes += getattr(behind, "__notes__", ())
         behind = behind.__cause__ or behind.__context__
     return notes

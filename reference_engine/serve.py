@@ -111,6 +111,13 @@ async def _serve(
         async with answering:
             host = f"[{options.host}]" if ":" in options.host else options.host
             port = listener.getsockname()[1]
+            if (
+                token is not None
+                and options.operator_token_env is None
+                and not os.environ.get(OPERATOR_TOKEN)
+            ):
+                shown = f"operator token (header {TOKEN_HEADER}): {token}"
+                print(shown, file=sys.stderr, flush=True)  # noqa: T201 - like Jupyter's
             print(f"READY http://{host}:{port}", flush=True)  # noqa: T201 - the contract
             await stopping.wait()
             log.info("draining")
@@ -247,19 +254,14 @@ def _api_key(variable: str | None) -> str | None:
 
 
 def _operator_token(options: ServeOptions, environ: Mapping[str, str]) -> str | None:
-    """The token for requests that change the server; None for `--operator open`. A random token is
-    printed on stderr."""
+    """The token for requests that change the server; None for `--operator open`, and a random token
+    if none is named."""
     if options.operator == "open":
         return None
     variable = options.operator_token_env
     if variable is not None and not environ.get(variable):
         raise UsageError(f"operator_token_env: the environment variable {variable} is not set")
-    token = environ.get(variable or OPERATOR_TOKEN)
-    if token:
-        return token
-    token = secrets.token_urlsafe(24)
-    print(f"operator token (header {TOKEN_HEADER}): {token}", file=sys.stderr)  # noqa: T201 - shown
-    return token
+    return environ.get(variable or OPERATOR_TOKEN) or secrets.token_urlsafe(24)
 
 
 def _on_stop(

@@ -240,7 +240,7 @@ def load_target(spec: str, environ: Mapping[str, str], settings: Sequence[str] =
     proxy.
     """
     path = Path(spec)
-    if is_url(spec) or not (path.suffix in _SUFFIXES or path.exists()):
+    if not spec or is_url(spec) or not (path.suffix in _SUFFIXES or path.exists()):
         url = parse_url(spec).url
         if settings:
             return read_target(write_document({"url": url}), spec, environ, settings=settings)

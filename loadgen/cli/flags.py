@@ -199,7 +199,7 @@ def with_flags(verb: Callable[..., None]) -> Callable[..., None]:
     @wraps(verb)
     def flat(**values: Any) -> None:
         for name, group in groups.items():
-            values[name] = group(**{f.name: values.pop(f.name) for f in fields(group)})
+            values[name] = group(**{f.name: values.pop(f.name, f.default) for f in fields(group)})
         verb(**values)
 
     flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -95,11 +95,11 @@ def test_no_server_is_a_reason(monkeypatch, capsys):
     [
         ("mock", True, "60s", "", "choose one"),
         (None, False, "60s", "m", "need --target"),
-        (None, False, "60", "", "--budget: '60' is not a duration"),
+        (None, False, "60x", "", "--budget: '60x' is not a duration"),
         (None, True, "1ms", "", "expected 1s to 1h"),
         ("refrence", False, "60s", "", "did you mean 'reference'"),
     ],
 )
 def test_a_mistake_is_reported(target, prove, budget, model, says):
     with pytest.raises(UsageError, match=says):
-        measure.doctor(target, prove, budget, model, json=True)
+        measure.doctor(target=target, prove=prove, budget=budget, model=model, json=True)

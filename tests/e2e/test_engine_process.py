@@ -118,7 +118,9 @@ def test_a_server_without_http_workers_reads_its_key_and_ends_with_its_parent(mo
 
 @HTTP_WORKERS
 def test_a_second_signal_ends_the_draining_with_an_error_in_the_stream(workers):
-    process, port = start("--device", "toy", "--set", "step_s=0.02", "--http-workers", workers)
+    process, port = start(
+        "--device", "toy", "--set", "step_s=0.02", "--http-workers", workers, "--operator", "open"
+    )  # fmt: skip
     answer = begun(port)
     process.terminate()
     assert process.stderr is not None

@@ -85,7 +85,7 @@ def test_a_stop_keeps_ended_requests_and_the_next_run_has_the_late_joiner(cli, t
 
 def a_form_that_is_none_is_refused(url):
     for wrong, why in (
-        ({"rate": "8"}, "is not a rate"),
+        ({"rate": "fast"}, "is not a rate"),
         ({"host": "example"}, "enter a URL"),
         ({"scenario": "quikstart"}, "quickstart"),
     ):

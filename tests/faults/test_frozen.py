@@ -112,9 +112,9 @@ def test_a_paused_command_does_not_kill_its_workers(cli, tmp_path):
 
 
 def test_a_frozen_server_is_killed_5_s_after_it_was_told_to_stop(cli, tmp_path):
-    words = ("run", *MOCK, *LOAD, "--duration=6s", "--set=phases.drain=1s", "--out=run")
+    words = ("run", *MOCK, *LOAD, "--duration=7s", "--set=phases.drain=1s", "--out=run")
     with started(cli, *words, cwd=tmp_path) as process:
-        read_until(process.stderr, "5/6 s")
+        read_until(process.stderr, "5/7 s")
         (server,) = [p for p, words in descendants(process.pid).items() if "mock_server" in words]
         os.kill(server, signal.SIGSTOP)
         _, stderr = process.communicate(timeout=40)

@@ -58,7 +58,7 @@ def test_the_view_from_the_send_instant_can_be_promised() -> None:
         ("attainment >= 99", "its sign"),
         ("ttft >= 500ms", "lower is better"),
         ("attainment <= 99%", "higher is better"),
-        ("ttft < 500ms", "write '<='"),
+        ("ttft < 500ms", "write 'ttft <= 500ms'"),
         ("ttft == 500ms", "write '<='"),
         ("ttft <= -5ms", "cannot be negative"),
         ("ttft_s <= 500ms", "write 'ttft'"),

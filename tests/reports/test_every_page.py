@@ -164,7 +164,7 @@ def compared_row(cells, said):
     close(b, said["b"])
     close(change, said["change"], 2)
     both_ends(interval, said["low"], said["high"])
-    word = {"▲": "better", "=": "same", "▼": "worse", "?": "inconclusive"}[verdict[0]]
+    word = {"▲": "better", "=": "same", "▼": "worse"}.get(verdict[0], "inconclusive")
     assert word == said["verdict"]
     if said["p_adjusted"] is None:
         assert p == "–"
