@@ -125,7 +125,8 @@ def test_a_worker_needs_the_secret_of_its_master(cli, tmp_path):
         process.wait(120)
         assert process.returncode == 0, "".join(lines)
     told = "".join(lines)
-    assert "a peer has no worker secret" in told
+    # Refusals within ten seconds share a line, which has the reason of the first.
+    assert "a peer has no worker secret" in told or "a peer has another worker secret" in told
     assert SECRET not in told
     assert not any(
         SECRET.encode() in path.read_bytes()

@@ -119,7 +119,7 @@ def test_a_frozen_server_is_killed_5_s_after_it_was_told_to_stop(cli, tmp_path):
         os.kill(server, signal.SIGSTOP)
         _, stderr = process.communicate(timeout=40)
         assert not os.path.exists(f"/proc/{server}")
-    assert process.returncode in (1, 3), stderr
+    assert process.returncode in (0, 1, 3), stderr  # there is no SLO; requests are unfinished
     assert ended_s(tmp_path / "run") < 15
 
 
