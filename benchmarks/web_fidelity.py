@@ -9,7 +9,9 @@ its readers share the machine's cores with the server, too: the lateness in the 
 subtracted from TTFT and TPOT (`as measured` has the plain values). Goals: with the page, send
 lateness p99 < 3 ms; TTFT p99 within 2 ms of the run without; schedules equal; p50 and p99 of TTFT
 and TPOT within 1 ms or 5 %. A figure is the median over rounds.
-`--quick`: rounds of 4 s, at most three, until the goals are met in one.
+`--quick`: rounds of 4 s, at most six, until the goals are met in one. On two cores the page, its
+readers, the load process and the server share both: where the goals hold, about two rounds of five
+miss one of them by chance.
 Exit status 1 where a goal is missed, 3 where the machine cannot judge: rounds without Locust miss
 every goal that was missed (the first one in each round, the others among themselves), and one of
 them did as badly; or the processor was slowed down for more than 1 % of the time with Locust.
@@ -51,6 +53,7 @@ from targets.truth_server import truth_server
 RATE_PER_S, TOKENS, TTFT_S, ITL_S = 200, 16, 0.02, 0.005
 SIDES = ("run", "web")
 ASKED = ("/stats/requests", "/slo/live.json", "/stats/report")
+QUICK_ROUNDS = 6
 POLL_S, READERS = 0.6, 2  # an open page asks every second for one and every other for the rest
 LATENESS, MOST_LATE_MS = "lateness p99 ms", 3.0
 TAIL, MOST_APART_MS = "TTFT p99 ms", 2.0
@@ -215,7 +218,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
-        "--quick", action="store_true", help="until one of three short rounds is fine"
+        "--quick", action="store_true", help="until one of six short rounds meets the goals"
     )
     parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
@@ -226,7 +229,7 @@ def main() -> int:
         folder, for_s = Path(name), 4 if asked.quick else 8
         text = SCENARIO.format(rate=RATE_PER_S, tokens=TOKENS, for_s=for_s)
         (folder / "scenario.yaml").write_text(text)
-        for number in range(3 if asked.quick else asked.rounds):
+        for number in range(QUICK_ROUNDS if asked.quick else asked.rounds):
             turn = SIDES if number % 2 == 0 else SIDES[::-1]
             found, is_equal = one_round(folder, number, turn)
             are_equal = are_equal and is_equal

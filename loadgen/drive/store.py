@@ -64,15 +64,11 @@ Part = tuple[Requests, Chunks, Names]
 _PLAN = ("manifest.json", "schedule.parquet", "edges.parquet")
 _RESULTS = ("requests.parquet", "chunks.parquet")
 _SERVER = "server.parquet"
-_UNREADABLE = (
-    OSError, ValueError, KeyError, EOFError, RuntimeError, NotImplementedError, struct.error,
-    zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
-
 _DAMAGED = (
-    OSError, ValueError, LookupError, TypeError, NotImplementedError, MemoryError, OverflowError,
+    OSError, ValueError, LookupError, TypeError, RuntimeError, MemoryError, OverflowError, EOFError,
+    struct.error, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
-"""What NumPy and Arrow raise for damaged files."""
+"""What NumPy, zipfile and Arrow raise for damaged files."""
 
 
 def write_part(
@@ -105,7 +101,7 @@ def read_part(path: Path) -> Part:
         with np.load(path) as arrays:
             names = Names(errors=tuple(arrays["errors"]), remotes=tuple(arrays["remotes"]))
             requests, chunks = arrays["requests"], arrays["chunks"]
-    except _UNREADABLE as error:
+    except _DAMAGED as error:
         raise RunInvalid(f"{path}: damaged: {error}") from None
     if requests.dtype != REQUESTS or chunks.dtype != CHUNKS:
         raise RunInvalid(f"{path}: its columns are not those of this version")

@@ -16,12 +16,12 @@ SCRIPT = Path(__file__).parent.parent.parent / "benchmarks" / "web_fidelity.py"
 
 @pytest.mark.e2e
 @pytest.mark.alone
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_a_read_page_moves_no_percentile(truth_cache, tmp_path):
-    """The best of at most three rounds of four seconds; the full size is a benchmark."""
+    """The best of at most six rounds of four seconds; the full size is a benchmark."""
     done = subprocess.run(
         [sys.executable, str(SCRIPT), "--quick"],
-        capture_output=True, text=True, timeout=230, cwd=SCRIPT.parent.parent, check=False,
+        capture_output=True, text=True, timeout=290, cwd=SCRIPT.parent.parent, check=False,
     )  # fmt: skip
     if done.returncode == 3:
         pytest.skip(done.stdout.splitlines()[-1])
