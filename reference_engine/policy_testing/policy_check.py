@@ -41,6 +41,7 @@ FORBIDDEN = frozenset(
 network cannot be replayed."""
 _STARVATION_S = 60.0  # of an aged policy without a field `starvation`
 _STEPS_PER_TOKEN = 4  # a policy that needs more makes no progress
+_MOST_SLOTS = 4  # that run at a time in the check of aging; fewer if the policy admits fewer
 _MOST_PREEMPTIONS = 3  # per finished request, on average over all workloads
 _MOST_TRIALS = 150  # to find a smaller workload
 _PREFIX = "~"
@@ -176,7 +177,8 @@ def _run(policy: Policy, workload: Workload) -> WatchedPolicy:
 
 def _check_aging(policy: Policy) -> int:
     starvation_s = float(getattr(policy, "starvation", _STARVATION_S))
-    workload = flood(starvation_s)
+    n_slots = min(_MOST_SLOTS, getattr(policy, "max_num_seqs", None) or _MOST_SLOTS)
+    workload = flood(starvation_s, n_slots)
     watched = _run(policy, workload)
     victim = watched.requests["victim"]
     assert victim.scheduled_s is not None, "a finished run has scheduled all requests"
@@ -185,7 +187,7 @@ def _check_aging(policy: Policy) -> int:
         for request in watched.requests.values()
         if request.arrived_s < victim.arrived_s and (request.scheduled_s or 0.0) > victim.arrived_s
     )
-    limit_s = starvation_s + (100 + 3 * n_older) * workload.cost.step_s
+    limit_s = starvation_s + (100 + 3 * n_older * _MOST_SLOTS / n_slots) * workload.cost.step_s
     waited_s = victim.scheduled_s - victim.arrived_s
     if waited_s > limit_s:
         raise PolicyFault(

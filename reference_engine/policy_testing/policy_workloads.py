@@ -108,16 +108,15 @@ def smaller_workloads(workload: Workload) -> Iterator[Workload]:
         size //= 2
 
 
-def flood(starvation_s: float) -> Workload:
-    """Short urgent requests of one tenant at 1.3 times the engine's capacity, for six times
-    `starvation_s`. Early among them arrives `victim`, a long request of low priority of another
-    tenant.
+def flood(starvation_s: float, max_num_seqs: int) -> Workload:
+    """Short urgent requests of one tenant at 1.3 times the capacity of an engine that runs
+    `max_num_seqs` sequences at a time, for six times `starvation_s`. Early among them arrives
+    `victim`, a long request of low priority of another tenant.
 
-    A step takes a hundredth of `starvation_s`, four sequences run, and a short request needs 9
-    steps.
+    A step takes a hundredth of `starvation_s`, and a short request needs 9 steps.
     """
     step_s = starvation_s / 100
-    gap_s = 9 * step_s / 4 / 1.3
+    gap_s = 9 * step_s / max_num_seqs / 1.3
     short = [
         PlannedRequest(
             f"r{k}", k * gap_s, 8, 8, 8, "a", -2, ttft_slo_s=10 * step_s, deadline_s=50 * step_s
@@ -126,7 +125,8 @@ def flood(starvation_s: float) -> Workload:
     ]
     victim = PlannedRequest("victim", starvation_s / 2, 64, 64, 64, "b", 2)
     requests = tuple(sorted([*short, victim], key=lambda request: request.at_s))
-    return Workload(requests, 400, Limits(4, 4096, 1024, 1024), StepCost(step_s=step_s))
+    limits = Limits(max_num_seqs, 4096, 1024, 1024)
+    return Workload(requests, 400, limits, StepCost(step_s=step_s))
 
 
 def _random(rng: np.random.Generator, is_tight: bool, n_requests: int) -> Workload:

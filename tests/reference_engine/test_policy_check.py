@@ -215,6 +215,7 @@ FEW_REQUESTS = 81  # a seed whose first workloads have 2, 9, 6 and 5 requests
         (RoundRobin, "preemption", " finished requests in 12 workloads, more than 3 for each"),
         (Clumsy, "plans", "on_finish() raised KeyError: "),
         (Shortest, "aging", "it claims is_aged with starvation 2 s, but a long request"),
+        (Shortest(max_num_seqs=1), "aging", "but a long request"),
     ],
 )
 def test_each_broken_policy_raises_a_fault_of_its_rule(policy, rule, message):
@@ -239,6 +240,16 @@ def test_a_correct_policy_passes(policy):
     assert report.n_workloads == 4
     assert "work conservation" in report.rules
     assert ("aging" in report.rules) == (policy is Patient)
+
+
+@pytest.mark.parametrize("mode", ["sjf", "priority", "mlfq"])
+@pytest.mark.parametrize("max_num_seqs", [1, 2])
+def test_an_aged_mode_with_few_slots_is_flooded_at_its_own_capacity(mode, max_num_seqs):
+    """At 1.3 times the capacity of four slots, one slot is five times overloaded: the requests that
+    are due before a waiting one then need longer than its starvation limit in any order."""
+    policy = POLICIES.get(mode)(max_num_seqs=max_num_seqs)
+    report = check_policy(policy, n_workloads=1, seed=FEW_REQUESTS)
+    assert "aging" in report.rules
 
 
 def test_a_policy_that_imports_a_clock_is_rejected_before_it_runs(tmp_path):
