@@ -43,7 +43,8 @@ def queue_run(name: str, schedule: str, gaps: Values, rng: np.random.Generator) 
     """A run whose TTFTs are the response times of a queue with these gaps between arrivals, and
     whose TPOTs are independent."""
     n = len(gaps)
-    response_s = lindley(rng.exponential(size=n), gaps)
+    service_s = rng.exponential(size=n)
+    response_s = lindley(service_s, gaps) + service_s
     rows = np.zeros(n, SCHEDULE)
     rows["request_id"] = rows["session_id"] = np.arange(n)
     rows["scheduled_s"] = np.concatenate([[0.0], np.cumsum(gaps)[:-1]])

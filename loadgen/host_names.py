@@ -1,6 +1,9 @@
-"""The names under which a server may be addressed. A page of another site can send requests to a
-server on this machine or in its network (CSRF), also under a name of its own that it lets point
-here (DNS rebinding); the headers Host and Origin show both."""
+"""The names under which a server may be addressed.
+
+A page of another site can send requests to a server on this machine or in its network (CSRF). It
+can also use a name of its own that resolves to this machine (DNS rebinding). The headers Origin and
+Host show the two.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The three tables (and their edges) that every part of slobench exchanges, whoever produced them.
+"""The three tables (and their edges) that all parts of slobench exchange.
 
-A run is a schedule (what should happen), requests (what happened, a row each), chunks (every
-received chunk) and a manifest (under which circumstances). Times are float64 seconds since the run
+A run consists of a schedule (the planned requests), requests (a row for each, as recorded), chunks
+(every received chunk) and a manifest (the circumstances). Times are float64 seconds since the run
 epoch on the monotonic clock; NaN means "never happened". Small strings are ids into the `Names` of
 the run, and dictionary columns on disk.
 """

@@ -1,4 +1,4 @@
-"""Registries of plug-ins by name: a kind is one class whose fields are its YAML keys.
+"""Registries of plug-ins by name: a kind is a class with its YAML keys as fields.
 
 Built-in kinds and those of other packages are declared as entry points (`name = "module:Class"` in
 pyproject.toml) and imported on lookup; listing the names of a family imports nothing.

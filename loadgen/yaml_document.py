@@ -202,8 +202,7 @@ def override(
 
 
 def write_document(values: Mapping[str, object]) -> str:
-    """YAML text of a mapping, laid out for people: inner blocks on one line, lists one item a
-    line."""
+    """YAML text of a mapping, laid out for people: a line per inner block and per list item."""
     return "".join(
         yaml.dump(
             {key: value},

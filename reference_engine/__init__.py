@@ -1,1 +1,1 @@
-"""The bundled engine: a small, honest LLM server whose batching policy is one word."""
+"""The bundled engine: a small LLM server with batching policies by name."""

@@ -61,7 +61,7 @@ def run(options: ServeOptions) -> int:
     try:
         with _bind(options.host, options.port) as listener:
             api_key = _api_key(options.api_key_env)
-            token = _operator_token(options, os.environ)
+            operator = _operator_token(options, os.environ)
             # The engine thread computes all the time. With the default of 5 ms, the event loop
             # would wait that long for the interpreter before it can send a token.
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -69,7 +69,7 @@ def run(options: ServeOptions) -> int:
                 HttpWorkers(n_http_workers(options), listener) as workers,
                 asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             ):
-                return runner.run(_serve(options, listener, workers, api_key, token))
+                return runner.run(_serve(options, listener, workers, api_key, operator))
     except SlobenchError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the caller shows this line
         return error.exit_code
@@ -82,10 +82,11 @@ async def _serve(
     listener: socket.socket,
     workers: HttpWorkers,
     api_key: str | None,
-    token: str | None,
+    operator: OperatorToken,
 ) -> int:
     max_body_bytes = options.max_body_bytes
     names = host_names(options.host, options.allowed_host, socket.gethostname())
+    token = operator.token
     guard = Guard(api_key, max_body_bytes, options.cors, token, names)
     # The socket listens throughout, so no connection is refused between the two applications.
     async with _listening(guard.app(loading_routes()), listener):
@@ -111,11 +112,7 @@ async def _serve(
         async with answering:
             host = f"[{options.host}]" if ":" in options.host else options.host
             port = listener.getsockname()[1]
-            if (
-                token is not None
-                and options.operator_token_env is None
-                and not os.environ.get(OPERATOR_TOKEN)
-            ):
+            if operator.is_random:
                 shown = f"operator token (header {TOKEN_HEADER}): {token}"
                 print(shown, file=sys.stderr, flush=True)  # noqa: T201 - like Jupyter's
             print(f"READY http://{host}:{port}", flush=True)  # noqa: T201 - the contract
@@ -253,15 +250,24 @@ def _api_key(variable: str | None) -> str | None:
     return os.environ[variable]
 
 
-def _operator_token(options: ServeOptions, environ: Mapping[str, str]) -> str | None:
-    """The token for requests that change the server; None for `--operator open`, and a random token
-    if none is named."""
+class OperatorToken(NamedTuple):
+    """The token for requests that change the server; None for `--operator open`. A random token is
+    printed at the start."""
+
+    token: str | None
+    is_random: bool = False
+
+
+def _operator_token(options: ServeOptions, environ: Mapping[str, str]) -> OperatorToken:
+    """The token of the environment, else a random token. Raises UsageError if the variable that the
+    options name is not set."""
     if options.operator == "open":
-        return None
+        return OperatorToken(None)
     variable = options.operator_token_env
     if variable is not None and not environ.get(variable):
         raise UsageError(f"operator_token_env: the environment variable {variable} is not set")
-    return environ.get(variable or OPERATOR_TOKEN) or secrets.token_urlsafe(24)
+    stated = environ.get(variable or OPERATOR_TOKEN)
+    return OperatorToken(stated or secrets.token_urlsafe(24), is_random=not stated)
 
 
 def _on_stop(

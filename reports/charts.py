@@ -2,8 +2,8 @@
 
 Marks have mid-tone colours of the Okabe-Ito family, at least 3:1 against white and against near
 black, so the same specification serves light pages, dark pages and paper; text and grid lines take
-theirs from the page's style sheet. Shape or dash repeats what a colour says, for print and for
-readers who see colours alike.
+theirs from the page's style sheet. Shape or dash repeats the meaning of a colour, for print and for
+colour-blind readers.
 """
 
 from __future__ import annotations

@@ -102,10 +102,8 @@ async def _reset(endpoint: Endpoint) -> PreflightCheck:
             if status < 300:
                 return PreflightCheck("cache_reset", True, f"POST {path}")
             if status == 403:
-                reason = (
-                    f"POST {path} answered 403; slobench serve prints a token: {OPERATOR_TOKEN}"
-                )
-                return PreflightCheck("cache_reset", False, f"{reason}=…")
+                reason = f"POST {path} answered 403; slobench serve prints a token"
+                return PreflightCheck("cache_reset", False, f"{reason}: {OPERATOR_TOKEN}=…")
             if status not in _ABSENT:
                 return PreflightCheck("cache_reset", False, f"POST {path} answered {status}")
     return PreflightCheck(

@@ -357,7 +357,11 @@ PARSERS: Mapping[str, Parser] = {
     "trace": Parser(
         _read_trace,
         (),
-        lambda: [path.read_bytes()[:4000] for path in sorted((GOLDEN / "traces").iterdir())],
+        lambda: [
+            *(path.read_bytes()[:4000] for path in sorted((GOLDEN / "traces").iterdir())),
+            b'{"timestamp": 1, "prompt_tokens": 2, "completion_tokens": 3, "text": "a"}\n' * 2,
+            b"arrival_time,isl,osl\n1,2,3\n2,3,4\n",
+        ],
     ),
     "scenario": Parser(_read_scenario, (SlobenchError,), _scenario_seeds),
     "target": Parser(

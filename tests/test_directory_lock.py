@@ -15,7 +15,7 @@ from loadgen.run.directory_lock import NAME, held, is_empty
 from tests.waits import wait_until
 
 HOLDER = """
-import sys, time
+import sys
 from pathlib import Path
 from loadgen.run.directory_lock import held
 with held(Path(sys.argv[1]), "x", "the test"):
@@ -95,6 +95,8 @@ def test_a_waiting_writer_gets_the_lock_when_it_is_free(holder, tmp_path):
     holder.stdin.close()
     with held(tmp_path / "a", "x", "the next", wait_s=10.0):
         wait_until(lambda: holder.poll() is not None, 10, "the holder has not ended")
+        assert (tmp_path / "a" / NAME).read_text().startswith(f"the next, pid {os.getpid()} on ")
+    assert is_empty(tmp_path / "a")
 
 
 def test_two_default_names_of_the_same_second_differ(tmp_path):

@@ -35,10 +35,13 @@ def autoregression(factor: float) -> Process:
 
 
 def lindley(services: Values, gaps: Values, wait: float = 0.0) -> Values:
-    """Response times of a queue with one server; `gaps[i]` lies between arrivals i and i + 1."""
-    steps = np.concatenate([[wait], np.cumsum(services[:-1] - gaps[:-1]) + wait])
-    waits: Values = steps - np.minimum(np.minimum.accumulate(steps), 0.0)
-    return waits + services
+    """Waits of a queue with one server, whose first request waits for `wait`: W[i + 1] =
+    max(0, W[i] + S[i] − A[i]), as a walk over its least value. `gaps[i]` lies between arrivals i
+    and i + 1; a gap after the last arrival is left out."""
+    steps = services[:-1] - gaps[: len(services) - 1]
+    walk = np.concatenate([[wait], np.cumsum(steps) + wait])
+    waits: Values = walk - np.minimum(np.minimum.accumulate(walk), 0.0)
+    return waits
 
 
 def mm1(load: float, n_discarded: int | None = None) -> Process:
@@ -51,7 +54,7 @@ def mm1(load: float, n_discarded: int | None = None) -> Process:
         if n_discarded is None and rng.random() < load:
             wait = rng.exponential(1 / (1 - load))
         services, gaps = rng.exponential(size=total), rng.exponential(1 / load, total)
-        return lindley(services, gaps, wait)[total - n :]
+        return (lindley(services, gaps, wait) + services)[total - n :]
 
     return draw
 
@@ -72,7 +75,8 @@ def mmpp(load: float, ratio: float = 4.0, stay: float = 20.0, n_run_in: int = 30
             times.append(within)
             begin, phase, count = begin + length, 1 - phase, count + len(within)
         arrivals = np.concatenate(times)[: total + 1]
-        return lindley(rng.exponential(size=total), np.diff(arrivals))[n_run_in:]
+        services = rng.exponential(size=total)
+        return (lindley(services, np.diff(arrivals)) + services)[n_run_in:]
 
     return draw
 

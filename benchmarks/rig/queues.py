@@ -20,6 +20,7 @@ from loadgen.measure.capacity.next_probe import (
     next_probe,
 )
 from loadgen.measure.statistics.intervals import Values
+from rig.processes import lindley
 
 _LOOKS = 40  # at a probe, for an early end
 
@@ -64,7 +65,7 @@ class Queue:
             for first in range(self.servers):
                 mine = slice(first, None, self.servers)
                 if first < len(instants_s):
-                    waits_s[mine] = _lindley(instants_s[mine], services_s[mine])
+                    waits_s[mine] = lindley(services_s[mine], np.diff(instants_s[mine]))
             return waits_s
         free_s = [0.0] * self.servers
         found_s: list[float] = []
@@ -119,12 +120,6 @@ class Queue:
             share = kept[len(kept) // 10 :].mean()
             low, high = (middle, high) if share >= target else (low, middle)
         return (low + high) / 2
-
-
-def _lindley(instants_s: Values, services_s: Values) -> Values:
-    """Waits of one server: W_{n+1} = max(0, W_n + S_n − A_n), as a walk over its least value."""
-    walk = np.concatenate([[0.0], np.cumsum(services_s[:-1] - np.diff(instants_s))])
-    return np.asarray(walk - np.minimum.accumulate(walk))
 
 
 def probe(queue: Queue, ask: NextProbe, target: float, rng: np.random.Generator) -> Probe:

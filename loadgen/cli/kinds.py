@@ -30,8 +30,8 @@ FAMILIES: Mapping[str, str] = {
 
 
 def describe(family: str) -> list[JsonObject]:
-    """One entry per kind, with the keys `kind`, `what` (its first sentence) and `parameters`
-    ({name: {type, default}})."""
+    """An entry per kind, with the keys `kind`, `what` (the first sentence of its docstring) and
+    `parameters` ({name: {type, default}})."""
     if family == "scenarios":
         return _scenarios()
     if family == "presets":

@@ -160,13 +160,13 @@ def _first_look(
 
     slos = parse.slo_flags(flags.slo, flags.goodput) or [FIRST_SLO]
     input_len, output_len = traffic.input_len or 256, traffic.output_len or 64
-    names = f"{FIRST_SLO} ({', '.join(PRESETS[FIRST_SLO])})" if slos == [FIRST_SLO] else slos
+    limits = f" ({', '.join(PRESETS[FIRST_SLO])})" if slos == [FIRST_SLO] else ""
     least_s, most_s = 5 * 23.0 + LEAST_S, 5 * 33.0 + MOST_S
     typer.echo(
         f"no traffic given: short runs find the rates, then a sweep over five rates of "
-        f"{input_len}-token prompts and {output_len}-token answers, SLO {names}: about "
-        f"{format_duration(least_s)}, at most {format_duration(most_s)} and the starts of servers. "
-        "Ctrl-C keeps the finished runs.",
+        f"{input_len}-token prompts and {output_len}-token answers, SLO {', '.join(slos)}{limits}: "
+        f"about {format_duration(least_s)}, at most {format_duration(most_s)} and the starts of "
+        "servers. Ctrl-C keeps the finished runs.",
         err=True,
     )
     console = Console(stderr=True, highlight=False, markup=False)

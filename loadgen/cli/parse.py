@@ -203,8 +203,8 @@ def read_confidence(text: str | None) -> float | None:
 
 
 def read_watch(flags: WatchFlags, environ: Mapping[str, str]) -> Watch | None:
-    """The exports of live metrics that the flags ask for, and for OpenTelemetry the environment;
-    None without any."""
+    """The exports of live metrics by the flags, and of OpenTelemetry by the environment; None
+    without any."""
     otlp = flags.otlp
     if otlp is not None or _names_collector(environ):
         from loadgen.live.otlp import is_installed, metrics_url
@@ -224,8 +224,8 @@ def read_watch(flags: WatchFlags, environ: Mapping[str, str]) -> Watch | None:
 
 @contextlib.contextmanager
 def shared_watch(flags: WatchFlags, targets: Iterable[str]) -> Iterator[Watch | None]:
-    """The exports for each of several runs, one after the other, at one endpoint. Raises UsageError
-    where a flag asks for an export and every target is simulated."""
+    """The exports of consecutive runs, at a single endpoint. Raises UsageError if a flag requests
+    an export and every target is simulated."""
     from loadgen.live.watching import one_endpoint
     from loadgen.run.execute import SIMULATED, VIRTUAL_TIME
 

@@ -213,7 +213,8 @@ def collect(
     source: Annotated[
         list[Path] | None,
         typer.Option(
-            "--from", help="A worker's folder of kept rows, copied here. Repeatable; default: ours."
+            "--from",
+            help="A worker's folder of kept rows, copied here; repeatable. Default: of this host.",
         ),
     ] = None,
 ) -> None:

@@ -1,5 +1,5 @@
-"""Standard streams that never fail, so that no reader of the output decides a run: text that cannot
-be written is dropped."""
+"""Standard streams that never fail: text that cannot be written is dropped, so a reader that leaves
+does not end a run."""
 
 from __future__ import annotations
 

@@ -196,7 +196,7 @@ class Shards:
         self._broadcast(b"STOP %f %s\n" % (drain_s, reason.encode()))
 
     def hurry(self, *, is_last: bool) -> None:
-        """Waits for shards that make progress only; with `is_last`, for none."""
+        """Waits only for shards that make progress; with `is_last`, for none."""
         self._stall_s = min(self._stall_s, HURRIED_STALL_S)
         for child in self._children:
             if is_last and not child.is_over:

@@ -2,8 +2,8 @@
 an endless loop of a plug-in.
 
 The process advances a counter in shared memory, from its event loop and from its decoder. The
-controlling process reads it four times a second. Only time that both had counts: a machine that was
-suspended or busy stops nothing (`StallWatch`).
+controlling process reads it four times a second. Only time in which both processes could run counts
+(`StallWatch`), so a suspended or busy machine is no stall.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ _ALL = (
 SERIES: Mapping[str, LiveSeries] = MappingProxyType({series.name: series for series in _ALL})
 """Every series by its Prometheus name."""
 OLD_NAMES = MappingProxyType({"slobench_promises_kept_total": "slobench_slo_met_total"})
-"""Old Prometheus name → the series whose values are exported under it for one more release."""
+"""Old Prometheus name, which the next release removes → the series with its values."""
 INFO = "slobench_run_info"
 INFO_LABELS = ("run", "scenario", "target", "model")
 """The series that identifies the run by its labels; its value is always 1."""

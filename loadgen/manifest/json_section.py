@@ -11,7 +11,7 @@ import msgspec
 from loadgen.errors import RunInvalid
 
 S = TypeVar("S")
-JsonObject = dict[str, Any]  # decoded JSON or YAML whose keys only its reader knows
+JsonObject = dict[str, Any]  # decoded JSON or YAML; its reader checks the keys
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]|(\[\.\.\.\])")
 
 

@@ -62,7 +62,7 @@ def _run(directory: Path) -> Verified:
         run = store.read_run(directory)
         summary = _summary_problem(directory, run.manifest.run, len(run.schedule_rows))
     except UsageError:
-        return Verified(str(directory), "run", "unfinished", _n_files(directory), (*problems,))
+        return Verified(str(directory), "run", "unfinished", _n_files(directory), tuple(problems))
     except SlobenchError as error:
         problems = list(dict.fromkeys([*problems, str(error)]))
         return Verified(str(directory), "run", "damaged", _n_files(directory), tuple(problems))

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from loadgen.errors import TargetError, UsageError
+from loadgen.drive import store
+from loadgen.errors import SlobenchError, TargetError, UsageError
 from loadgen.run.directory_lock import held, is_empty
 
 
@@ -47,9 +48,12 @@ def _filled(chosen: Path, replaced: Path | None) -> Iterator[Path]:
 
 
 def is_unfinished(directory: Path) -> bool:
-    """Whether a run directory holds rows that were recorded but not merged into its tables."""
-    is_merged = (directory / "requests.parquet").is_file()
-    return not is_merged and any((directory / "parts").glob("shard-*.npz"))
+    """Whether `slobench report` can recover rows that were recorded but not merged into the tables;
+    not without a manifest, nor from a damaged one."""
+    try:
+        return store.has_parts(directory)
+    except SlobenchError:
+        return False
 
 
 def _keep_server_log(chosen: Path) -> Path | None:

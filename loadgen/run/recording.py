@@ -69,7 +69,7 @@ class Fleet(Protocol):
         """Releases no further request; requests in flight have `drain_s` to finish."""
 
     def hurry(self, *, is_last: bool) -> None:
-        """Waits for processes that make progress only; with `is_last`, for none."""
+        """Waits only for processes that make progress; with `is_last`, for none."""
 
 
 class Recording:

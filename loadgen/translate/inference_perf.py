@@ -14,7 +14,6 @@ from loadgen.yaml_document import parse_document
 
 _IGNORED_BLOCKS = ("report", "metrics", "storage", "tokenizer")
 _IGNORED_LOAD = ("num_workers", "worker_max_tcp_connections", "stage_teardown_grace_seconds")
-_REPLAYS = ("trace_replay",)
 _TRACE_FORMATS = {"AzurePublicDataset": "azure"}
 
 
@@ -149,7 +148,7 @@ def _load(load: Keys, draft: Draft) -> None:
     sweep = load.get("sweep")
     if kind == "concurrent":
         _set_streams(stages, draft)
-    elif kind in _REPLAYS:
+    elif kind == "trace_replay":
         _set_replay(load.nested("trace"), draft)
     elif kind not in ("constant", "poisson"):
         raise UsageError(f"inference-perf load type={kind}: no equivalent is known")

@@ -1,5 +1,4 @@
-"""The load process next to a worker: `python -m loadgen.web.load_process DIR
-PROGRESS_FD`.
+"""The load process next to a worker: `python -m loadgen.web.load_process DIR PROGRESS_FD`.
 
 It is a shard like those of `slobench run`, but receives its task on stdin, as the messages `assign`
 and `piece`, each after its length. After that the same lines go in and out. It imports neither

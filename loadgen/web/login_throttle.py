@@ -12,7 +12,7 @@ _MOST_CALLERS = 1000
 
 class LoginThrottle:
     """After three failed attempts, a caller waits 2, 4, 8 … 300 s between attempts. At most 1000
-    callers are remembered; the one with the oldest failure is dropped first."""
+    callers are remembered; the caller with the oldest failure is dropped first."""
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s

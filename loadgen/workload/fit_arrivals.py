@@ -8,7 +8,7 @@ arrivals are 5 to 15 % away from their own process), or within 1.5 times the clo
 likelihood of gaps alone fits the milliseconds and misses the minutes.)
 
 A chosen process that is more than 20 % away does not fit, unless traces of the process itself, of
-the same length, are as far away: of a short trace the curve is known poorly.
+the same length, are as far away: the curve of a short trace varies by chance.
 
 - `constant`: instants that stay close to a lattice.
 - `batch`, `batch, constant`: groups of requests at Poisson instants or at equal gaps, with the
@@ -214,8 +214,8 @@ def _random_batches(batches: Batches | None, curve: DispersionCurve) -> dict[str
 
 def _is_by_chance(distance: float, chosen: Candidate, curve: DispersionCurve) -> bool:
     """Whether traces of the chosen process, of the same length, can be that far from it: `distance`
-    is at most 1.5 times that of one of 199 drawn traces. Not checked, and false, for more than
-    20 000 requests, whose curve is known well."""
+    is at most 1.5 times the largest distance of 199 drawn traces. False for more than 20 000
+    requests: their curve has too little chance variation."""
     span_s = curve.span_s
     process = ARRIVALS.build(chosen.spec)
     rng = np.random.Generator(np.random.PCG64(0))

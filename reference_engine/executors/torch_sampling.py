@@ -2,10 +2,10 @@
 
 Most requests are greedy or have a temperature, which the sampling kernel handles for the whole
 step. *Special* requests need truncation (top-k, top-p, min-p), banned tokens, penalties or
-log-probabilities. Their
-tokens are chosen on the device after the step's logits, and are copied back with the others:
-nothing here waits for the device. Truncated draws are those of the CPU executor; a request that
-only bans tokens or has log-probabilities keeps the draw that it would have without.
+log-probabilities. Their tokens are chosen on the device after the step's logits, and are copied
+back with the others: nothing here waits for the device. Truncated draws are those of the CPU
+executor; a request that only bans tokens or has log-probabilities keeps the draw that it would have
+without.
 """
 
 from __future__ import annotations

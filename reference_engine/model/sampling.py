@@ -97,16 +97,12 @@ def penalties_of(requests: Sequence[Request]) -> Penalties:
             continue
         output, counts = np.unique(np.array(request.output, np.int64), return_counts=True)
         lost = sampling.frequency_penalty * counts + sampling.presence_penalty
-        if sampling.repetition_penalty == 1:
-            tokens, factor, differences = output, 1.0, lost
-        else:
-            tokens, factor = (
-                np.unique(np.array(request.tokens, np.int64)),
-                sampling.repetition_penalty,
-            )
+        tokens, differences = output, lost
+        if sampling.repetition_penalty != 1:
+            tokens = np.unique(np.array(request.tokens, np.int64))
             differences = np.zeros(len(tokens))
             differences[np.searchsorted(tokens, output)] = lost
-        n = len(tokens)
+        n, factor = len(tokens), sampling.repetition_penalty
         parts.append(np.stack((np.full(n, row), tokens, np.full(n, factor), differences)))
     rows, tokens, factors, differences = np.concatenate(parts, axis=1)
     return Penalties(

@@ -119,8 +119,9 @@ class Guard:
         header = request.headers.get(TOKEN_HEADER, "").encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(header, self._operator_token.encode()):
             raise WireError(
-                f"this request changes the server: send the operator token, which it printed at "
-                f"its start, in the header {TOKEN_HEADER}, or start it with --operator open",
+                f"this request changes the server: send the operator token in the header "
+                f"{TOKEN_HEADER} (printed at the start, unless an environment variable holds it), "
+                "or start the server with --operator open",
                 status=403,
                 code="operator_token_required",
             )

@@ -11,6 +11,7 @@ import pytest
 
 from loadgen.drive.store import read_run
 from loadgen.records import Status
+from tests.runs import measured_run, with_manifest, write_to
 from tests.waits import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(120)]
@@ -122,15 +123,21 @@ def test_the_rows_of_a_killed_run_are_recovered_by_the_command_that_is_named(cli
     assert sum(counts.values()) == total
 
 
-def test_a_crash_after_the_recording_names_the_command_that_recovers_it(tmp_path, capsys):
+@pytest.mark.parametrize("has_tables", [False, True])
+def test_a_crash_after_the_recording_names_the_command_that_recovers_it(
+    tmp_path, capsys, has_tables
+):
+    """Also between the tables and the manifest, which is written last."""
     from loadgen.cli.exit_codes import guarded
     from loadgen.run.directory import run_directory
 
     def body():
         with run_directory("chat", tmp_path / "run", force=False) as directory:
+            write_to(directory, with_manifest(measured_run(n_requests=5), ended="running"))
+            if not has_tables:
+                (directory / "requests.parquet").unlink()
             (directory / "parts").mkdir()
             (directory / "parts" / "shard-0.npz").touch()
-            (directory / "manifest.json").touch()
             raise OSError(28, "No space left on device")
 
     assert guarded(body, {}) == 3

@@ -37,7 +37,9 @@ def test_a_target_alone_is_swept_to_its_throughput_and_the_command_is_printed(tm
     words = ["run", "--target", "sim", "--engine", engine, "--slo", "ttft<1s"]
     result = CliRunner().invoke(app, [*words, "--out", str(tmp_path / "s")])
     assert result.exit_code == 0, result.output
-    assert re.match(r"no traffic given: .* about 2.18 min, at most 3.95 min", result.stderr)
+    assert re.match(
+        r"no traffic given: .* SLO ttft <= 1s: about 2.18 min, at most 3.95 min", result.stderr
+    )
     (line,) = re.findall(r"^running: (slobench sweep .*)$", result.stderr, re.MULTILINE)
     command = shlex.split(line)
     (over,) = [word for word in command if word.startswith("rate=")]

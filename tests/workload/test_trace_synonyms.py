@@ -37,6 +37,20 @@ def test_usual_names_are_read_without_a_format(file, header, times):
     assert trace.output_tokens.tolist() == [6, 8]
 
 
+def test_a_line_separator_inside_a_json_text_is_part_of_its_line(file):
+    """U+2028 ends a line for `str.splitlines`, but not in JSON."""
+    record = {"timestamp": 10, "prompt_tokens": 5, "completion_tokens": 6, "text": "a\u2028b"}
+    line = json.dumps(record, ensure_ascii=False)
+    trace = load_trace(file(f"{line}\n{line}\n"))
+    assert trace.input_tokens.tolist() == [5, 5]
+
+
+@pytest.mark.parametrize("content", ['[{{"x": "{}"}}]', 'x,y\n"{}",1\n'])
+def test_a_field_too_long_for_a_csv_reader_is_no_internal_error(file, content):
+    with pytest.raises(TraceFileError, match="match no known format"):
+        load_trace(file(content.format("a" * 200_000)))
+
+
 def test_json_lines_are_read_by_the_same_names(file):
     rows = [{"timestamp": k, "prompt_tokens": 5, "completion_tokens": 6, "x": "y"} for k in (1, 3)]
     trace = load_trace(file("\n".join(map(json.dumps, rows))))

@@ -308,7 +308,7 @@ def _planned(contrasted: Contrast, row: ComparedMeasure, level: float) -> Compar
     sides would find."""
     if not contrasted.is_judged:
         return row
-    scale = POINTS if row.unit == "share" else Scale()
+    scale = scale_of_plans(row)
     noise, smallest = Noise(contrasted.noise, contrasted.df), math.inf
     if min(row.n_runs) > 1:
         reach = smallest_effect(noise, min(row.n_runs), level, POWER)
@@ -354,10 +354,9 @@ def binomial_sd(hits: float, n: float, n_per_run: float) -> float:
 class Scale:
     """The scale on which the values of a measure are compared: logarithms, since the noise and the
     changes of latencies and rates are relative; with a `unit`, multiples of it. Changes are at
-    least `least` and at most `most`."""
+    least −1 and at most `most`."""
 
     unit: float | None = None
-    least: float = -1.0
     most: float = math.inf
 
     def of(self, values: Values) -> Values:
@@ -374,7 +373,7 @@ class Scale:
     def off(self, difference: float) -> float:
         """The change that belongs to a distance on this scale; never an impossible one."""
         change = difference if self.unit is not None else math.expm1(min(difference, 50.0))
-        return change if math.isnan(change) else min(self.most, max(self.least, change))
+        return change if math.isnan(change) else min(self.most, max(-1.0, change))
 
     def typical(self, values: Values) -> float:
         """The mean over runs; geometric on a scale of logarithms."""
@@ -386,6 +385,11 @@ class Scale:
 
 POINTS = Scale(1.0, most=1.0)
 """The scale of shares."""
+
+
+def scale_of_plans(row: ComparedMeasure) -> Scale:
+    """The scale of the noise by which runs are planned: points for shares, else logarithms."""
+    return POINTS if row.unit == "share" else Scale()
 
 
 def scale_of(measure: Measure, a: Values, b: Values) -> Scale:

@@ -28,9 +28,7 @@ def left_out(night: CellNight) -> list[str]:
 def without_number(tonight: Sequence[RunNumbers], measure: Measure) -> list[str]:
     """A note where the control of a run has no value of the measure to compare with."""
     of_controls = values_of(controls_of(tonight), measure)
-    has_number = np.isfinite(of_controls).tolist()
-    if not measure.is_share:
-        has_number = (of_controls > 0).tolist()
+    has_number = np.isfinite(of_controls) if measure.is_share else of_controls > 0
     names = [run.name for run, has in zip(tonight, has_number, strict=True) if not has]
     note = f"{measure.text}: the control run of {', '.join(names)} has no value to compare with."
     return [note] if names else []

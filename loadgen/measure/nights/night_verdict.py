@@ -15,7 +15,6 @@ from loadgen.measure.comparison.comparable import ConfigDifference, differences
 from loadgen.measure.comparison.compare import GATED, SHOWN, SLO_METRICS
 from loadgen.measure.comparison.contrast import Contrast
 from loadgen.measure.comparison.judgement import (
-    POINTS,
     POWER,
     ComparedMeasure,
     Options,
@@ -25,6 +24,7 @@ from loadgen.measure.comparison.judgement import (
     overall,
     row_of,
     scale_of,
+    scale_of_plans,
     set_aside,
     timed,
     undecidable_note,
@@ -94,8 +94,9 @@ class CellVerdict:
 
 @dataclass(frozen=True, slots=True)
 class ControlMoved:
-    """What a control did in the nights before and tonight, in the unit of the measure, and what it
-    changed by (of shares: the difference): the machine, as far as anyone can tell."""
+    """The control's value in the nights before and tonight, in the unit of the measure, and its
+    relative change (of shares: the difference). The control is unchanged, so this is the machine's
+    change."""
 
     before: float
     tonight: float
@@ -305,7 +306,7 @@ def _planned(
     """The row with the repeats that a night would need and the smallest change that tonight would
     find; and the power of those repeats against these nights, if they differ as much as they seem
     to."""
-    scale = POINTS if row.unit == "share" else Scale()
+    scale = scale_of_plans(row)
     level = level if row.is_gated else 2 * (1 - options.confidence)
     effect = scale.on(row.effect)
     reach = smallest_found(noise, row.n_runs[1], earlier, level, POWER)

@@ -92,11 +92,15 @@ class Auto(TraceFormat):
 
 def first_row(content: bytes) -> dict[str, str]:
     """The first record of a CSV file or of JSON lines as text; {} where it cannot be read."""
-    lines = content[:_HEAD_BYTES].decode("utf-8", "replace").strip().splitlines()[:2]
-    if lines[0].lstrip().startswith("{"):
-        record = msgspec.json.decode(lines[0].encode(), type=dict[str, Any])
-        return {key: str(value) for key, value in record.items()}
-    rows = list(csv.reader(lines))
+    head = content[:_HEAD_BYTES].decode("utf-8", "replace").strip()
+    lines = re.split(r"[\r\n]+", head, maxsplit=2)[:2]
+    try:
+        if head.startswith("{"):
+            record = msgspec.json.decode(lines[0].encode(), type=dict[str, Any])
+            return {key: str(value) for key, value in record.items()}
+        rows = list(csv.reader(lines))
+    except (msgspec.MsgspecError, csv.Error):
+        return {}
     return {k.strip(): v.strip() for k, v in zip(rows[0], rows[-1], strict=False)}
 
 
