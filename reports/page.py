@@ -22,8 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+from jinja2.bccache import Bucket
 
 from loadgen.errors import UsageError
+from loadgen.whole_file import replacing
 
 
 def render_page(
@@ -51,12 +53,10 @@ def render_page(
 
 def write_page(path: Path, text: str) -> None:
     """Write a page to a file, whole or not at all. Raises UsageError if that fails."""
-    partial = path.with_name(f"{path.name}.partial")
     try:
-        partial.write_text(text, encoding="utf-8")
-        partial.rename(path)
+        with replacing(path) as partial:
+            partial.write_text(text, encoding="utf-8")
     except OSError as error:
-        partial.unlink(missing_ok=True)
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
 
 
@@ -83,7 +83,15 @@ def _bytecode_cache(cache_dir: Path | None) -> jinja2.BytecodeCache | None:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError:
         return None
-    return jinja2.FileSystemBytecodeCache(str(directory)) if os.access(directory, os.W_OK) else None
+    return _BytecodeCache(str(directory)) if os.access(directory, os.W_OK) else None
+
+
+class _BytecodeCache(jinja2.FileSystemBytecodeCache):
+    """Templates that cannot be kept, as on a full disk, are compiled again."""
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        with contextlib.suppress(OSError):
+            super().dump_bytecode(bucket)
 
 
 def asset(name: str) -> str:

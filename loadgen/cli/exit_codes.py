@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import sys
 import threading
 import traceback
@@ -20,6 +21,7 @@ from loadgen.errors import SlobenchError, interrupt_behind, notes_behind
 
 NO_VERDICT = 3
 INTERRUPTED = 130
+_NO_MEMORY_TO_LOAD = re.compile("failed to map segment|[Cc]annot allocate memory")  # dlopen(3)
 _INTERNAL = 4
 _FAILING = ("strict", "surrogateescape")
 """Error handlers of a stream that raise for a character outside of its encoding."""
@@ -54,11 +56,12 @@ def guarded(body: Callable[[], object], environ: Mapping[str, str]) -> int:
         typer.echo(f"slobench: {where}{error.strerror or error}", err=True)
         _print_notes(error)
         return NO_VERDICT
-    except MemoryError:  # `ulimit -v`, a container's limit
-        typer.echo("slobench: out of memory: raise the limit (ulimit -v), or send less", err=True)
-        return NO_VERDICT
     except Exception as error:  # the process boundary
         _print_notes(error)
+        if _is_out_of_memory(error):
+            remedy = "raise the limit (ulimit -v), or send less"
+            typer.echo(f"slobench: out of memory: {remedy}", err=True)
+            return NO_VERDICT
         if interrupt_behind(error):
             typer.echo("slobench: interrupted", err=True)
             return INTERRUPTED
@@ -68,6 +71,14 @@ def guarded(body: Callable[[], object], environ: Mapping[str, str]) -> int:
         typer.echo(f"slobench: the details are in {path}; please report them", err=True)
         return _INTERNAL
     return 0
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    """Whether `ulimit -v` or a container's limit was reached: by Python, while a module was loaded,
+    or at the start of a thread."""
+    if isinstance(error, ImportError):
+        return _NO_MEMORY_TO_LOAD.search(str(error)) is not None
+    return isinstance(error, MemoryError) or str(error) == "can't start new thread"
 
 
 def _print_notes(error: BaseException) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from loadgen.doctor.trial import Trial
 from loadgen.run.cores import CEILING_FILE, machine_name
+from loadgen.whole_file import replacing
 
 FIRST_RATE_PER_S = 100.0
 LOWEST_RATE_PER_S = 5.0
@@ -82,9 +83,8 @@ def write_ceiling(best: Trial, cache_dir: Path) -> Path:
     """Writes the ceiling to the cache directory; returns the path of the file."""
     cache_dir.mkdir(parents=True, exist_ok=True)
     path = cache_dir / CEILING_FILE
-    unfinished = path.with_suffix(".new")
-    unfinished.write_text(json.dumps(ceiling_file(best), indent=2) + "\n")
-    unfinished.replace(path)
+    with replacing(path) as partial:
+        partial.write_text(json.dumps(ceiling_file(best), indent=2) + "\n")
     return path
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from loadgen.errors import RunInvalid
+from loadgen.whole_file import replacing
 
 NAME = "checksums.sha256"
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\n\r\\]+)\n")
@@ -141,7 +142,6 @@ def _digest(path: Path) -> str:
 
 
 def _write(directory: Path, listed: Mapping[str, tuple[str, ...]]) -> None:
-    partial = directory / f".{NAME}.{os.getpid()}"
     lines = [f"{digest}  {name}\n" for name in sorted(listed) for digest in listed[name]]
-    partial.write_text("".join(lines), encoding="utf-8")
-    partial.replace(directory / NAME)
+    with replacing(directory / NAME) as partial:
+        partial.write_text("".join(lines), encoding="utf-8")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen.drive import checksums
 from loadgen.drive.request_names import RequestNames
+from loadgen.whole_file import replacing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -89,6 +90,5 @@ def _shifted(table: pa.Table, epoch_s: float, run: ServedRun) -> pa.Table:
 def _write(path: Path, table: pa.Table) -> None:
     from pyarrow import parquet
 
-    partial = path.with_suffix(".partial")
-    parquet.write_table(table, partial, compression="zstd")
-    partial.rename(path)
+    with replacing(path) as partial:
+        parquet.write_table(table, partial, compression="zstd")

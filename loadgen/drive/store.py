@@ -55,6 +55,7 @@ from loadgen.records import (
     empty_requests,
     schedule_sha256,
 )
+from loadgen.whole_file import replacing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -79,8 +80,7 @@ def write_part(
     advance: Callable[[], None] = lambda: None,
 ) -> None:
     """Writes a shard's rows for `read_part`; atomic. Calls `advance` as the file grows."""
-    partial = path.with_suffix(".partial.npz")
-    with CountedFile(partial, advance) as file:
+    with replacing(path) as partial, CountedFile(partial, advance) as file:
         np.savez(
             file,
             requests=requests,
@@ -88,7 +88,6 @@ def write_part(
             errors=np.array(names.errors),
             remotes=np.array(names.remotes),
         )
-    partial.rename(path)
 
 
 def read_part(path: Path) -> Part:
@@ -358,9 +357,8 @@ def _json_bytes(content: Mapping[str, object]) -> bytes:
 
 
 def _write_bytes(path: Path, content: bytes) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_bytes(content)
-    partial.rename(path)
+    with replacing(path) as partial:
+        partial.write_bytes(content)
 
 
 def _write_table(
@@ -372,11 +370,9 @@ def _write_table(
 ) -> None:
     from pyarrow import parquet
 
-    partial = path.with_suffix(".partial")
-    parquet.write_table(
-        _table(rows, names, derived, marks), partial, compression="zstd", write_page_checksum=True
-    )
-    partial.rename(path)
+    table = _table(rows, names, derived, marks)
+    with replacing(path) as partial:
+        parquet.write_table(table, partial, compression="zstd", write_page_checksum=True)
 
 
 def _table(

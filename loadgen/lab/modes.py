@@ -35,6 +35,7 @@ from loadgen.measure.aggregate import summarize
 from loadgen.plugins import load_plugin
 from loadgen.run.manifest import version
 from loadgen.run.run_options import RunOptions
+from loadgen.whole_file import replacing
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import make_plan
 
@@ -233,9 +234,8 @@ def _load(cells_dir: Path, task: _Task) -> Cell | None:
 
 
 def _store(cells_dir: Path, task: _Task, cell: Cell) -> None:
-    partial = cells_dir / f"{task.name}.partial"
-    partial.write_text(json.dumps(cell, indent=1, allow_nan=False) + "\n")
-    partial.rename(cells_dir / f"{task.name}.json")
+    with replacing(cells_dir / f"{task.name}.json") as partial:
+        partial.write_text(json.dumps(cell, indent=1, allow_nan=False) + "\n")
 
 
 def _line(n_done: int, n_cells: int, task: _Task, cell: Cell) -> str:

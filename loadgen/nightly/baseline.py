@@ -25,6 +25,7 @@ from loadgen.measure.nights.night_record import CellNight, from_json, to_json
 from loadgen.measure.nights.night_verdict import JOINING, History
 from loadgen.nightly.matrix import NightCell
 from loadgen.run.directory_lock import held
+from loadgen.whole_file import replacing
 
 SCHEMA = 1
 _WRITER_WAIT_S = 10.0
@@ -205,18 +206,14 @@ def _check_key(path: Path, content: Mapping[str, Any], key: str) -> None:
 def _write(path: Path, kind: str, content: Mapping[str, Any]) -> None:
     text = _canonical(content)
     whole = {"schema": SCHEMA, "kind": kind, "sha256": _digest(text), "content": content}
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial.open("w", encoding="utf-8") as file:
+        with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
             json.dump(whole, file, indent=1, allow_nan=False, default=str)
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
         raise UsageError(f"baseline {path}: cannot be written: {error.strerror}") from None
 
 

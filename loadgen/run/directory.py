@@ -41,6 +41,8 @@ def _filled(chosen: Path, replaced: Path | None) -> Iterator[Path]:
                 raise TargetError(f"{error}\nits whole output is in {kept}") from None
         elif is_unfinished(chosen):
             error.add_note(f"the rows recorded so far are kept: slobench report {chosen}")
+        elif (chosen / "requests.parquet").is_file():
+            error.add_note(f"the recorded rows are kept: slobench report {chosen}")
         raise
     if replaced is not None:
         shutil.rmtree(replaced)

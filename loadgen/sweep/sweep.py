@@ -41,6 +41,7 @@ from loadgen.sweep.sweep_spec import (
     sweep_from_flags,
     sweep_spec,
 )
+from loadgen.whole_file import replacing
 from loadgen.workload.scenario import Scenario, load_scenario
 from reports.page import write_page
 from reports.sweep.page import render
@@ -323,6 +324,5 @@ def _write_runs(
     schema = pa.Table.from_pylist(table).schema
     for name in numbers:  # float64 also for a measure without a value in any run
         schema = schema.set(schema.get_field_index(name), pa.field(name, pa.float64()))
-    partial = path.with_suffix(".partial")
-    parquet.write_table(pa.Table.from_pylist(table, schema), partial, compression="zstd")
-    partial.rename(path)
+    with replacing(path) as partial:
+        parquet.write_table(pa.Table.from_pylist(table, schema), partial, compression="zstd")

@@ -19,6 +19,7 @@ from loadgen.web.live_frames import LiveStatus, merged, quantiles
 from loadgen.web.relay_pipe import Back, FromWorker, Gone, LiveUpdate, Note, RelayPipe, ToWorker
 from loadgen.web.run_protocol import Controller, Policy, Send
 from loadgen.web.validate import check_part, read_self_report
+from loadgen.whole_file import replacing
 
 _UPDATE_EVERY_S = 1.0
 _POLL_S = 0.1
@@ -189,9 +190,8 @@ class RemoteFleet:
                 shard.state, shard.note = "died", str(problem)
                 continue
             path = self._job.parts_dir / f"shard-{shard.number}.npz"
-            partial = path.with_suffix(".partial")
-            partial.write_bytes(shard.part)
-            partial.rename(path)
+            with replacing(path) as partial:
+                partial.write_bytes(shard.part)
             shard.part = b""
             self._reports[shard.number] = report
             self._send([Send(shard.worker, Kept(self._job.run_name))])

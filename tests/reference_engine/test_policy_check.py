@@ -247,7 +247,7 @@ def test_a_correct_policy_passes(policy):
 def test_an_aged_mode_with_few_slots_is_flooded_at_its_own_capacity(mode, max_num_seqs):
     """At 1.3 times the capacity of four slots, one slot is five times overloaded: the requests that
     are due before a waiting one then need longer than its starvation limit in any order."""
-    policy = POLICIES.get(mode)(max_num_seqs=max_num_seqs)
+    policy = POLICIES.build({"kind": mode, "max_num_seqs": max_num_seqs})
     report = check_policy(policy, n_workloads=1, seed=FEW_REQUESTS)
     assert "aging" in report.rules
 
