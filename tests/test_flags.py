@@ -220,3 +220,13 @@ def test_a_sweep_over_concurrency_is_the_closed_loop_of_the_flag(key):
     cells = cells_of(base, [read_axis(f"{key}=1,4")], "grid")
     assert [loop(cell.scenario) for cell in cells] == [(1, 0.0), (4, 0.0)]
     assert [cell.name for cell in cells] == [f"{key}=1", f"{key}=4"]
+
+
+def test_a_default_duration_does_not_limit_the_time_for_a_number_of_requests():
+    defaults = {"duration": "10s", "rate": "1/s", **LENGTHS}
+    traffic = TrafficFlags(num_prompts=30)
+    phases = parse.choose_scenario(ScenarioFlags(), traffic, defaults=defaults).phases
+    assert (phases.requests, phases.at_most) == (30, None)
+    stated = TrafficFlags(num_prompts=30, duration="20")
+    phases = parse.choose_scenario(ScenarioFlags(), stated, defaults=defaults).phases
+    assert (phases.requests, phases.at_most) == (30, 20.0)

@@ -13,6 +13,7 @@ import yaml
 from loadgen.errors import UsageError
 from loadgen.translate.command_line import translate
 from loadgen.workload.scenario import load_scenario
+from loadgen.workload.schedule import make_schedule
 
 VLLM_ARGS = "vLLM vllm/benchmarks/serve.py and datasets, argument parsers"
 GUIDELLM_README = "guidellm 0.8.1, README"
@@ -54,7 +55,7 @@ LINES = {
             "prompts": {"kind": "dataset", "path": "prompts.jsonl"},
             "requests.output_tokens.tokens": 200,
             "arrivals": {"kind": "poisson", "rate": "4/s"},
-            "phases.measure": "20s",
+            "phases": {"requests": 80},
             "target.api": "completions",
         },
     ),
@@ -136,7 +137,7 @@ LINES = {
             "arrivals.from": "1/s",
             "arrivals.to": "10/s",
             "arrivals.over": "76.7528s",
-            "phases.measure": "76.75s",
+            "phases": {"requests": 300},
         },
     ),
     "vllm_exponential_ramp": Line(
@@ -148,7 +149,7 @@ LINES = {
             "arrivals.points.0": {"at": "0s", "rate": "1/s"},
             "arrivals.points.16": {"at": "89.0876s", "rate": "3.16228/s"},
             "arrivals.points.32": {"at": "117.26s", "rate": "10/s"},
-            "phases.measure": "117.3s",
+            "phases": {"requests": 300},
         },
     ),
     "vllm_bursty_ramp": Line(
@@ -210,7 +211,7 @@ LINES = {
             "requests.input_tokens": {"kind": "uniform", "min": 512, "max": 1024},
             "requests.output_tokens": {"kind": "uniform", "min": 256, "max": 512},
             "arrivals": {"kind": "poisson", "rate": "6/s"},
-            "phases.measure": "50s",
+            "phases": {"requests": 300},
             "target.url": "http://127.0.0.1:30000",
             "target.api": "completions",
         },
@@ -265,7 +266,7 @@ LINES = {
             "requests.shared_prefix": {"tokens": 600, "groups": 8},
             "requests.input_tokens.tokens": 30,
             "requests.output_tokens.tokens": 20,
-            "phases.measure": "16s",
+            "phases": {"requests": 32},
         },
     ),
     "sglang_zipf_turns": Line(
@@ -276,6 +277,7 @@ LINES = {
             "requests.shared_prefix.popularity": {"kind": "zipf", "exponent": 1.2},
             "requests.shared_prefix.tokens": 2048,
             "session.turns.tokens": 3,
+            "phases": {"measure": "512s"},  # 64 · 16 sessions: --num-prompts counts no turns
         },
     ),
     "sglang_sharegpt": Line(
@@ -599,7 +601,7 @@ LINES = {
             "arrivals": {"kind": "users", "users": 1, "think": {"kind": "fixed", "duration": "0s"}},
             "requests.input_tokens.sd": 150,
             "requests.output_tokens.mean": 150,
-            "phases.measure": "10m",
+            "phases": {"requests": 2, "at_most": "10m"},
             "command": "--target https://api.example/v1",
         },
     ),
@@ -611,7 +613,7 @@ LINES = {
             "requests.output_tokens.sd": 80,
             "requests.temperature": 0.3,
             "target.extra_body": {"top_p": 0.5},
-            "phases.measure": "90s",
+            "phases": {"requests": 10, "at_most": "90s"},
         },
     ),
     # inference-perf
@@ -746,10 +748,15 @@ def test_a_ramp_sends_its_prompts_in_the_time_that_the_gaps_of_vllm_take(name, t
     ratio, is_linear = 10.0, "linear" in LINES[name].command
     progress = [index / 299 for index in range(300)]
     gaps_s = [1 / (1 + 9 * p if is_linear else ratio**p) for p in progress]
-    assert scenario.phases.measure == pytest.approx(sum(gaps_s), rel=0.01)
-    rate_per_s = scenario.requested_rate_per_s()
+    assert scenario.phases.requests == 300
+    over_s = sum(gaps_s)
+    assert scenario.arrivals is not None
+    rate_per_s = scenario.arrivals.mean_rate_per_s(over_s)
     assert rate_per_s is not None
-    assert rate_per_s * scenario.phases.measure == pytest.approx(300, rel=0.01)
+    assert rate_per_s * over_s == pytest.approx(300, rel=0.02)
+    times_s = make_schedule(scenario)["scheduled_s"]
+    assert len(times_s) == 300
+    assert float(times_s[-1]) == pytest.approx(over_s, rel=0.4)  # random: 300 gaps
 
 
 def test_inference_perf_reads_its_configuration_file(tmp_path):

@@ -143,6 +143,16 @@ class TrafficFlags:
             "--duration", "--run-time", "-t", help="Length of the measured window, e.g. 60s."
         ),
     ] = None
+    num_prompts: Annotated[
+        int | None,
+        typer.Option(
+            "--num-prompts",
+            "--max-requests",
+            "--request-count",
+            help="The measured window ends with so many requests; with --duration, whichever comes "
+            "first.",
+        ),
+    ] = None
     warmup: Annotated[
         str | None, typer.Option(help="Time before the measured window, e.g. 5s.")
     ] = None

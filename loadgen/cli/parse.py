@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=str)
 
-_NEEDED = ("input_len", "output_len", "duration")
+_NEEDED = ("input_len", "output_len")
 _UNITS = {"rate": "/s", "duration": "s", "warmup": "s", "think": "s"}
 """Flag → the unit of a bare number."""
 NO_DEFAULTS: Mapping[str, object] = {}
@@ -63,8 +63,13 @@ def choose_scenario(
         return load_scenario(source, settings, flags=values)
     if not any(name in values for name in LOADS):
         values |= {name: value for name, value in defaults.items() if name in LOADS}
-    values = {**{n: v for n, v in defaults.items() if n not in LOADS}, **values}
+    others = {name: value for name, value in defaults.items() if name not in LOADS}
+    if "num_prompts" in values:
+        others.pop("duration", None)  # it would limit the time for them
+    values = {**others, **values}
     missing = [flag_of(name) for name in _NEEDED if name not in values]
+    if "duration" not in values and "num_prompts" not in values:
+        missing.append("--duration (or --num-prompts)")
     if not any(name in values for name in LOADS):
         missing = ["--rate (or --concurrency)", *missing]
     if missing:

@@ -29,7 +29,8 @@ HINTS: Mapping[str, tuple[str, ...]] = {
     "set api: chat or completions in a target file (docs/targets.md)": (
         *("--backend", "--endpoint", "--endpoint-type", "--request-type", "--request-format"),
     ),
-    _DURATION: ("--max-seconds", "--max-requests", "--iterations", "-i", "--number", "-d"),
+    _DURATION: ("--max-seconds", "-d"),
+    "write --num-prompts 500": ("--iterations", "-i", "--number", "--num-requests"),
     "write --warmup 10s: the same traffic, not counted": ("--num-warmups", "--warmup-percent"),
     "write --rate 8 (Poisson), --set arrivals.kind=constant with it, --concurrency 32, or slobench "
     "sweep": ("--rate-type", "--profile", "--executor"),

@@ -11,6 +11,7 @@ recorded with its cause; it is never shifted silently.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ class Bounds:
     `timeout_s` counts from the release. No row is released after `horizon_s`; every request ends by
     `horizon_s + drain_s`. A row released at `max_concurrency` requests in flight is dropped or
     waits, by `when_full`. A waiting row keeps its release time, so its wait counts as latency.
+    Releasing also ends with the `n_measured`-th row released from `warmup_s` on (None: never).
     """
 
     timeout_s: float
@@ -56,6 +58,8 @@ class Bounds:
     when_full: Literal["drop", "wait"]
     horizon_s: float
     drain_s: float
+    warmup_s: float = 0.0
+    n_measured: int | None = None
 
 
 class _GivenUp(NamedTuple):
@@ -105,6 +109,8 @@ class Dispatcher:
         self._deadlines: deque[tuple[float, int]] = deque()
         self._stop_reason = ""
         self._end_s = bounds.horizon_s + bounds.drain_s
+        self._last_release_s = bounds.horizon_s  # exclusive
+        self.n_measured = 0  # rows released from `warmup_s` on
         self._finished = self._is_ticking = False
         self._orphans = set(np.flatnonzero(schedule["n_parents"] > 0).tolist())
 
@@ -162,6 +168,10 @@ class Dispatcher:
         while self._planned and self._planned[0][0] <= now_s:
             release_s, row = heapq.heappop(self._planned)
             self._release(row, release_s)
+            if release_s >= self._bounds.warmup_s:
+                self.n_measured += 1
+                if self.n_measured == self._bounds.n_measured:
+                    self._end_window(release_s)
         while self._cancels and self._cancels[0][0] <= now_s:
             row = heapq.heappop(self._cancels)[1]
             if row in self._in_flight:
@@ -169,6 +179,13 @@ class Dispatcher:
         self._expire(now_s)
         if now_s >= self._end_s:
             self._give_up_everything()
+
+    def _end_window(self, release_s: float) -> None:
+        """Releases nothing after the last counted row; the requests in flight, and the rows that
+        wait for a slot, have the drain to end."""
+        self._last_release_s = -math.inf
+        self._end_s = min(self._end_s, release_s + self._bounds.drain_s)
+        self._give_up_unreleased(f"the run's {self.n_measured} measured requests were sent before")
 
     def _cancel(self, row: int, now_s: float) -> None:
         """Cancels a row; defers that if the client sent the row later than `_send` was called."""
@@ -260,7 +277,7 @@ class Dispatcher:
             return ()
         self._orphans.discard(child)
         release_s = self._parents_done_s[child] + self._think_s[child]
-        if self._stop_reason or release_s >= self._bounds.horizon_s:
+        if self._stop_reason or release_s >= self._last_release_s:
             cause = self._stop_reason or "its parent ended after the window"
             return (_GivenUp(child, Status.not_released, cause, release_s),)
         heapq.heappush(self._planned, (release_s, child))

@@ -35,6 +35,7 @@ class Totals:
     in_flight: int
     waiting: int
     withdrawn: int  # cancelled on purpose: counted as ended, not as failed
+    measured: int  # released after the warm-up
     failed_alike: Sequence[tuple[int, int, str]] = ()  # by shard: `FirstFailures.message`
 
     @property
@@ -61,14 +62,20 @@ class Progress:
     """The live view: redrawn on a terminal, elsewhere a line every 5 s. A context manager.
 
     A closed loop plans more requests than it sends, so its view has no number and no rate of
-    planned requests.
+    planned requests. `n_measured`: so many requests after the warm-up end the window; the view then
+    counts them.
     """
 
     def __init__(
-        self, console: Console, n_scheduled: int, window_s: float, is_closed_loop: bool
+        self,
+        console: Console,
+        n_scheduled: int,
+        window_s: float,
+        is_closed_loop: bool,
+        n_measured: int | None = None,
     ) -> None:
         self._console, self._window_s, self._n = console, window_s, n_scheduled
-        self._is_closed_loop = is_closed_loop
+        self._is_closed_loop, self._n_measured = is_closed_loop, n_measured
         self._beats: dict[int, JsonObject] = {}
         self._ttft, self._lateness = LiveCounts(), LiveCounts()
         self._live: Live | None = None
@@ -90,8 +97,10 @@ class Progress:
         """Announces the first request, where there is no terminal."""
         if self._live is None:
             window = format_duration(self._window_s)
-            number = "up to " if self._is_closed_loop else ""
-            self._console.print(f"sending {number}{self._n} requests in {window}", soft_wrap=True)
+            number = f"{'up to ' if self._is_closed_loop else ''}{self._n} requests in {window}"
+            if self._n_measured is not None:
+                number = f"{self._n_measured} measured requests in at most {window}"
+            self._console.print(f"sending {number}", soft_wrap=True)
 
     def beat(self, shard: int, message: JsonObject) -> Totals:
         """Adds a progress message of a shard, draws, and returns the current totals."""
@@ -119,7 +128,7 @@ class Progress:
         now_s = max((beat["now_s"] for beat in beats), default=0.0)
         columns = zip(*(beat["by_status"] for beat in beats), strict=True)
         by_status = [sum(column) for column in columns] or [0] * len(Status)
-        summed = ("released", "in_flight", "waiting", "withdrawn")
+        summed = ("released", "in_flight", "waiting", "withdrawn", "measured")
         alike = [tuple(beat["failed_alike"]) for beat in beats if "failed_alike" in beat]
         sums = {key: sum(beat[key] for beat in beats) for key in summed}
         return Totals(now_s, by_status, **sums, failed_alike=alike)
@@ -128,7 +137,7 @@ class Progress:
         elapsed_s = min(totals.now_s, self._window_s)
         achieved = totals.released / elapsed_s if elapsed_s > 0 else 0.0
         sent = f"sent {totals.released} ({achieved:.1f}/s)"
-        if not self._is_closed_loop:
+        if not self._is_closed_loop and self._n_measured is None:
             offered = f"offered {self._n / self._window_s:.1f}/s"
             sent = f"sent {totals.released}/{self._n} ({achieved:.1f}/s, {offered})"
         facts = [
@@ -142,15 +151,23 @@ class Progress:
             + (f", cancelled on purpose {totals.withdrawn}" if totals.withdrawn else ""),
             f"send lateness {_percentiles(self._lateness)}",
         ]
-        if totals.now_s > self._window_s:
+        if self._n_measured is not None:
+            facts[0] = f"{totals.measured}/{self._n_measured} measured requests"
+        if totals.now_s > self._window_s or self._share(totals) >= 1:
             facts[0] = "draining"
         return facts
+
+    def _share(self, totals: Totals) -> float:
+        """The share of the run that is over."""
+        if self._n_measured is not None:
+            return totals.measured / self._n_measured
+        return totals.now_s / self._window_s
 
     def _view(self) -> Text:
         """Plain text, because the layout of a rich table takes three times as long."""
         totals = self.totals()
         time, sent, in_flight, ttft, failed, lateness = self._facts(totals)
-        done = round(_BAR * min(1.0, totals.now_s / self._window_s))
+        done = round(_BAR * min(1.0, self._share(totals)))
         width = max(len(time), len(failed))
         view = Text(no_wrap=True, overflow="ellipsis")
         view.append("━" * done, "green").append("━" * (_BAR - done), "dim")

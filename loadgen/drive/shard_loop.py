@@ -267,6 +267,7 @@ class Shard:
             now_s=self._timer.now_s(),
             released=self._n_released,
             sent=self._n_sent,
+            measured=self._dispatcher.n_measured,
             in_flight=self._dispatcher.n_in_flight,
             waiting=self._dispatcher.n_waiting,
             by_status=self._by_status,

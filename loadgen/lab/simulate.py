@@ -36,7 +36,7 @@ from loadgen.manifest.sections import (
     SimulatedEngineSection,
     TargetSection,
 )
-from loadgen.measure.attainment import derived
+from loadgen.measure.attainment import derived, with_counted_window
 from loadgen.records import Run
 from loadgen.run.directory import run_directory
 from loadgen.run.execute import VIRTUAL_TIME, Opener, Record
@@ -178,7 +178,7 @@ def record(
     done = completed(planned, scenario, how, reason, ended_s, 0, 0, started_utc)
     done = msgspec.structs.replace(done, clock="virtual", engine=simulation.engine_section())
     names = replace(scenario.names(), errors=found.errors)
-    run = Run(done, plan.schedule, requests, chunks, plan.edges, names)
+    run = with_counted_window(Run(done, plan.schedule, requests, chunks, plan.edges, names))
     if directory is not None:
         store.write_schedule(directory, run)
         store.write_run(directory, run, derived(run))
@@ -199,7 +199,13 @@ class _Simulation:
     ) -> None:
         n_requests = len(plan.schedule)
         self._engine = engine
-        self._progress = Progress(console, n_requests, scenario.horizon_s, scenario.has_closed_loop)
+        self._progress = Progress(
+            console,
+            n_requests,
+            scenario.horizon_s,
+            scenario.has_closed_loop,
+            scenario.requests_in_flow,
+        )
         self._n_interrupts = self._n_handled = 0
         self._next_beat = time.monotonic() + _BEAT_S
         self._started = time.monotonic()

@@ -124,6 +124,8 @@ class VirtualClient:
                 when_full=limits.when_full,
                 horizon_s=scenario.horizon_s,
                 drain_s=scenario.phases.drain,
+                warmup_s=scenario.phases.warmup,
+                n_measured=scenario.requests_in_flow,
             ),
             on_finished=self._finish,
         )
@@ -213,6 +215,7 @@ class VirtualClient:
             "waiting": self._dispatcher.n_waiting,
             "by_status": list(self._by_status),
             "withdrawn": self._n_withdrawn,
+            "measured": self._dispatcher.n_measured,
             "ttft_s": ttft_s,
             "lateness_s": [],
         }

@@ -20,6 +20,7 @@ from loadgen.records import Phase, Run, Status
 from loadgen.units import parse_duration_s
 
 LEAST_STEADY = 50  # successful requests that show a steady state
+_PAST_LAST_S = 1e-6  # of the last counted request to the end of the window
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,21 @@ def measured_window(run: Run) -> MeasuredWindow:
     return MeasuredWindow(start_s, end_s if ended_s is None else max(start_s, min(end_s, ended_s)))
 
 
+def with_counted_window(run: Run) -> Run:
+    """The run whose measured window ends 1 µs after the release of the last of
+    `window.requests`; unchanged without that number, and if fewer were released."""
+    window = run.manifest.window
+    if window.requests is None:
+        return run
+    released_s = np.sort(run.request_rows["released_s"])  # NaN at the end
+    counted_s = released_s[np.searchsorted(released_s, window.warmup_s) :]
+    if np.count_nonzero(np.isfinite(counted_s)) < window.requests:
+        return run
+    end_s = float(counted_s[window.requests - 1]) + _PAST_LAST_S
+    changed = structs.replace(window, measure_s=end_s - window.warmup_s)
+    return replace(run, manifest=structs.replace(run.manifest, window=changed))
+
+
 def warmup_rows(run: Run) -> Mask:
     """Rows of the warm-up: by their schedule, or, for rows that waited for parents, by their
     release."""
@@ -61,7 +77,8 @@ def due_rows(run: Run) -> Mask:
     """Rows that had to be served in the measured window.
 
     Not due: warm-up; a row whose parents failed or did not finish, so that it was never released; a
-    row planned after an interrupted run had stopped releasing; a withdrawn row.
+    row planned after an interrupted run had stopped releasing; a row that another worker released
+    after the last of `window.requests`; a withdrawn row.
     """
     return came_due(run) & ~_is_drawn(run)
 
@@ -78,6 +95,8 @@ def came_due(run: Run) -> Mask:
     schedule, status = run.schedule_rows, run.request_rows["status"]
     unreleased = status == Status.not_released
     came: Mask = ~warmup_rows(run)
+    if run.manifest.window.requests is not None:
+        came &= ~(run.request_rows["released_s"] >= measured_window(run).end_s)
     if unreleased.any():
         waited = schedule["n_parents"] > 0
         after_end = schedule["scheduled_s"] >= measured_window(run).end_s

@@ -8,6 +8,7 @@ import numpy as np
 
 from loadgen.measure.attainment import (
     MeasuredWindow,
+    came_due,
     unfinished_rows,
     warmup_rows,
     withdrawn_rows,
@@ -40,6 +41,7 @@ def findings(
     sentences = (
         _server_ended(run),
         _shortened(run, window),
+        _too_few(run),
         _unfinished(run, due),
         _dropped(run, due),
         _withdrawn(run),
@@ -86,6 +88,18 @@ def _shortened(run: Run, window: MeasuredWindow) -> str:
     return (
         f"The measured window is {format_value(window.length_s, 's')} long, not "
         f"{format_value(planned_s, 's')} as planned."
+    )
+
+
+def _too_few(run: Run) -> str:
+    """Fewer requests than the window was to have, because the longest time for them was over."""
+    wanted, n = run.manifest.window.requests, int(np.count_nonzero(came_due(run)))
+    if wanted is None or n >= wanted or run.manifest.ended != "completed":
+        return ""
+    return (
+        f"{format_count(n)} of the {format_count(wanted)} requests of phases.requests were sent in "
+        f"{format_value(run.manifest.window.measure_s, 's')}, the longest time for them; "
+        "phases.at_most sets it."
     )
 
 
@@ -142,6 +156,8 @@ def _withdrawn(run: Run) -> str:
 
 def _not_due(run: Run, due: Mask) -> str:
     """Requests of the window that never became due."""
+    if (wanted := run.manifest.window.requests) and np.count_nonzero(came_due(run)) >= wanted:
+        return ""  # more sessions were planned than the window needed
     closed = [traffic.is_closed_loop for traffic in run.manifest.classes.values()]
     again = np.isin(run.schedule_rows["class_id"], np.flatnonzero(closed))
     others = ~warmup_rows(run) & ~due & ~withdrawn_rows(run)

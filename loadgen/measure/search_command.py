@@ -12,6 +12,7 @@ from loadgen.records import Run
 _KEPT = (
     *("--plugin", "--set", "--seed", "--rate", "--input-len", "--output-len"),
     *("--duration", "--run-time", "-t", "--warmup", "--max-concurrency"),
+    *("--num-prompts", "--max-requests", "--request-count"),
     *("--users", "-u", "--think", "--concurrency"),
 )
 _SLO_FLAGS = ("--slo", "--goodput")

@@ -17,7 +17,7 @@ from loadgen.drive import store
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.manifest.json_section import read_section
 from loadgen.manifest.self_report import ClientReport, SelfReport
-from loadgen.measure.attainment import derived
+from loadgen.measure.attainment import derived, with_counted_window
 from loadgen.records import Status
 
 UNCONFIRMED = "unconfirmed"
@@ -90,6 +90,7 @@ def collect(directory: Path, places: Sequence[Path]) -> list[KeptShare]:
     run = replace(
         run, manifest=manifest, instrument=ClientReport(tuple(reports), instrument.family_s)
     )
+    run = with_counted_window(run)
     store.write_run(directory, run, derived(run))
     shutil.rmtree(parts)
     for share in shares:

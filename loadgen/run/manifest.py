@@ -155,7 +155,9 @@ def _classes(scenario: Scenario) -> dict[str, ClassSection]:
 
 def _window(scenario: Scenario) -> WindowSection:
     phases = scenario.phases
-    return WindowSection(phases.warmup, phases.measure, phases.drain)
+    return WindowSection(
+        phases.warmup, phases.measure, phases.drain, requests=scenario.requests_in_flow
+    )
 
 
 def recorded_command(words: Sequence[str]) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ from loadgen.live.watching import run_labels, watching
 from loadgen.manifest.json_section import JsonObject
 from loadgen.manifest.sections import Ended, Manifest, Scrapes
 from loadgen.manifest.self_report import ClientReport
-from loadgen.measure.attainment import derived
+from loadgen.measure.attainment import derived, with_counted_window
 from loadgen.records import CHUNKS, SERVER, Run, empty_requests
 from loadgen.run.manifest import completed, manifest
 from loadgen.run.run_options import RunSetup
@@ -85,11 +85,16 @@ class Recording:
         self._ended: Ended = "completed"
         self._end_reason = ""
         self._ended_s: float | None = None
+        self._has_ended_window = False
         self._server_ended_s: float | None = None
         self._n_interrupts = self._n_handled = 0
         self._signal = ""
         self._progress = Progress(
-            setup.console, len(schedule), scenario.horizon_s, scenario.has_closed_loop
+            setup.console,
+            len(schedule),
+            scenario.horizon_s,
+            scenario.has_closed_loop,
+            scenario.requests_in_flow,
         )
         self._scraper = Scraper(target.metrics, target.endpoint) if target.metrics else None
         self._watched: WatchedRun | None = None
@@ -123,7 +128,7 @@ class Recording:
         with watched, self._scraping() as scraped, self._interruptible():
             outcome = self._send()
             run = self._assembled(self._completed(planned.manifest, outcome), parts_dir, outcome)
-            run = _with_server(run, scraped())
+            run = with_counted_window(_with_server(run, scraped()))
             store.write_run(directory, run, derived(run))
         shutil.rmtree(parts_dir)
         if outcome.remote is not None and outcome.dead:
@@ -212,6 +217,7 @@ class Recording:
             self._watched.take(shard, message)
         if self._ended != "completed":
             return
+        self._end_window(message["measured"], totals.measured)
         reason = refused(totals.failed_alike, totals.n_ended) or self._rules.reason(
             totals.now_s,
             n_released=totals.released,
@@ -227,6 +233,16 @@ class Recording:
         if reason is not None:
             self._progress.note(f"ending the run: {reason}")
             self._stop("stopped", reason, self._scenario.phases.drain)
+
+    def _end_window(self, n_of_worker: int, n_measured: int) -> None:
+        """Ends the releases when several workers together have released the measured requests of a
+        window that their number ends; a worker ends by itself if it releases so many alone."""
+        wanted = self._scenario.requests_in_flow
+        if wanted is None or self._has_ended_window or not n_of_worker < wanted <= n_measured:
+            return
+        self._has_ended_window = True
+        reason = f"the run's {wanted} measured requests were sent"
+        self._fleet.stop(reason, self._scenario.phases.drain)
 
     def _stop(self, how: Ended, reason: str, drain_s: float) -> None:
         if self._ended == "completed":

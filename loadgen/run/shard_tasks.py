@@ -15,6 +15,7 @@ from loadgen.drive.task import ShardTask
 from loadgen.run.cores import affine_cores, known_ceiling, our_quota, workers_for
 from loadgen.run.example_requests import head_of, sent_tenants
 from loadgen.run.target import Target
+from loadgen.workload.layout import QUICKEST_S, QUICKEST_TOKENS_PER_S
 from loadgen.workload.prompts import Prompts
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan, split_plan
@@ -70,7 +71,7 @@ def shard_task(job: Job, share: Share, prompts: Prompts) -> ShardTask:
     scenario, endpoint = job.scenario, job.target.endpoint
     number, n_shards = share.number, share.n_shards
     cap = scenario.limits.max_concurrency
-    n_preopen = math.ceil(2 * share.n_requests / scenario.horizon_s) + 4
+    n_preopen = math.ceil(2 * share.n_requests / least_s(scenario, share.plan)) + 4
     return ShardTask(
         shard=number,
         schedule=share.plan.schedule,
@@ -88,6 +89,8 @@ def shard_task(job: Job, share: Share, prompts: Prompts) -> ShardTask:
             when_full=scenario.limits.when_full,
             horizon_s=scenario.horizon_s,
             drain_s=scenario.phases.drain,
+            warmup_s=scenario.phases.warmup,
+            n_measured=scenario.requests_in_flow,
         ),
         transport=job.transport,
         connections=endpoint.connections,
@@ -103,10 +106,22 @@ def shard_task(job: Job, share: Share, prompts: Prompts) -> ShardTask:
     )
 
 
+def least_s(scenario: Scenario, plan: Plan) -> float:
+    """The time in which a plan, or a share of it, can be sent at the fastest, seconds. A closed
+    loop with a number of requests plans for a user who sends them all, so its users can be through
+    with their plans long before the horizon."""
+    rows = plan.schedule
+    if scenario.phases.requests is None or not scenario.has_closed_loop or not len(rows):
+        return scenario.horizon_s
+    answers_s = QUICKEST_S + rows["output_tokens"] / QUICKEST_TOKENS_PER_S
+    n_users = np.count_nonzero(rows["n_parents"] == 0)
+    return min(scenario.horizon_s, float((answers_s + rows["think_s"]).sum() / max(1, n_users)))
+
+
 def shard_count(scenario: Scenario, plan: Plan, n_workers: int, cache_dir: Path | None) -> int:
     """Number of processes; `n_workers` 0: as many as the token rate needs on this machine."""
     tokens = float(plan.schedule["output_tokens"].sum(dtype=np.float64))
     asked = n_workers or workers_for(
-        tokens / scenario.horizon_s, known_ceiling(cache_dir), affine_cores(), our_quota()
+        tokens / least_s(scenario, plan), known_ceiling(cache_dir), affine_cores(), our_quota()
     )
     return min(asked, len(plan.schedule), scenario.limits.max_concurrency)

@@ -223,7 +223,7 @@ def _arrivals(flags: Flags, draft: Draft, default: str) -> None:
     if len(rates) > 1:
         draft.set_sweep("arrivals.rate", [rate_text(rate) for rate in rates])
     _warmup(flags, draft, rate)
-    draft.set_duration(seconds, n_requests, rate or 0.0)
+    draft.set_window(seconds, n_requests, rate or 0.0)
     if rate is not None and in_flight:
         draft.limit_in_flight(
             in_flight[0],

@@ -134,7 +134,8 @@ class Draft:
 
     `extra_body` is merged over the body of each request and belongs in the target file. `missing`
     lists flags without an equivalent, with reasons; `notes` lists differences in behaviour; `verb`
-    and `options` belong to the slobench command.
+    and `options` belong to the slobench command. The measured window ends after `measure_s` or with
+    the last of `n_requests`, whichever comes first.
     """
 
     tool: str
@@ -150,6 +151,7 @@ class Draft:
     seed: int | None = None
     warmup_s: float = 0.0
     measure_s: float | None = None
+    n_requests: int | None = None
     url: str = "http://localhost:8000"
     model: str = ""
     api: str = "chat"
@@ -181,17 +183,14 @@ class Draft:
                 self.arrivals = {"kind": "burst", "requests": n_requests}
             else:
                 self.set_closed_loop(in_flight)
-                self.notes.append(
-                    f"a closed loop: {self.name} ends after {n_requests} prompts, slobench after a"
-                    " fixed time"
-                )
+                self.set_window(None, n_requests, 0.0)
             return
         if burstiness in (1, float("inf")):
             kind = "poisson" if burstiness == 1 else "constant"
             self.arrivals = {"kind": kind, "rate": rate_text(rate_per_s)}
         else:
             self.set_gamma(rate_per_s, burstiness)
-        self.set_duration(None, n_requests, rate_per_s)
+        self.set_window(None, n_requests, rate_per_s)
 
     @property
     def name(self) -> str:
@@ -234,6 +233,21 @@ class Draft:
         self.verb = "sweep"
         self.options += ["--over", f"{key}={','.join(values)}"]
 
+    def set_window(self, seconds: float | None, n_requests: float | None, rate: float) -> None:
+        """End the measured window with the last of n requests or after `seconds`, whichever comes
+        first. Where n may count something else it is `set_duration`: a search chooses its own
+        windows, a trace may have fewer requests, and of a session n may count only the first."""
+        is_other = self.session or self.arrivals.get("kind") == "trace" or self.verb == "capacity"
+        if n_requests is None or is_other:
+            self.set_duration(seconds, n_requests, rate)
+            return
+        self.measure_s, self.n_requests = seconds, int(n_requests)
+        if seconds is None and self.arrivals.get("kind") == "users":
+            self.notes.append(
+                f"the window ends when {n_requests:g} requests are sent, at the latest after 10"
+                " minutes (phases.at_most)"
+            )
+
     def set_duration(self, seconds: float | None, n_requests: float | None, rate: float) -> None:
         """Set the measured window to `seconds` or, without them, to the time that n requests take
         at the rate."""
@@ -248,7 +262,7 @@ class Draft:
             self.measure_s = n_requests / rate
             self.notes.append(
                 f"{n_requests:g} requests at {rate:g}/s take about {self.measure_s:.4g} s; slobench"
-                " measures for that time, because a fixed number of requests would bias arrivals"
+                " measures for that time"
             )
         elif n_requests is not None:
             self.notes.append(
@@ -287,14 +301,19 @@ class Draft:
 
     def values(self) -> JsonObject:
         """The mapping of the scenario file."""
-        if self.measure_s is None:
+        if self.measure_s is None and self.n_requests is None:
             self.measure_s = DEFAULT_MEASURE_S
             self.notes.append(
                 f"phases.measure is {DEFAULT_MEASURE_S:g}s, because the command has no duration;"
                 " choose one"
             )
         warmup_s = float(f"{self.warmup_s:.4g}")
-        warmup = {"warmup": write_duration(warmup_s)} if warmup_s else {}
+        phases: JsonObject = {"warmup": write_duration(warmup_s)} if warmup_s else {}
+        if self.n_requests is not None:
+            phases["requests"] = self.n_requests
+        if self.measure_s is not None:
+            key = "measure" if self.n_requests is None else "at_most"
+            phases[key] = write_duration(float(f"{self.measure_s:.4g}"))
         if self.classes:  # with classes, the shared keys belong in each class
             shared = {"session": self.session} if self.session else {}
             self.classes = {
@@ -310,7 +329,7 @@ class Draft:
             "session": self.session,
             "prompts": self.prompts,
             "classes": self.classes,
-            "phases": {**warmup, "measure": write_duration(float(f"{self.measure_s:.4g}"))},
+            "phases": phases,
             "stop_when": self.stop_when,
             "limits": self.limits,
             "slo": self.slo,

@@ -259,7 +259,9 @@ def _duration(stop: _Stop, rates: list[str], draft: Draft) -> None:
     """The measured window: the run without its warm-up and cool-down."""
     is_open = draft.arrivals["kind"] not in ("users", "trace")
     rate = max(map(float, rates)) if rates and is_open else 0.0
-    draft.set_duration(stop.seconds, stop.n_requests, rate)
+    is_whole = not (stop.warmup or stop.cooldown)
+    set_window = draft.set_window if is_whole else draft.set_duration
+    set_window(stop.seconds, stop.n_requests, rate)
     shares = {"warmup": stop.warmup, "cooldown": stop.cooldown}
     if draft.measure_s is None:
         for name, share in shares.items():

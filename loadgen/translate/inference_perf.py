@@ -199,7 +199,13 @@ def _set_streams(stages: list[JsonObject], draft: Draft) -> None:
     draft.set_closed_loop(users[0])
     if len(users) > 1:
         draft.set_sweep("arrivals.users", list(map(str, users)))
-    draft.set_duration(None, n_requests[0], 0.0)
+    draft.set_window(None, n_requests[0], 0.0)
+    for n, number in zip(users[1:], n_requests[1:], strict=True):
+        if number is not None and number != n_requests[0]:
+            draft.add_missing(
+                f"inference-perf stage concurrency_level={n} num_requests={number:g}",
+                "every run of a sweep has the requests of the first stage",
+            )
 
 
 def _set_replay(trace: Keys, draft: Draft) -> None:

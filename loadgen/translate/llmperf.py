@@ -33,7 +33,7 @@ def translate(words: list[str], before: list[str]) -> Draft:
         )
     draft.set_closed_loop(flags.count("num-concurrent-requests") or 10)
     seconds = flags.number("timeout")
-    draft.set_duration(
+    draft.set_window(
         90.0 if seconds is None else seconds, flags.count("max-num-completed-requests") or 10, 0.0
     )
     if text := flags.text("additional-sampling-params"):

@@ -229,7 +229,7 @@ def _set_ramp(
         if strategy == "linear"
         else n_requests * (1 / first - 1 / last) / growth
     )
-    draft.measure_s = over_s
+    draft.n_requests = n_requests
     over = write_duration(float(f"{over_s:.6g}"))
     if strategy == "linear" and burstiness == 1:
         draft.arrivals = {

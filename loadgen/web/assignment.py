@@ -69,7 +69,7 @@ def _assignment(job: Job, share: Share, prompts: Prompts) -> Assignment:
         shard=share.number,
         n_shards=share.n_shards,
         n_requests=share.n_requests,
-        scenario=job.scenario.to_yaml(),
+        scenario=job.scenario.with_known_window().to_yaml(),
         target=target_text(job.target.endpoint),
         headers=sorted(job.target.endpoint.headers),
         adapter=adapter.model_dump(mode="json"),

@@ -188,6 +188,7 @@ class Frame(_Message, frozen=True):
     withdrawn: Count
     histograms: dict[str, bytes]
     classes: dict[str, ClassCounts]
+    measured: Count = 0
 
 
 class Done(_Message, frozen=True):

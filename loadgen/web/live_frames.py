@@ -24,7 +24,7 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999, "max": 1.0}
 _NEVER_ENDED = "open"
 _POINT_S = 0.5
 Facts = JsonObject
-_COUNTED = ("released", "sent", "in_flight", "waiting", "by_status", "withdrawn")
+_SUMS = ("released", "sent", "in_flight", "waiting", "withdrawn", "measured")
 
 
 @dataclass
@@ -60,12 +60,12 @@ class FrameBuilder:
         self._last: JsonObject = {
             "now_s": 0.0,
             "by_status": [0] * len(Status),
-            **dict.fromkeys(("released", "sent", "in_flight", "waiting", "withdrawn"), 0),
+            **dict.fromkeys(_SUMS, 0),
         }
 
     def take(self, beat: Mapping[str, Any]) -> list[Ended]:
         """Adds a beat of the shard; returns the requests that ended in it."""
-        self._last = {"now_s": beat["now_s"], **{key: beat[key] for key in _COUNTED}}
+        self._last = {"now_s": beat["now_s"], **{key: beat[key] for key in ("by_status", *_SUMS)}}
         for _, counts, _ in beat["gaps"]:
             self._add_gaps(counts)
         return [self._end(dict(zip(FIELDS, values, strict=True))) for values in beat["ended"]]

@@ -241,5 +241,6 @@ def _beat_of(
         "waiting": frame.waiting,
         "by_status": frame.by_status,
         "withdrawn": frame.withdrawn,
+        "measured": frame.measured,
         **{f"{name}_s": one.seconds() for name, one in new.items()},
     }

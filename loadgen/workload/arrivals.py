@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Self
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,16 @@ class Traffic:
 
     def __len__(self) -> int:
         return len(self.scheduled_s)
+
+
+def selected(whole: Traffic, mask: NDArray[np.bool_]) -> Traffic:
+    """The requests at which `mask` is true, with all their columns."""
+    columns: dict[str, Any] = {
+        field.name: column[mask]
+        for field in fields(whole)
+        if (column := getattr(whole, field.name)) is not None
+    }
+    return Traffic(**columns)
 
 
 class Arrivals(Plugin, ABC):

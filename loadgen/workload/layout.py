@@ -90,15 +90,21 @@ class ClassTraffic:
     streams: RandomStreams
 
 
-def lay_out(part: ClassTraffic, horizon_s: float, max_rows: int) -> Layout:
+def lay_out(
+    part: ClassTraffic,
+    horizon_s: float,
+    max_rows: int,
+    warmup_s: float = 0.0,
+    n_measured: int | None = None,
+) -> Layout:
     """The rows of a class. In a closed loop every source sends further units until no request can
-    be released before `horizon_s`.
+    be released before `horizon_s`, or until it alone has sent `n_measured` after `warmup_s`.
 
     Fills every column except request_id, session_id, class_id, tenant_id, priority and phase.
     Raises ScenarioError for more than `max_rows` rows.
     """
     own, streams, starts_s = part.own, part.streams, part.arrivals.scheduled_s
-    n_units, pauses_s = _units(part, horizon_s, max_rows)
+    n_units, pauses_s = _units(part, horizon_s, max_rows, warmup_s, n_measured)
     unit_source = np.repeat(row_numbers(len(starts_s)), n_units)
     sizes = _sizes(own, len(unit_source), streams)
     n_rows = int(sizes.sum(dtype=np.int64))
@@ -142,19 +148,21 @@ def lay_out(part: ClassTraffic, horizon_s: float, max_rows: int) -> Layout:
 
 
 def _units(
-    part: ClassTraffic, horizon_s: float, max_rows: int
+    part: ClassTraffic, horizon_s: float, max_rows: int, warmup_s: float, n_measured: int | None
 ) -> tuple[Index, NDArray[np.float64]]:
     """(units per source, pause before each unit; that before a source's first unit is unused).
 
     An open loop has a unit per source. A closed loop has as many units as could begin before the
     horizon with the fastest planned answers, and an extra unit: a user who gets to that unit had
-    even faster answers.
+    even faster answers. It has no more units after `warmup_s` than `n_measured` and the extra unit.
     """
     n, pause = len(part.arrivals), part.pause
     if pause is None:
         return np.ones(n, np.int32), np.zeros(n)
     rng, fastest_s = part.streams.stream(Purpose.think, "again"), _fastest_unit_s(part.own)
     expected = horizon_s / (fastest_s + pause.mean)
+    most = np.inf if n_measured is None else n_measured
+    expected = min(expected, warmup_s / (fastest_s + pause.mean) + most)
     if n * expected > max_rows:
         raise ScenarioError(
             f"{n} users could send {n * expected:.3g} requests in {horizon_s:g}s, at most "
@@ -163,13 +171,15 @@ def _units(
     n_units, all_pauses = np.zeros(n, np.int32), [np.empty(0)]
     for source, start_s in enumerate(part.arrivals.scheduled_s.tolist()):
         blocks: list[NDArray[np.float64]] = []
-        last_s = start_s
-        while last_s < horizon_s:
+        last_s, n_after = start_s, 0
+        while last_s < horizon_s and n_after <= most:
             blocks.append(pause.draw(rng, int(expected) + 8))
             last_s += float((blocks[-1] + fastest_s).sum())
-        pauses_s = np.concatenate(blocks)
-        begins_s = start_s + np.cumsum(pauses_s + fastest_s)
-        n_units[source] = 2 + int(np.searchsorted(begins_s, horizon_s))
+            pauses_s = np.concatenate(blocks)
+            begins_s = start_s + np.cumsum(pauses_s + fastest_s)
+            n_warmup, n_before = np.searchsorted(begins_s, (warmup_s, horizon_s)).tolist()
+            n_after = len(begins_s) - n_warmup
+        n_units[source] = 2 + int(min(n_before, n_warmup + most))
         all_pauses.append(np.concatenate([[0.0], pauses_s])[: n_units[source]])
     return n_units, np.concatenate(all_pauses)
 

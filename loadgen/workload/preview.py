@@ -37,6 +37,8 @@ def preview(
 
     `n` and all figures of arrivals and lengths cover warm-up and measured window; `slo` covers the
     measured window only, without requests that are cancelled on purpose; each class has its own.
+    Where a number of requests ends the window during the run, that number is `n_measured`, and the
+    window's length is the longest possible length.
     n_needed is the smallest number of independent requests that proves an SLO about a share of
     requests if none of them misses, n_needed_queued the number behind a queue (`QUEUE_TIME`); None
     for other SLOs and for a share of 100 %.
@@ -54,6 +56,7 @@ def preview(
             _with_brought(scenario, schedule),
             confidence,
             scenario.has_closed_loop,
+            scenario.requests_in_flow,
         ),
         "n_withdrawn": _measured(schedule)[1],
         "duration_s": scenario.horizon_s,
@@ -61,6 +64,8 @@ def preview(
             "warmup_s": scenario.phases.warmup,
             "measure_s": scenario.phases.measure,
             "drain_s": scenario.phases.drain,
+            "requests": scenario.phases.requests,
+            "ends_during_run": scenario.requests_in_flow is not None,
         },
         "arrivals": _arrivals(scenario, schedule),
         "input_tokens": _lengths(float(expected_inputs.mean()), inputs),
@@ -86,18 +91,26 @@ def _totals(
     slos: tuple[Slo, ...],
     confidence: float,
     is_closed_loop: bool,
+    n_wanted: int | None = None,
 ) -> dict[str, object]:
     """The figures of all rows, or of the rows of a class: counts, tokens per second and `slo`. A
-    closed loop plans more requests than it sends, so it has no rates."""
+    closed loop plans more requests than it sends, so it has no rates. `n_wanted` requests end the
+    measured window during the run; None for a window of planned length, and for a class."""
     n_measured, n_withdrawn = _measured(rows)
-    n = None if is_closed_loop else n_measured - n_withdrawn
-    measure_s = scenario.phases.measure
+    measure_s: float | None = scenario.phases.measure
+    is_open_end = scenario.requests_in_flow is not None
+    n = None if is_closed_loop or is_open_end else n_measured - n_withdrawn
+    if n_wanted is not None:
+        n_measured = n_wanted
+        n = None if n_withdrawn else n_wanted  # the withdrawn of those that are sent are unknown
+    if is_open_end:
+        measure_s = None
     return {
         "n": len(rows),
         "n_measured": n_measured,
         **{
             f"{name}_per_s": None
-            if is_closed_loop
+            if is_closed_loop or is_open_end
             else float(rows[name].sum(dtype=np.float64)) / scenario.horizon_s
             for name in ("input_tokens", "output_tokens")
         },
@@ -193,7 +206,9 @@ def _lengths(expected_mean: float, tokens: TokenCounts) -> dict[str, float]:
     }
 
 
-def _proof(slo: Slo, n: int | None, measure_s: float, confidence: float) -> dict[str, object]:
+def _proof(
+    slo: Slo, n: int | None, measure_s: float | None, confidence: float
+) -> dict[str, object]:
     share = _share(slo)
     n_needed = None if share is None else least_n(0, share, confidence) or None
     n_queued = None if share is None else needed_n(0, 1, share, confidence, _queued(confidence))
@@ -201,7 +216,9 @@ def _proof(slo: Slo, n: int | None, measure_s: float, confidence: float) -> dict
     for ending, least in (("", n_needed), ("_queued", n_queued)):
         figures |= {
             f"n_needed{ending}": least,
-            f"minutes_needed{ending}": None if not least or not n else least * measure_s / n / 60,
+            f"minutes_needed{ending}": least * measure_s / n / 60
+            if least and n and measure_s
+            else None,
             f"is_provable{ending}": None if least is None or n is None else n >= least,
         }
     return figures

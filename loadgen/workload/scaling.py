@@ -65,7 +65,8 @@ def scaled(scenario: Scenario, level: float, over: Over) -> Scenario:
 def with_window(scenario: Scenario, warmup_s: float, measure_s: float, seed: int) -> Scenario:
     """The scenario with another window and another seed."""
     values = scenario.resolved() | {"seed": seed % _SEEDS}
-    values["phases"] |= {"warmup": f"{warmup_s:.3f}s", "measure": f"{measure_s:.3f}s"}
+    window = {"warmup": f"{warmup_s:.3f}s", "measure": f"{measure_s:.3f}s"}
+    values["phases"] |= {**window, "requests": None, "at_most": None}
     return scenario.with_values(values)
 
 

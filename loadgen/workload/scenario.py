@@ -28,7 +28,7 @@ from loadgen.manifest.json_section import JsonObject
 from loadgen.measure.slo import Slo, lateness_limit_s, parse_slo, ungrounded
 from loadgen.records import OWN_SLO, LimitsS, Names
 from loadgen.registry import Strict
-from loadgen.units import Seconds, Share, as_data
+from loadgen.units import Seconds, Share, as_data, write_duration
 from loadgen.workload.arrivals import ARRIVALS, Arrivals, Users, window_rate_per_s
 from loadgen.workload.classes import (
     Chain,
@@ -38,6 +38,8 @@ from loadgen.workload.classes import (
     TrafficClass,
     as_validation_error,
 )
+from loadgen.workload.counted_window import CLOSED_LOOP_S, MOST_REQUESTS, window_s
+from loadgen.workload.layout import RandomStreams
 from loadgen.workload.presets import expanded
 from loadgen.workload.requests import Requests
 from loadgen.workload.texts import PROMPTS, PromptKind, Synthetic
@@ -53,6 +55,7 @@ FLAG_KEYS: Mapping[str, str] = {
     "input_len": "requests.input_tokens",
     "output_len": "requests.output_tokens",
     "duration": "phases.measure",
+    "num_prompts": "phases.requests",
     "warmup": "phases.warmup",
     "max_concurrency": "limits.max_concurrency",
     "slo": "slo",
@@ -65,12 +68,47 @@ LOADS = ("rate", "users", "concurrency")
 
 
 class Phases(Strict):
-    """Requests arrive during `warmup` and `measure`; only those in `measure` count. The last
-    requests have `drain` to end."""
+    """Requests arrive during a warm-up and a measured window; only those in the window count. The
+    last requests have `drain` to end.
+
+    The window is `measure` long, or it ends with the last of `requests` that count, after `at_most`
+    at the latest.
+    """
 
     warmup: Seconds = 0.0
-    measure: Annotated[Seconds, Field(gt=0)]
+    stated_s: Annotated[Seconds, Field(gt=0)] | None = Field(None, alias="measure")
+    requests: Annotated[int, Field(ge=1, le=MOST_REQUESTS)] | None = None
+    at_most: Annotated[Seconds, Field(gt=0)] | None = None
     drain: Seconds = 30.0
+    _counted_s: float | None = PrivateAttr(default=None)  # follows from the scenario's arrivals
+
+    @property
+    def measure(self) -> float:
+        """The length of the measured window, seconds. With `requests` that wait for answers it is
+        the longest possible length."""
+        length_s = self.stated_s if self.requests is None else self._counted_s
+        assert length_s is not None, "a scenario checks its phases"
+        return length_s
+
+    def of_length(self, counted_s: float) -> Self:
+        """The same phases with the length of the window of `requests`."""
+        copy = self.model_copy()
+        copy._counted_s = counted_s
+        return copy
+
+    def problems(self) -> Iterator[Problem]:
+        """Contradictions between the keys."""
+        if self.requests is not None and self.stated_s is not None:
+            problem = (
+                f"{self.requests} requests end the measured window, and so does phases.measure "
+                f"({write_duration(self.stated_s)}); remove one of the two"
+            )
+            yield ("phases", "requests"), problem
+        elif self.requests is None and self.stated_s is None:
+            yield ("phases", "measure"), "this key is required (or phases.requests, a number)"
+        elif self.requests is None and self.at_most is not None:
+            problem = "is the longest time for phases.requests; with phases.measure remove it"
+            yield ("phases", "at_most"), problem
 
 
 class Limits(Strict):
@@ -178,10 +216,40 @@ class Scenario(Strict):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
-        problems = list(self._problems())
+        problems = [*self.phases.problems(), *self._problems()] or list(self._count())
         if problems:
             raise as_validation_error(problems)
         return self
+
+    def _count(self) -> Iterator[Problem]:
+        """Finds the length of a window that a number of requests limits."""
+        phases, closed = self.phases, [self.is_closed_loop(name) for name in self.traffic()]
+        if phases.requests is None:
+            return
+        length_s = phases.at_most or CLOSED_LOOP_S
+        if any(closed) and not all(closed):
+            problem = (
+                f"{phases.requests} requests of open and closed loops together make no window: "
+                "their shares would depend on the server; state phases.measure instead"
+            )
+            yield ("phases", "requests"), problem
+        elif not any(closed):
+            try:
+                length_s = window_s(
+                    self._processes(), phases.warmup, phases.requests, phases.at_most
+                )
+            except ValueError as error:
+                yield ("phases", "requests"), str(error)
+        # past the immutability: the length belongs to this scenario, the given block may be shared
+        self.__dict__["phases"] = phases.of_length(length_s)
+
+    def _processes(self) -> Iterator[tuple[Arrivals, RandomStreams]]:
+        """Each arrival process with its random streams."""
+        if self.arrivals is not None:
+            yield self.arrivals, RandomStreams(self.seed)
+        for name, own in self.classes.items():
+            if own.arrivals is not None:
+                yield own.arrivals, RandomStreams(self.seed, (name,))
 
     def _problems(self) -> Iterator[Problem]:
         own = TrafficClass.model_construct(
@@ -220,6 +288,26 @@ class Scenario(Strict):
     def horizon_s(self) -> float:
         """The length of the arrivals: warm-up plus measured window."""
         return self.phases.warmup + self.phases.measure
+
+    @property
+    def requests_in_flow(self) -> int | None:
+        """The number of requests that ends the measured window during the run, because requests
+        wait for answers: in a closed loop, in sessions and chains. None for a window whose end the
+        schedule gives."""
+        waits = self.has_closed_loop or any(
+            own.session is not None or own.chain for own in self.traffic().values()
+        )
+        return self.phases.requests if waits else None
+
+    def with_known_window(self) -> Scenario:
+        """The same traffic with `phases.measure` in place of a number of requests, as far as the
+        schedule gives the length."""
+        if self.phases.requests is None or self.requests_in_flow is not None:
+            return self
+        values = self.resolved()
+        length = write_duration(self.phases.measure)
+        values["phases"] |= {"measure": length, "requests": None, "at_most": None}
+        return self.with_values(values)
 
     def traffic(self) -> dict[str, TrafficClass]:
         """Every class by name. A scenario without classes has the class `default`, without SLOs
@@ -351,7 +439,7 @@ def load_scenario(
     document = parse_document(text, label, ScenarioError)
     document.values.setdefault("name", _name_from(label))
     _set_flags(document, flags)
-    override(document, overrides)
+    _override(document, overrides)
     return _checked(document).from_source(label)
 
 
@@ -366,7 +454,7 @@ def varied(
     document = parse_document(scenario.to_yaml(), scenario.name, ScenarioError)
     document.lines.clear()  # line numbers of generated text mean nothing to the user
     _set_flags(document, flags)
-    override(document, settings, flag)
+    _override(document, settings, flag)
     return _checked(document).from_source(scenario.source)
 
 
@@ -374,7 +462,8 @@ def scenario_from_flags(
     *,
     input_len: int | Mapping[str, object],
     output_len: int | Mapping[str, object],
-    duration: str,
+    duration: str | None = None,
+    num_prompts: int | None = None,
     rate: str | None = None,
     users: int | None = None,
     think: str | None = None,
@@ -388,7 +477,8 @@ def scenario_from_flags(
 ) -> Scenario:
     """The scenario for a command line without a scenario file: Poisson arrivals at `rate`, `users`
     that pause for `think` after each response, or `concurrency` requests in flight of which the
-    next starts when one ends. Raises ScenarioError that names the flag."""
+    next starts when one ends. The measured window lasts for `duration`, or until `num_prompts`
+    requests are sent, whichever comes first. Raises ScenarioError that names the flag."""
     values: JsonObject = {"name": name, "arrivals": {"kind": "poisson"}, "slo": list(slo)}
     document = Document("command line", ScenarioError, values)
     document.sources = {("arrivals", "rate"): "--rate", ("slo",): "--slo"}
@@ -400,12 +490,13 @@ def scenario_from_flags(
         "input_len": input_len,
         "output_len": output_len,
         "duration": duration,
+        "num_prompts": num_prompts,
         "warmup": warmup,
         "max_concurrency": max_concurrency,
         "seed": seed,
     }
     _set_flags(document, given)
-    override(document, overrides)
+    _override(document, overrides)
     return _checked(document)
 
 
@@ -431,9 +522,27 @@ def _set_flags(document: Document, flags: Mapping[str, object]) -> None:
             flag_of(loop),
         )
     for name, value in given.items():
-        override(document, {FLAG_KEYS[name]: value}, flag_of(name))
+        is_limit = name == "duration" and "num_prompts" in given
+        key = "phases.at_most" if is_limit else FLAG_KEYS[name]
+        _override(document, {key: value}, flag_of(name))
     if loop is not None:
         _make_room(document, given[loop], flag_of(loop))
+
+
+def _override(
+    document: Document, settings: Sequence[str] | Mapping[str, object], flag: str = "--set"
+) -> None:
+    """`override`; a setting of the length of the window, or of its number of requests, replaces the
+    other in the document."""
+    keys = {setting.partition("=")[0].strip() for setting in settings}
+    phases = document.values.get("phases")
+    if isinstance(phases, dict):
+        if "phases.measure" in keys and "phases.requests" not in keys:
+            phases.pop("requests", None)
+            phases.pop("at_most", None)
+        elif "phases.requests" in keys and "phases.measure" not in keys:
+            phases.pop("measure", None)
+    override(document, settings, flag)
 
 
 def _contradiction(given: Mapping[str, object], is_closed: bool) -> str:

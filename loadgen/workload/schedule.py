@@ -8,16 +8,17 @@ purpose leaves the others unchanged.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import ScenarioError, nearest
 from loadgen.records import EDGES, SCHEDULE, Edges, Phase, Schedule
-from loadgen.workload.arrivals import Arrivals, Traffic
+from loadgen.workload.arrivals import Arrivals, Traffic, selected
 from loadgen.workload.classes import TrafficClass
+from loadgen.workload.counted_window import first_requests
 from loadgen.workload.layout import (
     ClassTraffic,
     Index,
@@ -79,12 +80,15 @@ def make_plan(scenario: Scenario) -> Plan:
 
 def _layouts(scenario: Scenario) -> list[Layout]:
     """The rows of each class."""
-    names = scenario.names()
+    names, phases = scenario.names(), scenario.phases
     layouts: list[Layout] = []
     n_prefixes = 0
-    for part in _parts(scenario):
+    parts = list(_parts(scenario))
+    if phases.requests is not None and scenario.requests_in_flow is None:
+        parts = first_requests(parts, phases.warmup, phases.requests)
+    for part in parts:
         max_rows = MAX_REQUESTS - sum(len(layout.rows) for layout in layouts)
-        layout = lay_out(part, scenario.horizon_s, max_rows)
+        layout = lay_out(part, scenario.horizon_s, max_rows, phases.warmup, phases.requests)
         if part.arrivals.session_id is not None:
             layout = replace(layout, source=_renumbered(part.arrivals.session_id))
         rows = layout.rows
@@ -160,22 +164,13 @@ def _shares(
             if name not in sharing:
                 hint = nearest(name, sharing)
                 raise ScenarioError(f"{scenario.name}: the trace has a class '{name}'; {hint}")
-        return {name: _selected(whole, whole.class_name == name) for name in sharing}
+        return {name: selected(whole, whole.class_name == name) for name in sharing}
     weights = np.array([classes[name].weight or 1.0 for name in sharing])
     cumulative = np.cumsum(weights / weights.sum())
     rng = RandomStreams(scenario.seed).stream(Purpose.classes)
     drawn = rng.random(len(whole)) * cumulative[-1]
     number = np.minimum(np.searchsorted(cumulative, drawn, side="right"), len(sharing) - 1)
-    return {name: _selected(whole, number == k) for k, name in enumerate(sharing)}
-
-
-def _selected(whole: Traffic, mask: NDArray[np.bool_]) -> Traffic:
-    columns: dict[str, Any] = {
-        field.name: column[mask]
-        for field in fields(whole)
-        if (column := getattr(whole, field.name)) is not None
-    }
-    return Traffic(**columns)
+    return {name: selected(whole, number == k) for k, name in enumerate(sharing)}
 
 
 def _renumbered(session_id: NDArray[np.uint32]) -> Index:

@@ -57,6 +57,9 @@ def tables(facts: Mapping[str, Any]) -> Group:
 def number_of_requests(facts: Mapping[str, Any]) -> str:
     """`303 requests in 30 s, 303 of them in the measured window`."""
     duration = format_duration(facts["duration_s"])
+    if facts["window"]["ends_during_run"]:
+        loop = ": a closed loop" if facts["is_closed_loop"] else ""
+        return f"{facts['n_measured']} requests in the measured window, at most {duration}{loop}"
     if facts["is_closed_loop"]:
         return f"at most {facts['n']} requests in {duration}: a closed loop"
     return (
@@ -118,6 +121,8 @@ def _slo_row(slo: Mapping[str, Any], prefix: str) -> tuple[str, str, str, str, s
         return text, *needed, "n/a: closed loop", ""
     enough = "enough" if slo["is_provable_queued"] else "enough without a queue"
     window = f"{slo['n']} ({enough if slo['is_provable'] else 'too few'})"
+    if slo["minutes_needed"] is None:
+        return text, *needed, window, ""
     minutes = (number_text(slo[f"minutes_needed{ending}"]) for ending in ("", "_queued"))
     return text, *needed, window, " to ".join(minutes)
 

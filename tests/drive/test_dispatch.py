@@ -378,3 +378,38 @@ def test_a_user_with_thousands_of_rows_to_go_is_accounted_for_when_the_window_en
     assert sorted(world.sent) == [0, 1, 2, 3]
     assert world.statuses()[4:] == [Status.not_released] * (n - 4)
     assert world.n_finished == 1
+
+
+def test_releasing_ends_with_the_last_counted_request():
+    world = World(
+        [0.0, 1.0, 2.0, 3.0, 4.0], [5.0] * 5, warmup_s=1.0, n_measured=2, drain_s=30.0
+    ).run()
+    assert world.releases == {0: 0.0, 1: 1.0, 2: 2.0}  # the warm-up does not count
+    assert world.statuses() == [Status.ok] * 3 + [Status.not_released] * 2
+    assert world.outcome[3][1] == "the run's 2 measured requests were sent before"
+    assert world.n_finished == 1
+    assert world.now_s() == 7.0  # no drain after the last answer
+
+
+def test_a_user_who_is_answered_after_the_last_counted_request_sends_no_more():
+    edges = [(1, 0), (2, 1), (3, 2)]
+    world = World([0.0, *[np.nan] * 3], [1.0] * 4, edges=edges, n_measured=2).run()
+    assert world.releases == {0: 0.0, 1: 1.0}
+    assert world.statuses() == [*[Status.ok] * 2, *[Status.not_released] * 2]
+
+
+def test_a_counted_request_that_waits_for_a_slot_is_still_sent():
+    world = World(
+        [0.0, 0.1, 0.2], [2.0] * 3, n_measured=2, max_concurrency=1, when_full="wait"
+    ).run()
+    assert world.sent == {0: 0.0, 1: 2.0}
+    assert world.statuses() == [Status.ok, Status.ok, Status.not_released]
+
+
+def test_the_drain_begins_with_the_last_counted_request():
+    world = World([0.0, 1.0, 2.0], [1.0, 50.0, 1.0], n_measured=2, timeout_s=90.0).run()
+    assert world.outcome[1] == (
+        Status.cancelled,
+        "still running when the drain after the run's end ended",
+        31.0,
+    )

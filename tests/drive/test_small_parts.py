@@ -211,7 +211,7 @@ def beat(now_s, **counts):
     return {
         "now_s": now_s, "released": counts["ok"] + counts["timeout"], "sent": 0, "in_flight": 3,
         "waiting": 0, "by_status": by_status, "ttft_s": [0.1] * 10, "lateness_s": [0.0001],
-        "e2e_s": [], "withdrawn": counts.get("withdrawn", 0),
+        "e2e_s": [], "withdrawn": counts.get("withdrawn", 0), "measured": 0,
     }  # fmt: skip
 
 

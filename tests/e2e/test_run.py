@@ -384,3 +384,23 @@ def test_report_recomputes_a_run_under_other_slos(plain, cli, tmp_path):
     cli("report", directory, cwd=tmp_path)
     assert json.loads((directory / "summary.json").read_text())["verdict"] == "met"
     assert (directory / "requests.parquet").read_bytes() == before
+
+
+@pytest.mark.parametrize("load", [["--rate=40/s"], ["--concurrency=7", "--workers=2"]])
+def test_exactly_so_many_requests_count(cli, tmp_path, load):
+    """Two workers stop late; what they send after the last counted request does not count."""
+    result = cli(
+        "run", "--target=mock", "--engine=ttft=100ms,itl=2ms", *load, "--input-len=16",
+        "--output-len=4", "--num-prompts=60", "--warmup=300ms", *cli.lenient, "--out=run",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert result.returncode in (0, 3), result.stdout + result.stderr
+    run = read_run(tmp_path / "run")
+    window = run.manifest.window
+    released_s = np.sort(run.request_rows["released_s"])
+    last_s = released_s[np.searchsorted(released_s, 0.3) + 59]
+    assert window.warmup_s + window.measure_s == pytest.approx(last_s, abs=3e-6)
+    assert np.count_nonzero(released_s >= 0.3) < 110  # two workers on their own would send 120
+    assert run.manifest.ended == "completed"
+    counts = json.loads((tmp_path / "run" / "summary.json").read_text())["counts"]
+    assert (counts["due"], counts["ok"]) == (60, 60)

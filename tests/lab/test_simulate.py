@@ -295,3 +295,38 @@ def test_a_failed_request_makes_a_percentile_of_a_cell_infinite():
     cell = cell_of(run, summarize(run), "chunked", 1.0, {})
     assert 0 < cell["n_ok"] < cell["n_due"]
     assert cell["ttft_p99"] == {"value": None, "low": None, "high": None}
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        {"concurrency": 4},
+        {"rate": "20/s"},
+        {"rate": "5/s", "overrides": {"session": {"turns": 3}}},
+    ],
+)
+def test_a_number_of_requests_ends_the_window(load):
+    counted = scenario_from_flags(input_len=64, output_len=16, num_prompts=100, warmup="1s", **load)
+    run = simulate(counted)
+    released_s = run.request_rows["released_s"]
+    counted_s = np.sort(released_s[released_s >= 1.0])
+    assert len(counted_s) == 100
+    window = run.manifest.window
+    assert window.warmup_s + window.measure_s == pytest.approx(counted_s[-1], abs=3e-6)
+    summary = summarize(run)
+    assert (summary.counts["due"], summary.counts["ok"]) == (100, 100)
+    assert run.manifest.ended == "completed"
+    assert not [check for check in summary.validity.checks if check.ok is False]
+    assert not [finding for finding in summary.findings if "not sent" in finding]
+
+
+def test_a_number_that_the_server_cannot_reach_in_time_is_named():
+    slow = scenario_from_flags(
+        concurrency=1, input_len=64, output_len=200, num_prompts=500, duration="5s"
+    )
+    run = simulate(slow)
+    summary = summarize(run)
+    assert run.manifest.window.measure_s == 5.0
+    assert 0 < summary.counts["due"] < 500
+    named = f"{summary.counts['due']} of the 500 requests of phases.requests were sent in 5 s"
+    assert [finding for finding in summary.findings if finding.startswith(named)]

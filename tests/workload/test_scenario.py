@@ -105,7 +105,8 @@ def test_yaml_has_units_and_no_defaults():
 
 def test_resolved_says_every_key():
     resolved = flags().resolved()
-    assert resolved["phases"] == {"warmup": "0s", "measure": "1m", "drain": "30s"}
+    counted = {"requests": None, "at_most": None}
+    assert resolved["phases"] == {"warmup": "0s", "measure": "1m", "drain": "30s", **counted}
     assert resolved["stop_when"] == {"error_rate": "50%", "over": "20s", "saturated": None}
     assert resolved["instrument"]["run_delay"] == "1%"
     assert resolved["schema"] == 1

@@ -8,6 +8,7 @@ import re
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.measure.attainment import measured_window
 from loadgen.measure.load import LoadByQuarter
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.summary import ValidityCheck, gate
@@ -91,6 +92,7 @@ def stimulus(run: Run) -> ValidityCheck:
     n_moved = int(np.count_nonzero(released & ~(off_s <= STIMULUS_TOLERANCE_S)))
     ended = run.manifest.ended == "completed"
     unsent = roots & (rows["status"] == Status.not_released)
+    unsent &= schedule["scheduled_s"] < measured_window(run).end_s
     n_unsent = int(np.count_nonzero(unsent)) if ended else 0
     n = int(np.count_nonzero(released))
     n_dry = _n_dry(run) if ended else 0
