@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 SECONDS ?= 10
 
-.PHONY: help demo test faults fuzz check bench gpu-check clean
+.PHONY: help demo test faults fuzz check picture bench gpu-check clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -24,6 +24,9 @@ fuzz: .venv/dev ## random input for every parser that reads from outside (SECOND
 
 check: .venv/dev ## formatting, lint, types
 	@scripts/check
+
+picture: .venv/dev ## docs/capacity.png again: a search of six minutes against the bundled engine
+	@$(BIN)/python scripts/readme_picture.py
 
 bench: .venv/dev ## the benchmarks that need no GPU; results go to benchmarks/results
 	@for script in $(filter-out benchmarks/gpu_suite.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done

@@ -166,13 +166,6 @@ def test_the_frames_of_the_walk_exist():
         assert name in functions, f"{path} has no {frame}"
 
 
-def test_the_readme_shows_its_two_commands_first():
-    lines = (ROOT / "README.md").read_text().splitlines()[:25]
-    assert any("make demo" in line for line in lines)
-    assert any("make test" in line for line in lines)
-    assert any("MET" in line for line in lines)
-
-
 def validity_checks():
     """The names of the validity checks: the first argument of `ValidityCheck` or its makers."""
     files = (ROOT / "loadgen" / "measure" / "validity").glob("*.py")
