@@ -41,8 +41,10 @@ def test_a_live_server_that_misses_at_every_rate_exits_1(cli, tmp_path):
     assert result.returncode == 1, result.stderr
     assert result.stdout.startswith("CAPACITY below 10 req/s: the SLO is missed even there")
     kept = json.loads((tmp_path / "found" / "capacity.json").read_text())["probes"]
-    assert {probe["grade"] for probe in kept} == {"saturated"}
-    assert all(probe["measured_s"] < 8.0 for probe in kept)  # ended early
+    decisive = [probe for probe in kept if probe["grade"] != "untrusted"]  # a stall of the machine
+    assert decisive
+    assert {probe["grade"] for probe in decisive} == {"saturated"}
+    assert all(probe["measured_s"] < 8.0 for probe in decisive)  # ended early
 
 
 def test_ctrl_c_keeps_the_probes_and_resume_goes_on(cli, tmp_path):
