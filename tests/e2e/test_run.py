@@ -386,7 +386,17 @@ def test_report_recomputes_a_run_under_other_slos(plain, cli, tmp_path):
     assert (directory / "requests.parquet").read_bytes() == before
 
 
-@pytest.mark.parametrize("load", [["--rate=40/s"], ["--concurrency=7", "--workers=2"]])
+@pytest.mark.parametrize(
+    "load",
+    [
+        ["--rate=40/s"],
+        ["--concurrency=7", "--workers=2"],
+        [
+            *("--concurrency=8", "--workers=2"),  # twice as many users as slots
+            *("--set=limits.max_concurrency=4", "--set=limits.when_full=wait"),
+        ],
+    ],
+)
 def test_exactly_so_many_requests_count(cli, tmp_path, load):
     """Two workers stop late; what they send after the last counted request does not count."""
     result = cli(
