@@ -392,7 +392,7 @@ def test_report_recomputes_a_run_under_other_slos(plain, cli, tmp_path):
         ["--rate=40/s"],
         ["--concurrency=7", "--workers=2"],
         [
-            *("--concurrency=8", "--workers=2"),  # twice as many users as slots
+            *("--concurrency=40", "--workers=2"),  # a wait of 1 s for a slot
             *("--set=limits.max_concurrency=4", "--set=limits.when_full=wait"),
         ],
     ],
