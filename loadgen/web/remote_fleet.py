@@ -85,6 +85,7 @@ class RemoteFleet:
             job.scenario.has_per_request_limit,
             job.scenario.requested_rate_per_s(),
             job.scenario.has_closed_loop,
+            job.scenario.requests_in_flow,
         )
         self._send(controller.start(time.monotonic_ns()))
         started, updated_s, reported_dead = False, 0.0, set[int]()
