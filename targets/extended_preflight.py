@@ -134,9 +134,10 @@ class _ExtendedRun:
             answers.append(await self._answer(self._new_text(64), _LONG_ANSWER))
         answer = max(answers, key=lambda answer: len(answer.token_reads_s))
         n_running = sum(d.is_token and d.usage is not None for d in answer.deltas)
+        stated = answer.usage.output_tokens if answer.usage else None
         return preflight_checks.chunking(
             Chunking(
-                tokens=answer.usage.output_tokens if answer.usage else None,
+                tokens=stated if stated is not None and answer.is_possible(stated) else None,
                 chunks=answer.n_token_events,
                 reads=len(answer.token_reads_s),
                 is_counted=n_running == answer.n_token_events,

@@ -47,7 +47,7 @@ class Wire:
     opening: str = ""  # before the first event
     before_each: str = ""  # before every event
     has_done: bool = True
-    framing: Literal["chunked", "close"] = "chunked"
+    framing: Literal["chunked", "close", "http1.0"] = "chunked"
     content_type: str = "text/event-stream; charset=utf-8"
 
     def event(self, content: Fields) -> bytes:
@@ -243,6 +243,31 @@ PERSONAS: Mapping[str, Persona] = {
     "transformers-serve": Persona(
         "transformers, src/transformers/cli/serve.py: chunks without usage",
         Wire(usage="never", role_delta={"role": "assistant"}, item=SPACED),
+    ),
+    "mlx-lm": Persona(
+        "mlx-lm, mlx_lm/server.py: HTTP/1.0, comments with the progress of the prompt",
+        Wire(
+            framing="http1.0",
+            opening=": keepalive 8/9\n\n: keepalive 9/9\n\n",
+            role="each",
+            item=SPACED,
+            top={"system_fingerprint": "0.31.0-Linux-x86_64"},
+            content_type="text/event-stream",
+        ),
+    ),
+    "guidellm-mock-server": Persona(
+        "guidellm, src/guidellm/mock_server: no role, always finish reason stop",
+        Wire(role="off", item=SPACED, finish_word="stop"),
+    ),
+    "xpyd-sim": Persona(
+        "xpyd-sim, chat completions: null for every unused member, as vLLM's models with nulls",
+        Wire(
+            role_delta={"role": "assistant", "content": "", "tool_calls": None},
+            delta={"role": None, "tool_calls": None},
+            choice={"logprobs": None, "stop_reason": None},
+            top={"system_fingerprint": "fp_xpyd_sim", "service_tier": None},
+            usage_null=True,
+        ),
     ),
     "tabbyapi": Persona(
         "TabbyAPI, endpoints/OAI: sse-starlette, usage in an event of its own",

@@ -237,9 +237,12 @@ class PersonaText(ReplyText):
 
     @property
     def stream_head(self) -> bytes:
-        lines = ["HTTP/1.1 200 OK", f"content-type: {self.wire.content_type}"]
-        is_chunked = self.wire.framing == "chunked"
-        lines.append("transfer-encoding: chunked" if is_chunked else "connection: close")
+        status, framing = {
+            "chunked": ("HTTP/1.1 200 OK", ["transfer-encoding: chunked"]),
+            "close": ("HTTP/1.1 200 OK", ["connection: close"]),
+            "http1.0": ("HTTP/1.0 200 OK", []),
+        }[self.wire.framing]
+        lines = [status, f"content-type: {self.wire.content_type}", *framing]
         head = "\r\n".join([*lines, "", ""]).encode()
         return head + (self.frame(self.wire.opening.encode()) if self.wire.opening else b"")
 

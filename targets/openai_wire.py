@@ -35,6 +35,7 @@ _FINISH = {
     "eos_token": FinishReason.stop,  # TGI
     "stop_sequence": FinishReason.stop,  # TGI
     "length": FinishReason.length,
+    "max_tokens": FinishReason.length,  # Gemini, Anthropic, through gateways
     "tool_calls": FinishReason.tool_calls,
     "function_call": FinishReason.tool_calls,
     "content_filter": FinishReason.content_filter,
@@ -93,6 +94,13 @@ class StreamEvent(msgspec.Struct, Generic[Choice]):
     message: Any = None
 
 
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    rb"|(?P<half>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
+"""An escape in JSON: a surrogate pair, half of a pair, or any other."""
+
 _WHOLE_NUMBER = re.compile(rb"(?<=[:,\[ ])(0|[1-9][0-9]{0,8})(?=[,\]} ])")
 _TRIAL_NUMBER = 987_654_321
 
@@ -141,12 +149,16 @@ class OpenAICodec(Adapter):
 
 
 def _parse_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
-    """Decode the JSON of an event. Raises ValueError with a short message that quotes at most the
-    start of the event.
+    """Decode the JSON of an event. Half of a surrogate pair, which JSON's grammar allows (RFC 8259
+    section 8.2) and the decoder does not, becomes U+FFFD: some servers cut an emoji in two. Raises
+    ValueError with a short message that quotes at most the start of the event.
     """
     try:
         return decoder.decode(event)
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        whole = _ESCAPE.sub(lambda escape: rb"\ufffd" if escape["half"] else escape[0], event)
+        if whole != event:
+            return _parse_event(decoder, whole)
         head = event[:60].decode("utf-8", "replace")
         raise ValueError(f"not an event of this API: {error}; it starts {head!r}") from None
 
@@ -239,7 +251,7 @@ def _verified(
 
 def finish_reason(word: str | None) -> FinishReason:
     """The enum member of a server's word; `other` for an undocumented word."""
-    return FinishReason.none if word is None else _FINISH.get(word, FinishReason.other)
+    return FinishReason.none if word is None else _FINISH.get(word.lower(), FinishReason.other)
 
 
 def failed_finish(word: str | None) -> str | None:

@@ -178,8 +178,8 @@ class _Run:
         if is_redirect(self.models.status):
             raise _Stop("models", f"GET /v1/models {self.models.problem}")
         name, ids = self.adapter.model or self.endpoint.model, self.models.ids
+        reason = self.models.problem or "lists no model"
         if not name and not ids:
-            reason = self.models.problem or "lists no model"
             raise _Stop("models", f"GET /v1/models {reason}; name the model with --model")
         changes = {"model": name or ids[0], "sends_slos": self.models.is_bundled}
         self.adapter = self.adapter.model_copy(update=changes)
@@ -190,7 +190,7 @@ class _Run:
         elif ids:
             self.note("models", False, f"'{name}' is not listed; {nearest(name, ids)}")
         else:
-            self.note("models", None, f"{name}; GET /v1/models {self.models.problem}")
+            self.note("models", None, f"{name}; GET /v1/models {reason}")
         return [] if name else ids
 
     async def choose_answering_model(

@@ -65,7 +65,7 @@ class Head:
 
 @dataclass(frozen=True)
 class Chunking:
-    """A longer answer; `tokens` are the server's count, None if not stated."""
+    """A longer answer; `tokens` are the server's count, None if not stated or not possible."""
 
     tokens: int | None
     chunks: int

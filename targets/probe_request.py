@@ -88,8 +88,9 @@ class EventReader:
                 self._data.append(line[5:].removeprefix(b" "))
             elif line.startswith(b"error:"):  # llama.cpp reports a failure after a 200 so
                 self._data.append(b'{"error":' + line[6:] + b"}")
-            elif not line and self._data:
-                events.append(b"\n".join(self._data))
+            elif not line:
+                if any(data.strip() for data in self._data):  # else it keeps the connection alive
+                    events.append(b"\n".join(self._data))
                 self._data = []
         return events
 
@@ -221,8 +222,11 @@ async def _read_stream(
             if ends_early:
                 return
     if not answer.deltas:
-        kind = answer.content_type
-        answer.problem = f"answered {kind}, not an event stream; it starts {answer.head[:80]!r}"
+        kind = answer.content_type or "no content type"
+        not_events = f"not an event stream; it starts {answer.head[:80]!r}"
+        answer.problem = (
+            f"answered {kind}, {not_events if answer.head else 'but the body is empty'}"
+        )
     elif not is_done and not any(delta.finish_reason for delta in answer.deltas):
         answer.problem = f"the stream ended after {answer.n_token_events} tokens without a finish"
         answer.is_transient = True

@@ -16,6 +16,7 @@ from loadgen.workload.scenario import load_scenario
 from loadgen.workload.schedule import make_schedule
 
 VLLM_ARGS = "vLLM vllm/benchmarks/serve.py and datasets, argument parsers"
+GUIDELLM_07 = "guidellm 0.5, getting started and guidellm benchmark run --help"
 GUIDELLM_README = "guidellm 0.8.1, README"
 GUIDELLM_SCHEMA = "guidellm 0.8.1, guidellm/schemas"
 AIPERF_README = "aiperf 0.13.0, README"
@@ -202,7 +203,39 @@ LINES = {
         {},
         ("--probe-request-rate 0.5", "--lora-modules a b", "--num-warmups"),
     ),
+    "vllm_waits_for_the_server": Line(
+        VLLM_ARGS,
+        V + "--request-rate 1 --ready-check-timeout-sec 600 --request-id-prefix bench-",
+        {"command": "--wait-ready 600s"},
+        ("--request-id-prefix bench-",),
+    ),
+    "vllm_no_wait": Line(
+        VLLM_ARGS,
+        V + "--backend openai-chat --request-rate 1 --ready-check-timeout-sec 0 --profile "
+        "--no-stream --insecure",
+        {"command": "run scenario.yaml --target http://127.0.0.1:8000 --model m"},
+        ("--profile", "--no-stream", "--insecure"),
+    ),
+    "vllm_benchmark_script": Line(
+        VLLM_ARGS,
+        "python benchmarks/benchmark_serving.py --backend vllm --model m --dataset-name random "
+        "--random-input-len 100 --random-output-len 50 --request-rate 3 --num-prompts 90",
+        {"arrivals.rate": "3/s", "phases": {"requests": 90}, "target.api": "completions"},
+    ),
+    "vllm_random_mm": Line(
+        VLLM_ARGS,
+        V + "--dataset-name random-mm --random-mm-base-items-per-request 2 --request-rate 5",
+        {"requests.input_tokens.tokens": 1024},
+        ("--dataset-name random-mm", "--random-mm-base-items-per-request 2"),
+    ),
     # SGLang
+    "sglang_lora": Line(
+        SGLANG_ARGS,
+        S + "--backend sglang --dataset-name image --image-count 2 --lora-name a b "
+        "--pd-separated --tokenize-prompt --max-concurrency 64",
+        {"arrivals.users": 64},
+        ("--dataset-name image", "--image-count 2", "--lora-name a b", "--pd-separated"),
+    ),
     "sglang_random": Line(
         SGLANG_ARGS,
         S + "--backend sglang --dataset-name random --num-prompts 300 --request-rate 6 "
@@ -468,7 +501,40 @@ LINES = {
         },
         ("delay_stdev=1",),
     ),
+    "guidellm_flags_to_0_7": Line(
+        GUIDELLM_07,
+        "guidellm benchmark run --target http://h:1 --profile constant --rate 5 --max-seconds 60 "
+        "--max-error-rate 0.1 --max-errors 10 --detect-saturation --random-seed 4"
+        ' --data prompt_tokens=10,output_tokens=10 --data-args \'{"split":"test"}\'',
+        {"stop_when": {"error_rate": "10%", "saturated": "30s"}, "seed": 4},
+        ("max_errors,count=10", "--data-args"),
+    ),
+    "guidellm_max_requests": Line(
+        GUIDELLM_07,
+        "guidellm benchmark --target http://h:1 --rate-type synchronous --max-requests 20 "
+        "--data prompt_tokens=64,output_tokens=32",
+        {"arrivals.users": 1, "phases": {"requests": 20}},
+    ),
+    "guidellm_own_engine": Line(
+        GUIDELLM_SCHEMA,
+        "guidellm run --backend kind=vllm_python,model=m --profile kind=constant,rate=1" + GD,
+        {"arrivals.rate": "1/s"},
+        ("kind=vllm_python: slobench measures servers over HTTP",),
+    ),
     # aiperf
+    "aiperf_telemetry": Line(
+        AIPERF_HELP,
+        A
+        + "--request-rate 1 --gpu-telemetry http://gpu:9400 --server-metrics http://h:8000/metrics",
+        {},
+        ("--gpu-telemetry http://gpu:9400: see metrics_url", "--server-metrics http://h:8000"),
+    ),
+    "aiperf_user_centric": Line(
+        AIPERF_HELP,
+        A + "--user-centric-rate 2 --num-users 10",
+        {},
+        ("--user-centric-rate 2", "--num-users 10"),
+    ),
     "aiperf_request_count": Line(
         AIPERF_README,
         'aiperf profile --model "granite4:350m" --streaming --endpoint-type chat '
@@ -730,6 +796,11 @@ def test_an_unknown_flag_is_always_named(name):
         (G + "--profile kind=replay" + GD, "trace_synthetic"),
         (V + "--ramp-up-strategy linear --ramp-up-start-rps 0 --ramp-up-end-rps 5", "above 0"),
         (V + "--extra-body '{'", "is not JSON"),
+        (V + "--backend openai-embeddings --endpoint /v1/embeddings", "chat and completions only"),
+        (V + "--backend openai-embeddings-chat", "chat and completions only"),
+        (V + "--backend openai-audio --endpoint /v1/audio/transcriptions", "chat and completions"),
+        (V + "--backend vllm-rerank", "chat and completions only"),
+        (V + "--dataset-name spec_bench --dataset-path q.jsonl --num-prompts -1", "above 0"),
         (A + "--seq-dist 'nonsense'", "ISL,OSL:PERCENT"),
         ("inference-perf --config_file no/such.yml", "cannot be read"),
         (P + PD + "load: {type: trace_session_replay}\n", "no equivalent is known"),

@@ -5,6 +5,7 @@ Building a command from its signature takes about 4 ms; there are two dozen verb
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
@@ -40,6 +41,9 @@ VERBS = {
 """Module of this package → its verbs, in the order of the help page."""
 
 
+_ATTACHED = re.compile(r"-[A-Za-z]\d\w*", re.ASCII)  # a value without a blank: -c10
+
+
 class VerbGroup(TyperGroup):
     """A group whose commands come from `VERBS`."""
 
@@ -48,6 +52,8 @@ class VerbGroup(TyperGroup):
         self.commands = _Commands()  # type: ignore[assignment]  # typer only reads it
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and "://" in args[0]:
+            raise UsageError(f"a URL is a target; write slobench run --target {args[0]}")
         hint = VERB_HINTS.get(args[0]) if args and args[0] not in self.commands else None
         if hint is not None:
             raise UsageError(f"there is no verb {args[0]!r}; {hint}")
@@ -61,6 +67,8 @@ class Verb(TyperCommand):
         known = {flag for param in self.params for flag in (*param.opts, *param.secondary_opts)}
         for word in takewhile(lambda word: word != "--", args):
             flag = word.partition("=")[0]
+            if _ATTACHED.fullmatch(word):
+                flag = word[:2]
             if flag in HINT_OF and flag not in known:
                 raise UsageError(f"there is no {flag}; {HINT_OF[flag]}")
         return super().parse_args(ctx, args)

@@ -12,7 +12,9 @@ _TRACE = "write --set 'arrivals={kind: trace, path: FILE}'"
 _TEXTS = "write --set 'prompts={kind: sharegpt, path: FILE}' (or kind: dataset for JSON lines)"
 
 HINTS: Mapping[str, tuple[str, ...]] = {
-    "write --rate 8 (per second)": ("--request-rate", "--rps", "--qps", "--arrival-rate"),
+    "write --rate 8 (per second)": (
+        *("--request-rate", "--rps", "--qps", "--arrival-rate", "-q", "-R"),
+    ),
     "write --concurrency 32 (the next request starts when one ends)": (
         *("--concurrent", "--parallel", "--streams", "-c", "--num-concurrency", "--clients"),
     ),
@@ -29,7 +31,8 @@ HINTS: Mapping[str, tuple[str, ...]] = {
     "set api: chat or completions in a target file (docs/targets.md)": (
         *("--backend", "--endpoint", "--endpoint-type", "--request-type", "--request-format"),
     ),
-    _DURATION: ("--max-seconds", "-d"),
+    _DURATION: ("--max-seconds", "--benchmark-duration", "--time", "-d", "-z"),
+    "name the certificate with ca_cert in a target file (docs/targets.md)": ("--insecure", "-k"),
     "write --num-prompts 500": ("--iterations", "-i", "--number", "--num-requests"),
     "write --warmup 10s: the same traffic, not counted": ("--num-warmups", "--warmup-percent"),
     "write --rate 8 (Poisson), --set arrivals.kind=constant with it, --concurrency 32, or slobench "
@@ -52,7 +55,9 @@ HINTS: Mapping[str, tuple[str, ...]] = {
     f"{_ALWAYS}: every run has all metrics and percentiles, with intervals": (
         *("--percentile-metrics", "--metric-percentiles", "--metrics"),
     ),
-    f"{_ALWAYS}: it is sent where the server accepts it": ("--ignore-eos", "--stream"),
+    f"{_ALWAYS}: it is sent where the server accepts it": (
+        *("--ignore-eos", "--stream", "--streaming"),
+    ),
     f"{_ALWAYS}: run has no page of its own; slobench web has": ("--headless",),
     "write --workers 4": ("--processes", "--num-workers"),
     "no tokenizer is needed; a local one: --set prompts.tokenizer=DIR": (

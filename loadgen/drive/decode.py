@@ -12,7 +12,7 @@ from typing import NamedTuple
 import httptools
 import msgspec
 
-from loadgen.drive.sse import BEFORE, BEHIND, N_FRAMING, SseDecoder, SseEvent, plain_events
+from loadgen.drive.sse import BEFORE, BEHIND, BOM, N_FRAMING, SseDecoder, SseEvent, plain_events
 from loadgen.drive.transport import Exchange
 from loadgen.records import FinishReason, Status, TokenSource
 from targets.base import Adapter, Delta, Shape, is_possible_count
@@ -20,6 +20,8 @@ from targets.base import Adapter, Delta, Shape, is_possible_count
 _OK = Status.ok  # looking up an enum member takes 0.2 µs in Python 3.11
 _HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 _EXCERPT = 200
+_FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")  # no JSON or HTML begins so
+_LINE_START = 20
 _SHAPE_PARTS = 4  # first parts compared: perhaps a role chunk, and two tokens of different text
 
 
@@ -113,12 +115,18 @@ def decode(exchange: Exchange, adapter: Adapter) -> Decoded:
             f"content-encoding {encoding}, but the request accepts identity only",
         )
         return result
-    if "text/event-stream" not in exchange.content_type.lower():
+    if "text/event-stream" not in exchange.content_type.lower() and not _has_events(body.data):
         kind = exchange.content_type or "no content-type"
         result.fail(Status.stream_error, f"not an event stream ({kind}): {_excerpt(body.data)}")
         return result
     _read_stream(body, adapter, result)
     return result
+
+
+def _has_events(body: bytes) -> bool:
+    """Whether a body of another content type begins like an event stream: some servers and
+    gateways state `text/plain` or nothing."""
+    return body[:_LINE_START].removeprefix(BOM).lstrip(b"\r\n").startswith(_FIELDS)
 
 
 def answer_text(exchange: Exchange, adapter: Adapter) -> str:
@@ -248,6 +256,8 @@ def _one_by_one(body: Body, adapter: Adapter, result: Decoded) -> Iterator[Event
 
 def _delta(event: SseEvent, adapter: Adapter, result: Decoded) -> Delta | None:
     is_error = event.name == b"error"
+    if not (event.data.strip() or is_error):
+        return None  # keeps the connection alive
     failure = f"error in the stream: {_excerpt(event.data)}" if is_error else ""
     try:
         delta = adapter.decode(event.data)

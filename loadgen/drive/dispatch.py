@@ -125,9 +125,12 @@ class Dispatcher:
     def start(self) -> None:
         self._tick()
 
-    def stop(self, reason: str, drain_s: float | None = None) -> None:
-        """Releases no further row; requests in flight may finish within `drain_s` from now. A
-        second call can only shorten that time."""
+    def stop(
+        self, reason: str, drain_s: float | None = None, *, sends_waiting: bool = False
+    ) -> None:
+        """Releases no further row; requests in flight, and with `sends_waiting` also the rows that
+        wait for a slot, may finish within `drain_s` from now. A second call can only shorten that
+        time."""
         if self._stop_reason:
             self._end_s = min(self._end_s, self._timer.now_s() + (drain_s or 0.0))
         else:
@@ -135,6 +138,7 @@ class Dispatcher:
             left_s = self._bounds.drain_s if drain_s is None else drain_s
             self._end_s = min(self._end_s, self._timer.now_s() + left_s)
             self._give_up_unreleased(reason)
+        if not sends_waiting:
             self._give_up_waiting(reason)
         self._tick()
 

@@ -107,9 +107,9 @@ async def _serve(
 async def _execute(commands: asyncio.Queue[bytes], shard: Shard) -> None:
     while True:
         command, _, argument = (await commands.get()).partition(b" ")
-        if command == b"STOP":
+        if command in (b"STOP", b"STOP_RELEASES"):
             drain_s, _, reason = argument.decode().partition(" ")
-            shard.stop(reason, float(drain_s))
+            shard.stop(reason, float(drain_s), sends_waiting=command == b"STOP_RELEASES")
         elif command == b"":
             shard.stop("the controlling process ended", 0.0)
             asyncio.get_running_loop().call_later(_ORPHAN_S, os._exit, 70)

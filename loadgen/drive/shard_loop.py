@@ -113,8 +113,8 @@ class Shard:
         self._loop.call_later(_ENCODE_EVERY_S, self._encode_ahead)
         self._dispatcher.start()
 
-    def stop(self, reason: str, drain_s: float) -> None:
-        self._dispatcher.stop(reason, drain_s)
+    def stop(self, reason: str, drain_s: float, *, sends_waiting: bool = False) -> None:
+        self._dispatcher.stop(reason, drain_s, sends_waiting=sends_waiting)
 
     async def finish(self, n_not_opened_ahead: int = 0) -> SelfReport:
         """Waits for the last row, writes the part file, and returns the instrument readings of this

@@ -191,9 +191,10 @@ class Shards:
                 outcome.dead[child.number] = child.report.broken
         return outcome
 
-    def stop(self, reason: str, drain_s: float) -> None:
-        """Releases no further request; requests in flight have `drain_s` to finish."""
-        self._broadcast(b"STOP %f %s\n" % (drain_s, reason.encode()))
+    def stop(self, reason: str, drain_s: float, *, sends_waiting: bool = False) -> None:
+        """See `Dispatcher.stop`."""
+        command = b"STOP_RELEASES" if sends_waiting else b"STOP"
+        self._broadcast(b"%s %f %s\n" % (command, drain_s, reason.encode()))
 
     def hurry(self, *, is_last: bool) -> None:
         """Waits only for shards that make progress; with `is_last`, for none."""

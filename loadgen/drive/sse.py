@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 BEFORE, BEHIND = b"data: ", b"\n\n"
 """Bytes before and after the data of an event in the plain form."""
 
@@ -57,11 +57,11 @@ class SseDecoder:
         if self._at_start:
             piece = self._rest + piece
             self._rest = b""
-            if len(piece) < 3 and _BOM.startswith(piece):
+            if len(piece) < 3 and BOM.startswith(piece):
                 self._rest = piece
                 return []
             self._at_start = False
-            piece = piece.removeprefix(_BOM)
+            piece = piece.removeprefix(BOM)
         if self._after_cr and piece:
             self._after_cr = False
             piece = piece.removeprefix(b"\n")

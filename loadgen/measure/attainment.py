@@ -20,7 +20,7 @@ from loadgen.records import Phase, Run, Status
 from loadgen.units import parse_duration_s
 
 LEAST_STEADY = 50  # successful requests that show a steady state
-_PAST_LAST_S = 1e-6  # of the last counted request to the end of the window
+_APART_S = 1e-6  # of the end of a counted window from the releases before and after it
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,13 @@ def measured_window(run: Run) -> MeasuredWindow:
 
 
 def with_counted_window(run: Run) -> Run:
-    """The run whose measured window ends 1 µs after the release of the last of
-    `window.requests`; unchanged without that number, and if fewer were released."""
+    """The run whose measured window holds the releases of `window.requests` requests; unchanged
+    without that number, and if fewer were released.
+
+    It ends where the next request was released or would have been: the time of n requests has n
+    gaps. A window that ended with the last release would lack a gap, with u users u of them, so
+    that each rate would be n/(n − u) too high.
+    """
     window = run.manifest.window
     if window.requests is None:
         return run
@@ -54,9 +59,30 @@ def with_counted_window(run: Run) -> Run:
     counted_s = released_s[np.searchsorted(released_s, window.warmup_s) :]
     if np.count_nonzero(np.isfinite(counted_s)) < window.requests:
         return run
-    end_s = float(counted_s[window.requests - 1]) + _PAST_LAST_S
+    last_s = float(counted_s[window.requests - 1])
+    next_s = _next_release_s(run, last_s)
+    end_s = max(last_s + _APART_S, last_s if next_s is None else next_s - _APART_S)
     changed = structs.replace(window, measure_s=end_s - window.warmup_s)
     return replace(run, manifest=structs.replace(run.manifest, window=changed))
+
+
+def _next_release_s(run: Run, after_s: float) -> float | None:
+    """The first time later than `after_s` at which a row was released, or not earlier than it at
+    which a row would have been released in a longer window; None if there is none."""
+    schedule, rows = run.schedule_rows, run.request_rows
+    released_s = rows["released_s"]
+    index = {int(number): row for row, number in enumerate(schedule["request_id"].tolist())}
+    parents = np.array([index[n] for n in run.edge_rows["after"].tolist()], np.intp)
+    children = np.array([index[n] for n in run.edge_rows["request_id"].tolist()], np.intp)
+    is_ended = np.isfinite(released_s[parents]) & (
+        (rows["status"][parents] == Status.ok) | schedule["after_failure"][children]
+    )
+    ready_s = np.where(schedule["n_parents"] > 0, -np.inf, schedule["scheduled_s"])
+    np.maximum.at(ready_s, children, np.where(is_ended, rows["done_s"][parents], np.inf))
+    ready_s = np.where(schedule["n_parents"] > 0, ready_s + schedule["think_s"], ready_s)
+    is_unreleased = np.isnan(released_s) & np.isfinite(ready_s) & (ready_s >= after_s)
+    later_s = np.r_[released_s[released_s > after_s], ready_s[is_unreleased]]
+    return float(later_s.min()) if len(later_s) else None
 
 
 def warmup_rows(run: Run) -> Mask:

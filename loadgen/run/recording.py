@@ -65,8 +65,9 @@ class Fleet(Protocol):
     ) -> Outcome:
         """Starts the work and returns when each process has written its rows or was given up."""
 
-    def stop(self, reason: str, drain_s: float) -> None:
-        """Releases no further request; requests in flight have `drain_s` to finish."""
+    def stop(self, reason: str, drain_s: float, *, sends_waiting: bool = False) -> None:
+        """Releases no further request; requests in flight, and with `sends_waiting` also those that
+        wait for a slot, have `drain_s` to finish."""
 
     def hurry(self, *, is_last: bool) -> None:
         """Waits only for processes that make progress; with `is_last`, for none."""
@@ -241,8 +242,8 @@ class Recording:
         if wanted is None or self._has_ended_window or not n_of_worker < wanted <= n_measured:
             return
         self._has_ended_window = True
-        reason = f"the run's {wanted} measured requests were sent"
-        self._fleet.stop(reason, self._scenario.phases.drain)
+        reason = f"the run's {wanted} measured requests were released"
+        self._fleet.stop(reason, self._scenario.phases.drain, sends_waiting=True)
 
     def _stop(self, how: Ended, reason: str, drain_s: float) -> None:
         if self._ended == "completed":

@@ -57,6 +57,9 @@ def translate(words: list[str], tool: str = "aiperf") -> Draft:
         _lengths(flags, draft)
         _arrivals(flags, draft, "constant" if is_genai_perf else "poisson")
     _cancel(flags, draft)
+    for name in ("gpu-telemetry", "server-metrics"):
+        if urls := flags.texts(name):
+            draft.add_missing(f"--{name} {' '.join(urls)}", "see metrics_url of the target file")
     if (timeout_s := flags.number("request-timeout-seconds")) is not None:
         draft.limits["timeout"] = write_duration(timeout_s)
     for pair in " ".join(flags.texts("goodput") or []).split():

@@ -18,6 +18,11 @@ _IGNORED = """
     disable-console disable-console-outputs disable-console-interactive disable-progress processor
     processor-args tokenizer backend-type request-type label data-sampler
 """
+_CONSTRAINTS = {  # a flag to 0.7: a constraint from 0.8, and its key
+    "max-errors": ("max_errors", "count"),
+    "max-error-rate": ("max_error_rate", "rate"),
+    "max-global-error-rate": ("max_global_error_rate", "rate"),
+}
 _TRACES = ("trace_synthetic", "mooncake")
 _SYNTHETIC = ("prompt_tokens", "output_tokens")
 _METRICS = {"ttft_ms": "ttft_from_send", "tpot_ms": "tpot", "e2el_ms": "e2e_from_send"}
@@ -52,6 +57,11 @@ def translate(words: list[str]) -> Draft:
     stop = _Stop(flags.number("max-seconds"), flags.number("max-requests"))
     for text in flags.texts("constraint") or []:
         _constraint(Keys(_keys(text), f"--constraint {text.partition(',')[0]}"), stop, draft)
+    for name, (constraint, key) in _CONSTRAINTS.items():
+        if (limit := flags.number(name)) is not None:
+            _constraint(Keys({"kind": constraint, key: limit}, f"--{name}"), stop, draft)
+    if flags.texts("detect-saturation", "over-saturation", "default-over-saturation") is not None:
+        _constraint(Keys({"kind": "over_saturation"}, "--detect-saturation"), stop, draft)
     for name in ("warmup", "cooldown"):
         share = flags.text(name, f"{name}-percent")
         value = share if share is not None else profile.get(name)
@@ -67,7 +77,11 @@ def translate(words: list[str]) -> Draft:
 
 def _target(flags: Flags, draft: Draft) -> None:
     backend = Keys(_keys(flags.text("backend") or "", bare="kind"), "--backend")
-    backend.get("kind")
+    if (kind := backend.text("kind") or "openai_http") != "openai_http":
+        draft.add_missing(
+            f"--backend kind={kind}",
+            "slobench measures servers over HTTP: start one (launch: in a target file)",
+        )
     draft.url = flags.text("target") or backend.text("target") or draft.url
     draft.model = flags.text("model") or backend.text("model")
     request_format = backend.text("request_format")
@@ -202,7 +216,7 @@ def _constraint(keys: Keys, stop: _Stop, draft: Draft) -> None:
         stop.n_requests = keys.number("count", "requests")
     elif kind == "max_errors":
         draft.add_missing(
-            f"--constraint kind=max_errors,count={keys.get('count')}",
+            f"--constraint kind=max_errors,count={keys.number('count'):g}",
             "slobench stops at a share of failures, not at a count: stop_when.error_rate",
         )
     elif kind in ("max_error_rate", "max_global_error_rate"):

@@ -11,14 +11,15 @@ from loadgen.units import write_duration
 
 _IGNORED = """
     percentile-metrics metric-percentiles save-result save-detailed append-result result-dir
-    result-filename label metadata disable-tqdm plot-timeline plot-dataset-stats request-id-prefix
-    tokenizer tokenizer-mode trust-remote-code ignore-eos ready-check-timeout-sec profile no-stream
+    result-filename label metadata disable-tqdm plot-timeline plot-dataset-stats
+    tokenizer tokenizer-mode trust-remote-code ignore-eos
     disable-shuffle no-oversample skip-tokenizer-init timeline-itl-thresholds self-timed
 """
 _SAMPLINGS = (
     *("top-p", "top-k", "min-p", "frequency-penalty", "presence-penalty", "repetition-penalty"),
     "logprobs",
 )
+_OTHER_APIS = ("embed", "pooling", "rerank", "audio", "transcription", "classify")
 _RAMP_POINTS = 33
 _BURSTGPT_MODEL = "GPT-4"  # the only rows that vLLM reads
 _LENGTHS = ("input_tokens", "output_tokens")
@@ -39,6 +40,12 @@ def translate(words: list[str]) -> Draft:
             " (requests.temperature)"
         )
     draft.add_goodput(flags)
+    if ready_s := flags.count("ready-check-timeout-sec"):
+        draft.options += ["--wait-ready", f"{ready_s}s"]
+    if flags.texts("profile") is not None:
+        draft.add_missing("--profile", "slobench starts no profiler of the server")
+    if flags.texts("no-stream") is not None:
+        draft.add_missing("--no-stream", "slobench times each token, so its requests stream")
     if flags.texts("num-warmups"):
         draft.add_missing("--num-warmups", "set phases.warmup to a time instead")
     draft.add_samplings(flags, _SAMPLINGS)
@@ -54,6 +61,9 @@ def _target(flags: Flags, draft: Draft) -> None:
     draft.model = served_name or name or ""
     endpoint = flags.text("endpoint") or ""
     backend = flags.text("backend", "endpoint-type") or "openai"
+    for name in (backend, endpoint):
+        if any(word in name for word in _OTHER_APIS):
+            raise UsageError(f"{name}: slobench supports chat and completions only")
     is_chat = "chat" in backend or "chat" in endpoint
     draft.api = "chat" if is_chat else "completions"
 
@@ -164,7 +174,10 @@ def _range_ratios(flags: Flags) -> tuple[float, float]:
 
 
 def _arrivals(flags: Flags, draft: Draft) -> None:
-    n_requests = flags.count("num-prompts") or 1000
+    n_requests = flags.count("num-prompts")
+    n_requests = 1000 if n_requests is None else n_requests
+    if n_requests < 1:
+        raise UsageError(f"--num-prompts {n_requests}: expected a number above 0")
     rate = flags.number("request-rate")
     burstiness = flags.number("burstiness") or 1.0
     in_flight = flags.count("max-concurrency")

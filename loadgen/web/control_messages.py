@@ -137,11 +137,13 @@ class Lease(_Message, frozen=True):
 
 
 class StopShard(_Message, frozen=True):
-    """Release no more requests; those in flight have `drain_s` to finish."""
+    """Release no more requests; those in flight, and with `sends_waiting` also those that wait for
+    a slot, have `drain_s` to finish."""
 
     run: str
     drain_s: float
     reason: Text
+    sends_waiting: bool = False
 
 
 class Got(_Message, frozen=True):

@@ -143,7 +143,8 @@ def ledger(shards: Sequence[RemoteShard], frames: Sequence[Frame], is_over: bool
 class LiveStatus:
     """The live status of a run. `snapshot` is called once a second and appends a point to each
     series. `has_limits`: a per-request limit was given, so there is an attainment. A closed loop
-    offers no rate; `requested_per_s` is that of the scenario."""
+    offers no rate; `requested_per_s` is that of the scenario. `n_measured`: so many requests after
+    the warm-up end the window."""
 
     def __init__(
         self,
@@ -152,9 +153,11 @@ class LiveStatus:
         has_limits: bool,
         requested_per_s: float | None,
         is_closed_loop: bool,
+        n_measured: int | None = None,
     ) -> None:
+        self._n_measured = n_measured
         self._has_limits, self._requested_per_s = has_limits, requested_per_s
-        self._is_closed_loop = is_closed_loop
+        self._is_timed = not is_closed_loop and n_measured is None
         planned_s = schedule["scheduled_s"]
         self._planned_s = np.sort(planned_s[~np.isnan(planned_s)])
         self._n, self._horizon_s = len(schedule), horizon_s
@@ -179,12 +182,13 @@ class LiveStatus:
             "is_over": is_over,
             "now_s": round(now_s, 3),
             "horizon_s": self._horizon_s,
+            "n_measured": self._n_measured,
             "scheduled": self._n,
             "due": due,
             "ledger": ledger(shards, frames, is_over),
             "sums": sums,
             "requested_per_s": self._requested_per_s,
-            "asked_per_s": None if self._is_closed_loop else self._n / self._horizon_s,
+            "asked_per_s": self._n / self._horizon_s if self._is_timed else None,
             "achieved_per_s": sums["sent"] / lasted_s if lasted_s else 0.0,
             "goodput_per_s": sums["kept"] / lasted_s if lasted_s else 0.0,
             "has_limits": self._has_limits,
@@ -226,6 +230,7 @@ def _sums(frames: Sequence[Frame]) -> dict[str, float]:
         "sent": sum(frame.sent for frame in frames),
         "in_flight": sum(frame.in_flight for frame in frames),
         "waiting": sum(frame.waiting for frame in frames),
+        "measured": sum(frame.measured for frame in frames),
         "ok": by_status[Status.ok],
         "failed": sum(by_status) - by_status[Status.ok] - by_status[Status.cancelled] - not_sent,
         "kept": sum(counts.slo_met for counts in classes),

@@ -71,7 +71,7 @@ class ShardHost:
         elif isinstance(message, messages.Got):
             share.got(message.k)
         elif isinstance(message, messages.StopShard):
-            share.stop(message.reason, message.drain_s)
+            share.stop(message.reason, message.drain_s, sends_waiting=message.sends_waiting)
         elif isinstance(message, messages.Kept):
             share.kept()
         elif isinstance(message, messages.Release):
@@ -147,8 +147,9 @@ class _Share:
     def lease(self) -> None:
         self._ticks_left = LEASE_TICKS
 
-    def stop(self, reason: str, drain_s: float) -> None:
-        self._outgoing.put(f"STOP {drain_s:f} {' '.join(reason.split())}\n".encode())
+    def stop(self, reason: str, drain_s: float, *, sends_waiting: bool = False) -> None:
+        command = "STOP_RELEASES" if sends_waiting else "STOP"
+        self._outgoing.put(f"{command} {drain_s:f} {' '.join(reason.split())}\n".encode())
 
     def got(self, k: int) -> None:
         for part in self._upload.got(k):

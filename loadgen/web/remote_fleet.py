@@ -85,6 +85,7 @@ class RemoteFleet:
             job.scenario.has_per_request_limit,
             job.scenario.requested_rate_per_s(),
             job.scenario.has_closed_loop,
+            job.scenario.requests_in_flow,
         )
         self._send(controller.start(time.monotonic_ns()))
         started, updated_s, reported_dead = False, 0.0, set[int]()
@@ -111,9 +112,9 @@ class RemoteFleet:
         self._write_histograms(frames)
         return self._outcome(controller, quantiles(frames))
 
-    def stop(self, reason: str, drain_s: float) -> None:
+    def stop(self, reason: str, drain_s: float, *, sends_waiting: bool = False) -> None:
         assert self._controller is not None, "only a started run can be stopped"
-        self._send(self._controller.stop(reason, drain_s))
+        self._send(self._controller.stop(reason, drain_s, sends_waiting=sends_waiting))
 
     def hurry(self, *, is_last: bool) -> None:
         """Waits 2 s more for the rows, which the workers keep; with `is_last`, no more."""

@@ -169,13 +169,11 @@ class Controller:
         self._lease_ns = now_ns + round(LEASE_EVERY_S * 1e9)
         return [Send(shard.worker, messages.Lease(self.run)) for shard in self._running()]
 
-    def stop(self, reason: str, drain_s: float) -> list[Send]:
+    def stop(self, reason: str, drain_s: float, *, sends_waiting: bool = False) -> list[Send]:
         if self.phase != "running":
             return []
-        return [
-            Send(s.worker, messages.StopShard(self.run, drain_s, reason[:2000]))
-            for s in self._running()
-        ]
+        message = messages.StopShard(self.run, drain_s, reason[:2000], sends_waiting)
+        return [Send(shard.worker, message) for shard in self._running()]
 
     def release(self) -> list[Send]:
         """The messages that end the run on every worker."""

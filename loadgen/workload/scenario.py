@@ -142,6 +142,7 @@ class Instrument(Strict):
 
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,63}")
+_ADDRESS = re.compile(r"\w+://.+|[\w.-]+:\d+(/.*)?", re.ASCII)
 
 
 def _checked_name(name: str) -> str:
@@ -597,6 +598,9 @@ def read_source(path_or_name: str | Path) -> tuple[str, str]:
     except FileNotFoundError:
         hint = nearest(name, shipped_scenarios())
         problem = f"no such file and no shipped scenario '{name}'; {hint}"
+        if _ADDRESS.fullmatch(text := str(path_or_name)):
+            url = text if "://" in text else f"http://{text}"
+            problem = f"a server is a target, not a scenario; write --target {url}"
         raise ScenarioError(f"{path_or_name}: {problem}") from None
     except UnicodeDecodeError as error:
         line = error.object.count(b"\n", 0, error.start) + 1

@@ -28,6 +28,12 @@ def token(text, field="content"):
 
 FAILED_WORDS = ["abort", "error", "cancelled", "timeout", "insufficient_system_resource", "ABORT"]
 FINE_WORDS = ["stop", "length", "tool_calls", "content_filter", "eos_token", "repetition", "new"]
+FINISHES = [
+    ("STOP", FinishReason.stop),
+    ("Length", FinishReason.length),
+    ("MAX_TOKENS", FinishReason.length),  # Gemini's own word
+    ("repetition", FinishReason.other),
+]
 
 
 def ends(word, adapter=ADAPTER):
@@ -50,6 +56,12 @@ def test_an_answer_that_the_server_gave_up_is_a_failure_with_its_reason(word, ad
 @pytest.mark.parametrize("word", FINE_WORDS)
 def test_an_answer_that_ended_for_another_reason_is_none(word, adapter):
     assert ends(word, adapter).status is Status.ok
+
+
+@pytest.mark.parametrize("adapter", [ADAPTER, OpenAICompletions(model="m")])
+@pytest.mark.parametrize(("word", "reason"), FINISHES)
+def test_a_finish_reason_counts_in_capitals_too(word, reason, adapter):
+    assert ends(word, adapter).finish_reason is reason
 
 
 def usage(n, cached=0):
@@ -169,6 +181,13 @@ def test_cached_tokens_are_kept():
 
 
 @pytest.mark.faults
+@pytest.mark.parametrize("empty", [b"data:\n\n", b"data: \n\n", b"data:  \r\n\r\n"])
+def test_an_event_without_data_is_skipped(empty):
+    """Gateways send such events to keep a connection alive."""
+    found = decode(exchange(empty, ROLE, empty, token("a"), token("b"), FINISH, DONE), ADAPTER)
+    assert (found.status, found.output_tokens) == (Status.ok, 2)
+
+
 def test_done_without_a_finish_reason_is_a_complete_answer():
     result = decode(exchange(token("a"), token("b"), usage(2), DONE), ADAPTER)
     assert (result.status, result.error, result.output_tokens) == (Status.ok, "", 2)
@@ -209,6 +228,14 @@ def test_an_http_error_with_another_body_tells_its_head():
     result = decode(exchange(b"<h1>Bad\nGateway</h1>", status=502, content_type="x"), ADAPTER)
     assert result.error == "HTTP 502: <h1>Bad Gateway</h1>"
     assert decode(exchange(status=502, content_type=""), ADAPTER).error == "HTTP 502: empty body"
+
+
+@pytest.mark.parametrize("content_type", ["", "text/plain; charset=utf-8", "application/json"])
+@pytest.mark.parametrize("before", [b"", b"\xef\xbb\xbf", b": ping\n\n", b"\nevent: message\n"])
+def test_an_event_stream_of_another_content_type_is_read(content_type, before):
+    reads = (before + ROLE, token("a"), token("b"), FINISH, DONE)
+    result = decode(exchange(*reads, content_type=content_type), ADAPTER)
+    assert (result.status, result.output_tokens) == (Status.ok, 2)
 
 
 def test_a_200_that_is_no_event_stream_says_what_came():

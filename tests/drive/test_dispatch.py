@@ -406,6 +406,30 @@ def test_a_counted_request_that_waits_for_a_slot_is_still_sent():
     assert world.statuses() == [Status.ok, Status.ok, Status.not_released]
 
 
+def waiting_world():
+    world = World([0.0, 0.1, 0.2], [2.0] * 3, max_concurrency=1, when_full="wait")
+    world.dispatcher.start()
+    world.resume(until_s=0.15)
+    return world
+
+
+def test_when_other_workers_complete_the_number_the_released_rows_are_still_sent():
+    world = waiting_world()
+    world.dispatcher.stop("60 requests were released", 30.0, sends_waiting=True)
+    world.resume()
+    assert world.sent == {0: 0.0, 1: 2.0}
+    assert world.statuses() == [Status.ok, Status.ok, Status.not_released]
+
+
+def test_an_interrupt_after_the_end_of_the_window_sends_no_waiting_row():
+    world = waiting_world()
+    world.dispatcher.stop("60 requests were released", 30.0, sends_waiting=True)
+    world.dispatcher.stop("Ctrl-C", 10.0)
+    world.resume()
+    assert world.sent == {0: 0.0}
+    assert world.outcome[1][:2] == (Status.cancelled, "no free slot before Ctrl-C")
+
+
 def test_the_drain_begins_with_the_last_counted_request():
     world = World([0.0, 1.0, 2.0], [1.0, 50.0, 1.0], n_measured=2, timeout_s=90.0).run()
     assert world.outcome[1] == (

@@ -21,6 +21,7 @@ from tests.waits import wait_until
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300), needs_chromium]
 PATIENCE_MS = 90_000
 DURATION_S = 900  # longer than every wait together: a run ends because it is stopped
+LOAD = ("--scenario=quickstart", "--rate=20/s", f"--duration={DURATION_S}s", "--warmup=0s")
 KEY = "sk-not-for-anybody"
 CHARTS_ARE_DRAWN = "document.querySelectorAll('#slo-charts svg').length === 8"
 PANEL = ["TTFT", "TPOT", "ITL", "E2E", "Send lateness"]
@@ -33,12 +34,11 @@ def browser():
 
 
 @contextmanager
-def page(cli, cwd):
+def page(cli, cwd, *load):
     """The address of a page in one process with no worker but itself."""
     port = free_port()
     with started(
-        cli, "web", f"--web-port={port}", *MOCK, "--scenario=quickstart", "--rate=20/s",
-        f"--duration={DURATION_S}s", "--warmup=0s", *cli.lenient,
+        cli, "web", f"--web-port={port}", *MOCK, *(load or LOAD), *cli.lenient,
         cwd=cwd, environ={"OPENAI_API_KEY": KEY},
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
     ) as process:  # fmt: skip
@@ -78,6 +78,21 @@ def test_a_run_is_started_watched_stopped_and_reported(cli, tmp_path, browser):
         the_report_is_ours_where_locust_links_its_own(url)
         the_page_stands_alone_too(browser, url)
         nothing_secret_is_served(url)
+
+
+def test_a_run_of_a_number_of_requests_shows_how_many_were_sent(cli, tmp_path, browser):
+    load = ("--concurrency=2", "--input-len=16", "--output-len=8", "--num-prompts=100000")
+    with page(cli, tmp_path, *load) as url:
+        watched = Watched(browser, viewport={"width": 1280, "height": 1600})
+        shown = watched.open(url)
+        shown.get_by_role("button", name="Start").click(timeout=PATIENCE_MS)
+        shown.wait_for_function(
+            r"/Running: [1-9]\d* of 100000 measured/.test("
+            "document.querySelector('#slo-verdict').textContent)",
+            timeout=PATIENCE_MS,
+        )
+        assert watched.complaints == []
+        watched.close()
 
 
 def another_site_cannot_start_a_run(url):

@@ -312,12 +312,27 @@ def test_a_number_of_requests_ends_the_window(load):
     counted_s = np.sort(released_s[released_s >= 1.0])
     assert len(counted_s) == 100
     window = run.manifest.window
-    assert window.warmup_s + window.measure_s == pytest.approx(counted_s[-1], abs=3e-6)
+    end_s = window.warmup_s + window.measure_s
+    assert counted_s[-1] < end_s
+    if "concurrency" in load:  # the next user would have sent here
+        done_s = run.request_rows["done_s"]
+        assert end_s == pytest.approx(done_s[done_s > counted_s[-1]].min(), abs=3e-6)
     summary = summarize(run)
     assert (summary.counts["due"], summary.counts["ok"]) == (100, 100)
     assert run.manifest.ended == "completed"
     assert not [check for check in summary.validity.checks if check.ok is False]
     assert not [finding for finding in summary.findings if "not sent" in finding]
+
+
+@pytest.mark.parametrize(("users", "n"), [(4, 100), (32, 64), (32, 320)])
+def test_the_rate_of_a_number_of_requests_is_that_of_a_time(users, n):
+    """A window up to the last release would lack a gap of each user: 64 requests of 32 users, at
+    twice their rate."""
+    flags: dict[str, Any] = {"concurrency": users, "input_len": 64, "output_len": 20}
+    counted = simulate(scenario_from_flags(**flags, num_prompts=n))
+    timed = summarize(simulate(scenario_from_flags(**flags, duration="60s")))
+    per_s = n / counted.manifest.window.measure_s
+    assert per_s == pytest.approx(timed.counts["due"] / 60, rel=0.01)
 
 
 def test_a_number_that_the_server_cannot_reach_in_time_is_named():

@@ -45,6 +45,12 @@ def test_a_server_that_packs_tokens_without_counting_them(mock_url):
     assert checks["chunking"].ok is False
 
 
+def test_a_count_that_cannot_be_is_not_shown_per_chunk(mock_url):
+    check = extended_checks(mock_url, "usage=half,reject=continuous_usage_stats")["chunking"]
+    assert check.ok is False
+    assert check.detail.startswith("an unknown number of tokens per chunk")
+
+
 def test_a_server_that_reports_new_prompts_as_cached(mock_url):
     check = extended_checks(mock_url, "cached_tokens=1800")["prefix_cache"]
     assert check.ok is False

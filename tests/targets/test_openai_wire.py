@@ -126,6 +126,21 @@ def test_typed_content_parts_are_answers_and_thoughts():
     assert CODECS["chat"].decode(event) == Delta(True, True, "so")
 
 
+@EITHER
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        (rb"\ud83d", "\ufffd"),  # RFC 8259 section 8.2: the grammar allows half of a pair
+        (rb"\uDE00 a", "\ufffd a"),
+        (rb"\ud83d\ud83d\ude00", "\ufffd\U0001f600"),
+        (rb"\\ud83d \udead", "\\ud83d \ufffd"),  # the first is a backslash and letters
+    ],
+)
+def test_half_of_a_surrogate_pair_is_a_replacement_character(codec, written, text):
+    event = b'{"choices":[{"delta":{"content":"%s"},"text":"%s"}]}' % (written, written)
+    assert codec.decode(event) == Delta(True, True, text)
+
+
 def test_legacy_function_calls_are_tokens():
     event = b'{"choices":[{"delta":{"function_call":{"arguments":"{"}}}]}'
     assert CODECS["chat"].decode(event) == Delta(is_token=True)

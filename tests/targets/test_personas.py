@@ -4,8 +4,10 @@ its own log says."""
 from __future__ import annotations
 
 import asyncio
+import socket
 import uuid
 from typing import Any
+from urllib.parse import urlsplit
 
 import pandas as pd
 import pytest
@@ -110,3 +112,17 @@ def test_there_are_many_and_each_has_a_source():
 def test_later_options_change_those_of_a_persona():
     script = apply_options(Script(), [("persona", "vllm-stream-interval"), ("coalesce", "2")])
     assert (script.persona, script.coalesce) == ("vllm-stream-interval", 2)
+
+
+def test_a_persona_of_http_1_0_ends_its_body_with_the_connection(tmp_path):
+    with mock({"persona": "mlx-lm", "model": "m"}, tmp_path) as served:
+        address = urlsplit(served.endpoint.url)
+        with socket.create_connection((address.hostname, address.port), timeout=10) as connection:
+            body = b'{"model":"m","stream":true,"max_tokens":2,"messages":[]}'
+            head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: h\r\ncontent-length: %d\r\n\r\n"
+            connection.sendall(head % len(body) + body)
+            answer = b"".join(iter(lambda: connection.recv(65536), b""))
+    assert answer.startswith(
+        b"HTTP/1.0 200 OK\r\ncontent-type: text/event-stream\r\n\r\n: keepalive"
+    )
+    assert answer.endswith(b"data: [DONE]\n\n")

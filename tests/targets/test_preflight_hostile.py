@@ -103,6 +103,24 @@ def test_a_relative_redirect_is_shown_as_a_whole_url():
     assert f"answers 308 to {url}/proxy/v1/models: use" in result.fatal
 
 
+def test_an_empty_stream_is_reported_as_such():
+    result, _ = run_preflight(RudeServer(http(200, MODELS), sse(b"")))
+    assert "answered text/event-stream, but the body is empty" in result.fatal
+
+
+def test_an_empty_list_of_models_is_reported_next_to_the_models_name():
+    result, _ = run_preflight(RudeServer(http(200, b'{"data":[]}'), sse(TOKEN)), lines="model: m\n")
+    assert check(result, "models").detail == "m; GET /v1/models lists no model"
+
+
+def test_events_without_data_are_skipped():
+    end = b'data: {"choices":[{"delta":{},"finish_reason":"stop"}]}\n\n'
+    server = RudeServer(http(200, MODELS), sse(b"data: \n\n" + TOKEN + b"data:\n\n" + end))
+    result, _ = run_preflight(server)
+    assert result.fatal is None
+    assert check(result, "completion").detail.startswith("1 chunks")
+
+
 def test_a_redirect_without_a_location_is_reported():
     result, _ = run_preflight(RudeServer(models=http(302, b"")))
     assert result.fatal.endswith("GET /v1/models answers 302 without a location")

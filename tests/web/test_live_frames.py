@@ -136,6 +136,14 @@ def test_a_closed_loop_offers_no_rate():
     assert (known["requested_per_s"], known["asked_per_s"]) == (1.0, 1.0)
 
 
+def test_a_run_of_a_number_of_requests_has_that_number_and_no_offered_rate():
+    live = LiveStatus(np.zeros(10, SCHEDULE), 600.0, True, None, is_closed_loop=False, n_measured=7)
+    facts = live.snapshot([])
+    assert (facts["n_measured"], facts["asked_per_s"]) == (7, None)
+    timed = LiveStatus(np.zeros(10, SCHEDULE), 10.0, has_limits=True, **OPEN_LOOP).snapshot([])
+    assert timed["n_measured"] is None
+
+
 def test_two_close_frames_make_one_point_and_the_next_holds_both():
     """Frames of several shards arrive in turn: the counts of a single frame are no rate."""
     live, builder = (

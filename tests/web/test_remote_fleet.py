@@ -146,7 +146,7 @@ def test_a_run_that_its_fleet_cut_short_is_recorded_as_stopped(tmp_path):
     class Fleet:
         pids = None
 
-        def stop(self, reason, drain_s):
+        def stop(self, reason, drain_s, *, sends_waiting=False):
             raise AssertionError("nobody has to stop what ended by itself")
 
         def hurry(self, *, is_last):

@@ -253,6 +253,9 @@ def test_a_stop_goes_to_all_and_a_loss_may_end_the_run():
     assert wire.lost().number == 1
     wire.do(wire.controller.stop("shard 1 was lost", 0.0))
     assert [send.worker for send in wire.of(StopShard)] == ["w0"]
+    assert not wire.of(StopShard)[0].message.sends_waiting
+    wire.do(wire.controller.stop("enough requests were released", 30.0, sends_waiting=True))
+    assert wire.of(StopShard)[-1].message.sends_waiting
 
 
 def test_a_lost_worker_whose_last_message_comes_late_is_lost_again():

@@ -1,6 +1,7 @@
 """Flat traces are recognized by the usual names of their columns."""
 
 import json
+import re
 
 import pytest
 
@@ -35,6 +36,25 @@ def test_usual_names_are_read_without_a_format(file, header, times):
     assert trace.times_s.tolist() == pytest.approx([0.0, 0.5])
     assert trace.input_tokens.tolist() == [5, 7]
     assert trace.output_tokens.tolist() == [6, 8]
+
+
+@pytest.mark.parametrize("separator", [";", "\t", "|"])
+def test_another_separator_is_found_from_the_names(file, separator):
+    lines = [
+        ("timestamp", "prompt_tokens", "completion_tokens"),
+        ("10", "5", "6"),
+        ("11", "7", "8"),
+    ]
+    trace = load_trace(file("\n".join(map(separator.join, lines)) + "\n"))
+    assert trace.times_s.tolist() == [0.0, 1.0]
+    assert trace.output_tokens.tolist() == [6, 8]
+
+
+@pytest.mark.parametrize(("separator", "key"), [(";", '";"'), ("\t", r'"\t"')])
+def test_another_separator_is_named_where_the_names_are_not_usual(file, separator, key):
+    message = f"columns a, b match no known format.*output_tokens: …, separator: {re.escape(key)}}}"
+    with pytest.raises(TraceFileError, match=message):
+        load_trace(file(f"a{separator}b\n1{separator}2\n"))
 
 
 def test_a_line_separator_inside_a_json_text_is_part_of_its_line(file):

@@ -147,7 +147,9 @@
     } else if (live.state === "running" && live.is_stopping) {
       verdict.append("Stopping: waiting for requests in flight … ");
     } else if (live.state === "running" && f.now_s !== undefined) {
-      verdict.append(`Running: ${Math.min(f.now_s, f.horizon_s).toFixed(0)} of ${f.horizon_s.toFixed(0)} s `);
+      verdict.append(f.n_measured === null
+        ? `Running: ${Math.min(f.now_s, f.horizon_s).toFixed(0)} of ${f.horizon_s.toFixed(0)} s `
+        : `Running: ${Math.min(f.sums.measured, f.n_measured)} of ${f.n_measured} measured requests `);
     } else if (live.state === "running") {
       verdict.append("Checking the server and sending the schedule to the workers … ");
     } else {

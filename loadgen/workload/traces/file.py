@@ -17,6 +17,7 @@ from loadgen.workload.traces.trace import TRACES, Trace, TraceFormat
 
 _GZIP = b"\x1f\x8b"
 _HEAD_BYTES = 1 << 20
+_SEPARATORS = (";", "\t", "|")  # other than a comma
 _NOT_A_TRACE = {
     b"PK\x03\x04": "is a zip archive; unpack it first",
     b"PAR1": "is a Parquet file; write it as CSV",
@@ -68,29 +69,43 @@ def read_bytes(path: str | Path) -> bytes:
 
 class Auto(TraceFormat):
     """The registered format that matches the columns or keys of the file, or `columns` where a time
-    and both lengths have usual names (`timestamp, prompt_tokens, completion_tokens`)."""
+    and both lengths have usual names (`timestamp, prompt_tokens, completion_tokens`), separated by
+    `,`, `;`, a tab or `|`."""
 
     kind = "auto"
 
     def parse(self, content: bytes, source: str) -> Trace:
         fields = first_fields(content, source)
         matching = [cls for cls in TRACES if cls.is_mine(fields)]
-        if not matching and (keys := recognized(fields, first_row(content), source)) is not None:
-            return TRACES.build({"kind": "columns", **keys}).parse(content, source)
+        others = _SEPARATORS if len(fields) == 1 else ()
+        separator = next((mark for mark in others if mark in fields[0]), ",")
+        if separator == ",":
+            names = fields
+        else:
+            names = [name.strip() for name in fields[0].split(separator)]
+        row = first_row(content, separator)
+        if not matching and (keys := recognized(names, row, source)) is not None:
+            columns = {"kind": "columns", **keys, "separator": separator}
+            return TRACES.build(columns).parse(content, source)
         if not matching:
             known = ", ".join(kind for kind in TRACES.names() if kind != self.kind)
             raise TraceFileError(
-                f"{source}:1: columns {', '.join(fields)[:200]} match no known format ({known});"
+                f"{source}:1: columns {', '.join(names)[:200]} match no known format ({known});"
                 " name the columns: format: {kind: columns, time: …, input_tokens: …,"
-                " output_tokens: …}"
+                f" output_tokens: …{_separator_key(separator)}}}"
             )
         if len(matching) > 1:
-            names = ", ".join(cls.kind for cls in matching)
-            raise TraceFileError(f"{source}: could be any of {names}; choose one with format")
+            kinds = ", ".join(cls.kind for cls in matching)
+            raise TraceFileError(f"{source}: could be any of {kinds}; choose one with format")
         return matching[0]().parse(content, source)
 
 
-def first_row(content: bytes) -> dict[str, str]:
+def _separator_key(separator: str) -> str:
+    """The separator as a further key of a format in YAML; "" for a comma."""
+    return "" if separator == "," else f", separator: {msgspec.json.encode(separator).decode()}"
+
+
+def first_row(content: bytes, separator: str = ",") -> dict[str, str]:
     """The first record of a CSV file or of JSON lines as text; {} where it cannot be read."""
     head = content[:_HEAD_BYTES].decode("utf-8", "replace").strip()
     lines = re.split(r"[\r\n]+", head, maxsplit=2)[:2]
@@ -98,7 +113,7 @@ def first_row(content: bytes) -> dict[str, str]:
         if head.startswith("{"):
             record = msgspec.json.decode(lines[0].encode(), type=dict[str, Any])
             return {key: str(value) for key, value in record.items()}
-        rows = list(csv.reader(lines))
+        rows = list(csv.reader(lines, delimiter=separator))
     except (msgspec.MsgspecError, csv.Error):
         return {}
     return {k.strip(): v.strip() for k, v in zip(rows[0], rows[-1], strict=False)}
