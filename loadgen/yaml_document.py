@@ -7,11 +7,8 @@ not a number in base 60, a duplicate key is a mistake, and anchors, tags and dat
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 import reprlib
-import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,16 +19,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from loadgen.errors import UsageError
+from loadgen.whole_file import read_regular
 
 _MOST_BYTES = 4 << 20
-_KINDS = (
-    (stat.S_ISFIFO, "a FIFO"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISDIR, "a directory"),
-)
-
 KeyPath = tuple[str | int, ...]
 
 _CORE_SCALARS = {  # the YAML 1.2 core schema: pattern, and its possible first characters
@@ -139,15 +129,7 @@ class Document:
 def read_file(path: Path) -> bytes:
     """The content of a file that people write. Raises OSError, also for anything but a regular file
     and for more than 4 MiB; neither is read."""
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # no wait at a FIFO
-        state = os.fstat(file.fileno())
-        if not stat.S_ISREG(state.st_mode):
-            kind = next((word for is_kind, word in _KINDS if is_kind(state.st_mode)), "no file")
-            raise OSError(errno.EINVAL, f"is {kind}; expected a regular file")
-        if state.st_size > _MOST_BYTES:
-            limit = f"{_MOST_BYTES >> 20} MiB"
-            raise OSError(errno.EFBIG, f"has {state.st_size >> 20} MiB; the limit is {limit}")
-        return file.read()
+    return read_regular(path, _MOST_BYTES)
 
 
 def parse_document(text: str, label: str, error: type[UsageError]) -> Document:

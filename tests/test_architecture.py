@@ -18,9 +18,9 @@ ROOMS: dict[str, list[str]] = {
         "capacity nightly sweep",
         "cells doctor lab",
         "run",
-        "live",
+        "exports live",
         "drive translate",
-        "exports workload",
+        "workload",
         "measure",
         "records registry",
         "manifest plugins units yaml_document",
@@ -90,7 +90,7 @@ NARROW: dict[str, list[str]] = {
         "loadgen.workload.prompts",
         "loadgen.workload.dialogue",
     ],
-    "loadgen.exports": [*WORDS, "loadgen.measure"],
+    "loadgen.exports": [*WORDS, "loadgen.measure", "loadgen.drive.checksums"],
     "loadgen.translate": [*WORDS, "loadgen.workload"],
     "loadgen.live": [*WORDS, "loadgen.measure", "loadgen.drive.live_sample", "loadgen.workload"],
 }
@@ -302,6 +302,7 @@ GEVENT = {
         "locust_master",
         "locust_worker",
         "locust_page",
+        "locust_start",
         "guarded_rpc",
     )
 }

@@ -1,6 +1,7 @@
 """Files on the command line that are no files, too large, or links; outputs that cannot take the
 text. Each is a mistake of the user or of the machine, never an internal error."""
 
+import gzip
 import json
 import os
 import time
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from loadgen.drive.checksums import NAME
-from loadgen.errors import UsageError
+from loadgen.errors import ScenarioError, TraceFileError, UsageError
 from loadgen.nightly.nightly_file import load_nightly
 from loadgen.workload.scenario import load_scenario
+from loadgen.workload.texts import read_text
+from loadgen.workload.traces.file import load_trace, read_bytes
 from loadgen.yaml_document import read_file
 from targets.endpoint import load_target
 from tests.runs import measured_run, of_schema_2, write_to
@@ -103,3 +106,35 @@ def test_an_ascii_terminal_gets_the_text_in_ascii(cli, tmp_path):
     assert result.returncode == 0, result.stderr
     assert "MET" in result.stdout
     assert result.stdout.isascii()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", ["a FIFO", "a directory", "a device", "the limit is 2048 MiB"])
+def test_a_trace_that_is_no_file_or_too_large_is_refused_at_once(unusual, tmp_path, kind):
+    sparse = tmp_path / "sparse.csv"
+    with sparse.open("wb") as file:
+        file.truncate(10 << 30)
+    path = unusual.get(kind, sparse)
+    begin_s = time.monotonic()
+    with pytest.raises(TraceFileError, match=f"{path.name}: .*{kind}"):
+        load_trace(path)
+    with pytest.raises(ScenarioError, match=f"prompts.path: .*{kind}"):
+        read_text(str(path), "prompts.path")
+    assert time.monotonic() - begin_s < 5.0
+
+
+@pytest.mark.faults
+def test_a_packed_trace_above_the_limit_is_refused(tmp_path):
+    path = tmp_path / "packed.csv.gz"
+    path.write_bytes(gzip.compress(bytes((2 << 20) + 1)))
+    with pytest.raises(TraceFileError, match="unpacks to more than the limit of 2 MiB"):
+        read_bytes(path, most_bytes=2 << 20)
+
+
+def test_a_trace_of_a_million_rows_is_accepted(tmp_path):
+    path = tmp_path / "long.csv"
+    rows = "".join(f"{row / 1000},{row % 900 + 1},7\n" for row in range(10**6))
+    path.write_text("time,input_tokens,output_tokens\n" + rows)
+    trace = load_trace(path)
+    assert len(trace) == 10**6
+    assert trace.input_tokens[-1] == 999_999 % 900 + 1

@@ -24,6 +24,7 @@ from loadgen.measure.capacity.next_probe import Question, judge
 from loadgen.run.directory import reserved
 from loadgen.run.directory_lock import NAME
 from loadgen.run.manifest import version
+from loadgen.whole_file import replacing
 from loadgen.workload.scenario import Scenario
 
 SCHEMA = 1
@@ -103,9 +104,8 @@ def store(
         "probes": [probe_json(probe) for probe in probes],
     }
     directory.mkdir(parents=True, exist_ok=True)
-    part = directory / "capacity.json.part"
-    part.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    part.replace(directory / "capacity.json")
+    with replacing(directory / "capacity.json") as partial:
+        partial.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def write(

@@ -380,7 +380,7 @@ def nightly(
     json: Json = False,
 ) -> None:
     """Measure the same cells every night, and show changes since the nights before."""
-    from loadgen.nightly.night import Nightly, NightOptions, write_night
+    from loadgen.nightly.night import Nightly, NightOptions
     from loadgen.run.directory import reserved
 
     fail_on = _fail_on(fail_on)
@@ -416,7 +416,6 @@ def nightly(
         if out is None:  # nothing was measured
             with contextlib.suppress(OSError):
                 directory.rmdir()
-    write_night(night, parse.cache_dir(environ))
     _write_github_summary(night, environ)
     if json:
         print_json(night.facts)

@@ -259,7 +259,7 @@ def modes(
 ) -> None:
     """Run the same requests against several batching modes and compare them."""
     from loadgen.lab.mode_spec import read_modes, read_rates
-    from loadgen.lab.modes import ModesSpec, check_directory, check_target, compare
+    from loadgen.lab.modes import ModesSpec, check_target, compare, held_directory
     from loadgen.lab.simulated_engine import read_settings
     from loadgen.run.manifest import recorded_command
 
@@ -279,12 +279,13 @@ def modes(
         parse.cache_dir(os.environ),
     )
     directory = out or Path("runs") / f"modes-{scenario.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    check_directory(directory)
-    result = compare(spec, directory, Console(stderr=True, highlight=False, markup=False))
-    if result.facts["n_done"]:
-        from loadgen.lab.mode_table import write_all
+    with held_directory(directory, scenario):
+        result = compare(spec, directory, Console(stderr=True, highlight=False, markup=False))
+        if result.facts["n_done"]:
+            from loadgen.lab.mode_table import write_all
 
-        write_all(result.facts, directory, parse.cache_dir(os.environ))
+            write_all(result.facts, directory, parse.cache_dir(os.environ))
+    if result.facts["n_done"]:
         if json:
             print_json(result.facts)
         else:

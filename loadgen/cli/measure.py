@@ -575,7 +575,6 @@ def export_(
     ] = None,
 ) -> None:
     """Write recorded runs in a format for spreadsheets, notebooks or existing dashboards."""
-    from loadgen.drive import checksums
     from loadgen.drive.store import read_run
     from loadgen.exports.formats import check_format, export, export_path
 
@@ -590,10 +589,7 @@ def export_(
     if output is None:
         sys.stdout.buffer.write(content)
     else:
-        written = export_path(format_, output)
-        for directory in once.values():
-            checksums.cover(directory, written)
-        typer.echo(f"export: {written}", err=True)
+        typer.echo(f"export: {export_path(format_, output)}", err=True)
 
 
 def _export_dashboard(runs: Sequence[Path], output: Path | None) -> None:
@@ -636,7 +632,6 @@ def write_exports(directory: Path, exports: Exports, slo: Sequence[str] | None =
     """Writes a finished run in each format; without a path into the run's directory."""
     if not exports:
         return
-    from loadgen.drive import checksums
     from loadgen.drive.store import read_run
     from loadgen.exports.formats import export, export_path
 
@@ -644,7 +639,6 @@ def write_exports(directory: Path, exports: Exports, slo: Sequence[str] | None =
     for format_, path in exports:
         destination = export_path(format_, directory if path is None else path)
         export(recorded, format_, destination, slo=slo)
-        checksums.cover(directory, destination)
         typer.echo(f"export: {destination}", err=True)
 
 

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import secrets
+import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -32,6 +33,7 @@ from loadgen.cli.flags import (
     with_flags,
 )
 from loadgen.cli.parse import cache_dir
+from loadgen.endings import ending_signals
 from loadgen.errors import MissingDependency, UsageError
 
 PANEL = "Scale"
@@ -396,7 +398,9 @@ def _free_port() -> int:
 
 
 def _become(words: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
-    command = [sys.executable, "-P", "-m", "locust", "-f", str(locustfile_path()), *words]
+    start = ["-P", "-m", "loadgen.web.locust_start", "-f", str(locustfile_path())]
+    command = [sys.executable, *start, *words]
     sys.stdout.flush()
     sys.stderr.flush()
+    signal.pthread_sigmask(signal.SIG_BLOCK, ending_signals())  # until the new program handles them
     os.execve(sys.executable, command, {**os.environ, **environ})

@@ -84,6 +84,14 @@ def check(directory: Path, listed: Mapping[str, tuple[str, ...]], names: Iterabl
             raise RunInvalid(problem)
 
 
+def check_read(directory: Path, *names: str) -> None:
+    """`check` of those of these files that are there, in a directory with checksums; a directory
+    without, such as an engine's own `--log-dir`, has nothing to compare with."""
+    listed = read(directory)
+    if listed is not None:
+        check(directory, listed, [name for name in names if (directory / name).exists()])
+
+
 def problem_of(directory: Path, listed: Mapping[str, tuple[str, ...]], name: str) -> str | None:
     """What is wrong with a file, in a sentence that begins with its path; None if it is intact."""
     path = directory / name

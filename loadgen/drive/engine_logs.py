@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen.drive import checksums
 from loadgen.drive.request_names import RequestNames
-from loadgen.whole_file import replacing
+from loadgen.whole_file import SUFFIX, replacing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -48,9 +48,11 @@ class ServedRun(NamedTuple):
 def adopt_engine_logs(log_dir: Path, runs: Sequence[ServedRun]) -> None:
     """Splits the logs in `log_dir` among the runs that the engine served, with times since each
     run's epoch. Events get the column `row`, their row of the schedule; the event `start`, which
-    describes the engine, goes to every run. Does nothing without logs."""
+    describes the engine, goes to every run. Does nothing without logs. The half-written logs of a
+    killed engine have no Parquet footer, so they cannot be read; they are removed."""
     for name in NAMES:
         path = log_dir / name
+        path.with_suffix(SUFFIX).unlink(missing_ok=True)  # of an engine that was killed
         if path.exists():
             _split(path, runs)
             path.unlink()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import structs
 
+from loadgen.drive.checksums import cover
 from loadgen.errors import UsageError, nearest
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.wording import csv_cell
@@ -56,7 +57,8 @@ def export(
 ) -> bytes:
     """The runs in a format of `FORMATS`, written to `path` if given.
 
-    `rows` is "runs" or "requests". If `path` is a folder, the file gets the format's default name.
+    `rows` is "runs" or "requests". If `path` is a folder, the file gets the format's default name;
+    a file in a run directory is added to its checksums.
     `slo` replaces the runs' own SLOs. Raises UsageError for an unknown format or rows, for a path
     that is a file of a run itself, or if the file cannot be written.
     """
@@ -70,7 +72,16 @@ def export(
             file.write_bytes(content)
         except OSError as error:
             raise UsageError(f"{file} cannot be written: {error.strerror or error}") from None
+        _renew_checksum(file)
     return content
+
+
+def _renew_checksum(file: Path) -> None:
+    """Adds the file to the checksums of the run directory that it is in, if any."""
+    for folder in file.resolve().parents:
+        if (folder / "manifest.json").is_file():
+            cover(folder, file)
+            return
 
 
 def export_path(format: str, path: Path | str) -> Path:

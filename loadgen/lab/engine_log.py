@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from loadgen.drive import checksums
+from loadgen.drive.engine_logs import NAMES
 from loadgen.drive.request_names import RequestNames
 from loadgen.drive.store import read_run
 from loadgen.errors import UsageError
@@ -46,8 +48,14 @@ class MissedRequests:
 def replay(directory: Path | str) -> Replay:
     """Whether the engine decides the same again. Its steps and events, in a run directory or in its
     own `--log-dir`, pass through the same core and policies, with the times and tokens of the log.
-    Raises UsageError for an incomplete log (`log_level=full` is complete)."""
-    return replay_log(read_log(Path(directory)))
+    Raises UsageError for an incomplete log (`log_level=full` is complete), RunInvalid for a damaged
+    one."""
+    return replay_log(_verified_log(Path(directory)))
+
+
+def _verified_log(directory: Path) -> EngineLog:
+    checksums.check_read(directory, *NAMES)
+    return read_log(directory)
 
 
 def misses(directory: Path | str) -> MissedRequests:
@@ -58,7 +66,7 @@ def misses(directory: Path | str) -> MissedRequests:
     without a log, or if the replay differs from the log.
     """
     path = Path(directory)
-    log = read_log(path)
+    log = _verified_log(path)
     replayed = replay_log(log)
     if not replayed.is_identical:
         raise UsageError(f"{path}: the replay of the engine's log differs from it: {replayed}")

@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import parquet
 
+from loadgen.drive import checksums
 from loadgen.drive.request_names import RequestNames
 from loadgen.errors import UsageError
 from loadgen.lab.engine_log import misses_in
@@ -43,6 +44,7 @@ def engine_section(directory: Path, run: Run, is_own_slo: bool = True) -> Engine
     them."""
     if not (directory / STEPS).is_file() or not (directory / EVENTS).is_file():
         return None
+    checksums.check_read(directory, STEPS, EVENTS)
     try:
         column, n_blocks = _columns(directory / STEPS), _n_blocks(directory / EVENTS)
     except (pa.ArrowException, OSError, KeyError, json.JSONDecodeError) as error:

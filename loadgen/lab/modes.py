@@ -16,7 +16,7 @@ import re
 import signal
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ from loadgen.lab.simulate import record
 from loadgen.lab.simulated_engine import sim_options
 from loadgen.measure.aggregate import summarize
 from loadgen.plugins import load_plugin
+from loadgen.run.directory import make_directory
+from loadgen.run.directory_lock import held, is_empty
 from loadgen.run.manifest import version
 from loadgen.run.run_options import RunOptions
 from loadgen.whole_file import replacing
@@ -273,10 +275,19 @@ def _facts(spec: ModesSpec, cells: Sequence[Cell], n_cells: int) -> dict[str, An
     }
 
 
-def check_directory(directory: Path) -> None:
-    """Raises UsageError for a directory with other content."""
-    if directory.is_dir() and any(directory.iterdir()) and not (directory / "cells").is_dir():
-        raise UsageError(f"--out {directory}: exists and holds no comparison of modes")
+@contextmanager
+def held_directory(directory: Path, scenario: Scenario) -> Iterator[None]:
+    """Makes the directory of a comparison and holds its lock; removes it if nothing was written.
+    Raises UsageError for a directory with other content or in use by another process."""
+    make_directory(directory)
+    try:
+        with held(directory, f"--out {directory}", f"the comparison of modes of {scenario.name}"):
+            if not is_empty(directory) and not (directory / "cells").is_dir():
+                raise UsageError(f"--out {directory}: exists and holds no comparison of modes")
+            yield
+    finally:
+        with suppress(OSError):  # not empty, or gone
+            directory.rmdir()
 
 
 def check_target(target: str) -> None:

@@ -89,8 +89,8 @@ class Nightly:
     def run(
         self, console: Console, now: datetime, directory: Path, watch: Watch | None = None
     ) -> FinishedNight:
-        """Measure a night, judge it and add it to the baseline; continues an interrupted night in
-        `directory`.
+        """Measure a night, judge it, add it to the baseline and write its files; continues an
+        interrupted night in `directory`.
 
         Raises UsageError before the first run, for a damaged baseline or a `directory` with a
         finished night; KeyboardInterrupt when interrupted: the baseline is unchanged, finished runs
@@ -110,7 +110,9 @@ class Nightly:
                 raise UsageError(f"--out {directory}: another night began there; choose another")
             _write_beginning(directory, began)
             nights = self._measure(directory, began, histories, console, watch)
-            return self._judged(directory, began, histories, nights)
+            night = self._judged(directory, began, histories, nights)
+            _write_night(night, self.options.run.cache_dir)
+            return night
 
     def _judged(
         self,
@@ -288,7 +290,7 @@ def _first_measures(options: Options) -> list[str]:
     return list(options.metrics or GATED)
 
 
-def write_night(night: FinishedNight, cache_dir: Path | None = None) -> None:
+def _write_night(night: FinishedNight, cache_dir: Path | None) -> None:
     """Write index.html, junit.xml, summary.md, as the mark of a finished night nightly.json, and
     the checksums of all files that are not in a run directory. `cache_dir` caches the plotting
     bundle."""
@@ -329,6 +331,4 @@ def nightly(
         run=RunOptions(environ=dict(os.environ), cache_dir=cache),
     )
     planned = Nightly(Path(file), options)
-    night = planned.run(Console(quiet=True), datetime.now().astimezone(), Path(out_dir))
-    write_night(night, cache)
-    return night
+    return planned.run(Console(quiet=True), datetime.now().astimezone(), Path(out_dir))

@@ -239,7 +239,8 @@ class _Share:
             gevent.sleep(WATCH_EVERY_S)
             if self._is_going and self._watched.is_stalled(time.monotonic()):
                 self._stalled = f"no progress for {STALL_S:g} s: killed"
-                os.kill(self._process.pid, signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it died meanwhile
+                    os.kill(self._process.pid, signal.SIGKILL)
                 return
 
     def _last_words(self) -> str:

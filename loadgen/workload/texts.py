@@ -15,11 +15,13 @@ from pydantic import ConfigDict, Field
 
 from loadgen.errors import ScenarioError
 from loadgen.registry import Plugin, Registry, bare_word
+from loadgen.whole_file import read_regular
 from loadgen.workload.client_tokenizer import TokenCounter, load_tokenizer
 from loadgen.workload.vocabulary import WORDS
 
 CORPUS_WORDS = 60_000
 _CORPUS_CHARS = 1_000_000
+_MOST_BYTES = 2 << 30
 _ROLES = {"human": "user", "user": "user"}
 _ROLES |= dict.fromkeys(("gpt", "chatgpt", "assistant"), "assistant")
 Messages = tuple[tuple[str, str], ...]  # (role, content)
@@ -203,7 +205,7 @@ def _turn(turn: object) -> tuple[str, str]:
 def read_text(path: str, label: str, error: type[Exception] = ScenarioError) -> str:
     """A UTF-8 file's text. Raises `error` with the label if the file cannot be read."""
     try:
-        return Path(path).read_bytes().decode("utf-8-sig")
+        return read_regular(Path(path), _MOST_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as invalid:
         line = invalid.object.count(b"\n", 0, invalid.start) + 1
         raise error(f"{label}:{line}: is not UTF-8 text ({invalid.reason})") from None

@@ -61,3 +61,12 @@ def test_each_of_several_runs_gets_its_part(tmp_path):
     found = [parquet.read_table(run.directory / "engine_steps.parquet") for run in runs]
     assert found[0].to_pydict() == {"step": [0, 1], "t_s": [-0.5, 0.5]}
     assert found[1].to_pydict() == {"step": [2], "t_s": [1.0]}
+
+
+@pytest.mark.faults
+def test_the_half_written_logs_of_a_killed_engine_are_removed(tmp_path):
+    for name in ("engine_steps.partial", "engine_events.partial"):
+        (tmp_path / name).write_bytes(b"PAR1")
+    (tmp_path / "server.log").touch()
+    adopt_engine_logs(tmp_path, [ServedRun(tmp_path, "a", 0.0, 0)])
+    assert [path.name for path in tmp_path.iterdir()] == ["server.log"]

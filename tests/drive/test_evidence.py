@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from pyarrow import parquet
 
+import slobench
 from loadgen.drive import checksums, store
-from loadgen.errors import RunInvalid, SlobenchError
+from loadgen.errors import RunInvalid, SlobenchError, UsageError
+from loadgen.lab.engine_log import misses
 from loadgen.manifest.self_report import ClientReport
 from loadgen.measure.aggregate import summarize
 from loadgen.records import SERVER
@@ -311,3 +313,15 @@ def test_a_run_killed_while_its_tables_are_written_is_read_from_its_parts(crashe
     checksums.cover(directory, directory / "manifest.json")
     assert readable() == "completed"
     assert checksums.problems(directory) == []
+
+
+@pytest.mark.parametrize("read", [slobench.replay, misses])
+def test_a_damaged_engine_log_is_named(directory, read):
+    log = directory / "engine_steps.parquet"
+    log.write_bytes(bytes(100))
+    checksums.cover(directory, log)
+    with pytest.raises(UsageError, match=r"engine_steps\.parquet"):
+        read(directory)  # as written: no Parquet file
+    flip(log, 5)
+    with pytest.raises(RunInvalid, match=r"engine_steps\.parquet: damaged"):
+        read(directory)

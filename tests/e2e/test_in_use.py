@@ -79,3 +79,17 @@ def test_two_nights_in_the_same_second_have_two_names(start, tmp_path):
     assert len({fact["night"] for fact in facts}) == 2
     stored = [p.stem for p in (tmp_path / "baseline").glob("*/nights/*.json")]
     assert sorted(stored) == sorted(fact["night"] for fact in facts)
+
+
+@pytest.mark.faults
+def test_a_live_comparison_of_modes_is_not_disturbed(cli, start, tmp_path):
+    words = ["modes", "long_prompt_interference", "--modes=chunked,static", "--out=m"]
+    modes = start(*words, "--seeds=40", "--workers=1")
+    wait_until(lambda: list(tmp_path.glob("m/cells/*.json")), 60, "no cell is done")
+    result = cli(*words, cwd=tmp_path)
+    assert result.returncode == 2, result.stderr
+    assert "in use by the comparison of modes of long_prompt_interference, pid" in result.stderr
+    modes.send_signal(signal.SIGINT)
+    output, _ = modes.communicate(timeout=60)
+    assert modes.returncode == 130, output
+    assert not (tmp_path / "m" / ".slobench.lock").exists()

@@ -8,8 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
+from msgspec import structs
 
 import slobench
+from loadgen.drive import checksums
 from loadgen.errors import UsageError
 from loadgen.exports.formats import FORMATS, export
 from loadgen.manifest.sections import LabelsSection
@@ -246,3 +248,16 @@ def test_a_negative_number_is_no_formula():
     assert [csv_cell(value) for value in (-1.5, -2, None, "-2", "a=b")] == [
         -1.5, -2, None, "'-2", "a=b"
     ]  # fmt: skip
+
+
+@pytest.mark.faults
+def test_an_export_into_a_run_directory_is_added_to_its_checksums(tmp_path):
+    write_to(tmp_path / "run", measured_run())
+    run = slobench.read_run(tmp_path / "run")
+    for _ in range(2):  # the second replaces a file that is listed
+        slobench.export(run, "csv", tmp_path / "run")
+        run = replace(run, manifest=structs.replace(run.manifest, slo=("ttft <= 1ms",)))
+    assert "export.csv" in checksums.read(tmp_path / "run")
+    assert checksums.problems(tmp_path / "run") == []
+    slobench.export(run, "csv", tmp_path / "outside.csv")
+    assert not (tmp_path / checksums.NAME).exists()

@@ -204,3 +204,19 @@ def test_an_engine_leaves_with_0(cli, tmp_path, workers):
         _, stderr = process.communicate(timeout=30)
     assert process.returncode == 0, stderr
     assert "Traceback" not in stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("web", "--headless", "--workers=2", *MOCK, "--scenario=quickstart"),
+        ("worker", "--master=127.0.0.1"),
+    ],
+)
+def test_a_signal_while_locust_is_imported_ends_with_130(cli, tmp_path, number, words):
+    with started(cli, *words, cwd=tmp_path) as process:
+        wait_until(lambda: "locust_start" in _command(process.pid), 30, "Locust does not start")
+        process.send_signal(number)  # at once: the interpreter has not even begun
+        _, stderr = process.communicate(timeout=20)
+    assert (process.returncode, stderr) == (130, "slobench: interrupted\n")

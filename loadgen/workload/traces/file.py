@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import io
 import re
 import zlib
 from pathlib import Path
@@ -12,11 +13,13 @@ from typing import Any
 import msgspec
 
 from loadgen.errors import TraceFileError, UnknownKind
+from loadgen.whole_file import read_regular
 from loadgen.workload.traces.synonyms import recognized
 from loadgen.workload.traces.trace import TRACES, Trace, TraceFormat
 
 _GZIP = b"\x1f\x8b"
 _HEAD_BYTES = 1 << 20
+_MOST_BYTES = 2 << 30  # a request takes 30 to 300 bytes
 _SEPARATORS = (";", "\t", "|")  # other than a comma
 _NOT_A_TRACE = {
     b"PK\x03\x04": "is a zip archive; unpack it first",
@@ -43,20 +46,27 @@ def load_trace(path: str | Path, format: str | TraceFormat = "auto") -> Trace:
     return reader.parse(read_bytes(path), str(path))
 
 
-def read_bytes(path: str | Path) -> bytes:
-    """A text file's bytes, decompressed and without byte order mark. Raises TraceFileError."""
+def read_bytes(path: str | Path, most_bytes: int = _MOST_BYTES) -> bytes:
+    """A text file's bytes, decompressed and without byte order mark. Raises TraceFileError, also
+    for anything but a regular file and for more than `most_bytes`, packed or not."""
     try:
-        content = Path(path).read_bytes()
+        content = read_regular(Path(path), most_bytes)
     except FileNotFoundError:
         problem = f"no such file (looked for {Path(path).absolute()})"
         raise TraceFileError(f"{path}: {problem}") from None
     except OSError as error:
         raise TraceFileError(f"{path}: cannot be read: {error.strerror}") from None
+    except MemoryError:
+        raise TraceFileError(f"{path}: does not fit into memory") from None
     if content.startswith(_GZIP):
         try:
-            content = gzip.decompress(content)
+            with gzip.open(io.BytesIO(content)) as unpacked:
+                content = unpacked.read(most_bytes + 1)
         except (EOFError, OSError, zlib.error) as error:
             raise TraceFileError(f"{path}: is a damaged gzip file: {error}") from None
+        if len(content) > most_bytes:
+            limit = f"{most_bytes >> 20} MiB"
+            raise TraceFileError(f"{path}: unpacks to more than the limit of {limit}")
     start = content[:64].lstrip().lower()
     for mark, problem in _NOT_A_TRACE.items():
         if start.startswith(mark.lower()):
