@@ -27,6 +27,7 @@ from reports.run.frames import Frames
 
 PANEL_HEIGHT = 110
 TIME = "seconds since the start of the run"
+_LEAST_SHOWN = {"kv_usage": 0.02, "gpu_utilization": 0.02}  # of an axis that ends at 1
 _STEP: Spec = {"interpolate": "step-after", "clip": True}
 
 
@@ -96,9 +97,14 @@ def _closed(bins: Sequence[Record]) -> list[Record]:
 
 
 def _server_panels(frames: Frames) -> list[Spec]:
-    """The server's own metrics, as far as it reports them: running and waiting requests, KV use,
-    and the load of its GPUs."""
-    reported = {name for record in frames.server for name in record if record[name] is not None}
+    """The server's own metrics, as far as it reports them and they leave zero: running and waiting
+    requests, KV use, and the load of its GPUs."""
+    largest: dict[str, float] = {}
+    for record in frames.server:
+        for name, value in record.items():
+            if value is not None:
+                largest[name] = max(largest.get(name, 0.0), value)
+    reported = {name for name, value in largest.items() if value > _LEAST_SHOWN.get(name, 0.0)}
     shares = {"scale": {"domain": [0, 1]}}
     strips = {
         "kv_usage": ("in the server: KV cache in use", "KV in use", ORANGE, shares, "%"),

@@ -162,3 +162,11 @@ def test_a_gain_may_be_chance_if_its_interval_contains_zero():
 
     assert gain(1.0, 3.0) == "; +2/s over the runner-up a [+1, +3]"
     assert gain(-1.0, 5.0) == "; +2/s over the runner-up a [-1, +5], may be chance"
+
+
+def test_a_strip_of_the_server_that_stays_at_zero_is_left_out() -> None:
+    run = measured_run()
+    rows = [(t, 0, 0.0) for t in range(20)] + [(t, 1, 0.006) for t in range(20)]
+    names = replace(run.names, series=("waiting", "kv_usage"))
+    idle = replace(run, server_rows=np.array(sorted(rows), SERVER), names=names)
+    assert len(figures_of(idle)["timeline"]["vconcat"]) == 6
