@@ -355,6 +355,19 @@ def tiles(summary: Summary) -> list[tuple[str, TableCell]]:
     ]
 
 
+def checks_text(summary: Summary) -> str:
+    """`26 of 28 fine, 2 not`: the validity checks, those of unknown result left out."""
+    results = [check.ok for check in summary.validity.checks if check.ok is not None]
+    n_bad = results.count(False)
+    return f"{results.count(True)} of {len(results)} fine{f', {n_bad} not' if n_bad else ''}"
+
+
+def counts_text(summary: Summary) -> str:
+    """`62 due, 0 failed`."""
+    due, failed = (format_count(summary.counts[key]) for key in ("due", "failed"))
+    return f"{due} due, {failed} failed"
+
+
 BACKEND_HEAD = ("address", "requests", "share", "ok", "output tokens", "median TTFT from send")
 
 

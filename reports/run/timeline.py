@@ -37,14 +37,14 @@ def timeline(frames: Frames) -> Spec:
     the first, which keeps the whole run and marks the stretch."""
     good = "met the SLO" if frames.has_slos else "successful"
     panels = [
-        _panel(frames, "arrivals per s", _arrivals(), is_overview=True),
+        _panel(frames, "arrivals per s: scheduled ▆, sent —", _arrivals(), is_overview=True),
         _panel(frames, "in flight", _step("in_flight", "requests in flight", BLUE)),
-        _points_panel(frames, "time to first token", frames.points, "released_s", "ttft_s",
-                      "released at s"),
-        *([_points_panel(frames, "time between tokens", frames.itl, "at_s", "itl_s",
+        _points_panel(frames, "time to first token: ○ ok, × failed", frames.points, "released_s",
+                      "ttft_s", "released at s"),
+        *([_points_panel(frames, "time between tokens: ○ ok, × failed", frames.itl, "at_s", "itl_s",
                          "ended at s")] if frames.itl else []),
         _panel(frames, "output tokens per s", _step("output_tokens", "tokens/s", GREEN)),
-        _panel(frames, f"goodput: {good}, per s", _arrivals("kept", good, GREEN)),
+        _panel(frames, f"goodput per s: scheduled ▆, {good} —", _arrivals("kept", good, GREEN)),
         *_server_panels(frames),
     ]  # fmt: skip
     for mark in panels[-1]["layer"]:
@@ -114,7 +114,7 @@ def _server_panels(frames: Frames) -> list[Spec]:
     }
     panels = []
     if reported & {"running", "waiting"}:
-        title = "in the server: running, waiting"
+        title = "in the server: running ▆, waiting —"
         panels.append(_panel(frames, title, _running_and_waiting(), data="server"))
     for name, (title, label, color, y, digits) in strips.items():
         if name in reported:
@@ -132,7 +132,7 @@ def _running_and_waiting() -> list[Spec]:
         {"field": "running", "type": "quantitative", "title": "running"},
         {"field": "waiting", "type": "quantitative", "title": "waiting"},
     ]
-    y = axis("running", "running ▆  waiting —", axis={"minExtent": 46})
+    y = axis("running", "requests", axis={"minExtent": 46})
     return [
         layer({"type": "area", "color": BLUE, "opacity": 0.35, **_STEP}, {"y": y}),
         layer({"type": "line", "color": RED, "strokeWidth": 1.5, **_STEP},
@@ -197,7 +197,7 @@ def _arrivals(field: str = "sent", word: str = "sent", color: str = BLUE) -> lis
         number("asked", "scheduled per s"),
         number(field, f"{word} per s"),
     ]
-    y = axis("asked", f"scheduled ▆  {word} —", axis={"minExtent": 46})
+    y = axis("asked", "requests/s", axis={"minExtent": 46})
     return [
         layer({"type": "area", "opacity": 0.35, "color": GREY, **_STEP}, {"y": y}),
         layer({"type": "line", "color": color, "strokeWidth": 1.5, **_STEP},
@@ -228,7 +228,7 @@ def _points_panel(
     y = {**latency_axis([row[field] for row in rows], unit), "field": field}
     encoding = {
         "x": {**x, "field": at},
-        "y": {**y, "title": f"{unit}   ○ ok  × failed"},
+        "y": {**y, "title": unit},
         "color": {"condition": {"test": is_ok, "value": BLUE}, "value": RED},
         "shape": hues("status", statuses, shapes, None),
         "angle": {"condition": {"test": is_ok, "value": 0}, "value": 45},

@@ -66,7 +66,7 @@ def test_the_servers_queue_and_memory_stand_below_where_it_tells_them() -> None:
     )
     spec = figures_of(told)["timeline"]
     titles = [panel["title"]["text"] for panel in spec["vconcat"][6:]]
-    assert titles == ["in the server: running, waiting", "in the server: KV cache in use"]
+    assert titles == ["in the server: running ▆, waiting —", "in the server: KV cache in use"]
     values = spec["datasets"]["server"]
     assert [v["waiting"] for v in values[:20]] == [5.0] * 20
     assert values[-1]["waiting"] is None, "nothing was read at the end"
