@@ -35,6 +35,12 @@ def path(run, cache, tmp_path_factory):
     return path
 
 
+def box_of(locator):
+    box = locator.bounding_box()
+    assert box is not None, "the element is not visible"
+    return box
+
+
 def serious(page):
     found = Axe().run(page).response["violations"]
     return [(v["id"], [n["target"] for n in v["nodes"]]) for v in found
@@ -235,8 +241,8 @@ def test_sections_are_folded_by_relevance_and_open_from_the_contents(browser, ca
     assert not spectrum.is_visible()
     contents.get_by_role("link", name="Every percentile").press("Enter")
     page.wait_for_selector("#spectrum-ttft svg .mark-line path")
-    assert page.locator("#spectrum-ttft svg.marks").bounding_box()["width"] > 200
-    assert contents.bounding_box()["y"] == 0  # it stays
+    assert box_of(page.locator("#spectrum-ttft svg.marks"))["width"] > 200
+    assert box_of(contents)["y"] == 0  # it stays
     assert not page.locator("#why-itl").is_visible()
     contents.get_by_role("button", name="Open all").press("Enter")
     page.wait_for_selector("#why-itl svg .mark-line path")
@@ -264,6 +270,6 @@ def test_the_verdict_of_each_slo_is_visible_on_a_phone(browser, path):
     table = page.locator("[aria-labelledby=slos] table")
     cell = table.locator("tbody td:nth-child(5)").first
     assert table.locator("th:nth-child(5)").first.text_content() == "verdict"
-    box, frame = cell.bounding_box(), page.locator(".scroll[aria-labelledby=slos]").bounding_box()
+    box, frame = box_of(cell), box_of(page.locator(".scroll[aria-labelledby=slos]"))
     assert box["x"] + box["width"] <= frame["x"] + frame["width"] + 1
     watched.close()
