@@ -97,7 +97,7 @@ def _chromium(browser: str, page: Path, *flags: str) -> str:
                 ["--no-sandbox"] if os.geteuid() == 0 else []
             ),  # Chromium refuses to run as root otherwise
             *flags,
-            page.absolute().as_uri(),
+            f"{page.absolute().as_uri()}#unfolded",
         ]
         try:
             ended = subprocess.run(

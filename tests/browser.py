@@ -59,15 +59,15 @@ class Watched:
 
     def _on_request(self, request: Request) -> None:
         if not request.url.startswith(("data:", "blob:")):
-            self.requests.append(request.url)
+            self.requests.append(request.url.partition("#")[0])
 
     def _on_response(self, response: Response) -> None:
         if response.status >= 400:
             self.complaints.append(f"{response.status}: {response.url}")
 
     def open(self, address: str | Path) -> Page:
-        """Load a file or a URL and wait until it is loaded."""
-        self.page.goto(address.as_uri() if isinstance(address, Path) else address)
+        """Load a file, with all of its sections open, or a URL, and wait until it is loaded."""
+        self.page.goto(f"{address.as_uri()}#unfolded" if isinstance(address, Path) else address)
         return self.page
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from rich.console import Console
 
@@ -38,7 +38,7 @@ from loadgen.measure.capacity.next_probe import (
 from loadgen.run.directory import make_directory
 from loadgen.run.directory_lock import held
 from loadgen.run.execute import SIMULATED, FinishedRun, execute
-from loadgen.run.run_options import RunOptions
+from loadgen.run.run_options import RunKeywords, RunOptions
 from loadgen.run.target import finish
 from loadgen.workload.scaling import Over, scaled, with_window
 from loadgen.workload.scenario import Scenario, load_scenario
@@ -59,7 +59,7 @@ def capacity(
     confidence: float = 0.95,
     precision: float = 0.05,
     resume: bool = False,
-    **options: Any,
+    **options: Unpack[RunKeywords],
 ) -> Capacity:
     """The highest load at which a target meets a scenario's SLO, with a confidence interval.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import numpy as np
 from rich.console import Console
@@ -24,7 +24,7 @@ from loadgen.registry import Plugin, Registry
 from loadgen.run.directory import run_directory
 from loadgen.run.manifest import surroundings
 from loadgen.run.preload import Preload
-from loadgen.run.run_options import RunOptions, RunSetup
+from loadgen.run.run_options import RunKeywords, RunOptions, RunSetup
 from loadgen.run.shard_tasks import shard_count
 from loadgen.run.target import Choice, Server, Target, open_target
 from loadgen.workload.scenario import Scenario
@@ -79,7 +79,14 @@ class FinishedRun:
         return self.run.manifest.ended == "interrupted"
 
 
-def run(scenario: Scenario, target: str, out_dir: Path | str | None = None, **options: Any) -> Run:
+def run(
+    scenario: Scenario,
+    target: str,
+    out_dir: Path | str | None = None,
+    *,
+    confidence: float | None = None,
+    **options: Unpack[RunKeywords],
+) -> Run:
     """Runs a scenario against `target` (a URL, a target file, `reference`, `sim` or `mock`) and
     records it.
 
@@ -87,7 +94,8 @@ def run(scenario: Scenario, target: str, out_dir: Path | str | None = None, **op
     of RunOptions. Raises UsageError, TargetError or RunInvalid; a failed request is a row.
     """
     options.setdefault("environ", dict(os.environ))
-    run_options = RunOptions(out_dir=Path(out_dir) if out_dir else None, **options)
+    directory = Path(out_dir) if out_dir else None
+    run_options = RunOptions(out_dir=directory, confidence=confidence, **options)
     return execute(scenario, target, run_options, Console(quiet=True)).run
 
 

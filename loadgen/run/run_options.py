@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,6 +58,28 @@ class RunOptions:
     early: Early | None = None
     min_requests: int = 0
     wait_ready_s: float = 0.0
+
+
+class RunKeywords(TypedDict, total=False):
+    """The fields of `RunOptions` as keyword arguments of the Python API, without `out_dir` and
+    `confidence`, which its functions state themselves."""
+
+    force: bool
+    n_workers: int
+    transport: Literal["fast", "aiohttp"]
+    engine: str
+    model: str
+    command: Sequence[str]
+    environ: Mapping[str, str]
+    cache_dir: Path | None
+    plugins: Sequence[Path]
+    scrape: bool
+    target_settings: Sequence[str]
+    name: str
+    watch: Watch | None
+    early: Early | None
+    min_requests: int
+    wait_ready_s: float
 
 
 class RunSetup(NamedTuple):

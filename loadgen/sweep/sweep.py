@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack
 
 from rich.console import Console
 
@@ -210,6 +210,25 @@ _OF_A_RUN = ("engine", "model", "environ", "cache_dir", "plugins", "transport", 
              "scrape", "target_settings", "confidence")  # fmt: skip
 
 
+class SweepKeywords(TypedDict, total=False):
+    """Further keyword arguments of `sweep`: keys of a sweep file, and fields of RunOptions."""
+
+    along: str | None
+    order_seed: int
+    drain: str
+    reset_cache: bool
+    engine: str
+    model: str
+    environ: Mapping[str, str]
+    cache_dir: Path | None
+    plugins: Sequence[Path]
+    transport: Literal["fast", "aiohttp"]
+    n_workers: int
+    scrape: bool
+    target_settings: Sequence[str]
+    confidence: float
+
+
 def sweep(
     scenario: Scenario | Path | str,
     target: str,
@@ -220,7 +239,7 @@ def sweep(
     repeats: int = 3,
     metric: str = "p99(ttft)",
     throughput: str = "output_tokens_per_s",
-    **options: Any,
+    **options: Unpack[SweepKeywords],
 ) -> Swept:
     """Measure a scenario at every point that `over` spans (key → values, as after `--over`),
     `repeats` times each, and compare; runs that `out_dir` already has are not measured again.
@@ -230,9 +249,10 @@ def sweep(
     sweep file (`along`, `order_seed`, `drain`, `reset_cache`) and the fields of RunOptions.
     Raises UsageError; a cell that cannot be measured is a failure in its row, not an error.
     """
-    of_runs = {key: options.pop(key) for key in _OF_A_RUN if key in options}
+    given: dict[str, Any] = dict(options)
+    of_runs = {key: given.pop(key) for key in _OF_A_RUN if key in given}
     chosen = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
-    keys = {"how": how, "repeats": repeats, "metric": metric, "throughput": throughput, **options}
+    keys = {"how": how, "repeats": repeats, "metric": metric, "throughput": throughput, **given}
     file = sweep_from_flags({"over": {key: list(values) for key, values in over.items()}, **keys})
     base = Base(chosen, target, RunOptions(**{"environ": dict(os.environ), **of_runs}))
     spec = sweep_spec(file, base)

@@ -64,15 +64,9 @@ def cause_figures(run: Run, summary: Summary, columns: PerRequest) -> list[Cause
     if drivers is None or not ttft:
         return []
     level = f"{100 * summary.confidence:g} %"
-    line = drivers.ttft_by_input
     return [
         *_split(drivers),
-        CauseFigure(
-            "why-ttft",
-            "TTFT from send by prompt length",
-            _growth("TTFT", line, 1000, "1 000 prompt tokens", "prompt length", level),
-            scatter(ttft, line, "prompt tokens", "TTFT by prompt length"),
-        ),
+        *_by_input(drivers, ttft, level),
         *_by_in_flight(drivers, _points(*tpot_points(run, columns, ok)), level),
         *_along_answer(gaps_by_position(columns, np.flatnonzero(ok))),
     ]
@@ -102,8 +96,22 @@ def _split(drivers: Drivers) -> list[CauseFigure]:
     return [CauseFigure("why-split", "Where the time went", sentence, split_bars(drivers.split))]
 
 
+def _by_input(drivers: Drivers, points: Sequence[Record], level: str) -> list[CauseFigure]:
+    if not _varies(points):
+        return []
+    line, title = drivers.ttft_by_input, "TTFT from send by prompt length"
+    sentence = _growth("TTFT", line, 1000, "1 000 prompt tokens", "prompt length", level)
+    spec = scatter(points, line, "prompt tokens", "TTFT by prompt length")
+    return [CauseFigure("why-ttft", title, sentence, spec)]
+
+
+def _varies(points: Sequence[Record]) -> bool:
+    """Whether the points have more than one place on the x axis; else a scatter shows nothing."""
+    return len({point["x"] for point in points}) > 1
+
+
 def _by_in_flight(drivers: Drivers, points: Sequence[Record], level: str) -> list[CauseFigure]:
-    if not points:
+    if not _varies(points):
         return []
     line, title = drivers.tpot_by_in_flight, "TPOT by requests in flight"
     sentence = _growth("TPOT", line, 1, "request in flight", "requests in flight", level)
@@ -131,9 +139,9 @@ def _growth(
     metric: str, line: FittedLine | None, times: int, per: str, cause: str, level: str
 ) -> str:
     if line is None:
-        return "No line: too few requests, or all of them alike."
+        return "No line: too few requests."
     slope, low, high = (value * times for value in (line.slope, line.low, line.high))
-    if low <= 0 <= high:
+    if not _is_clear(line):
         relation = f"No clear relation between {metric} and {cause}: "
     else:
         relation = f"{metric} {'grows' if slope > 0 else 'falls'} by "
@@ -142,6 +150,11 @@ def _growth(
         f" {_signed(low)} to {_signed(high)}, rank correlation {line.rank_correlation:.2f},"
         f" n = {format_count(line.n)})."
     )
+
+
+def _is_clear(line: FittedLine) -> bool:
+    """Whether the confidence interval of the slope excludes 0."""
+    return not line.low <= 0 <= line.high
 
 
 def _signed(seconds: float) -> str:
@@ -194,14 +207,14 @@ def gaps_by_position(columns: PerRequest, rows: NDArray[np.intp]) -> list[Record
 def scatter(
     points: Sequence[Record], line: FittedLine | None, x_title: str, description: str
 ) -> Spec:
-    """A point per request, and the fitted line through them, if any."""
+    """A point per request, and the fitted line through them if its slope is clear."""
     unit, per_s = time_unit(max(p["y"] for p in points))
     rows = [{"x": p["x"], "y": p["y"] * per_s} for p in points]
     x, y = axis("x", x_title, scale={"zero": False}), axis("y", unit, axis={"minExtent": 46})
     tooltip = [number("x", x_title), number("y", unit)]
     dots = {"type": "point", "color": BLUE, "size": 16, "opacity": 0.5}
     layers = [layer(dots, {"x": x, "y": y, "tooltip": tooltip}, rows)]
-    if line is not None:
+    if line is not None and _is_clear(line):
         ends = (min(p["x"] for p in points), max(p["x"] for p in points))
         drawn = [{"x": at, "y": (line.intercept + line.slope * at) * per_s} for at in ends]
         stroke = {"type": "line", "color": ORANGE, "strokeWidth": 2.5, "clip": True}

@@ -115,7 +115,7 @@ def _timeline(story: EngineSection, end_s: float) -> Spec:
         waiting = [{**w, "of": w["reason"], "value": w["requests"]} for w in story.waiting]
         panels.append(_stacked("requests waiting, by reason", "requests", waiting, reasons))
     kv = [{**b, "of": "KV in use", "value": b["kv"]} for b in story.bins if b["kv"] is not None]
-    if kv:
+    if any(b["kv"] for b in kv):
         panels.append(_stacked("KV blocks in use", "share", kv, {"KV in use": ORANGE}, "%"))
     for panel in panels:
         panel["encoding"]["x"]["scale"] = shown_scale(end_s)

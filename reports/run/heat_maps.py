@@ -67,9 +67,10 @@ def _buckets(tokens: NDArray[np.uint32]) -> tuple[NDArray[np.int64], list[str]]:
 def heat_figures(
     cells: Sequence[Record], pairs: Mapping[tuple[str, str], float | None]
 ) -> dict[str, Spec]:
-    """Figures by name; attainment needs at least two cells, interference at least two classes."""
+    """Figures by name; attainment needs cells with different shares, interference at least two
+    classes."""
     drawn = {}
-    if len(cells) > 1:
+    if len({cell["share"] for cell in cells}) > 1:
         drawn["heat-attainment"] = _attainment(cells)
     if any(value is not None for value in pairs.values()):
         drawn["heat-interference"] = _interference(pairs)

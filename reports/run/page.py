@@ -93,6 +93,7 @@ def render(
         place=place,
         summary=summary,
         banner=verdict_section.banner(summary),
+        headline=verdict_section.headline(summary),
         verdict_section=verdict_section,
         tables=tables,
         subject=_subject(run),

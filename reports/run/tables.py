@@ -12,6 +12,7 @@ from typing import Literal
 
 from loadgen.measure.catalog import METRICS, Unit
 from loadgen.measure.fairness import TenantShare
+from loadgen.measure.slo import parse_slo
 from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.summary import (
@@ -258,12 +259,46 @@ def percentile_text(percentile: Percentile, unit: Unit) -> str:
     return f"{text}*" if percentile.few and text not in ("–", "∞") else text
 
 
+def _latency_tile(summary: Summary, metric: str) -> tuple[str, TableCell]:
+    """The 99th percentile of a latency against its limit: that of an SLO on this percentile, else
+    that of each request."""
+    found = summary.metrics[metric]
+    shown, whole = found.percentiles["p99"], found.with_failures.get("p99")
+    limits = {(r.scope, parse_slo(r.text).quantile): r.limit for r in summary.slo
+              if r.metric == metric and math.isfinite(r.limit)}  # fmt: skip
+    limit_s = limits.get(("run", 0.99), limits.get(("request", None)))
+    cell = TableCell(
+        percentile_text(shown, "s"),
+        f"metrics.{metric}.percentiles.p99.value",
+        "s",
+        _headroom(shown.value if whole is None else whole.value, limit_s),
+        f"{METRICS[metric].meaning} Successful requests only.",
+    )
+    return f"p99 {marked_title(summary, metric)}", cell
+
+
+def _headroom(value_s: float, limit_s: float | None) -> str:
+    """`limit 500 ms, headroom 80 %`; the value has failures as infinite."""
+    if limit_s is None:
+        return "no limit in the SLOs"
+    limit = f"limit {format_value(limit_s, 's')}"
+    if math.isnan(value_s):
+        return limit
+    if math.isinf(value_s):
+        return f"{limit}, exceeded: ∞ with failures"
+    share = value_s / limit_s - 1
+    word = "exceeded by" if share > 0 else "headroom"
+    return f"{limit}, {word} {format_number(100 * abs(share))} %"
+
+
 def tiles(summary: Summary) -> list[tuple[str, TableCell]]:
     """The headline numbers: (name, cell with the number and its context)."""
     goodput, share = summary.goodput.requests_per_s, summary.attainment
     counts = summary.counts
     late = f", {format_count(counts['unfinished'])} unfinished" if counts["unfinished"] else ""
     return [
+        _latency_tile(summary, "ttft_s"),
+        _latency_tile(summary, "tpot_s"),
         (
             "Goodput",
             TableCell(
@@ -318,6 +353,19 @@ def tiles(summary: Summary) -> list[tuple[str, TableCell]]:
             ),
         ),
     ]
+
+
+def checks_text(summary: Summary) -> str:
+    """`26 of 28 fine, 2 not`: the validity checks, those of unknown result left out."""
+    results = [check.ok for check in summary.validity.checks if check.ok is not None]
+    n_bad = results.count(False)
+    return f"{results.count(True)} of {len(results)} fine{f', {n_bad} not' if n_bad else ''}"
+
+
+def counts_text(summary: Summary) -> str:
+    """`62 due, 0 failed`."""
+    due, failed = (format_count(summary.counts[key]) for key in ("due", "failed"))
+    return f"{due} due, {failed} failed"
 
 
 BACKEND_HEAD = ("address", "requests", "share", "ok", "output tokens", "median TTFT from send")

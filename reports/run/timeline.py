@@ -27,6 +27,7 @@ from reports.run.frames import Frames
 
 PANEL_HEIGHT = 110
 TIME = "seconds since the start of the run"
+_LEAST_SHOWN = {"kv_usage": 0.02, "gpu_utilization": 0.02}  # of an axis that ends at 1
 _STEP: Spec = {"interpolate": "step-after", "clip": True}
 
 
@@ -36,14 +37,14 @@ def timeline(frames: Frames) -> Spec:
     the first, which keeps the whole run and marks the stretch."""
     good = "met the SLO" if frames.has_slos else "successful"
     panels = [
-        _panel(frames, "arrivals per s", _arrivals(), is_overview=True),
+        _panel(frames, "arrivals per s: scheduled ▆, sent —", _arrivals(), is_overview=True),
         _panel(frames, "in flight", _step("in_flight", "requests in flight", BLUE)),
-        _points_panel(frames, "time to first token", frames.points, "released_s", "ttft_s",
-                      "released at s"),
-        *([_points_panel(frames, "time between tokens", frames.itl, "at_s", "itl_s",
+        _points_panel(frames, "time to first token: ○ ok, × failed", frames.points, "released_s",
+                      "ttft_s", "released at s"),
+        *([_points_panel(frames, "time between tokens: ○ ok, × failed", frames.itl, "at_s", "itl_s",
                          "ended at s")] if frames.itl else []),
         _panel(frames, "output tokens per s", _step("output_tokens", "tokens/s", GREEN)),
-        _panel(frames, f"goodput: {good}, per s", _arrivals("kept", good, GREEN)),
+        _panel(frames, f"goodput per s: scheduled ▆, {good} —", _arrivals("kept", good, GREEN)),
         *_server_panels(frames),
     ]  # fmt: skip
     for mark in panels[-1]["layer"]:
@@ -96,9 +97,14 @@ def _closed(bins: Sequence[Record]) -> list[Record]:
 
 
 def _server_panels(frames: Frames) -> list[Spec]:
-    """The server's own metrics, as far as it reports them: running and waiting requests, KV use,
-    and the load of its GPUs."""
-    reported = {name for record in frames.server for name in record if record[name] is not None}
+    """The server's own metrics, as far as it reports them and they leave zero: running and waiting
+    requests, KV use, and the load of its GPUs."""
+    largest: dict[str, float] = {}
+    for record in frames.server:
+        for name, value in record.items():
+            if value is not None:
+                largest[name] = max(largest.get(name, 0.0), value)
+    reported = {name for name, value in largest.items() if value > _LEAST_SHOWN.get(name, 0.0)}
     shares = {"scale": {"domain": [0, 1]}}
     strips = {
         "kv_usage": ("in the server: KV cache in use", "KV in use", ORANGE, shares, "%"),
@@ -108,7 +114,7 @@ def _server_panels(frames: Frames) -> list[Spec]:
     }
     panels = []
     if reported & {"running", "waiting"}:
-        title = "in the server: running, waiting"
+        title = "in the server: running ▆, waiting —"
         panels.append(_panel(frames, title, _running_and_waiting(), data="server"))
     for name, (title, label, color, y, digits) in strips.items():
         if name in reported:
@@ -126,7 +132,7 @@ def _running_and_waiting() -> list[Spec]:
         {"field": "running", "type": "quantitative", "title": "running"},
         {"field": "waiting", "type": "quantitative", "title": "waiting"},
     ]
-    y = axis("running", "running ▆  waiting —", axis={"minExtent": 46})
+    y = axis("running", "requests", axis={"minExtent": 46})
     return [
         layer({"type": "area", "color": BLUE, "opacity": 0.35, **_STEP}, {"y": y}),
         layer({"type": "line", "color": RED, "strokeWidth": 1.5, **_STEP},
@@ -191,7 +197,7 @@ def _arrivals(field: str = "sent", word: str = "sent", color: str = BLUE) -> lis
         number("asked", "scheduled per s"),
         number(field, f"{word} per s"),
     ]
-    y = axis("asked", f"scheduled ▆  {word} —", axis={"minExtent": 46})
+    y = axis("asked", "requests/s", axis={"minExtent": 46})
     return [
         layer({"type": "area", "opacity": 0.35, "color": GREY, **_STEP}, {"y": y}),
         layer({"type": "line", "color": color, "strokeWidth": 1.5, **_STEP},
@@ -222,7 +228,7 @@ def _points_panel(
     y = {**latency_axis([row[field] for row in rows], unit), "field": field}
     encoding = {
         "x": {**x, "field": at},
-        "y": {**y, "title": f"{unit}   ○ ok  × failed"},
+        "y": {**y, "title": unit},
         "color": {"condition": {"test": is_ok, "value": BLUE}, "value": RED},
         "shape": hues("status", statuses, shapes, None),
         "angle": {"condition": {"test": is_ok, "value": 0}, "value": 45},

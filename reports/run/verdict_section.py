@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from loadgen.measure.catalog import METRICS
+from loadgen.measure.slo import parse_slo
 from loadgen.measure.summary import ClassSummary, Summary
 from loadgen.measure.verdict import Bound, SloResult, error_note, is_dependent, sentence
 from loadgen.measure.wording import format_count, format_value
@@ -42,6 +44,47 @@ def banner(summary: Summary) -> Banner:
     is_sure = bool(sure) and (all(sure) if summary.verdict == "met" else any(sure))
     text = f"with {level} confidence" if is_sure else f"in this run; not certain at {level}"
     return Banner("met" if word == "MET" else "missed", word, text, summary.reasons)
+
+
+def headline(summary: Summary) -> str:
+    """The result as a sentence: how many requests met the limits, and each other SLO's value with
+    its limit. "" for an invalid run, and without a value to show."""
+    if not summary.validity.trusted or not summary.counts["due"]:
+        return ""
+    parts = [_share_met(summary), *map(_against_limit, run_slos(summary))]
+    shown = [part for part in parts if part]
+    return f"{'; '.join(shown)}." if shown else ""
+
+
+def _share_met(summary: Summary) -> str:
+    """`62 of 62 requests met TTFT ≤ 1 s (target 95 %; at least 95.3 % with 95 % confidence)`."""
+    share = summary.attainment
+    limits = [r for r in _all_slos(summary) if r.scope == "request"]
+    if share.met is None or share.reason or not limits:
+        return ""
+    is_common = all(r in summary.slo and math.isfinite(r.limit) and not r.n_own for r in limits)
+    met = " and ".join(map(_limit_words, limits)) if is_common else "all their limits"
+    targets = [r.limit for r in summary.slo if r.metric == "attainment"]
+    facts = [f"target {format_value(target, 'share')}" for target in targets]
+    if share.bound is not None:
+        facts.append(share.bound.at_level("share", summary.confidence))
+    n = f"{format_count(share.met)} of {format_count(share.due)} requests met {met}"
+    return f"{n} ({'; '.join(facts)})" if facts else n
+
+
+def _limit_words(result: SloResult) -> str:
+    sign = {"<=": "≤", ">=": "≥"}[parse_slo(result.text).operator]
+    metric = METRICS[result.metric]
+    return f"{metric.title} {sign} {format_value(result.limit, metric.unit)}"
+
+
+def _against_limit(result: SloResult) -> str:
+    """`p99 TTFT 98 ms (limit 500 ms)`; "" for the attainment, and without a value."""
+    if result.metric == "attainment" or math.isnan(result.value):
+        return ""
+    name = f"{parse_slo(result.text).aggregate or ''} {METRICS[result.metric].title}".strip()
+    value, limit = (format_value(x, result.unit) for x in (result.value, result.limit))
+    return f"{name} {value} (limit {limit})"
 
 
 def slos_text(summary: Summary) -> str:

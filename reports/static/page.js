@@ -75,10 +75,65 @@
     zoom.querySelector("button").addEventListener("click", () => show(null));
   }
 
-  const drawn = [];
-  for (const [name] of Object.entries(specs)) {
+  // Sections are folded by relevance; a figure in a folded section has no width, so it is drawn when
+  // the section opens. "#unfolded" opens all of them, for pictures of the whole page.
+  const folds = [...document.querySelectorAll("details.fold")];
+  const isFolded = (element) => element.closest("details.fold:not([open])") !== null;
+  const openAll = () => { for (const fold of folds) fold.open = true; };
+  if (location.hash === "#unfolded") openAll();
+
+  function openTarget() {
+    const fold = document.getElementById(location.hash.slice(1))?.closest("details.fold");
+    if (fold) fold.open = true;
+  }
+  openTarget();
+  window.addEventListener("hashchange", openTarget);
+  window.addEventListener("beforeprint", openAll);
+
+  function contents() {
+    const main = document.querySelector("main");
+    const heads = [...main.querySelectorAll("h2[id]")];
+    if (heads.length < 3) return;
+    const nav = document.createElement("nav"), list = document.createElement("ol");
+    nav.className = "contents";
+    nav.setAttribute("aria-label", "Contents");
+    for (const head of heads) {
+      const item = document.createElement("li"), link = document.createElement("a");
+      link.href = `#${head.id}`;
+      link.textContent = head.closest(".banner") ? "Result" : head.textContent;
+      link.addEventListener("click", () => {
+        const fold = head.closest("details.fold");
+        if (fold) fold.open = true;
+      });
+      item.append(link);
+      list.append(item);
+    }
+    nav.append(list);
+    if (folds.length) {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = "Open all";
+      button.addEventListener("click", openAll);
+      nav.append(button);
+    }
+    main.before(nav);
+  }
+  contents();
+
+  const drawn = [], widths = {};
+  function drawFitting(name) {
     const element = document.getElementById(name);
-    if (element) drawn.push(draw(name, element));
+    if (!element || isFolded(element) || widths[name] === element.clientWidth) return;
+    widths[name] = element.clientWidth;
+    drawn.push(draw(name, element));
+  }
+  Object.keys(specs).forEach(drawFitting);
+  for (const fold of folds) {
+    fold.addEventListener("toggle", () => {
+      if (!fold.open) return;
+      for (const element of fold.querySelectorAll(".chart")) drawFitting(element.id);
+      window.dispatchEvent(new Event("resize")); // a figure whose window was resized while it was folded
+    });
   }
 
   let width = document.body.clientWidth;
@@ -89,7 +144,10 @@
     clearTimeout(waiting);
     waiting = setTimeout(() => {
       for (const [name, spec] of Object.entries(specs)) {
-        if (spec.vconcat) draw(name, document.getElementById(name));
+        const element = document.getElementById(name);
+        if (!spec.vconcat || !element || isFolded(element)) continue;
+        widths[name] = element.clientWidth;
+        draw(name, element);
       }
     }, 200);
   });

@@ -39,6 +39,7 @@ def render(facts: Mapping[str, Any], cache_dir: Path | None = None) -> str:
         cache_dir,
         facts=facts,
         heading=view.heading(facts),
+        conclusion=view.conclusion(facts),
         notes=[redact(note) for note in view.notes(facts)],
         captions=[(name, _CAPTIONS[name]) for name in drawn],
         names=view.factor_names(facts),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -59,6 +59,51 @@ def factor_names(facts: Mapping[str, Any]) -> list[str]:
     keys = [axis["key"] for axis in facts["axes"]]
     last = [key.rpartition(".")[2] for key in keys]
     return [name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)]
+
+
+def conclusion(facts: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """The result of a sweep: a headline, and sentences with the best cells."""
+    rows = facts["rows"]
+    judged = [row for row in rows if {"met", "missed"} & set(row["verdicts"])]
+    met = [row for row in judged if set(row["verdicts"]) == {"met"}]
+    sentences = []
+    if judged:
+        headline = f"{len(met)} of {len(rows)} cells met the SLO in every run"
+        sentences += _limits(facts, met) if facts["along"] else []
+        if best := _largest(met, lambda row: row["measures"]["goodput"]["value"]):
+            value = measure_text(best, "goodput")
+            sentences.append(f"Most goodput among them: {best['cell']}, {value}.")
+    else:
+        front = [row["cell"] for row in rows if row["is_front"]]
+        headline = f"{len(front)} of {len(rows)} cells are on the Pareto front"
+    if best := _largest(rows, lambda row: row["benefit"]["value"]):
+        cost = f"at {facts['cost']} {cost_text(best, facts)}"
+        sentences.append(
+            f"Most {benefit_title(facts)} of all cells: {best['cell']}, {benefit_text(best)}"
+            f" {cost}."
+        )
+    return headline, sentences
+
+
+def _limits(facts: Mapping[str, Any], met: Sequence[Row]) -> list[str]:
+    """Per series, the highest load up to which every cell met the SLO, and the next load."""
+    key, sentences = facts["along"], []
+    for series in dict.fromkeys(row["series"] for row in facts["rows"]):
+        rows = [r for r in facts["rows"] if r["series"] == series and r["along"] is not None]
+        rows.sort(key=lambda row: float(row["along"]))
+        n_met = next((k for k, row in enumerate(rows) if row not in met), len(rows))
+        loads = [row["factors"][key] for row in rows]
+        text = f"met up to {key} {loads[n_met - 1]}" if n_met else "met at no load"
+        if n_met < len(rows):
+            text += f", {verdict_text(rows[n_met])} at {loads[n_met]}"
+        sentences.append(f"{series or 'SLO'}: {text}.")
+    return sentences
+
+
+def _largest(rows: Sequence[Row], value: Callable[[Row], float | None]) -> Row | None:
+    """The row of the largest value; None where no row has a value."""
+    return max((row for row in rows if value(row) is not None), key=lambda r: value(r) or 0.0,
+               default=None)  # fmt: skip
 
 
 def notes(facts: Mapping[str, Any]) -> list[str]:

@@ -3,7 +3,8 @@
 import pytest
 
 from loadgen.measure.aggregate import summarize
-from reports.run.verdict_section import banner, is_inconclusive, next_steps, slo_rows
+from reports.run.tables import tiles
+from reports.run.verdict_section import banner, headline, is_inconclusive, next_steps, slo_rows
 from tests.runs import measured_run, starved, two_classes, with_manifest, with_shard
 
 URL = ("--target", "http://h")
@@ -145,3 +146,49 @@ def test_a_goodput_out_of_reach_does_not_blame_the_server():
     assert banner(summarize(run)).reasons == (
         "goodput >= 50/s: missed at 10/s; it cannot be kept at this rate: only 10/s was offered.",
     )
+
+
+@pytest.mark.parametrize(
+    ("run", "sentence"),
+    [
+        (  # 0.05 ** (1 / 200) = 98.51 %
+            measured_run(slo=["ttft <= 1s", "tpot <= 200ms", "attainment >= 95%"]),
+            "200 of 200 requests met TTFT ≤ 1 s and TPOT ≤ 200 ms (target 95 %;"
+            " at least 98.5 % with 95 % confidence).",
+        ),
+        (measured_run(), ""),
+        (starved(measured_run(slo=["ttft <= 1s"])), ""),
+        (measured_run(0, slo=["ttft <= 1s"]), ""),
+    ],
+    ids=["limits of requests", "no SLO", "invalid", "empty"],
+)
+def test_the_headline_counts_the_requests_that_met_the_limits(run, sentence):
+    assert headline(summarize(run)) == sentence
+
+
+def test_the_headline_shows_a_percentile_with_its_limit():
+    found = summarize(measured_run(slo=["p50(ttft) <= 10ms"]))
+    value = f"{1e3 * found.metrics['ttft_s'].percentiles['p50'].value:.3g} ms"
+    assert headline(found) == f"p50 TTFT {value} (limit 10 ms)."
+
+
+def test_the_headline_does_not_name_limits_that_differ_between_classes():
+    run = two_classes(chat=["ttft <= 1s"], rag=["ttft <= 2s"])
+    assert headline(summarize(run)).startswith("200 of 200 requests met all their limits (at least")
+
+
+@pytest.mark.parametrize(
+    ("slo", "n_failed", "small"),
+    [
+        (["p99(ttft) <= 500ms", "ttft <= 9s"], 0, "limit 500 ms, headroom 80.2 %"),
+        (["ttft <= 50ms"], 0, "limit 50 ms, exceeded by 98 %"),
+        (["ttft <= 1s"], 5, "limit 1 s, exceeded: ∞ with failures"),
+        ([], 0, "no limit in the SLOs"),
+    ],
+)
+def test_a_card_shows_a_latency_against_its_limit(slo, n_failed, small):
+    run = measured_run(slo=slo, n_failed=n_failed)
+    rows = run.request_rows
+    rows["first_token_s"] = rows["released_s"] + 0.099
+    (name, cell), *_ = tiles(summarize(run))
+    assert (name, cell.small) == ("p99 TTFT", small)

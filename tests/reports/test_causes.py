@@ -23,7 +23,9 @@ def drawn(spec: dict[str, Any]) -> str:
 
 @pytest.mark.parametrize("n_failed", [0, 5])
 def test_every_figure_is_drawn(n_failed: int) -> None:
-    found = causes_of(measured_run(n_failed=n_failed))
+    run = measured_run(n_failed=n_failed)
+    run.request_rows["input_tokens"] = np.arange(len(run.request_rows)) % 50 * 10 + 10
+    found = causes_of(run)
     assert set(found) == {"why-split", "why-ttft", "why-tpot", "why-itl"}
     for name, why in found.items():
         svg = drawn(why.spec)
@@ -55,3 +57,25 @@ def test_what_a_server_does_not_tell_is_said() -> None:
 
 def test_a_run_without_answers_has_no_such_section() -> None:
     assert causes_of(measured_run(0)) == {}
+
+
+def test_a_scatter_against_a_constant_is_left_out() -> None:
+    run = measured_run()
+    run.request_rows["input_tokens"] = 400
+    assert "why-ttft" not in causes_of(run)
+
+
+@pytest.mark.parametrize(("grows", "n_layers"), [(True, 2), (False, 1)])
+def test_a_line_is_drawn_only_where_the_sentence_claims_a_relation(
+    grows: bool, n_layers: int
+) -> None:
+    run = measured_run()
+    rows = run.request_rows
+    tokens = np.random.default_rng(5).permutation(len(rows)) + 10
+    rows["input_tokens"] = tokens
+    if grows:
+        for name in ("first_chunk_s", "first_token_s", "first_answer_s", "last_token_s", "done_s"):
+            rows[name] += tokens * 0.001
+    why = causes_of(run)["why-ttft"]
+    assert len(why.spec["layer"]) == n_layers
+    assert why.sentence.startswith("TTFT grows by" if grows else "No clear relation")

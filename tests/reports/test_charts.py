@@ -66,7 +66,7 @@ def test_the_servers_queue_and_memory_stand_below_where_it_tells_them() -> None:
     )
     spec = figures_of(told)["timeline"]
     titles = [panel["title"]["text"] for panel in spec["vconcat"][6:]]
-    assert titles == ["in the server: running, waiting", "in the server: KV cache in use"]
+    assert titles == ["in the server: running ▆, waiting —", "in the server: KV cache in use"]
     values = spec["datasets"]["server"]
     assert [v["waiting"] for v in values[:20]] == [5.0] * 20
     assert values[-1]["waiting"] is None, "nothing was read at the end"
@@ -162,3 +162,11 @@ def test_a_gain_may_be_chance_if_its_interval_contains_zero():
 
     assert gain(1.0, 3.0) == "; +2/s over the runner-up a [+1, +3]"
     assert gain(-1.0, 5.0) == "; +2/s over the runner-up a [-1, +5], may be chance"
+
+
+def test_a_strip_of_the_server_that_stays_at_zero_is_left_out() -> None:
+    run = measured_run()
+    rows = [(t, 0, 0.0) for t in range(20)] + [(t, 1, 0.006) for t in range(20)]
+    names = replace(run.names, series=("waiting", "kv_usage"))
+    idle = replace(run, server_rows=np.array(sorted(rows), SERVER), names=names)
+    assert len(figures_of(idle)["timeline"]["vconcat"]) == 6

@@ -32,6 +32,7 @@ from reports.compare import page as compare_page
 from reports.modes import page as modes_page
 from reports.nightly import page as nightly_page
 from reports.run import page as run_page
+from reports.sweep.view import conclusion
 from tests.browser import Watched, chromium, needs_chromium
 from tests.runs import measured_run, starved, with_manifest
 from tests.shown import number, tables
@@ -301,6 +302,22 @@ def test_a_sweep_shows_what_its_json_says(pages):
                 assert int(cell) == said["n"]
             else:
                 assert title in ("GPUs", "verdict", "Pareto front", "reports")
+
+
+def test_a_sweep_begins_with_its_conclusion(pages):
+    banner = pages["sweep"].text.partition('class="banner')[2].partition("</section>")[0]
+    assert '<h2 id="verdict">2 of 2 cells met the SLO in every run</h2>' in banner
+    assert "<li>SLO: met up to arrivals.rate 16/s.</li>" in banner
+    facts = json.loads(json.dumps(pages["sweep"].said))
+    facts["rows"][1]["verdicts"] = {"missed": 1}
+    headline, sentences = conclusion(facts)
+    assert headline == "1 of 2 cells met the SLO in every run"
+    assert sentences[0] == "SLO: met up to arrivals.rate 4/s, missed at 16/s."
+    facts["rows"][0]["verdicts"] = {"missed": 1}
+    assert conclusion(facts)[1][0] == "SLO: met at no load, missed at 4/s."
+    for row in facts["rows"]:
+        row["verdicts"] = {"no_verdict": 1}
+    assert conclusion(facts)[0].endswith("of 2 cells are on the Pareto front")
 
 
 @pytest.fixture(scope="module")

@@ -38,3 +38,11 @@ def test_the_figures_are_valid_and_carry_their_numbers():
     svgs = {name: vl_convert.vegalite_to_svg(spec) for name, spec in drawn.items()}
     assert ">100%<" in svgs["heat-attainment"]
     assert ">0.91<" in svgs["heat-interference"]
+
+
+def test_a_map_of_equal_shares_is_left_out():
+    cells = [{"class": "a", "input": str(k), "input_order": k, "output": "1", "output_order": 0,
+              "n": 9, "share": 1.0} for k in range(4)]  # fmt: skip
+    assert heat_figures(cells, {}) == {}
+    cells[2]["share"] = 0.9
+    assert set(heat_figures(cells, {})) == {"heat-attainment"}

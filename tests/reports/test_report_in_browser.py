@@ -35,6 +35,12 @@ def path(run, cache, tmp_path_factory):
     return path
 
 
+def box_of(locator):
+    box = locator.bounding_box()
+    assert box is not None, "the element is not visible"
+    return box
+
+
 def serious(page):
     found = Axe().run(page).response["violations"]
     return [(v["id"], [n["target"] for n in v["nodes"]]) for v in found
@@ -218,4 +224,52 @@ def test_the_verdict_is_the_first_thing_seen(browser, cache, tmp_path, kind, con
     box = heading.bounding_box()
     assert box is not None
     assert box["y"] + box["height"] < 600
+    watched.close()
+
+
+def test_sections_are_folded_by_relevance_and_open_from_the_contents(browser, cache, tmp_path):
+    run = measured_run(40, n_tokens=5, slo=["ttft <= 1s"])
+    path = tmp_path / "report.html"
+    path.write_text(render(run, summarize(run), cache))
+    watched = Watched(browser, viewport={"width": 390, "height": 800})
+    page = watched.open(path.as_uri())
+    page.wait_for_selector("html[data-drawn]")
+    assert page.evaluate("document.documentElement.scrollHeight") < 6000
+    contents = page.get_by_role("navigation", name="Contents")
+    assert contents.get_by_role("link").first.text_content() == "Result"
+    spectrum = page.locator("#spectrum-ttft")
+    assert not spectrum.is_visible()
+    contents.get_by_role("link", name="Every percentile").press("Enter")
+    page.wait_for_selector("#spectrum-ttft svg .mark-line path")
+    assert box_of(page.locator("#spectrum-ttft svg.marks"))["width"] > 200
+    assert box_of(contents)["y"] == 0  # it stays
+    assert not page.locator("#why-itl").is_visible()
+    contents.get_by_role("button", name="Open all").press("Enter")
+    page.wait_for_selector("#why-itl svg .mark-line path")
+    assert page.locator("details.fold:not([open])").count() == 0
+    assert watched.complaints == []
+    watched.close()
+
+
+def test_an_invalid_run_opens_the_validity_checks(browser, cache, tmp_path):
+    run = starved(measured_run(40, n_tokens=5, slo=["ttft <= 1s"]))
+    path = tmp_path / "report.html"
+    path.write_text(render(run, summarize(run), cache))
+    watched = Watched(browser)
+    page = watched.open(path.as_uri())
+    page.wait_for_selector("html[data-drawn]")
+    assert page.get_by_text("client CPU", exact=True).first.is_visible()
+    assert not page.get_by_text("Preflight checks").is_visible()
+    watched.close()
+
+
+def test_the_verdict_of_each_slo_is_visible_on_a_phone(browser, path):
+    watched = Watched(browser, viewport={"width": 390, "height": 800})
+    page = watched.open(path)
+    page.wait_for_selector("html[data-drawn]")
+    table = page.locator("[aria-labelledby=slos] table")
+    cell = table.locator("tbody td:nth-child(5)").first
+    assert table.locator("th:nth-child(5)").first.text_content() == "verdict"
+    box, frame = box_of(cell), box_of(page.locator(".scroll[aria-labelledby=slos]"))
+    assert box["x"] + box["width"] <= frame["x"] + frame["width"] + 1
     watched.close()
