@@ -108,7 +108,7 @@ def test_a_paused_command_does_not_kill_its_workers(cli, tmp_path):
         _, stderr = process.communicate(timeout=40)
     counts, total = counts_of(tmp_path / "run")
     assert counts["ok"] == total, stderr
-    assert process.returncode == 0, stderr
+    assert process.returncode in (0, 3), stderr  # 3: the pause can spoil what was measured
 
 
 def test_a_frozen_server_is_killed_5_s_after_it_was_told_to_stop(cli, tmp_path):
