@@ -188,6 +188,7 @@ def test_an_event_without_data_is_skipped(empty):
     assert (found.status, found.output_tokens) == (Status.ok, 2)
 
 
+@pytest.mark.faults
 def test_done_without_a_finish_reason_is_a_complete_answer():
     result = decode(exchange(token("a"), token("b"), usage(2), DONE), ADAPTER)
     assert (result.status, result.error, result.output_tokens) == (Status.ok, "", 2)

@@ -315,6 +315,7 @@ def test_a_run_killed_while_its_tables_are_written_is_read_from_its_parts(crashe
     assert checksums.problems(directory) == []
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("read", [slobench.replay, misses])
 def test_a_damaged_engine_log_is_named(directory, read):
     log = directory / "engine_steps.parquet"

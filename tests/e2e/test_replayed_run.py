@@ -12,6 +12,7 @@ import aiohttp
 import pyarrow.parquet as pq
 import pytest
 
+from loadgen.drive import checksums
 from loadgen.lab.engine_log import replay
 from reference_engine.step_log.step_files import EVENTS, STEPS
 
@@ -133,6 +134,7 @@ def test_a_run_is_replayed_from_the_command_line(cli, tmp_path):
     at = steps.schema.get_field_index("context_tokens")
     changed = steps.set_column(at, steps.schema.field(at), [context])
     pq.write_table(changed, tmp_path / "run" / STEPS)
+    checksums.cover(tmp_path / "run", tmp_path / "run" / STEPS)
     result = cli("simulate", "--replay=run", cwd=tmp_path)
     assert result.returncode == 1
     assert f"step {len(context) - 1}: context_tokens was {context[-1]}" in result.stdout

@@ -64,7 +64,7 @@ def test_the_servers_account_is_in_the_run_its_summary_and_its_page(cli, tmp_pat
     assert any("1 of" in f and "answered 500" in f for f in summary["findings"])
     assert any("other clients used it" in f for f in summary["findings"])
     assert "server: up to" in result.stdout
-    assert "in the server: running, waiting" in (tmp_path / "run" / "report.html").read_text()
+    assert "in the server: running" in (tmp_path / "run" / "report.html").read_text()
     assert "server_metrics" not in without.stderr
     assert not (tmp_path / "no" / "server.parquet").exists()
     assert json.loads((tmp_path / "no" / "summary.json").read_text())["server"] is None

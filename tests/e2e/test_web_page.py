@@ -88,7 +88,7 @@ def test_a_run_of_a_number_of_requests_shows_how_many_were_sent(cli, tmp_path, b
         shown.get_by_role("button", name="Start").click(timeout=PATIENCE_MS)
         shown.wait_for_function(
             r"/Running: [1-9]\d* of 100000 measured/.test("
-            "document.querySelector('#slo-verdict').textContent)",
+            "document.querySelector('#slo-verdict')?.textContent ?? '')",
             timeout=PATIENCE_MS,
         )
         assert watched.complaints == []
