@@ -74,7 +74,9 @@ async def preflight(
     request first, and each is sent up to its first token.
 
     The requests form two waves, so that a slow server is waited for twice: the completion with the
-    prompts of the fit, then the run's requests with the prompts that verify the fit.
+    prompts of the fit, then the run's requests with the prompts that verify the fit. The second
+    wave begins at the completion's first token at the earliest and does not wait for its end: the
+    run's requests have every field that was accepted then.
     `timeout_s` bounds each request; a request that overruns it ends the preflight. A connection
     that is refused, or closed without an answer, is tried twice more, each time after a `pause`.
     """
@@ -95,23 +97,34 @@ async def preflight(
                 run.send, text_of, calibrate, max_input_tokens, run.max_model_len, first_prompts
             )
 
-            async with lengths:
-                answer = await run.complete(prompt, on_first_token, lengths.start)
-                run.check_answer(answer)
-                await lengths.fitted(point_of(prompt, answer))
+            is_accepted = asyncio.Event()
+
+            def on_token() -> None:
+                on_first_token()
+                is_accepted.set()
+
+            async def second_wave() -> tuple[Sequence[RunRequest], list[ProbeAnswer]]:
+                await is_accepted.wait()
+                await lengths.fitted()
                 requests = () if requests_of is None else requests_of(run.adapter)
-                sent = asyncio.create_task(run.first_tokens(requests))
+                return requests, await run.first_tokens(requests)
+
+            async with lengths:
+                sent = asyncio.create_task(second_wave())
                 try:
-                    run.fit, ok, detail = await lengths.result(sent)
+                    answer = await run.complete(prompt, on_token, lengths.start)
+                    run.check_answer(answer)
+                    run.fit, ok, detail = await lengths.result(point_of(prompt, answer), sent)
                     run.note("prompt_fit", ok, detail)
-                    answers = await sent
+                    requests, answers = await sent
                 finally:
                     sent.cancel()
-                if requests_of is not None:
-                    if any(answer.problem is not None for answer in answers):
-                        requests = requests_of(run.adapter)  # with the verified fit
-                        answers = await run.first_tokens(requests)
-                    run.check_run_requests(requests, answers)
+                    await asyncio.wait([sent])
+            if requests_of is not None:
+                if any(answer.problem is not None for answer in answers):
+                    requests = requests_of(run.adapter)  # with the verified fit
+                    answers = await run.first_tokens(requests)
+                run.check_run_requests(requests, answers)
         except _Stop as stop:
             run.note(stop.check, False, stop.detail, is_stop=True)
             return run.result(f"{endpoint.url}: {endpoint.redact(stop.detail)}")

@@ -95,17 +95,18 @@ class LengthProbe:
         self._n_failed, self._fitted = 0, asyncio.Event()
         self._task = asyncio.create_task(self._measure(self._fitted))
 
-    async def fitted(self, completion: Point | None) -> None:
-        """Waits until the lengths are known or remain to be verified only. The point of the
-        preflight's completion replaces the shorter prompt of the line if the server rejects the
-        longer prompt."""
-        self._completion.set_result(completion)
+    async def fitted(self) -> None:
+        """Waits until the lengths are known or remain to be verified only."""
         await self._fitted.wait()
 
-    async def result(self, other_work: asyncio.Task[Any]) -> MeasuredLengths:
-        """The lengths. If requests failed while the server had other work, they are repeated after
-        it."""
+    async def result(
+        self, completion: Point | None, other_work: asyncio.Task[Any]
+    ) -> MeasuredLengths:
+        """The lengths. The point of the preflight's completion replaces the shorter prompt of the
+        line if the server rejects the longer prompt. If requests failed while the server had other
+        work, they are repeated after it."""
         assert self._task is not None
+        self._completion.set_result(completion)
         lengths = await self._task
         if not self._n_failed or lengths.ok:
             return lengths

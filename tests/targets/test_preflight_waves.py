@@ -24,9 +24,10 @@ class SlowServer:
     """Counts a token per word and three for a template; answers each completion after TTFT_S.
     `waits` holds for each completion its place in the longest chain of completions of which each
     arrived after the answer to the one before. A prompt of more than `max_words` words and the
-    field `refused` are refused."""
+    field `refused` are refused. If `is_held`, the completion ends after the run's request came."""
 
-    def __init__(self, refused="", max_words=10**9):
+    def __init__(self, refused="", max_words=10**9, is_held=False):
+        self.is_held, self.run_request_came = is_held, asyncio.Event()
         self.refused, self.max_words = refused, max_words
         self.waits, self.bodies, self.n_answered = [], [], 0
         self.longest_answered = 0
@@ -42,7 +43,16 @@ class SlowServer:
             writer.write(HEAD % (200, b"application/json", len(body)) + body)
         else:
             length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r")[0])
-            writer.write(await self._complete(json.loads(await reader.readexactly(length))))
+            body = json.loads(await reader.readexactly(length))
+            answer = await self._complete(body)
+            if body["max_tokens"] == 4:
+                self.run_request_came.set()
+            if self.is_held and body["max_tokens"] == 16:
+                at = answer.index(b"}\n\n") + 3  # the end of the first event
+                writer.write(answer[:at])
+                await self.run_request_came.wait()
+                answer = answer[at:]
+            writer.write(answer)
         await writer.drain()
         writer.close()
 
@@ -82,7 +92,7 @@ def run_preflight(server, prompt_of_run=None):
                 OpenAICompletions(),
                 max_input_tokens=400,
                 max_output_tokens=4,
-                timeout_s=20.0,
+                timeout_s=5.0,
                 text_of=calibration.sample,
                 calibrate=calibration.steps,
                 first_prompts=calibration.early_prompts,
@@ -112,6 +122,12 @@ def test_prompts_are_counted_again_without_a_rejected_field(field):
     assert max(server.waits) == 2  # a rejection is immediate
     if field == "ignore_eos":
         assert detail(result, "prompt_fit").startswith("prompt lengths exact to ≤ 1 token")
+    assert detail(result, "run_requests") == "accepted, of 400 + 4 tokens"
+
+
+def test_the_end_of_the_completion_is_not_waited_for():
+    server = SlowServer(is_held=True)
+    result = run_preflight(server).or_raise()  # else the completion would overrun its deadline
     assert detail(result, "run_requests") == "accepted, of 400 + 4 tokens"
 
 
