@@ -103,7 +103,7 @@ def manifest(
 
 
 def surroundings() -> Surroundings:
-    """The surroundings of a run. A second call takes a fifth of the first call's time."""
+    """The surroundings of a run. The first call imports modules for it."""
     return Surroundings(host(), _versions(), git_commit(Path.cwd()))
 
 
