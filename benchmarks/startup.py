@@ -1,8 +1,9 @@
 """Measures the time of `slobench run` before the first request and after the last token.
 
-    python benchmarks/startup.py [--rounds 10] [--quick] [--write]
+    python benchmarks/startup.py [--rounds 10] [--quick] [--ttft-s 0.05] [--write]
 
 Twenty requests against a running server (targets/truth: TTFT 50 ms, ITL 10 ms), without pinning.
+With `--ttft-s 1` the server is slow: the start must take 2.2 × its TTFT at most.
 Times of requests are the server's, on the clock by which the process is started and awaited.
 `waited` is the part before the first request in which the server was busy with the preflight: the
 server's time, not slobench's. The first gap of the schedule, in which nothing is due, is listed
@@ -36,6 +37,7 @@ from targets.truth_server import TruthServer, truth_server
 REQUESTS, FOR_S = 20, 1
 FIRST_DUE_S = FOR_S / REQUESTS  # of a constant rate: a gap after the epoch
 GOAL_S = 0.5
+WAITS = 2.2  # × the server's TTFT, for the preflight
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("loadgen", "targets", "reports")
 IMPORT_LINE = re.compile(r"import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)")
@@ -49,10 +51,10 @@ def command(server: TruthServer, out: Path, *interpreter: str) -> list[str]:
     ]  # fmt: skip
 
 
-def one_run(folder: Path) -> dict[str, float]:
+def one_run(folder: Path, ttft_s: float = 0.05) -> dict[str, float]:
     """Seconds from the start of the process to the first request, and from the last token to its
     end."""
-    with truth_server(folder, cache_dir=folder, pinned=False) as server:
+    with truth_server(folder, cache_dir=folder, pinned=False, ttft_s=ttft_s) as server:
         started_s = time.monotonic()
         found = subprocess.run(
             command(server, folder / "run"), capture_output=True, text=True, check=False
@@ -99,6 +101,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--quick", action="store_true", help="three rounds")
+    parser.add_argument("--ttft-s", type=float, default=0.05, help="of the server")
     parser.add_argument("--write", action="store_true")
     asked = parser.parse_args()
     n_rounds = 3 if asked.quick else asked.rounds
@@ -108,12 +111,17 @@ def main() -> int:
         for package in PACKAGES:
             compileall.compile_dir(ROOT / package, quiet=2)
         one_run(folder)  # what is kept in caches is made, as it is after a user's first run
-        table = spreads([one_run(folder) for _ in range(n_rounds)])
+        table = spreads([one_run(folder, asked.ttft_s) for _ in range(n_rounds)])
         imports = imports_ms(folder)
     show(f"{REQUESTS} requests, {n_rounds} rounds: median [min, max]", ["slobench"],
          {"slobench": table})  # fmt: skip
     goals = [
-        Goal("start to first request", table["first request s"]["median"], GOAL_S, "s"),
+        Goal(
+            "start to first request",
+            table["first request s"]["median"] - FIRST_DUE_S,
+            GOAL_S + WAITS * asked.ttft_s,
+            "s",
+        ),
         Goal("our own part of it", table["… of it our own s"]["median"], GOAL_S, "s"),
         Goal("last token to exit", table["last token to exit s"]["median"], GOAL_S, "s"),
     ]

@@ -68,10 +68,15 @@ async def preflight(
 
     `max_…_tokens` are the longest lengths of the scenario. `text_of(n)` returns about n characters
     of the workload's own text for the prompt fit, which is left out without it. `calibrate` and
-    `first_prompts` extend the fit (`LengthProbe`); its requests begin at the completion's first
-    token. `on_first_token` is called at that moment: all times in the result have been measured.
+    `first_prompts` extend the fit (`LengthProbe`). `on_first_token` is called at the completion's
+    first token: all times in the result have been measured.
     `temperature` is that of the run's requests; `requests_of` encodes some of them, the ordinary
     request first, and each is sent up to its first token.
+
+    The requests form two waves, so that a slow server is waited for twice: the completion with the
+    prompts of the fit, then the run's requests with the prompts that verify the fit. The second
+    wave begins at the completion's first token at the earliest and does not wait for its end: the
+    run's requests have every field that was accepted then.
     `timeout_s` bounds each request; a request that overruns it ends the preflight. A connection
     that is refused, or closed without an answer, is tried twice more, each time after a `pause`.
     """
@@ -92,17 +97,34 @@ async def preflight(
                 run.send, text_of, calibrate, max_input_tokens, run.max_model_len, first_prompts
             )
 
-            def start() -> None:
+            is_accepted = asyncio.Event()
+
+            def on_token() -> None:
                 on_first_token()
-                lengths.start()
+                is_accepted.set()
+
+            async def second_wave() -> tuple[Sequence[RunRequest], list[ProbeAnswer]]:
+                await is_accepted.wait()
+                await lengths.fitted()
+                requests = () if requests_of is None else requests_of(run.adapter)
+                return requests, await run.first_tokens(requests)
 
             async with lengths:
-                answer = await run.complete(prompt, start)
-                run.check_answer(answer)
-                run.fit, ok, detail = await lengths.result(point_of(prompt, answer))
-                run.note("prompt_fit", ok, detail)
+                sent = asyncio.create_task(second_wave())
+                try:
+                    answer = await run.complete(prompt, on_token, lengths.start)
+                    run.check_answer(answer)
+                    run.fit, ok, detail = await lengths.result(point_of(prompt, answer), sent)
+                    run.note("prompt_fit", ok, detail)
+                    requests, answers = await sent
+                finally:
+                    sent.cancel()
+                    await asyncio.wait([sent])
             if requests_of is not None:
-                await run.check_run_requests(requests_of(run.adapter))
+                if any(answer.problem is not None for answer in answers):
+                    requests = requests_of(run.adapter)  # with the verified fit
+                    answers = await run.first_tokens(requests)
+                run.check_run_requests(requests, answers)
         except _Stop as stop:
             run.note(stop.check, False, stop.detail, is_stop=True)
             return run.result(f"{endpoint.url}: {endpoint.redact(stop.detail)}")
@@ -204,7 +226,7 @@ class _Run:
             self.adapter = given.model_copy(update={"model": name})
             try:
                 self.check_length(*lengths)
-                await self.complete(prompt, lambda: None)
+                await self.complete(prompt)
             except _Stop as stop:
                 if stop.check == "completion" and not stop.is_of_model:
                     raise
@@ -232,11 +254,18 @@ class _Run:
         else:
             self.note("max_model_len", True, f"{limit}; the scenario needs up to {total} tokens")
 
-    async def complete(self, prompt: str, on_token: Callable[[], None]) -> ProbeAnswer:
+    async def complete(
+        self,
+        prompt: str,
+        on_token: Callable[[], None] = lambda: None,
+        begin: Callable[[], None] = lambda: None,
+    ) -> ProbeAnswer:
         """A small streamed answer. While the server rejects the request, it is sent again with a
         further field changed. `on_token` is called once the accepted fields are established, at the
-        tokens of an accepted request or after it."""
+        tokens of an accepted request or after it. `begin` starts requests with the same fields:
+        with the first request, and again whenever fields were changed."""
         given, n_failed = self.adapter, 0
+        begun: Adapter | None = None
         changes: list[FieldChange] = []
         if given.include_usage:
             self.adapter = given.model_copy(update={"continuous_usage": True})
@@ -244,6 +273,9 @@ class _Run:
         request = Request(prompt=prompt, output_tokens=_TOKENS, temperature=self.temperature)
         while True:
             is_sure = all(change.is_named for change in changes)
+            if is_sure and begun != self.adapter:
+                begun = self.adapter
+                begin()  # its first request leaves after the completion
             answer = await self.send(request, on_token if is_sure else lambda: None)
             change = after_rejection(self.adapter, answer.status, answer.head)
             if change is not None:
@@ -261,6 +293,7 @@ class _Run:
         guesses = [change.field for change in changes if not change.is_named]
         if guesses:
             answer = await self._restored(request, whole, guesses[:-1], answer)
+            begin()
             on_token()
         check = fields_check(whole, self.adapter)
         self.note(check.check, check.ok, check.detail)
@@ -292,12 +325,17 @@ class _Run:
             self.session, self.endpoint, self.adapter, request, self.timeout_s, on_token
         )
 
-    async def check_run_requests(self, requests: Sequence[RunRequest]) -> None:
+    async def first_tokens(self, requests: Sequence[RunRequest]) -> list[ProbeAnswer]:
+        """The answers to requests of the run, sent together, each up to its first token."""
+        return await asyncio.gather(*(self._first_token(r.payload) for r in requests))
+
+    def check_run_requests(
+        self, requests: Sequence[RunRequest], answers: Sequence[ProbeAnswer]
+    ) -> None:
         """Check that requests are accepted as the run sends them; stops if the first is refused."""
         if not requests:
             self.note("run_requests", None, "not checked: recorded prompts that are not salted")
             return
-        answers = await asyncio.gather(*(self._first_token(r.payload) for r in requests))
         for request, answer in zip(requests, answers, strict=True):
             if answer.problem is None:
                 continue

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator, Sequence
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from targets.base import Request
 from targets.preflight_result import CharacterFit, two_point_fit
@@ -16,6 +16,7 @@ from targets.probe_request import ProbeAnswer
 _FIT_CHARS = 128  # of the shorter prompt
 _LONGER = 4  # the longer prompt has at least so many times the characters
 _FIT_TOKENS = 2000  # about, of the longer prompt at most
+_USUAL_CHARS = 4  # per token: the first guess
 _ANSWER_TOKENS = 64  # room for a template and an answer in a short context
 _CALIBRATION_S = 60.0  # a server that needs longer for a dozen small prompts is not calibrated
 
@@ -71,41 +72,61 @@ class LengthProbe:
         # The point of the preflight's completion, which is still in progress at first.
         self._completion: asyncio.Future[Point | None] = asyncio.Future()
         self._task: asyncio.Task[MeasuredLengths] | None = None
+        self._replaced: list[asyncio.Task[MeasuredLengths]] = []
+        self._fitted = asyncio.Event()
         self._n_failed = 0
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+        tasks = [*self._replaced, *([] if self._task is None else [self._task])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
 
     def start(self) -> None:
-        """Begin to measure, at the same time as the server's other work."""
-        if self._task is None:
-            self._task = asyncio.create_task(self._measure())
+        """Begin to measure, at the same time as the server's other work. A second call begins
+        again: the server had rejected a field of the requests."""
+        if self._task is not None:
+            self._task.cancel()
+            self._replaced.append(self._task)
+        self._n_failed, self._fitted = 0, asyncio.Event()
+        self._task = asyncio.create_task(self._measure(self._fitted))
 
-    async def result(self, completion: Point | None) -> MeasuredLengths:
-        """The lengths, once the server has no other work. The point of the preflight's completion
-        replaces the shorter prompt of the line if the server rejects the longer prompt. If requests
-        failed while the server had other work, they are repeated."""
-        self._completion.set_result(completion)
-        was_started = self._task is not None
-        self.start()
+    async def fitted(self) -> None:
+        """Waits until the lengths are known or remain to be verified only."""
+        await self._fitted.wait()
+
+    async def result(
+        self, completion: Point | None, other_work: asyncio.Task[Any]
+    ) -> MeasuredLengths:
+        """The lengths. The point of the preflight's completion replaces the shorter prompt of the
+        line if the server rejects the longer prompt. If requests failed while the server had other
+        work, they are repeated after it."""
         assert self._task is not None
+        self._completion.set_result(completion)
         lengths = await self._task
-        is_doubtful = was_started and self._n_failed and not lengths.ok
-        return await self._measure() if is_doubtful else lengths
+        if not self._n_failed or lengths.ok:
+            return lengths
+        await asyncio.wait([other_work])
+        return await self._measure(self._fitted)
 
-    async def _measure(self) -> MeasuredLengths:
-        if self._calibrate is not None:
-            first = self._first_prompts(self._limit)
-            counting = asyncio.gather(*map(self._count, first))
-            fit, counts = await asyncio.gather(self._line(), counting)
-            counted = list(zip(first, counts, strict=True))
-            return MeasuredLengths(fit, *await self._calibrated(self._calibrate, fit, counted))
-        fit = await self._line()
+    async def _measure(self, fitted: asyncio.Event) -> MeasuredLengths:
+        """Sets `fitted` when the requests that are left verify the lengths, at the latest at the
+        end."""
+        try:
+            if self._calibrate is not None:
+                first = self._first_prompts(self._limit)
+                counting = asyncio.gather(*map(self._count, first))
+                fit, counts = await asyncio.gather(self._line(), counting)
+                counted = list(zip(first, counts, strict=True))
+                steps = self._calibrate(fit, self._limit)
+                return MeasuredLengths(fit, *await self._calibrated(steps, counted, fitted))
+            fit = await self._line()
+        finally:
+            fitted.set()
         if fit is None:
             return MeasuredLengths(None, None, "not possible: prompt lengths are estimates")
         per_token = 1 / fit.tokens_per_char
@@ -113,27 +134,41 @@ class LengthProbe:
         return MeasuredLengths(fit, True, detail)
 
     async def _line(self) -> CharacterFit | None:
-        """The line through two prompts of different lengths, counted together; through a longer
-        prompt instead of the second if the workload's prompts are longer still."""
-        texts = (self._text_of(_FIT_CHARS), self._text_of(_LONGER * _FIT_CHARS))
-        first, longer = await asyncio.gather(*map(self._point, texts))
+        """The line through two prompts of different lengths, or through a longer prompt instead of
+        the second if the workload's prompts are longer still. All are counted together; another is
+        counted after them if the third is refused or far from the length that was needed."""
+        target = max(1, min(self._max_input_tokens, _FIT_TOKENS))
+        n_guessed = _USUAL_CHARS * target
+        n_chars = [_FIT_CHARS, _LONGER * _FIT_CHARS]
+        n_chars += [n_guessed] if n_guessed > n_chars[-1] else []
+        first, longer, *longest = await asyncio.gather(
+            *(self._point(self._text_of(n)) for n in n_chars)
+        )
         if first is not None:
-            target = max(1, min(self._max_input_tokens, _FIT_TOKENS))
-            n_chars = target * first[0] // max(1, first[1])
-            if n_chars > _LONGER * _FIT_CHARS:
-                longer = await self._point(self._text_of(n_chars)) or longer
+            n_needed = target * first[0] // max(1, first[1])
+            if n_needed > _LONGER * _FIT_CHARS:
+                guessed = longest[0] if longest else None
+                if guessed is None or 2 * guessed[0] < n_needed:
+                    guessed = await self._point(self._text_of(n_needed))
+                longer = guessed or longer
             longer = longer or await self._point(self._text_of(2 * _FIT_CHARS))
-        shorter, longer = (await self._completion, first) if longer is None else (first, longer)
+        if longer is None:
+            # Shielded, because a task that is cancelled cancels the future that it awaits.
+            shorter, longer = await asyncio.shield(self._completion), first
+        else:
+            shorter = first
         return two_point_fit(shorter, longer)
 
     async def _calibrated(
         self,
-        calibrate: Calibrate,
-        fit: CharacterFit | None,
+        steps: CountRequests,
         counted: Sequence[tuple[ProbePrompt, int | None]],
+        fitted: asyncio.Event,
     ) -> tuple[bool | None, str]:
         """Run the calibration and return its check. A prompt in `counted` is not sent again; any
-        other is sent twice if the first answer has no count."""
+        other is sent twice if the first answer has no count. `fitted` is set before the first of
+        these is sent."""
+        known = [prompt for prompt, tokens in counted if tokens is not None]
 
         async def count(prompt: ProbePrompt) -> int | None:
             for counted_prompt, tokens in counted:
@@ -141,11 +176,12 @@ class LengthProbe:
                     return tokens
             return await self._count(prompt) or await self._count(prompt)
 
-        steps = calibrate(fit, self._limit)
         until_s = time.monotonic() + _CALIBRATION_S
         try:
             prompts = next(steps)
             while True:
+                if any(prompt not in known for prompt in prompts):
+                    fitted.set()
                 counts: tuple[int | None, ...] = (None,) * len(prompts)
                 if time.monotonic() < until_s:
                     counts = tuple(await asyncio.gather(*map(count, prompts)))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -180,6 +181,17 @@ def throttled_s(cpu_stat: str) -> float | None:
     return None
 
 
+def _platform() -> str:
+    """`platform.platform()`, on Linux without the process `uname -p` that it starts."""
+    import platform
+
+    if sys.platform != "linux":
+        return platform.platform()
+    system = os.uname()
+    parts = (system.sysname, system.release, system.machine, "with", "".join(platform.libc_ver()))
+    return "-".join(part.replace(" ", "_") for part in parts if part)
+
+
 def host() -> HostSection:
     """Name, processors and software of this machine, for the manifest."""
     import platform
@@ -196,6 +208,6 @@ def host() -> HostSection:
         hostname=platform.node(),
         cpus=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         cpu_model=cpu_model,
-        platform=platform.platform(),
+        platform=_platform(),
         python=platform.python_version(),
     )

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -102,8 +103,8 @@ def manifest(
 
 
 def surroundings() -> Surroundings:
-    """The surroundings of a run. A second call takes a fifth of the first call's time."""
-    return Surroundings(host(), _versions(), _git_commit())
+    """The surroundings of a run. The first call imports modules for it."""
+    return Surroundings(host(), _versions(), git_commit(Path.cwd()))
 
 
 def completed(
@@ -193,12 +194,53 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _git_commit() -> str:
-    """The commit of the working directory, "" outside of a repository or without git."""
+def git_commit(directory: Path) -> str:
+    """The commit of a directory, "" outside of a repository. Reads git's files, because a process
+    costs more than all other surroundings; runs git where these do not hold the commit."""
+    for folder in (directory, *directory.parents):
+        dot_git = folder / ".git"
+        try:
+            if not dot_git.is_dir():
+                pointer = dot_git.read_text().removeprefix("gitdir:").strip()
+                dot_git = folder / pointer  # a worktree or a submodule
+            return _head_commit(dot_git) or _commit_by_git(directory)
+        except FileNotFoundError:
+            continue
+        except (OSError, ValueError):
+            return _commit_by_git(directory)
+    return ""
+
+
+def _head_commit(git_dir: Path) -> str:
+    """The commit of HEAD, "" if neither HEAD nor a file of its reference holds it."""
+    head = (git_dir / "HEAD").read_text().strip()
+    if not head.startswith("ref:"):
+        return _as_commit(head)
+    name = head.removeprefix("ref:").strip()
+    common = git_dir / "commondir"
+    shared = git_dir / common.read_text().strip() if common.is_file() else git_dir
+    for loose in (git_dir / name, shared / name):
+        if loose.is_file():
+            return _as_commit(loose.read_text().strip())
+    packed = shared / "packed-refs"
+    lines = packed.read_text().splitlines() if packed.is_file() else []
+    return next((_as_commit(line.split()[0]) for line in lines if line.endswith(f" {name}")), "")
+
+
+def _as_commit(text: str) -> str:
+    return text if re.fullmatch(r"[0-9a-f]{40}([0-9a-f]{24})?", text) else ""
+
+
+def _commit_by_git(directory: Path) -> str:
     try:
         result = subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=5, check=False
+            ["git", "rev-parse", "HEAD"],
+            cwd=directory,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return result.stdout.strip()
+    return result.stdout.strip() if not result.returncode else ""

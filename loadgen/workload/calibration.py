@@ -62,13 +62,13 @@ class Calibration:
         return self._samples[-1]
 
     def early_prompts(self, limit_tokens: int) -> Batch:
-        """The first batch of `steps`, which may be sent before the line is known. For a server with
-        1 token per character it is superfluous."""
+        """The prompts of `steps` that count words of 1 token, which may be sent before the line is
+        known. For a server with 1 token per character they are superfluous."""
         if self._prompts.is_recorded or not self._prompts.is_common_words:
             return ()
         if limit_tokens < _MIN_LIMIT_TOKENS:
             return ()
-        return tuple(_prompt_of(words) for words in _groups())
+        return tuple(_prompt_of(words) for words in (*_groups(), _more_words()))
 
     def steps(self, line: tuple[float, float] | None, limit_tokens: int) -> Steps:
         """The batches to send; returns (whether lengths are exact, message).
@@ -149,7 +149,7 @@ class Calibration:
 
     def _more_singles(self, overhead: int) -> Generator[Batch, Counts, tuple[str, ...]]:
         """More words of 1 token each, for variety; none if not all of them are single tokens."""
-        words = tuple(sorted(set(WORDS) - set(COMMON), key=lambda word: (len(word), word))[:_MORE])
+        words = _more_words()
         (total,) = yield from self._count(words)
         return words if total == overhead + len(words) else ()
 
@@ -232,6 +232,11 @@ def _groups() -> tuple[tuple[str, ...], ...]:
     """No words; short words; the short words and as many long words."""
     group = tuple(sorted(COMMON[:_GROUP], key=len))
     return (), group[: _GROUP // 2], group
+
+
+def _more_words() -> tuple[str, ...]:
+    """Words beyond the common words, shorter words first."""
+    return tuple(sorted(set(WORDS) - set(COMMON), key=lambda word: (len(word), word))[:_MORE])
 
 
 def _prompt_of(words: Sequence[str]) -> RenderedPrompt:

@@ -33,7 +33,7 @@ class CountingServer:
         self.n_parallel = n_parallel
         self.is_refusing, self.is_breaking = is_refusing, is_breaking
         self.n_refused = self.n_length_requests = 0
-        self.is_completing = False
+        self.is_complete = False
         self.all_came = asyncio.Event()
         self.answering = set()
 
@@ -56,16 +56,15 @@ class CountingServer:
     async def _complete(self, body, reader, writer):
         end = event(choices=[], usage={"prompt_tokens": len(body["prompt"]) // 4 + 3}) + END
         if body["max_tokens"] > 1:
-            self.is_completing = True
             writer.write(HEAD % 200 + TOKEN)
             await self.all_came.wait()
-            self.is_completing = False
+            self.is_complete = True
             writer.write(event(error={"message": "no"}) + END if self.is_breaking else TOKEN + end)
             return
         self.n_length_requests += 1
         if self.n_length_requests == self.n_parallel:
             self.all_came.set()
-        if self.is_refusing and self.is_completing:
+        if self.is_refusing and not self.is_complete:
             self.n_refused += 1
             writer.write(HEAD % 429 + b"0\r\n\r\n")
         elif self.is_breaking:
