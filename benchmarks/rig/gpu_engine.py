@@ -136,6 +136,9 @@ class _TimedLaunches:
     def execute(self, batch: StepBatch):  # type: ignore[no-untyped-def]  # as the executor's
         return self.launch(batch)()
 
+    def can_launch_ahead(self, batch: StepBatch) -> bool:
+        return self._inner.can_launch_ahead(batch)
+
     def launch(self, batch: StepBatch):  # type: ignore[no-untyped-def]
         n = len(batch.decodes)
         began_s = time.perf_counter()

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.ops import Ops
 from reference_engine.kernels.tiles import (
     PromptPiece,
@@ -24,9 +23,9 @@ from reference_engine.kernels.tiles import (
 from reference_engine.model.zoo import SHAPES
 from reference_engine.state.model_config import KvDtype, ModelConfig
 from rig.gpu_ceilings import Ceilings, Place, repeated, timed_s
+from rig.gpu_kernels import PAGE, random_kv
 from rig.gpu_session import Session
 
-PAGE = 16
 KV_DTYPES: tuple[KvDtype, ...] = ("auto", "fp8", "int8")
 SHARES = (0.25, 0.5, 0.75)
 _GRANULE = 8  # the driver divides an H100 or H200 into parts of so many multiprocessors
@@ -62,7 +61,7 @@ def _attention(
     for row, width in enumerate(widths):
         tables[row, :width], order = order[:width], order[width:]
     tables = tables.to(place.device)
-    cache = _random_kv(config, place, n_blocks, kv_dtype)
+    cache = random_kv(config, place, n_blocks, kv_dtype)
     rows = torch.arange(n_rows, dtype=torch.int32, device=place.device)
     contexts = torch.full_like(rows, context)
     group = config.n_heads // config.n_kv_heads
@@ -90,18 +89,6 @@ def _attention(
         "two_launches_s": repeated(lambda: timed_s(both, place)).seconds,
         "one_launch_s": repeated(lambda: timed_s(fused, place)).seconds,
     }
-
-
-def _random_kv(config: ModelConfig, place: Place, n_blocks: int, kv_dtype: KvDtype) -> Kv:
-    shape = (n_blocks, 2, config.n_kv_heads, PAGE, config.head_dim)
-    kv = Kv.zeros(shape, place.dtype, kv_dtype, torch.device(place.device))
-    if kv.scales is None:
-        kv.numbers.copy_(torch.randn(shape, device=place.device))
-    else:
-        kv.scales.fill_(0.02)
-        # As bits: below 0x70 every pattern is a finite number of both formats.
-        kv.parts()[0].copy_(torch.randint(0, 0x70, shape, device=place.device))
-    return kv
 
 
 @dataclass(frozen=True)

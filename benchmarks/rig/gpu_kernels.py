@@ -27,7 +27,7 @@ from reference_engine.kernels.tiles import (
     planned,
 )
 from reference_engine.model.llama import rotary_tables
-from reference_engine.state.model_config import ModelConfig
+from reference_engine.state.model_config import KvDtype, ModelConfig
 from rig.gpu_ceilings import Ceilings, Place, Repeats, repeated, timed_s
 
 PAGE = 16
@@ -106,11 +106,12 @@ def decode_timings(
     contexts: Sequence[int],
     case: str = "",
     tuning: Tuning = DEFAULT_TUNING,
+    kv_dtype: KvDtype = "auto",
 ) -> list[KernelTiming]:
     """Decode attention of a sequence at each of `contexts`; `case` names the mix of contexts. Of
     `tuning` only `decode_programs` counts, the others are those of `ops`."""
     n_rows, widths = len(contexts), [-(-context // PAGE) for context in contexts]
-    cache = _cache(config, place, sum(widths))
+    cache = random_kv(config, place, sum(widths), kv_dtype)
     order, first = torch.randperm(sum(widths)), 0
     tables = torch.zeros(n_rows, -(-max(widths) // 16) * 16, dtype=torch.int32)
     for row, width in zip(tables, widths, strict=True):
@@ -122,9 +123,10 @@ def decode_timings(
     q = torch.randn(n_rows, config.n_heads, config.head_dim, device=place.device).to(place.dtype)
     n_programs = n_decode_programs(config.n_kv_heads, place.n_processors, tuning.decode_programs)
     work = planned(contexts, n_programs, place.device)
-    n_bytes = decode_bytes(config, sum(contexts), place.dtype.itemsize)
+    per_token = config.kv_bytes_per_token(place.dtype.itemsize, kv_dtype) / config.n_layers
+    n_bytes = int(sum(contexts) * per_token)
     n_sets = min(CALLS, -(-_UNCACHED // n_bytes))
-    caches = [cache, *(Kv(cache.numbers.clone()) for _ in range(n_sets - 1))]
+    caches = [cache, *(random_kv(config, place, sum(widths), kv_dtype) for _ in range(n_sets - 1))]
     turns = cycle(caches)
     took = replayed(
         lambda: ops.decode_attention(q, next(turns), tables, rows, lengths, work), place
@@ -135,17 +137,22 @@ def decode_timings(
 
 
 def chunk_timings(
-    ops: Ops, config: ModelConfig, place: Place, top: Ceilings, n_tokens: int, start: int
+    ops: Ops,
+    config: ModelConfig,
+    place: Place,
+    top: Ceilings,
+    n_tokens: int,
+    start: int,
+    tuning: Tuning = DEFAULT_TUNING,
 ) -> list[KernelTiming]:
-    """A piece of a prompt: by our kernel, and by torch's FlashAttention after gathering the KV."""
+    """A piece of a prompt: by our kernel, and by torch's FlashAttention after gathering the KV. Of
+    `tuning` only `chunk_rows` counts, the others are those of `ops`."""
     width = -(-(start + n_tokens) // PAGE)
-    cache = _cache(config, place, width)
+    cache = random_kv(config, place, width, "auto")
     tables = torch.randperm(width).to(torch.int32).view(1, width).to(place.device)
-    tiles = Tiles(
-        torch.from_numpy(
-            cut_tiles([PromptPiece(0, 0, n_tokens, start)], config.n_heads // config.n_kv_heads)
-        ).to(place.device)
-    )
+    group = config.n_heads // config.n_kv_heads
+    cut = cut_tiles([PromptPiece(0, 0, n_tokens, start)], group, tuning.chunk_rows)
+    tiles = Tiles(torch.from_numpy(cut).to(place.device))
     q = torch.randn(n_tokens, config.n_heads, config.head_dim, device=place.device).to(place.dtype)
 
     def kernel() -> torch.Tensor:
@@ -187,7 +194,7 @@ def _pointwise(
     gate_up = random(n_tokens, 2 * ffn)
     width = (config.n_heads + 2 * config.n_kv_heads) * config.head_dim
     qkv = random(n_tokens, width)
-    cache = _cache(config, place, n_tokens // PAGE + 1)
+    cache = random_kv(config, place, n_tokens // PAGE + 1, "auto")
     at = torch.arange(n_tokens, dtype=torch.int32, device=place.device)
     cos, sin = (table.to(place.device) for table in rotary_tables(config, n_tokens))
     works = {
@@ -221,9 +228,17 @@ def _sample(
     return [KernelTiming("sampling", f"{n_rows} rows", took.seconds, share, "copy", took.each_s)]
 
 
-def _cache(config: ModelConfig, place: Place, n_blocks: int) -> Kv:
+def random_kv(config: ModelConfig, place: Place, n_blocks: int, kv_dtype: KvDtype) -> Kv:
+    """A layer's memory of random numbers."""
     shape = (n_blocks, 2, config.n_kv_heads, PAGE, config.head_dim)
-    return Kv(torch.randn(shape, device=place.device, dtype=torch.float32).to(place.dtype))
+    kv = Kv.zeros(shape, place.dtype, kv_dtype, torch.device(place.device))
+    if kv.scales is None:
+        kv.numbers.copy_(torch.randn(shape, device=place.device))
+    else:
+        kv.scales.fill_(0.02)
+        # As bits: below 0x70 every pattern is a finite number of both formats.
+        kv.parts()[0].copy_(torch.randint(0, 0x70, shape, device=place.device))
+    return kv
 
 
 def gathered_flash(

@@ -31,12 +31,12 @@ from rig.gpu_parts import (
     mixed_contexts,
     modes,
     over_http,
-    sweep,
     throughput,
     whole_long_answers,
 )
 from rig.gpu_results import PartResult, combined
 from rig.gpu_session import Session
+from rig.gpu_sweep import sweep
 from rig.gpu_tools import gpu_tests, sanitizer
 
 Part = Callable[[Session], None]

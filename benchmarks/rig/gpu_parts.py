@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from reference_engine.kernels.tiles import Tuning
 from reference_engine.model.zoo import SHAPES
 from reference_engine.policies.chunked import Chunked
 from rig.gpu_ceilings import Repeats, ceilings, repeated
@@ -21,7 +20,7 @@ from rig.gpu_engine import (
     mixed_workload,
     run_workload,
 )
-from rig.gpu_kernels import KernelTiming, chunk_timings, decode_timings, kernel_cases
+from rig.gpu_kernels import KernelTiming, decode_timings, kernel_cases
 from rig.gpu_peer import Peer
 from rig.gpu_server import (
     MODES,
@@ -65,44 +64,6 @@ def _add_timings(session: Session, table: str, measure: Callable[[], list[Kernel
         print(f"{kernel:18} {case:28} {timing.seconds * 1e6:9.1f} µs {share:7.1%} {timing.of}")
         if kernel == "decode attention" and not case.startswith("batch 1,"):
             session.results.add_goal(f"decode attention, {case}", share, 0.75, "of copy")
-
-
-# (keys, stages, warps, programs of a multiprocessor), those of `Tuning` first; without programs
-# for prompts.
-_DECODE_SWEEP = (
-    (64, 3, 4, 2), (64, 3, 4, 3), (32, 5, 4, 4), (64, 4, 4, 2), (128, 2, 8, 2), (32, 4, 2, 4)
-)  # fmt: skip
-_CHUNK_SWEEP = ((64, 2, 4), (64, 3, 4), (64, 3, 8), (128, 2, 8))
-
-
-def sweep(session: Session) -> None:
-    """Attention with other tile sizes, for the choice of `Tuning`; without goals."""
-    place, config = session.place, SHAPES[session.shape("8b")]
-    for keys, stages, warps, programs in _DECODE_SWEEP:
-        tuning = Tuning(keys, stages, warps, decode_programs=programs)
-        sizes = f"{keys} keys, {stages} stages, {warps} warps, {programs} programs"
-        for n_rows, context in ((32, 4096), (256, 1024)):
-            contexts = [context // place.scale] * place.rows(n_rows)
-            case = f"batch {n_rows}, context {context}; {sizes}"
-            measure = partial(
-                decode_timings,
-                *(session.ops(tuning), config, place, session.top, contexts, case, tuning),
-            )
-            session.attempt(case, partial(_add_sweep, session, measure))
-    for keys, stages, warps in _CHUNK_SWEEP:
-        tuned = session.ops(Tuning(chunk_keys=keys, chunk_stages=stages, chunk_warps=warps))
-        sizes = f"{keys} keys, {stages} stages, {warps} warps"
-        measure = partial(chunk_timings, tuned, config, place, session.top, 2048 // place.scale, 0)
-        session.attempt(f"chunk; {sizes}", partial(_add_sweep, session, measure, sizes))
-
-
-def _add_sweep(
-    session: Session, measure: Callable[[], list[KernelTiming]], sizes: str = ""
-) -> None:
-    timing = measure()[0]
-    row = asdict(timing) | {"case": f"{timing.case}; {sizes}" if sizes else timing.case}
-    session.results.add_row("sweep", row)
-    print(f"{timing.kernel} {row['case']}: {timing.seconds * 1e6:.1f} µs, {timing.share:.1%}")
 
 
 def mixed_batches(scale: int, longest: int = 32_768) -> dict[str, list[int]]:

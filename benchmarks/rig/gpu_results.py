@@ -112,6 +112,8 @@ def markdown(content: Mapping[str, Any]) -> str:
             f"{timing['share']:.1%} {timing['of']} |"
             for timing in timings
         ]
+    if figures.get("tuning"):
+        lines += ["", f"Proposed for `tiles.TUNINGS`: `{figures['tuning']['entry']}`"]
     if figures.get("modes"):
         lines += _mode_lines(figures["modes"])
     peer = {**figures.get("generate_batch", {}), **figures.get("generate", {})}

@@ -40,6 +40,12 @@ class Session:
     def is_small(self) -> bool:
         return self.place.scale > 1
 
+    @property
+    def gpu_name(self) -> str:
+        """`NVIDIA H100 80GB HBM3`; `CPU` in a rehearsal."""
+        cuda = self.place.cuda
+        return "CPU" if cuda is None else str(cuda.get_device_properties(0).name)
+
     def shape(self, name: str) -> str:
         return "nano" if self.is_small else name
 

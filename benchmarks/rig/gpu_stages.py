@@ -37,7 +37,7 @@ STAGES: Mapping[int, Mapping[str, float]] = {
     1: {CEILINGS: 30, "kernels": 75, "decode_steps": 90, "tests": 125, "throughput": 75},
     2: {CEILINGS: 30, "long_answers": 80, "generate_batch": 95, "generate": 60, "http": 70,
         "modes": 60},
-    3: {CEILINGS: 30, "mixed_contexts": 50, "sweep": 65, "sanitizer": 75, "long": 150,
+    3: {CEILINGS: 30, "mixed_contexts": 50, "sweep": 75, "sanitizer": 75, "long": 140,
         "experiments": 30},
 }  # fmt: skip
 PARTS = tuple(dict.fromkeys(name for parts in STAGES.values() for name in parts))

@@ -7,6 +7,7 @@ it gives and takes blocks, preempts when none are left, and turns sampled tokens
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from loadgen.clock import Clock
 from reference_engine.accounting.accounting import Accounting
@@ -15,7 +16,12 @@ from reference_engine.accounting.totals import EngineTotals
 from reference_engine.core.commit import Milestones, PlannedStep, append_tokens
 from reference_engine.core.held_answers import HeldAnswers
 from reference_engine.core.interventions import PausedTenants
-from reference_engine.core.pipelined import pipelined_step
+from reference_engine.core.pipelined import (
+    Launched,
+    commit_and_plan,
+    next_planned,
+    pipelined_step,
+)
 from reference_engine.core.placement import Placement
 from reference_engine.executors.base import Executor
 from reference_engine.policies.base import Policy
@@ -60,6 +66,35 @@ def step(
     return state.commit(planned, result)
 
 
+class StartedStep(NamedTuple):
+    """A step that is being computed: its plan, the instant (s) at which it began, and the result
+    that it will have."""
+
+    planned: PlannedStep
+    began_s: float
+    result: StepResult
+
+
+def start_step(state: EngineState, executor: Executor) -> StartedStep:
+    """The first half of `step`, for an executor that returns a result before its time is over.
+    `end_step` is due `result.duration_s` later, and nothing may touch the state until then."""
+    if state.async_depth:
+        planned, began_s = next_planned(state)
+    else:
+        planned = state.place(state.plan())
+        began_s = planned.placed_s
+    result = executor.execute(planned.batch) if planned.batch.has_work else StepResult()
+    return StartedStep(planned, began_s, result)
+
+
+def end_step(state: EngineState, started: StartedStep) -> StepTokens:
+    """Commit a step that `start_step` began, and return its tokens."""
+    planned, began_s, result = started
+    if state.async_depth and planned.batch.has_work:
+        return commit_and_plan(state, planned, result, began_s)
+    return state.commit(planned, result)
+
+
 class EngineState:
     """An engine's requests, memory and records. Not thread-safe: a single thread steps, admits and
     ends.
@@ -99,6 +134,7 @@ class EngineState:
         self.wait_until_s: float | None = None
         self._held = HeldAnswers()
         self.ahead: PlannedStep | None = None  # the next step, where it is planned already
+        self.launched: Launched | None = None  # `ahead`, where it is launched already
         cost, predictor = cost or StepCost(), predictor or MaxTokens()
         self._view = View(clock.now_s(), self.queues, kv, limits, cost, predictor, self._assign)
         self.accounting = Accounting(self.queues, limits, cost)

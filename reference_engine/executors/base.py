@@ -44,10 +44,23 @@ class Executor(Protocol):
 @runtime_checkable
 class Launching(Protocol):
     """An executor that can start a step and return its tokens later, by the function that `launch`
-    returns: with `async_depth` 1 the next step is planned in between. Steps do not overlap;
-    `execute` is `launch(batch)()`."""
+    returns: with `async_depth` 1 the next step is planned in between. Steps are computed one after
+    another; `execute` is `launch(batch)()`."""
 
     def launch(self, batch: StepBatch) -> Callable[[], StepResult]: ...
+
+
+@runtime_checkable
+class LaunchingAhead(Protocol):
+    """A `Launching` executor whose next step can be launched before the tokens of the present step
+    are read, so that the device does not idle in between. The newest tokens of requests are then
+    `UNKNOWN`, and the executor takes them from its own memory."""
+
+    def launch(self, batch: StepBatch) -> Callable[[], StepResult]: ...
+
+    def can_launch_ahead(self, batch: StepBatch) -> bool:
+        """Whether `batch` can be launched now, before the tokens of the step before are read."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ class DeviceStream(Protocol):
 
     device: torch.device
     gpu: str  # its NVML UUID, "" for a CPU
+    gpu_name: str  # "NVIDIA H100 80GB HBM3", "" for a CPU
     is_pinning: bool  # whether host memory is pinned, so that copies overlap with computation
     n_processors: int
 
@@ -53,7 +54,7 @@ class CpuStream:
     """The CPU: all work is done when its call returns."""
 
     device = torch.device("cpu")
-    gpu = ""
+    gpu = gpu_name = ""
     is_pinning = False
     n_processors = 2
 
@@ -86,7 +87,7 @@ class CudaStream:
         self.device, self._cuda = device, cuda
         self.is_pinning = device.type == "cuda"
         properties = cuda.get_device_properties(device)
-        self.gpu = f"GPU-{properties.uuid}"
+        self.gpu, self.gpu_name = f"GPU-{properties.uuid}", str(properties.name)
         self.n_processors = int(properties.multi_processor_count)
         self.enter()
         self._pool, self._side = cuda.graph_pool_handle(), cuda.Stream(device)

@@ -11,7 +11,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from loadgen.errors import MissingDependency, UsageError
 from reference_engine.executors.base import Caps, Executor, ExecutorKind, Site
 from reference_engine.executors.cuda_stream import CpuStream, CudaStream, DeviceStream
 from reference_engine.executors.torch_memory import (
+    SIDES,
     Arena,
     HostKv,
     aligned,
@@ -40,7 +41,13 @@ from reference_engine.executors.torch_step import (
     mixed_inputs,
 )
 from reference_engine.kernels.ops import Kernels, Ops, ops
-from reference_engine.kernels.tiles import KeptWork, n_decode_programs
+from reference_engine.kernels.tiles import (
+    DEFAULT_TUNING,
+    KeptWork,
+    Tuning,
+    n_decode_programs,
+    tuning_of,
+)
 from reference_engine.model.filler import filler_start
 from reference_engine.model.paged import PagedLlama
 from reference_engine.model.sampling import TopTokens
@@ -63,8 +70,9 @@ WaitForTokens = Callable[[], StepResult]
 class TorchCudaExecutor(ExecutorKind):
     """`seed` of the random weights (unused with a directory); `dtype` of weights and KV; `kv_dtype`
     of KV alone, in 8 bits; `memory_share` of the GPU for weights, steps and KV; `graphs` for decode
-    steps; `fused_attention`: decodes and prompts in a single launch; `kernels` of Triton, or their
-    plain twins; `on`: the device.
+    steps; `fused_attention`: decodes and prompts in a single launch; `ahead`: steps planned ahead
+    are launched before the tokens of the step before are read; `kernels` of Triton, or their plain
+    twins; `on`: the device.
     """
 
     kind: ClassVar[str] = "torch_cuda"
@@ -76,6 +84,7 @@ class TorchCudaExecutor(ExecutorKind):
     memory_share: float = Field(default=0.9, gt=0, le=0.98)
     graphs: bool = True
     fused_attention: bool = False
+    ahead: bool = True
     kernels: Kernels = "triton"
     on: str = Field(default="cuda", pattern=r"^(cuda(:\d+)?|cpu)$")
 
@@ -83,7 +92,8 @@ class TorchCudaExecutor(ExecutorKind):
         config = site.model.config
         _check_head_dim(config)
         stream = _stream(self.on)
-        chosen = ops(self.kernels)
+        tuning = tuning_of(stream.gpu_name)
+        chosen = ops(self.kernels, tuning)
         began_s = time.monotonic()
         weights = _weights(site.model, self.seed, stream.device, _DTYPES[self.dtype])
         model = PagedLlama(
@@ -95,8 +105,10 @@ class TorchCudaExecutor(ExecutorKind):
             self.kv_dtype,
             self.fused_attention,
         )
-        n_blocks = site.n_blocks or _measured_blocks(model, chosen, site, stream, self.memory_share)
-        built = TorchCuda(model, chosen, site, n_blocks, stream, self.graphs)
+        n_blocks = site.n_blocks or _measured_blocks(
+            model, chosen, site, stream, self.memory_share, tuning
+        )
+        built = TorchCuda(model, chosen, site, n_blocks, stream, self.graphs, self.ahead, tuning)
         built.warm_up()
         took_s = time.monotonic() - began_s
         log.info(
@@ -106,8 +118,48 @@ class TorchCudaExecutor(ExecutorKind):
         return built
 
 
+class DecodeGraph(NamedTuple):
+    """A graph of decode steps: its inputs on each side, and the tokens that a replay writes."""
+
+    sides: Sequence[DecodeInputs]
+    replay: Callable[[], None]
+    tokens: torch.Tensor
+
+
+class Answers:
+    """Host memory for the answers of a step of up to `n_rows` requests."""
+
+    def __init__(self, n_rows: int, is_pinned: bool) -> None:
+        n_top = n_rows * MOST_TOP_LOGPROBS
+        self.tokens = torch.zeros(n_rows, dtype=torch.int64, pin_memory=is_pinned)
+        self._chosen = torch.zeros(n_rows, pin_memory=is_pinned)
+        self._top = TopTokens(
+            torch.zeros(n_top, pin_memory=is_pinned),
+            torch.zeros(n_top, dtype=torch.int64, pin_memory=is_pinned),
+        )
+        self.logprobs: tuple[torch.Tensor, TopTokens] | None = None  # on their way
+
+    def receive_logprobs(self, chosen: torch.Tensor, top: TopTokens) -> None:
+        """Start the copy of log-probabilities to `logprobs`."""
+        ends = self._chosen, *self._top
+        own, values, ids = (_copied(*pair) for pair in zip(ends, (chosen, *top), strict=True))
+        self.logprobs = own, TopTokens(values, ids)
+
+
+def _copied(room: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """The leading part of `room`, in the shape of `values`, with a copy of them on its way."""
+    place = room[: values.numel()].view(values.shape)
+    place.copy_(values, non_blocking=True)
+    return place
+
+
 class TorchCuda:
-    """The executor. `launch` and the function that it returns alternate."""
+    """The executor. Up to `SIDES` steps may be launched before the function that the first `launch`
+    returned is called; these functions are called in the order of the launches.
+
+    What a step sends and receives has a place in host memory for each side; on the device all steps
+    use the same memory, as they are computed one after another. `_latest` holds the newest token of
+    each row of the block tables: a step reads those that the host does not know yet."""
 
     def __init__(
         self,
@@ -117,8 +169,11 @@ class TorchCuda:
         n_blocks: int,
         stream: DeviceStream,
         has_graphs: bool = True,
+        is_ahead: bool = True,
+        tuning: Tuning = DEFAULT_TUNING,
     ) -> None:
         self._model, self._ops, self._stream = model, chosen, stream
+        self._is_ahead, self._tile_rows = is_ahead, tuning.chunk_rows
         self._max_model_len = site.max_model_len
         is_pinned, device, n_rows = stream.is_pinning, stream.device, site.max_num_seqs
         with allocating("kv_blocks", n_blocks, model.block_bytes, RuntimeError):
@@ -137,21 +192,19 @@ class TorchCuda:
         # The logits of all graphs share a buffer: graphs with their own would hold 156 MB per
         # size at 256 rows of Qwen's vocabulary.
         self._logits = torch.empty(n_rows, config.vocab_size, device=device)  # [S, V] float32
-        self._tokens = torch.zeros(n_rows, dtype=torch.int64, pin_memory=is_pinned)
-        self._logprobs = torch.zeros(n_rows, pin_memory=is_pinned)
-        self._top = TopTokens(
-            torch.zeros(n_rows * MOST_TOP_LOGPROBS, pin_memory=is_pinned),
-            torch.zeros(n_rows * MOST_TOP_LOGPROBS, dtype=torch.int64, pin_memory=is_pinned),
+        self._latest = torch.zeros(2 * n_rows + 1, dtype=torch.int64, device=device)
+        self._answers = [Answers(n_rows, is_pinned) for _ in range(SIDES)]
+        self._side, self._n_running = 0, 0
+        self._n_programs = n_decode_programs(
+            config.n_kv_heads, stream.n_processors, tuning.decode_programs
         )
-        self._is_running = False
-        self._n_programs = n_decode_programs(config.n_kv_heads, stream.n_processors)
-        self._kept_work = KeptWork()  # in the decode arena
+        self._kept_work = [KeptWork() for _ in range(SIDES)]  # in the decode arena
         decode_size = DecodeInputs.size(n_rows, self._n_programs)
         self._decode_arena = Arena(decode_size, device, is_pinned)
         self._mixed_arena = Arena(1 << 16, device, is_pinned)
         self._change_arena = Arena(1 << 12, device, is_pinned)
         self._special_arena = Arena(1 << 12, device, is_pinned)
-        self._graphs: dict[int, tuple[DecodeInputs, Callable[[], None], torch.Tensor]] = {}
+        self._graphs: dict[int, DecodeGraph] = {}
         if has_graphs:
             self._capture()
 
@@ -186,7 +239,8 @@ class TorchCuda:
     @torch.inference_mode()
     def launch(self, batch: StepBatch) -> WaitForTokens:
         """Start a step; the returned function waits for its tokens."""
-        assert not self._is_running, "the step before was not waited for"
+        assert self._n_running < SIDES, f"{SIDES} steps before were not waited for"
+        self._side = (self._side + 1) % SIDES
         self._stream.enter()
         if batch.copies:
             self._host.copy_blocks(batch.copies, self._model.cache)
@@ -200,54 +254,98 @@ class TorchCuda:
         # Copies alone are waited for, too: their block numbers are in memory that is reused.
         return self._fetch(torch.empty(0), []) if batch.copies else StepResult
 
+    def can_launch_ahead(self, batch: StepBatch) -> bool:
+        """False if the host needs the values of unknown tokens, for penalties."""
+        if not self._is_ahead:
+            return False
+        requests = [*batch.decodes, *(row.request for row in batch.rows)]
+        return not self._rows.sampling.has_penalties(self._rows.tables.rows(requests))
+
     # --- decode steps
 
     def _replay(self, decodes: Sequence[Request], padding: Padding, bucket: int) -> WaitForTokens:
-        inputs, replay, tokens = self._graphs[bucket]
+        sides, replay, tokens = self._graphs[bucket]
+        inputs = sides[self._side]
         start = filler_start(padding, self._max_model_len)
-        n_fillers = padding.decode_rows
-        special_indices = inputs.write(decodes, n_fillers, start, self._rows, self._kept_work)
+        kept = self._kept_work[self._side]
+        special_indices = inputs.write(decodes, padding.decode_rows, start, self._rows, kept)
         self._update_tables()
         inputs.fixed.send()
         places = range(len(decodes))
         special = self._send_special(places, decodes, special_indices)
         replay()
-        draws = None if special is None else Draws.of(*inputs.on_device[5:])
-        return self._fetch(tokens, places, special, draws)
+        if special is None:
+            return self._fetch(tokens, places)
+        draws = Draws.of(*inputs.on_device[5:])
+        self._replace_special(tokens, special[1], draws, inputs.on_device[3])
+        return self._fetch(tokens, places, special)
 
     @torch.inference_mode()
     def _capture(self) -> None:
         """Capture a graph per bucket, the largest first: the smaller graphs then find their memory
         in its pool."""
         began_s = time.monotonic()
+        arena, n_programs = self._decode_arena, self._n_programs
         for bucket in reversed(self._sizes):
-            inputs = DecodeInputs.in_arena(self._decode_arena, bucket, self._n_programs)
-            inputs.write([], 0, 0, self._rows, self._kept_work)
-            inputs.fixed.send()
-            replay, tokens = self._stream.capture(partial(self._decode, inputs))
-            self._graphs[bucket] = inputs, replay, tokens
+            sides = [DecodeInputs.in_arena(arena, bucket, n_programs, i) for i in range(SIDES)]
+            sides[0].write([], 0, 0, self._rows, self._kept_work[0])
+            sides[0].fixed.send()
+            replay, tokens = self._stream.capture(partial(self._decode, sides[0]))
+            self._graphs[bucket] = DecodeGraph(sides, replay, tokens)
         log.info("captured %d graphs: %.1f s", len(self._sizes), time.monotonic() - began_s)
 
     def _decode(self, inputs: DecodeInputs) -> torch.Tensor:
         step, draws = inputs.step(self._device_tables)
+        step = step._replace(tokens=self._known(step.tokens, step.rows))
         logits = self._model.forward(step, self._logits)
-        return self._ops.sample(logits, draws.temperatures, draws.keys)
+        tokens = self._ops.sample(logits, draws.temperatures, draws.keys)
+        self._latest.index_copy_(0, step.rows.long(), tokens)
+        return tokens
 
     # --- any step
 
     def _compute(self, batch: StepBatch) -> WaitForTokens:
-        inputs = mixed_inputs(batch, self._rows, self._group, self._max_model_len, self._n_programs)
+        inputs = mixed_inputs(
+            batch,
+            self._rows,
+            self._group,
+            self._max_model_len,
+            self._n_programs,
+            self._tile_rows,
+        )
         self._update_tables()
         self._mixed_arena.reset(inputs.size)
-        step, draws = inputs.put(self._mixed_arena, self._device_tables, self._n_programs)
+        step, draws, rows = inputs.put(self._mixed_arena, self._device_tables, self._n_programs)
+        if inputs.has_unknown:
+            decoding = step.tokens[: step.n_decode]
+            decoding.copy_(self._known(decoding, step.rows))
         special = self._send_special(inputs.places, inputs.requests, inputs.special)
         logits = self._model.forward(step, self._logits)
         if not inputs.places:
             return self._fetch(torch.empty(0), [])
         tokens = self._ops.sample(logits, draws.temperatures, draws.keys)
-        return self._fetch(tokens, inputs.places, special, draws)
+        if special is None:
+            self._latest.index_copy_(0, rows.long(), tokens)
+        else:
+            self._replace_special(tokens, special[1], draws, rows)
+        return self._fetch(tokens, inputs.places, special)
 
     # --- both
+
+    def _known(self, tokens: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """`tokens` [n] with the UNKNOWN replaced by the newest of their table rows [n]."""
+        return torch.where(tokens < 0, self._latest.index_select(0, rows), tokens)
+
+    def _replace_special(
+        self, tokens: torch.Tensor, special: SpecialOnDevice, draws: Draws, rows: torch.Tensor
+    ) -> None:
+        """Choose the tokens of the special requests of a step with `draws`, whose sampled tokens
+        belong to table `rows`, and write them to `tokens` and `_latest`."""
+        chosen = choose_special(self._logits, draws, special, self._ops.sample)
+        tokens.index_copy_(0, special.rows, chosen.tokens)
+        self._latest.index_copy_(0, rows.long(), tokens)
+        if chosen.logprobs is not None and chosen.top is not None:
+            self._answers[self._side].receive_logprobs(chosen.logprobs, chosen.top)
 
     def _send_special(
         self, places: Sequence[int], requests: Sequence[Request], indices: Sequence[int]
@@ -266,29 +364,19 @@ class TorchCuda:
         tokens: torch.Tensor,
         places: Sequence[int],
         special: tuple[SpecialSampling, SpecialOnDevice] | None = None,
-        draws: Draws | None = None,
     ) -> WaitForTokens:
         """Start the copy of `tokens` to the host; `places[i]` is the index of the i-th answer among
-        them. `draws` are those of the step, needed for `special` requests."""
-        logprobs: tuple[torch.Tensor, TopTokens] | None = None  # on the host
-        if special is not None:
-            assert draws is not None, "special requests without draws"
-            on_device = special[1]
-            chosen = choose_special(self._logits, draws, on_device, self._ops.sample)
-            tokens.index_copy_(0, on_device.rows, chosen.tokens)
-            if chosen.logprobs is not None and chosen.top is not None:
-                own = self._logprobs[: len(chosen.logprobs)]
-                own.copy_(chosen.logprobs, non_blocking=True)
-                logprobs = own, TopTokens(*map(_copied, self._top, chosen.top))
-        n = len(tokens)
-        self._tokens[:n].copy_(tokens, non_blocking=True)
+        them. The log-probabilities of `special` requests are on their way already."""
+        n, received = len(tokens), self._answers[self._side]
+        logprobs, received.logprobs = received.logprobs, None
+        received.tokens[:n].copy_(tokens, non_blocking=True)
         wait_for_device = self._stream.record()
-        self._is_running = True
+        self._n_running += 1
 
         def wait() -> StepResult:
             wait_for_device()
-            self._is_running = False
-            by_place: list[int] = self._tokens[:n].tolist()
+            self._n_running -= 1
+            by_place: list[int] = received.tokens[:n].tolist()
             answers = [by_place[place] for place in places]
             if special is None or logprobs is None:
                 return StepResult(answers)
@@ -304,13 +392,6 @@ class TorchCuda:
             blocks = self._change_arena.put(values)
             self._change_arena.send()
             self._device_tables.view(-1).index_copy_(0, indices.long(), blocks)
-
-
-def _copied(room: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """The leading part of `room`, in the shape of `values`, with a copy of them on its way."""
-    place = room[: values.numel()].view(values.shape)
-    place.copy_(values, non_blocking=True)
-    return place
 
 
 def _stream(on: str) -> DeviceStream:
@@ -362,13 +443,18 @@ def _largest_request() -> Request:
 
 @torch.inference_mode()
 def _measured_blocks(
-    model: PagedLlama, chosen: Ops, site: Site, stream: DeviceStream, share: float
+    model: PagedLlama,
+    chosen: Ops,
+    site: Site,
+    stream: DeviceStream,
+    share: float,
+    tuning: Tuning = DEFAULT_TUNING,
 ) -> int:
     """KV blocks that fit next to the weights and the largest possible step, which is computed once
     to measure its memory."""
 
     def largest_step() -> None:
-        trial = TorchCuda(model, chosen, site, 1, stream, has_graphs=False)
+        trial = TorchCuda(model, chosen, site, 1, stream, has_graphs=False, tuning=tuning)
         decodes = [_largest_request() for _ in range(site.max_num_seqs)]
         padding = Padding(max(1, site.max_step_tokens - site.max_num_seqs), 0, 0)
         trial.execute(StepBatch(decodes=decodes, padding=padding))

@@ -31,48 +31,54 @@ class FixedNumbers(NamedTuple):
         self.on_device.copy_(self.host, non_blocking=True)
 
 
+SIDES = 2
+"""Copies in host memory of what steps send and receive: as many steps may be under way."""
+
+
 class Arena:
     """Up to `size` int32 numbers of a step, written to host memory and sent to the device
     as a single copy.
 
-    Equal sequences of `put` return equal addresses, which a CUDA graph needs. A step may write only
-    after the numbers of the step before have arrived, that is, after its tokens were read.
+    Equal sequences of `put` return equal addresses on the device, which a CUDA graph needs. The
+    host has a memory for each side, and `reset` changes sides: a step writes while the numbers of
+    the step before may still be on their way. A side must have arrived before it is written again.
     """
 
     def __init__(self, size: int, device: torch.device, is_pinned: bool) -> None:
         self._device, self._is_pinned = device, is_pinned
+        self._side = self._used = 0
         self._allocate(size)
 
     def reset(self, size: int) -> None:
-        """Begin again, with room for at least `size` numbers."""
-        if size > len(self._array):
+        """Begin again on the other side, with room for at least `size` numbers."""
+        if size > len(self._on_device):
             self._allocate(2 * size)
+        self._side = (self._side + 1) % SIDES
         self._used = 0
 
     def put(self, numbers: NDArray[np.int32]) -> torch.Tensor:
         """The place of `numbers` on the device after `send`, in their shape."""
         begin = self._used
         end = begin + numbers.size
-        assert end <= len(self._array), f"{end} numbers in an arena of {len(self._array)}"
-        self._array[begin:end] = numbers.reshape(-1)
+        assert end <= len(self._on_device), f"{end} numbers in an arena of {len(self._on_device)}"
+        self._arrays[self._side, begin:end] = numbers.reshape(-1)
         self._used = begin + aligned(numbers.size)
         return self._on_device[begin:end].view(numbers.shape)
 
-    def fixed(self, shape: tuple[int, ...]) -> FixedNumbers:
-        """The first numbers of an arena that is used for nothing else."""
+    def fixed(self, shape: tuple[int, ...], side: int = 0) -> FixedNumbers:
+        """The first numbers of a side, in an arena that is used for nothing else."""
         n = prod(shape)
-        array, host, on_device = self._array[:n], self._host[:n], self._on_device[:n]
-        return FixedNumbers(array.reshape(shape), host.view(shape), on_device.view(shape))
+        array, host = self._arrays[side, :n], self._hosts[side, :n]
+        return FixedNumbers(array.reshape(shape), host.view(shape), self._on_device[:n].view(shape))
 
     def send(self) -> None:
-        used = min(self._used, len(self._array))
-        self._on_device[:used].copy_(self._host[:used], non_blocking=True)
+        used = min(self._used, len(self._on_device))
+        self._on_device[:used].copy_(self._hosts[self._side, :used], non_blocking=True)
 
     def _allocate(self, size: int) -> None:
-        self._host = torch.zeros(size, dtype=torch.int32, pin_memory=self._is_pinned)
-        self._array = self._host.numpy()
+        self._hosts = torch.zeros(SIDES, size, dtype=torch.int32, pin_memory=self._is_pinned)
+        self._arrays = self._hosts.numpy()
         self._on_device = torch.zeros(size, dtype=torch.int32, device=self._device)
-        self._used = 0
 
 
 def aligned(n: int) -> int:
@@ -96,7 +102,7 @@ class HostKv:
 
     def copy_blocks(self, copies: Sequence[Copy], cache: Kv) -> None:
         """Copy in order: a block that was copied out may be overwritten by a later copy. Does not
-        wait for the device, which must have finished the copies of the call before."""
+        wait for the device, which must have finished the copies of the last call but one."""
         groups = [list(group) for _, group in groupby(copies, key=lambda copy: copy.is_out)]
         self._arena.reset(sum(aligned(len(group)) for group in groups))
         numbers = [

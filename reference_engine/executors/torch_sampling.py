@@ -60,6 +60,7 @@ class SamplingTable:
         self._special_until = np.zeros(n_rows, np.int32)  # number of output tokens
         self._temperatures = np.zeros(n_rows, np.int32)  # bits of float32, 0 is greedy
         self._seeds = np.zeros(n_rows, np.uint64)
+        self._is_penalised = np.zeros(n_rows, bool)
 
     def assign(self, row: int, request: Request) -> None:
         sampling = request.sampling
@@ -69,6 +70,11 @@ class SamplingTable:
         self._special_until[row] = _ALWAYS if is_always_special else min(banned_until, _ALWAYS)
         self._temperatures[row] = np.float32(max(sampling.temperature, 0.0)).view(np.int32)
         self._seeds[row] = sampling.seed & SEED_MASK
+        self._is_penalised[row] = sampling.is_penalised
+
+    def has_penalties(self, rows: Ints) -> bool:
+        """Whether the tokens of any of `rows` depend on the values of the tokens before."""
+        return bool(self._is_penalised.take(rows).any())
 
     def n_outputs(self, rows: Ints, positions: Ints) -> Ints:
         """The number of output tokens so far of requests that compute their last token, at

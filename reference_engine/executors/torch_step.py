@@ -23,6 +23,7 @@ from reference_engine.executors.block_tables import BlockTables
 from reference_engine.executors.torch_memory import Arena, FixedNumbers, aligned
 from reference_engine.executors.torch_sampling import Draws, SamplingTable
 from reference_engine.kernels.tiles import (
+    TILE_ROWS,
     DecodeWork,
     KeptWork,
     PromptPiece,
@@ -78,8 +79,9 @@ class DecodeInputs(NamedTuple):
         return aligned(DECODE_FIELDS * bucket) + aligned(work_size(bucket, n_programs))
 
     @classmethod
-    def in_arena(cls, arena: Arena, bucket: int, n_programs: int) -> DecodeInputs:
-        fixed, n_fields = arena.fixed((cls.size(bucket, n_programs),)), DECODE_FIELDS * bucket
+    def in_arena(cls, arena: Arena, bucket: int, n_programs: int, side: int) -> DecodeInputs:
+        n_fields = DECODE_FIELDS * bucket
+        fixed = arena.fixed((cls.size(bucket, n_programs),), side)
         fields = fixed.numbers[:n_fields].reshape(DECODE_FIELDS, bucket)
         return cls(fixed, fields, fixed.numbers[aligned(n_fields) :], n_programs)
 
@@ -163,6 +165,7 @@ class MixedInputs(NamedTuple):
     tiles: Ints  # [N, 4]
     last: Ints  # [S]: positions whose logits are computed
     draws: Ints  # [3, S]
+    sampled_rows: Ints  # [S]: table rows
     places: list[int]
     requests: list[Request]
     special: list[int]
@@ -171,10 +174,20 @@ class MixedInputs(NamedTuple):
     def size(self) -> int:
         """Numbers of an arena that they occupy at most."""
         parts = (self.flat, self.reads, self.work, self.tiles, self.last, self.draws)
-        return sum(part.size for part in parts) + 11 * aligned(1)
+        return sum(part.size for part in (*parts, self.sampled_rows)) + 12 * aligned(1)
 
-    def put(self, arena: Arena, tables: torch.Tensor, n_programs: int) -> tuple[PagedStep, Draws]:
-        """Send them to the device."""
+    @property
+    def has_unknown(self) -> bool:
+        """Whether a token is UNKNOWN, which only those of decoding positions may be."""
+        is_unknown = self.flat[0] < 0
+        assert not is_unknown[self.reads.shape[1] :].any(), "an unknown token in a prompt"
+        return bool(is_unknown.any())
+
+    def put(
+        self, arena: Arena, tables: torch.Tensor, n_programs: int
+    ) -> tuple[PagedStep, Draws, torch.Tensor]:
+        """Send them to the device. Returns the step, its draws and the table rows of its sampled
+        tokens, int32 [S]."""
         # Row by row, so that each begins at an aligned address whatever the sizes: for other
         # addresses Triton would compile the kernels again.
         tokens, positions, slots = (arena.put(row) for row in self.flat)
@@ -182,6 +195,7 @@ class MixedInputs(NamedTuple):
         work = DecodeWork.of(arena.put(self.work), len(rows), n_programs)
         tiles, last = arena.put(self.tiles), arena.put(self.last)
         temperatures, low, high = (arena.put(row) for row in self.draws)
+        sampled_rows = arena.put(self.sampled_rows)
         arena.send()
         step = PagedStep(
             tokens,
@@ -195,7 +209,7 @@ class MixedInputs(NamedTuple):
             last.long(),
             work,
         )
-        return step, Draws.of(temperatures, low, high)
+        return step, Draws.of(temperatures, low, high), sampled_rows
 
 
 class _Part(NamedTuple):
@@ -209,11 +223,17 @@ class _Part(NamedTuple):
 
 
 def mixed_inputs(
-    batch: StepBatch, state: RequestRows, group: int, max_model_len: int, n_programs: int
+    batch: StepBatch,
+    state: RequestRows,
+    group: int,
+    max_model_len: int,
+    n_programs: int,
+    tile_rows: int = TILE_ROWS,
 ) -> MixedInputs:
     """The inputs of `batch`, in this order: decodes, decodes of padding, rows of a single token,
     pieces of prompts; prompts of padding are among the last two. `group` is the number of query
-    heads per KV head, `n_programs` the number of decoding programs per KV head."""
+    heads per KV head, `n_programs` the number of decoding programs per KV head, `tile_rows` the
+    query rows of a tile."""
     decodes, n, padding = batch.decodes, len(batch.decodes), batch.padding
     table_rows = state.tables.rows([*decodes, *(row.request for row in batch.rows)])
     decoding = np.empty((5, n + padding.decode_rows), np.int32)
@@ -248,10 +268,12 @@ def mixed_inputs(
     sampling.write_draws(sampled_rows, n_outputs, draws)
     requests = [*(row.request for row in batch.rows if row.samples), *decodes]
     special = sampling.special(sampled_rows[places], n_outputs[places])
-    reads, tiles = numbers[3:, :n_decoding], cut_tiles(pieces, group)
+    reads, tiles = numbers[3:, :n_decoding], cut_tiles(pieces, group, tile_rows)
     work = np.zeros(work_size(n_decoding, n_programs), np.int32)
     write_work(reads[1], n_programs, work)
-    return MixedInputs(numbers[:3], reads, work, tiles, last, draws, places, requests, special)
+    return MixedInputs(
+        numbers[:3], reads, work, tiles, last, draws, sampled_rows, places, requests, special
+    )
 
 
 def _parts(rows: Sequence[Row], table_rows: Sequence[int]) -> list[_Part]:

@@ -48,26 +48,35 @@ PLAIN = Ops(
 )
 
 
-def ops(kernels: Kernels, tuning: Tuning = DEFAULT_TUNING) -> Ops:
-    """The operations by name; `plain` ignores `tuning`. Raises MissingDependency for `triton` if
-    it is not installed."""
+def ops(kernels: Kernels, tuning: Tuning = DEFAULT_TUNING, *, is_cached: bool = True) -> Ops:
+    """The operations by name; `plain` ignores the rest. `is_cached` launches compiled kernels
+    directly (`launching`). Raises MissingDependency for `triton` if it is not installed."""
     if kernels == "plain":
         return PLAIN
     try:
-        from reference_engine.kernels import paged_attention, pointwise, rope, token_sampling
+        from reference_engine.kernels import (
+            launching,
+            paged_attention,
+            pointwise,
+            rope,
+            token_sampling,
+        )
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "triton":
             raise
         raise MissingDependency(
             "kernels=triton needs triton: pip install triton (or use kernels=plain, which is slow)"
         ) from error
+    launch: launching.Launch = launching.launch_by_triton
+    if is_cached and not launching.is_interpreting():
+        launch = launching.CACHED
     functions: tuple[Any, ...] = (
-        pointwise.add_rms_norm,
-        pointwise.silu_mul,
-        rope.rope_write,
-        partial(paged_attention.decode_attention, tuning=tuning),
-        partial(paged_attention.chunk_attention, tuning=tuning),
-        partial(paged_attention.fused_attention, tuning=tuning),
-        token_sampling.sample,
+        partial(pointwise.add_rms_norm, launch=launch),
+        partial(pointwise.silu_mul, launch=launch),
+        partial(rope.rope_write, launch=launch),
+        partial(paged_attention.decode_attention, tuning=tuning, launch=launch),
+        partial(paged_attention.chunk_attention, tuning=tuning, launch=launch),
+        partial(paged_attention.fused_attention, tuning=tuning, launch=launch),
+        partial(token_sampling.sample, launch=launch),
     )
     return Ops(*functions)

@@ -20,7 +20,8 @@ import triton
 import triton.language as tl
 
 from reference_engine.kernels.kv_memory import Kv
-from reference_engine.kernels.tiles import DEFAULT_TUNING, TILE_ROWS, DecodeWork, Tiles, Tuning
+from reference_engine.kernels.launching import Launch, launch_by_triton
+from reference_engine.kernels.tiles import DEFAULT_TUNING, DecodeWork, Tiles, Tuning
 
 _JOINED = 16  # partial results per pass of a join
 _LOG2_E = 1.4426950408889634  # scores are in units of log 2: a GPU has an instruction for exp2
@@ -34,6 +35,7 @@ def decode_attention(
     contexts: torch.Tensor,
     work: DecodeWork,
     tuning: Tuning = DEFAULT_TUNING,
+    launch: Launch = launch_by_triton,
 ) -> torch.Tensor:
     """The grid is fixed and the work is read from memory, so that a CUDA graph serves all context
     lengths. `contexts` are those that `work` divides."""
@@ -42,14 +44,16 @@ def decode_attention(
     group = n_q // n_kv
     out = torch.empty_like(q)
     part, stats = _partial_results(q, work)
-    decode_kernel[(work.n_programs, n_kv)](
-        q, *cache.arguments(), tables, rows, work.bounds, work.items, out, part, stats[0], stats[1],
-        head_dim**-0.5 * _LOG2_E, tables.stride(0),
+    peaks, sums = stats.unbind(0)
+    launch(
+        decode_kernel, (work.n_programs, n_kv),
+        (q, *cache.arguments(), tables, rows, work.bounds, work.items, out, part, peaks, sums),
+        (head_dim**-0.5 * _LOG2_E, tables.stride(0)),
         N_KV=n_kv, GROUP=group, ROWS=_decode_rows(group), HEAD=head_dim,
-        PAGE=block_tokens, KEYS=tuning.decode_keys, IS_SCALED=cache.scales is not None,
-        num_warps=tuning.decode_warps, num_stages=tuning.decode_stages,
+        PAGE=block_tokens, KEYS=tuning.decode_keys, SCALING=_scaling(cache, tuning),
+        warps=tuning.decode_warps, stages=tuning.decode_stages,
     )  # fmt: skip
-    _join(part, stats, work, out, n_kv)
+    _join(part, peaks, sums, work, out, n_kv, launch)
     return out
 
 
@@ -59,16 +63,17 @@ def chunk_attention(
     tables: torch.Tensor,
     tiles: Tiles,
     tuning: Tuning = DEFAULT_TUNING,
+    launch: Launch = launch_by_triton,
 ) -> torch.Tensor:
     n_q, head_dim = q.shape[1:]
     n_kv, block_tokens = cache.numbers.shape[2:4]
     out = torch.empty_like(q)
-    chunk_kernel[(len(tiles), n_kv)](
-        q, *cache.arguments(), tables, tiles.table, out, head_dim**-0.5 * _LOG2_E,
-        tables.stride(0),
-        N_KV=n_kv, GROUP=n_q // n_kv, ROWS=TILE_ROWS, HEAD=head_dim, PAGE=block_tokens,
-        KEYS=tuning.chunk_keys, IS_SCALED=cache.scales is not None,
-        num_warps=tuning.chunk_warps, num_stages=tuning.chunk_stages,
+    launch(
+        chunk_kernel, (len(tiles), n_kv), (q, *cache.arguments(), tables, tiles.table, out),
+        (head_dim**-0.5 * _LOG2_E, tables.stride(0)),
+        N_KV=n_kv, GROUP=n_q // n_kv, ROWS=tuning.chunk_rows, HEAD=head_dim, PAGE=block_tokens,
+        KEYS=tuning.chunk_keys, SCALING=_scaling(cache, tuning),
+        warps=tuning.chunk_warps, stages=tuning.chunk_stages,
     )  # fmt: skip
     return out
 
@@ -82,6 +87,7 @@ def fused_attention(
     work: DecodeWork,
     tiles: Tiles,
     tuning: Tuning = DEFAULT_TUNING,
+    launch: Launch = launch_by_triton,
 ) -> torch.Tensor:
     """Decoding is limited by memory and prompts by the tensor cores, so programs of both kinds on
     a multiprocessor fill each other's waits. The first program ids decode: the hardware starts
@@ -92,16 +98,26 @@ def fused_attention(
     group = n_q // n_kv
     out = torch.empty_like(q)
     part, stats = _partial_results(q[:n_rows], work)
-    fused_kernel[((work.n_programs + len(tiles)) * n_kv,)](
-        q, q[n_rows:], *cache.arguments(), tables, rows, work.bounds, work.items, tiles.table, out,
-        out[n_rows:], part, stats[0], stats[1], head_dim**-0.5 * _LOG2_E, tables.stride(0),
-        work.n_programs,
-        N_KV=n_kv, GROUP=group, DECODE_ROWS=_decode_rows(group), TILE_ROWS=TILE_ROWS, HEAD=head_dim,
-        PAGE=block_tokens, KEYS=tuning.chunk_keys, IS_SCALED=cache.scales is not None,
-        num_warps=tuning.chunk_warps, num_stages=tuning.chunk_stages,
+    peaks, sums = stats.unbind(0)
+    launch(
+        fused_kernel, ((work.n_programs + len(tiles)) * n_kv,),
+        (q, q[n_rows:], *cache.arguments(), tables, rows, work.bounds, work.items, tiles.table,
+         out, out[n_rows:], part, peaks, sums),
+        (head_dim**-0.5 * _LOG2_E, tables.stride(0), work.n_programs),
+        N_KV=n_kv, GROUP=group, DECODE_ROWS=_decode_rows(group), TILE_ROWS=tuning.chunk_rows,
+        HEAD=head_dim,
+        PAGE=block_tokens, KEYS=tuning.chunk_keys, SCALING=_scaling(cache, tuning),
+        warps=tuning.chunk_warps, stages=tuning.chunk_stages,
     )  # fmt: skip
-    _join(part, stats, work, out, n_kv)
+    _join(part, peaks, sums, work, out, n_kv, launch)
     return out
+
+
+def _scaling(cache: Kv, tuning: Tuning) -> int:
+    """Of 8-bit KV: 1 multiplies the products by the scales, 2 the keys and values; else 0."""
+    if cache.scales is None:
+        return 0
+    return 2 if tuning.dequantise else 1
 
 
 def _decode_rows(group: int) -> int:
@@ -118,13 +134,19 @@ def _partial_results(q: torch.Tensor, work: DecodeWork) -> tuple[torch.Tensor, t
 
 
 def _join(
-    part: torch.Tensor, stats: torch.Tensor, work: DecodeWork, out: torch.Tensor, n_kv: int
+    part: torch.Tensor,
+    peaks: torch.Tensor,
+    sums: torch.Tensor,
+    work: DecodeWork,
+    out: torch.Tensor,
+    n_kv: int,
+    launch: Launch,
 ) -> None:
     """Write the joined results of contexts in several pieces to the first rows of `out`."""
     n_q, head_dim = part.shape[1:]
-    join_kernel[(len(work.joins), n_kv)](
-        part, stats[0], stats[1], work.joins, out, N_Q=n_q, GROUP=n_q // n_kv, HEAD=head_dim,
-        PARTS=_JOINED, num_warps=1,
+    launch(
+        join_kernel, (len(work.joins), n_kv), (part, peaks, sums, work.joins, out),
+        N_Q=n_q, GROUP=n_q // n_kv, HEAD=head_dim, PARTS=_JOINED, warps=1,
     )  # fmt: skip
 
 
@@ -132,11 +154,11 @@ def _join(
 def decode_kernel(
     q, cache, scales, tables, rows, bounds, items, out, part, peaks, sums, scale, table_width,
     N_KV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr,
-    PAGE: tl.constexpr, KEYS: tl.constexpr, IS_SCALED: tl.constexpr,
+    PAGE: tl.constexpr, KEYS: tl.constexpr, SCALING: tl.constexpr,
 ):  # fmt: skip
     attend_items(
         tl.program_id(0), tl.program_id(1), q, cache, scales, tables, rows, bounds, items, out,
-        part, peaks, sums, scale, table_width, N_KV, GROUP, ROWS, HEAD, PAGE, KEYS, IS_SCALED,
+        part, peaks, sums, scale, table_width, N_KV, GROUP, ROWS, HEAD, PAGE, KEYS, SCALING,
     )  # fmt: skip
 
 
@@ -144,11 +166,11 @@ def decode_kernel(
 def chunk_kernel(
     q, cache, scales, tables, tiles, out, scale, table_width,
     N_KV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr,
-    PAGE: tl.constexpr, KEYS: tl.constexpr, IS_SCALED: tl.constexpr,
+    PAGE: tl.constexpr, KEYS: tl.constexpr, SCALING: tl.constexpr,
 ):  # fmt: skip
     attend_tile(
         tl.program_id(0), tl.program_id(1), q, cache, scales, tables, tiles, out, scale,
-        table_width, N_KV, GROUP, ROWS, HEAD, PAGE, KEYS, IS_SCALED,
+        table_width, N_KV, GROUP, ROWS, HEAD, PAGE, KEYS, SCALING,
     )  # fmt: skip
 
 
@@ -157,19 +179,19 @@ def fused_kernel(
     q, q_tiles, cache, scales, tables, rows, bounds, items, tiles, out, out_tiles, part, peaks,
     sums, scale, table_width, n_programs,
     N_KV: tl.constexpr, GROUP: tl.constexpr, DECODE_ROWS: tl.constexpr, TILE_ROWS: tl.constexpr,
-    HEAD: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, IS_SCALED: tl.constexpr,
+    HEAD: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, SCALING: tl.constexpr,
 ):  # fmt: skip
     head = tl.program_id(0) % N_KV
     unit = tl.program_id(0) // N_KV
     if unit < n_programs:
         attend_items(
             unit, head, q, cache, scales, tables, rows, bounds, items, out, part, peaks, sums,
-            scale, table_width, N_KV, GROUP, DECODE_ROWS, HEAD, PAGE, KEYS, IS_SCALED,
+            scale, table_width, N_KV, GROUP, DECODE_ROWS, HEAD, PAGE, KEYS, SCALING,
         )  # fmt: skip
     else:
         attend_tile(
             unit - n_programs, head, q_tiles, cache, scales, tables, tiles, out_tiles, scale,
-            table_width, N_KV, GROUP, TILE_ROWS, HEAD, PAGE, KEYS, IS_SCALED,
+            table_width, N_KV, GROUP, TILE_ROWS, HEAD, PAGE, KEYS, SCALING,
         )  # fmt: skip
 
 
@@ -178,7 +200,7 @@ def attend_items(
     program, head, q, cache, scales, tables, rows, bounds, items, out, part, peaks, sums, scale,
     table_width,
     N_KV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr,
-    PAGE: tl.constexpr, KEYS: tl.constexpr, IS_SCALED: tl.constexpr,
+    PAGE: tl.constexpr, KEYS: tl.constexpr, SCALING: tl.constexpr,
 ):  # fmt: skip
     """Attention of a KV head over the items of a program. Writes to `out` if a context is a single
     piece, else to `part`, `peaks` and `sums` for `join_kernel`."""
@@ -203,7 +225,7 @@ def attend_items(
             inside = at < end
             peak, total, mixed = attend_keys(
                 query, cache, scales, table, head, at, inside, inside[None, :], d, scale,
-                peak, total, mixed, N_KV, HEAD, PAGE, IS_SCALED,
+                peak, total, mixed, N_KV, HEAD, PAGE, SCALING,
             )  # fmt: skip
         if place < 0:
             value = (mixed / total[:, None]).to(out.dtype.element_ty)
@@ -219,7 +241,7 @@ def attend_items(
 def attend_tile(
     number, head, q, cache, scales, tables, tiles, out, scale, table_width,
     N_KV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr,
-    PAGE: tl.constexpr, KEYS: tl.constexpr, IS_SCALED: tl.constexpr,
+    PAGE: tl.constexpr, KEYS: tl.constexpr, SCALING: tl.constexpr,
 ):  # fmt: skip
     """Causal attention of tile `number` and a KV head. The tiles count positions from the first row
     of `q` and `out`."""
@@ -247,7 +269,7 @@ def attend_tile(
         is_visible = inside[None, :] & (at[None, :] <= (start + token)[:, None])
         peak, total, mixed = attend_keys(
             query, cache, scales, table, head, at, inside, is_visible, d, scale,
-            peak, total, mixed, N_KV, HEAD, PAGE, IS_SCALED,
+            peak, total, mixed, N_KV, HEAD, PAGE, SCALING,
         )  # fmt: skip
     value = (mixed / total[:, None]).to(out.dtype.element_ty)
     tl.store(out + q_at, value, mask=is_row[:, None])
@@ -256,7 +278,7 @@ def attend_tile(
 @triton.jit
 def attend_keys(
     query, cache, scales, table, head, at, inside, is_visible, d, scale, peak, total, mixed,
-    N_KV: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, IS_SCALED: tl.constexpr,
+    N_KV: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, SCALING: tl.constexpr,
 ):  # fmt: skip
     """A pass of the online softmax, over the keys at positions `at` [KEYS].
 
@@ -268,8 +290,10 @@ def attend_keys(
     page = tl.load(table + at // PAGE, mask=inside, other=0).to(tl.int64)
     vector = (page * 2 * N_KV + head) * PAGE + at % PAGE
     k = tl.load(cache + vector[:, None] * HEAD + d[None, :], mask=inside[:, None], other=0.0)
+    if SCALING == 2:
+        k = k.to(tl.float32) * tl.load(scales + vector, mask=inside, other=0.0)[:, None]
     score = tl.dot(query, tl.trans(k.to(query.dtype)), input_precision="ieee") * scale
-    if IS_SCALED:
+    if SCALING == 1:
         # On the product, not on the keys: bfloat16 holds an 8-bit number exactly, its value not.
         score *= tl.load(scales + vector, mask=inside, other=0.0)[None, :]
     score = tl.where(is_visible, score, float("-inf"))
@@ -279,8 +303,10 @@ def attend_keys(
     total = total * shrink + tl.sum(weight, 1)
     vector += N_KV * PAGE  # the values of the same page lie behind its keys
     v = tl.load(cache + vector[:, None] * HEAD + d[None, :], mask=inside[:, None], other=0.0)
-    if IS_SCALED:
+    if SCALING == 1:
         weight *= tl.load(scales + vector, mask=inside, other=0.0)[None, :]
+    if SCALING == 2:
+        v = v.to(tl.float32) * tl.load(scales + vector, mask=inside, other=0.0)[:, None]
     mixed = mixed * shrink[:, None]
     mixed += tl.dot(weight.to(query.dtype), v.to(query.dtype), input_precision="ieee")
     return higher, total, mixed

@@ -9,29 +9,34 @@ import torch
 import triton
 import triton.language as tl
 
+from reference_engine.kernels.launching import Launch, launch_by_triton
+
 _SILU_BLOCK = 1024
 
 
 def add_rms_norm(
-    residual: torch.Tensor, delta: torch.Tensor | None, weight: torch.Tensor, eps: float
+    residual: torch.Tensor,
+    delta: torch.Tensor | None,
+    weight: torch.Tensor,
+    eps: float,
+    launch: Launch = launch_by_triton,
 ) -> torch.Tensor:
     n_rows, width = residual.shape
     out = torch.empty_like(residual)
-    block = triton.next_power_of_2(width)
-    norm_kernel[(n_rows,)](
-        residual, residual if delta is None else delta, weight, out, eps,
-        WIDTH=width, BLOCK=block, HAS_DELTA=delta is not None,
-        num_warps=4 if block <= 2048 else 8,
+    block = 1 << (width - 1).bit_length()
+    launch(
+        norm_kernel, (n_rows,), (residual, residual if delta is None else delta, weight, out),
+        (eps,), WIDTH=width, BLOCK=block, HAS_DELTA=delta is not None,
+        warps=4 if block <= 2048 else 8,
     )  # fmt: skip
     return out
 
 
-def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+def silu_mul(gate_up: torch.Tensor, launch: Launch = launch_by_triton) -> torch.Tensor:
     n_rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty((n_rows, width))
-    silu_kernel[(n_rows, triton.cdiv(width, _SILU_BLOCK))](
-        gate_up, out, WIDTH=width, BLOCK=_SILU_BLOCK, num_warps=4
-    )
+    grid = n_rows, -(-width // _SILU_BLOCK)
+    launch(silu_kernel, grid, (gate_up, out), WIDTH=width, BLOCK=_SILU_BLOCK)
     return out
 
 

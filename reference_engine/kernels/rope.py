@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from reference_engine.kernels.kv_memory import SMALLEST, Kv
+from reference_engine.kernels.launching import Launch, launch_by_triton
 
 
 def rope_write(
@@ -21,16 +22,19 @@ def rope_write(
     qk_norm: torch.Tensor | None,
     eps: float,
     cache: Kv,
+    launch: Launch = launch_by_triton,
 ) -> torch.Tensor:
     _, _, n_kv, block_tokens, head_dim = cache.numbers.shape
     n_tokens = len(qkv)
     n_heads = qkv.shape[1] // head_dim
     q = qkv.new_empty((n_tokens, n_heads - 2 * n_kv, head_dim))
-    rope_kernel[(n_tokens, n_heads)](
-        qkv, positions, slots, *rotary, qkv if qk_norm is None else qk_norm, *cache.arguments(), q,
-        eps, N_Q=n_heads - 2 * n_kv, N_KV=n_kv, PAGE=block_tokens, HEAD=head_dim,
+    launch(
+        rope_kernel, (n_tokens, n_heads),
+        (qkv, positions, slots, *rotary, qkv if qk_norm is None else qk_norm, *cache.arguments(),
+         q),
+        (eps,), N_Q=n_heads - 2 * n_kv, N_KV=n_kv, PAGE=block_tokens, HEAD=head_dim,
         HAS_NORM=qk_norm is not None, LARGEST=cache.largest, SMALLEST=SMALLEST,
-        IS_INT=cache.numbers.dtype == torch.int8, num_warps=1,
+        IS_INT=cache.numbers.dtype == torch.int8, warps=1,
     )  # fmt: skip
     return q
 

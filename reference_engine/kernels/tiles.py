@@ -7,7 +7,7 @@ afterwards. A long context among short ones then takes no longer than its share.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,9 +20,10 @@ TILE_ROWS = 64
 
 
 class Tuning(NamedTuple):
-    """Loop sizes of the attention kernels: keys per pass, passes whose loads are in flight, and
-    warps per program; and the decoding programs of a multiprocessor. The defaults were chosen by
-    the compiled code, without a GPU; the GPU suite's part `sweep` times others."""
+    """Sizes of the attention kernels: keys per pass, passes whose loads are in flight, and warps
+    per program; the decoding programs of a multiprocessor; and the query rows of a tile.
+    `dequantise` multiplies 8-bit keys and values by their scales before the products instead of the
+    products, which are fewer. The defaults were chosen by the compiled code, without a GPU."""
 
     decode_keys: int = 64
     decode_stages: int = 3
@@ -31,9 +32,20 @@ class Tuning(NamedTuple):
     chunk_stages: int = 2
     chunk_warps: int = 4
     decode_programs: int = 2
+    chunk_rows: int = TILE_ROWS
+    dequantise: bool = False
 
 
 DEFAULT_TUNING = Tuning()
+TUNINGS: Mapping[str, Tuning] = {}
+"""The choice for a GPU, by a word of its name (`H100`); empty until the GPU suite's part `sweep`,
+which prints an entry, has run."""
+
+
+def tuning_of(gpu_name: str, table: Mapping[str, Tuning] = TUNINGS) -> Tuning:
+    """The choice for a GPU by its full name; DEFAULT_TUNING for others."""
+    words = gpu_name.upper().split()
+    return next((tuning for word, tuning in table.items() if word in words), DEFAULT_TUNING)
 
 
 class PromptPiece(NamedTuple):
@@ -56,16 +68,18 @@ class Tiles:
         return len(self.table)
 
 
-def tile_tokens(group: int) -> int:
-    """Positions per tile with `group` query heads per KV head."""
-    assert 1 <= group <= TILE_ROWS, f"{group} query heads per KV head, at most {TILE_ROWS}"
-    return TILE_ROWS // group
+def tile_tokens(group: int, rows: int = TILE_ROWS) -> int:
+    """Positions per tile of `rows` with `group` query heads per KV head."""
+    assert 1 <= group <= rows, f"{group} query heads per KV head, at most {rows}"
+    return rows // group
 
 
-def cut_tiles(pieces: Sequence[PromptPiece], group: int) -> NDArray[np.int32]:
-    """The tiles of all pieces, [N, 4] int32. Tiles with the longest context come first: started
-    last, they would run alone at the end."""
-    size = tile_tokens(group)
+def cut_tiles(
+    pieces: Sequence[PromptPiece], group: int, rows: int = TILE_ROWS
+) -> NDArray[np.int32]:
+    """The tiles of all pieces, [N, 4] int32, each of at most `rows` query rows. Tiles with the
+    longest context come first: started last, they would run alone at the end."""
+    size = tile_tokens(group, rows)
     parts = []
     for row, first, n, start in pieces:
         offsets = np.arange(0, n, size, dtype=np.int32)

@@ -11,22 +11,30 @@ import torch
 import triton
 import triton.language as tl
 
+from reference_engine.kernels.launching import Launch, launch_by_triton
+
 _BLOCK = 4096  # logits per program
 
 
-def sample(logits: torch.Tensor, temperatures: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+def sample(
+    logits: torch.Tensor,
+    temperatures: torch.Tensor,
+    keys: torch.Tensor,
+    launch: Launch = launch_by_triton,
+) -> torch.Tensor:
     n_rows, n_vocab = logits.shape
     n_parts = triton.cdiv(n_vocab, _BLOCK)
     best = torch.empty((n_rows, n_parts), dtype=torch.float32, device=logits.device)
     where = torch.empty((n_rows, n_parts), dtype=torch.int32, device=logits.device)
     tokens = torch.empty(n_rows, dtype=torch.int64, device=logits.device)
-    part_kernel[(n_rows, n_parts)](
-        logits, temperatures, keys, best, where, n_vocab, n_parts,
-        BLOCK=min(_BLOCK, triton.next_power_of_2(n_vocab)), num_warps=8,
+    launch(
+        part_kernel, (n_rows, n_parts), (logits, temperatures, keys, best, where),
+        (n_vocab, n_parts), BLOCK=min(_BLOCK, triton.next_power_of_2(n_vocab)), warps=8,
     )  # fmt: skip
-    best_kernel[(n_rows,)](
-        best, where, tokens, n_parts, BLOCK=max(16, triton.next_power_of_2(n_parts)), num_warps=1
-    )
+    launch(
+        best_kernel, (n_rows,), (best, where, tokens), (n_parts,),
+        BLOCK=max(16, triton.next_power_of_2(n_parts)), warps=1,
+    )  # fmt: skip
     return tokens
 
 

@@ -11,6 +11,9 @@ from typing import NamedTuple
 from reference_engine.state.cost_model import NO_PADDING, Padding, StepShape
 from reference_engine.state.sequence import Request, State
 
+UNKNOWN = -1
+"""Stands for a token that is being computed."""
+
 
 class Row(NamedTuple):
     """Tokens `start … start + n_tokens` of a request, to be computed into blocks that have room

@@ -104,6 +104,9 @@ def test_no_launch_waits_for_the_device():
         def execute(self, batch):
             return self.launch(batch)()
 
+        def can_launch_ahead(self, batch):
+            return inner.can_launch_ahead(batch)
+
         def launch(self, batch):
             launched.append(1)
             try:

@@ -65,6 +65,23 @@ def test_decode_attention_of_a_long_row_among_short_rows(kv_dtype):
     cases.check_decode(draw, [32_768, *[1024] * 63], 8, 4, 128, 16, 33, kv_dtype)
 
 
+def test_cached_launches_compute_what_tritons_own_compute():
+    """The first launch of a kind is Triton's own, the others are cached."""
+    from reference_engine.kernels.ops import ops
+
+    cached, plain = ops("triton"), ops("triton", is_cached=False)
+    for n_rows in (3, 5, 3, 300):
+        x, delta, weight = (torch.randn(n_rows, 512, device="cuda").bfloat16() for _ in range(3))
+        outputs = []
+        for operations in (plain, cached, cached):
+            residual = x.clone()
+            normed = operations.add_rms_norm(residual, delta, weight[0], 1e-5)
+            outputs.append((normed, residual, operations.silu_mul(x)))
+        for output in outputs[1:]:
+            for one, other in zip(outputs[0], output, strict=True):
+                assert torch.equal(one, other)
+
+
 @over_layouts
 def test_chunk_attention(draw, heads):
     n_kv, group, head_dim = heads
@@ -79,6 +96,14 @@ def test_kv_in_8_bits(draw, heads, kv_dtype):
     cases.check_rope(draw, [*range(50), 4095], n_kv * group, n_kv, head_dim, 16, True, kv_dtype)
     cases.check_decode(draw, [1, 17, 1000, 4097], n_kv, group, head_dim, 16, 4, kv_dtype)
     cases.check_chunk(draw, [(0, 300), (1000, 129)], n_kv, group, head_dim, 16, kv_dtype)
+
+
+@pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])
+@pytest.mark.parametrize("tuning", cases.VARIANTS)
+def test_every_choice_of_sizes(tuning, kv_dtype):
+    draw, pieces = Draw.of(13, torch.bfloat16, "cuda"), [(0, 300), (1000, 129)]
+    cases.check_decode(draw, [1, 17, 1000, 4097], 8, 4, 128, 16, 33, kv_dtype, tuning)
+    cases.check_chunk(draw, pieces, 8, 4, 128, 16, kv_dtype, tuning)
 
 
 @pytest.mark.parametrize("kv_dtype", ["auto", "fp8"])

@@ -60,7 +60,14 @@ def all_kernels() -> dict[str, Compiled]:
 
 
 def _over_kv(kv: str, largest: float) -> dict[str, Compiled]:
-    heads = {"N_KV": 8, "GROUP": 4, "HEAD": 128, "PAGE": 16, "KEYS": 64, "IS_SCALED": largest > 0}
+    heads = {
+        "N_KV": 8,
+        "GROUP": 4,
+        "HEAD": 128,
+        "PAGE": 16,
+        "KEYS": 64,
+        "SCALING": int(largest > 0),
+    }
     cache = {"cache": kv, "scales": F if largest else kv}
     read = cache | {"q": B, "tables": INT, "out": B, "scale": "fp32", "table_width": "i32"}
     parts = {"part": F, "peaks": F, "sums": F}
@@ -84,6 +91,21 @@ def _over_kv(kv: str, largest: float) -> dict[str, Compiled]:
             num_warps=4,
             num_stages=2,
         ),
+        "decode_narrow": compiled(
+            paged_attention.decode_kernel,
+            read | parts | work,
+            heads | {"ROWS": 16, "KEYS": 32},
+            num_warps=4,
+            num_stages=5,
+        ),
+        "chunk_tall": compiled(
+            paged_attention.chunk_kernel,
+            read | {"tiles": INT},
+            heads | {"ROWS": 128},
+            num_warps=8,
+            num_stages=2,
+        ),
+        **(_dequantising(read, parts | work, heads) if largest else {}),
         "fused": compiled(
             paged_attention.fused_kernel,
             read | parts | work | behind,
@@ -96,6 +118,29 @@ def _over_kv(kv: str, largest: float) -> dict[str, Compiled]:
             qkv | cache | {"q": B, "eps": "fp32"},
             rope_constants | keep,
             num_warps=1,
+        ),
+    }
+
+
+def _dequantising(
+    read: dict[str, str], decode: dict[str, str], heads: dict[str, Any]
+) -> dict[str, Compiled]:
+    """With 8-bit keys and values multiplied by their scales before the products."""
+    heads = heads | {"SCALING": 2}
+    return {
+        "decode_dequantised": compiled(
+            paged_attention.decode_kernel,
+            read | decode,
+            heads | {"ROWS": 16},
+            num_warps=4,
+            num_stages=3,
+        ),
+        "chunk_dequantised": compiled(
+            paged_attention.chunk_kernel,
+            read | {"tiles": INT},
+            heads | {"ROWS": 64},
+            num_warps=4,
+            num_stages=2,
         ),
     }
 

@@ -136,6 +136,9 @@ def delayed_answers(device: Device, delay: Callable[[], None], how: How) -> list
         def execute(self, batch):
             return self.launch(batch)()
 
+        def can_launch_ahead(self, batch):
+            return inner.can_launch_ahead(batch)
+
         def launch(self, batch):
             delay()
             wait = inner.launch(batch)

@@ -74,6 +74,14 @@ def test_chunk_attention(seed, pieces, heads):
     cases.check_chunk(Draw.of(seed), pieces, n_kv, group, 16, 16)
 
 
+@pytest.mark.parametrize("kv_dtype", ["auto", "int8", "fp8"])
+@pytest.mark.parametrize("tuning", cases.VARIANTS)
+def test_every_choice_of_sizes(tuning, kv_dtype):
+    draw, pieces = Draw.of(7), [(0, 65), (70, 33)]
+    cases.check_decode(draw, [1, 130, 300], 2, 3, 16, 16, 4, kv_dtype, tuning)
+    cases.check_chunk(draw, pieces, 2, 3, 16, 16, kv_dtype, tuning)
+
+
 @pytest.mark.parametrize(
     ("heads", "n_programs", "kv_dtype"),
     [((2, 3, 16), 1, "auto"), ((1, 7, 16), 4, "auto"), ((2, 2, 16), 2, "int8")],

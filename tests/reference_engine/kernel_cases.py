@@ -14,10 +14,24 @@ import torch
 from reference_engine.kernels import plain
 from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.ops import Sample, ops
-from reference_engine.kernels.tiles import PromptPiece, Tiles, cut_tiles, planned
+from reference_engine.kernels.tiles import (
+    DEFAULT_TUNING,
+    PromptPiece,
+    Tiles,
+    Tuning,
+    cut_tiles,
+    planned,
+)
 from reference_engine.model.llama import rotary_tables
 from reference_engine.state.model_config import KvDtype, ModelConfig
 
+VARIANTS = (
+    Tuning(32, 5, decode_programs=4),
+    Tuning(128, 2, 8, chunk_keys=128, chunk_warps=8),
+    Tuning(chunk_rows=128, chunk_warps=8),
+    Tuning(dequantise=True),
+)
+"""Choices that the GPU suite's part `sweep` times, each with another kernel."""
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -171,6 +185,7 @@ def check_decode(
     page: int,
     n_programs: int,
     kv_dtype: KvDtype = "auto",
+    tuning: Tuning = DEFAULT_TUNING,
 ) -> None:
     paged = Paged.make(contexts, n_kv, head_dim, page, draw, kv_dtype)
     q = draw(len(contexts), n_kv * group, head_dim)
@@ -178,7 +193,7 @@ def check_decode(
     work = planned(contexts, n_programs, draw.device)
     reads = (paged.cache, paged.tables, paged.rows, lengths, work)
     expected = plain.decode_attention(q.double(), *reads)
-    output = ops("triton").decode_attention(q, *reads)
+    output = ops("triton", tuning).decode_attention(q, *reads)
     assert_close(output, expected)
 
 
@@ -190,6 +205,7 @@ def check_chunk(
     head_dim: int,
     page: int,
     kv_dtype: KvDtype = "auto",
+    tuning: Tuning = DEFAULT_TUNING,
 ) -> None:
     """`pieces` are (start, n) of each sequence."""
     paged = Paged.make([start + n for start, n in pieces], n_kv, head_dim, page, draw, kv_dtype)
@@ -198,10 +214,14 @@ def check_chunk(
         prompt_pieces.append(PromptPiece(row, first, n, start))
         first += n
     q = draw(first, n_kv * group, head_dim)
-    tiles = Tiles(torch.from_numpy(cut_tiles(prompt_pieces, group)).to(draw.device))
+    tiles = Tiles(
+        torch.from_numpy(cut_tiles(prompt_pieces, group, tuning.chunk_rows)).to(draw.device)
+    )
     whole = Tiles(torch.tensor(prompt_pieces, dtype=torch.int32))  # uncut: tiling must not matter
     expected = plain.chunk_attention(q.double(), paged.cache, paged.tables, whole)
-    assert_close(ops("triton").chunk_attention(q, paged.cache, paged.tables, tiles), expected)
+    assert_close(
+        ops("triton", tuning).chunk_attention(q, paged.cache, paged.tables, tiles), expected
+    )
 
 
 def check_fused(
@@ -211,6 +231,7 @@ def check_fused(
     heads: tuple[int, int, int],
     n_programs: int,
     kv_dtype: KvDtype = "auto",
+    tuning: Tuning = DEFAULT_TUNING,
 ) -> None:
     """`heads` are KV heads, query heads per KV head, and numbers per head. The fused kernel equals
     the two separate kernels, bit for bit in the interpreter, and is close to the twin."""
@@ -224,11 +245,13 @@ def check_fused(
         first += n_tokens
     q = draw(n + first, n_kv * group, head_dim)
     lengths = torch.tensor(contexts, dtype=torch.int32, device=draw.device)
-    tiles = Tiles(torch.from_numpy(cut_tiles(prompt_pieces, group)).to(draw.device))
+    tiles = Tiles(
+        torch.from_numpy(cut_tiles(prompt_pieces, group, tuning.chunk_rows)).to(draw.device)
+    )
     reads = (paged.tables, paged.rows[:n], lengths, planned(contexts, n_programs, draw.device))
-    output = ops("triton").fused_attention(q, paged.cache, *reads, tiles)
-    decoded = ops("triton").decode_attention(q[:n], paged.cache, *reads)
-    chunks = ops("triton").chunk_attention(q[n:], paged.cache, paged.tables, tiles)
+    output = ops("triton", tuning).fused_attention(q, paged.cache, *reads, tiles)
+    decoded = ops("triton", tuning).decode_attention(q[:n], paged.cache, *reads)
+    chunks = ops("triton", tuning).chunk_attention(q[n:], paged.cache, paged.tables, tiles)
     if draw.device == "cpu":
         assert torch.equal(output, torch.cat((decoded, chunks)))
     whole = Tiles(torch.tensor(prompt_pieces, dtype=torch.int32))

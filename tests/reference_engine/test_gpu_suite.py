@@ -24,8 +24,10 @@ from rig.gpu_results import PartResult, markdown  # noqa: E402
 from rig.gpu_server import mixed_requests, tokens_per_s  # noqa: E402
 from rig.gpu_session import Session  # noqa: E402
 from rig.gpu_stages import PARTS, STAGES  # noqa: E402
+from rig.gpu_sweep import CHUNKS, DECODES, SCALINGS, Times, choose, table_entry, tuning_with  # noqa: E402
 from rig.gpu_tools import sanitizer_result  # noqa: E402
 
+from reference_engine.kernels.tiles import Tuning  # noqa: E402
 from reference_engine.model.zoo import SHAPES  # noqa: E402
 from tests.reference_engine.cuda_stand_in import StandIn  # noqa: E402
 
@@ -152,6 +154,34 @@ def test_the_limits_of_a_stage_fit_into_seven_minutes():
     from rig.gpu_part import PARTS as functions
 
     assert tuple(functions) == PARTS
+
+
+def test_the_fastest_sizes_of_each_group_are_proposed_for_the_device():
+    """By the geometric mean over the cases; 1 % is no reason to change; a group whose default
+    failed has nothing to compare with."""
+    decodes: Times = [
+        ({}, [2.0, 9.0]), ({"decode_keys": 32}, [1.0, 9.0]), ({"decode_stages": 4}, [1.25, 5.76]),
+        ({"decode_warps": 8}, [10.0, 3.0]),
+    ]  # fmt: skip
+    changes, gains = choose(
+        {
+            "decode": decodes,
+            "chunk": [({}, [1.01]), ({"chunk_rows": 128}, [1.0])],
+            "8-bit KV": [({"dequantise": True}, [1.0])],
+        }
+    )
+    assert changes == {"decode_stages": 4}
+    assert gains == {"decode": pytest.approx(2.5**0.5)}
+    entry = table_entry("NVIDIA H100 80GB HBM3", {"decode_keys": 32, "dequantise": True})
+    assert entry == '"H100": Tuning(decode_keys=32, dequantise=True),'
+    assert eval(f"{{{entry}}}", {"Tuning": Tuning}) == {"H100": Tuning(32, dequantise=True)}
+
+
+def test_every_candidate_is_a_tuning_and_the_first_the_default():
+    for group in (DECODES, CHUNKS, SCALINGS):
+        assert [tuning_with(changes) == Tuning() for changes in group] == [
+            True, *[False] * (len(group) - 1)
+        ]  # fmt: skip
 
 
 def small_gpu() -> Place:

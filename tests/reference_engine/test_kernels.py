@@ -22,6 +22,24 @@ def test_132_processors_have_two_decoding_programs_each(n_kv, expected):
     assert tiles.n_decode_programs(n_kv, 132) == expected
 
 
+def test_a_gpu_has_the_choice_of_a_word_of_its_name():
+    tall = tiles.Tuning(chunk_rows=128)
+    table = {"H100": tall, "H200": tiles.Tuning(decode_keys=32)}
+    assert tiles.tuning_of("NVIDIA H100 80GB HBM3", table) is tall
+    assert tiles.tuning_of("NVIDIA H1000", table) == tiles.tuning_of("", table) == tiles.Tuning()
+    assert set(tiles.TUNINGS) <= {"H100", "H200"}
+
+
+def test_tiles_have_the_rows_of_the_choice():
+    piece = [tiles.PromptPiece(0, 0, 70, 0)]
+    assert tiles.cut_tiles(piece, 4).tolist() == [
+        [0, 64, 6, 64], [0, 48, 16, 48], [0, 32, 16, 32], [0, 16, 16, 16], [0, 0, 16, 0]
+    ]  # fmt: skip
+    assert tiles.cut_tiles(piece, 4, 128).tolist() == [
+        [0, 64, 6, 64], [0, 32, 32, 32], [0, 0, 32, 0]
+    ]  # fmt: skip
+
+
 def used_items(work) -> list[list[int]]:
     items: list[list[int]] = work.items[: int(work.bounds[-1])].tolist()
     return items

@@ -32,6 +32,7 @@ from reference_engine.executors.torch_cuda import (  # noqa: E402 - only with to
 )
 from reference_engine.executors.torch_step import RequestRows  # noqa: E402
 from reference_engine.kernels.ops import PLAIN  # noqa: E402
+from reference_engine.kernels.tiles import Tuning  # noqa: E402
 from reference_engine.model.paged import PagedLlama  # noqa: E402
 from reference_engine.model.weights import random_weights  # noqa: E402
 from tests.reference_engine.wide_shapes import WIDE, greedy_shortfalls  # noqa: E402
@@ -302,6 +303,31 @@ def test_decodes_of_padding_read_different_blocks_and_write_to_the_scratch_block
     assert set(written) == {24}
 
 
+@pytest.mark.parametrize(("rows", "sizes"), [(64, [32, 32, 32, 4]), (128, [64, 36])])
+def test_the_tuning_sets_the_tiles_and_the_decoding_programs(rows, sizes):
+    """Two query heads per KV head: a tile of 64 rows has 32 positions."""
+    cut: list[list[int]] = []
+    programs: list[int] = []
+
+    def chunk_attention(q, cache, tables, tiles):
+        cut.append(tiles.table[:, 2].tolist())
+        return PLAIN.chunk_attention(q, cache, tables, tiles)
+
+    def decode_attention(q, cache, tables, rows, contexts, work):
+        programs.append(work.n_programs)
+        return PLAIN.decode_attention(q, cache, tables, rows, contexts, work)
+
+    spying = PLAIN._replace(chunk_attention=chunk_attention, decode_attention=decode_attention)
+    config = resolve("nano").config
+    model = PagedLlama(config, random_weights(config, 0), spying, 16, 144)
+    site = Site(resolve("nano"), 24, 16, 144, lambda s: None, max_num_seqs=8)
+    tuning = Tuning(chunk_rows=rows, decode_programs=4)
+    executor = TorchCuda(model, spying, site, 24, CpuStream(), tuning=tuning)
+    executor.execute(StepBatch(padding=Padding(100, 1, 0)))
+    assert sorted(cut[-1], reverse=True) == sizes
+    assert set(programs) == {4}  # 4 · 2 processors over 2 KV heads
+
+
 def test_prompts_of_padding_write_to_the_scratch_block_only():
     written: list[int] = []
 
@@ -418,9 +444,10 @@ def test_unsupported_head_sizes_are_rejected():
         )
 
 
-def test_a_second_launch_before_the_first_tokens_is_an_assertion_error():
+def test_a_third_launch_before_the_first_tokens_is_an_assertion_error():
     engine = cuda_rig()
-    executor_of(engine).launch(StepBatch(padding=Padding(0, 1, 0)))
+    for _ in range(2):
+        executor_of(engine).launch(StepBatch(padding=Padding(0, 1, 0)))
     with pytest.raises(AssertionError, match="not waited for"):
         executor_of(engine).launch(StepBatch(padding=Padding(0, 1, 0)))
 
