@@ -42,3 +42,10 @@ class VirtualClock:
 
     def advance_to(self, instant_s: float) -> None:
         self.advance(instant_s - self._now_s)
+
+    def jump_to(self, instant_s: float) -> None:
+        """As `advance_to`, without its rounding: the clock then shows exactly `instant_s`."""
+        assert instant_s >= self._now_s, (
+            f"a clock cannot go back from {self._now_s} s to {instant_s}"
+        )
+        self._now_s = instant_s

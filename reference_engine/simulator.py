@@ -1,22 +1,24 @@
-"""Simulator of the engine in virtual time: the core, policies and KV pool of a live engine, with
-steps that only advance the clock.
+"""Simulator of engines in virtual time: the core, policies and KV pool of a live engine, with steps
+that take no time to compute.
 
-A single engine needs no event queue. While it works, time advances by steps; while it is idle, time
-jumps to the next instant at which a client acts.
+A step is started at an instant and committed at its end, and the clock jumps from one such instant
+to the next. Several replicas therefore overlap: each has a step of its own under way, and the
+client acts in between.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Protocol
 
 from loadgen.clock import VirtualClock
 from loadgen.errors import SlobenchError
 from reference_engine.accounting.explain import Account
-from reference_engine.core.core import EngineState, step
+from reference_engine.core.core import EngineState, StartedStep, end_step, start_step
 from reference_engine.executors.base import Caps, Executor
 from reference_engine.executors.simulated import Simulated
 from reference_engine.policies.base import Policy
@@ -32,7 +34,27 @@ _LITTLE_TOLERANCE = 1e-6
 
 
 class SimulationStuck(SlobenchError):
-    """Requests wait, no client will act again, and the policy names no instant to continue at."""
+    """Requests wait, no client will act again, and no policy names an instant to continue at."""
+
+
+class SimulatedService(Protocol):
+    """A simulated engine, or several behind a router, as its clients see it."""
+
+    @property
+    def now_s(self) -> float: ...
+
+    def submit(self, request: Request) -> None:
+        """Submit a request. It may have arrived during the step that has just ended.
+
+        Raises AdmissionError for a request that can never run or that the policy refuses. An engine
+        that is computing a step refuses at the end of the step, by `EngineClient.refuse`.
+        """
+
+    def cancel(self, request_id: str) -> None:
+        """Cancel a request, if it has not ended."""
+
+    def explain(self, request_id: str) -> Account | None:
+        """The account of a live or recently finished request."""
 
 
 class EngineClient(Protocol):
@@ -45,92 +67,279 @@ class EngineClient(Protocol):
     def next_s(self) -> float | None:
         """The next instant at which it acts unprompted; None: never."""
 
-    def act(self, engine: Simulator) -> None:
+    def act(self, engine: SimulatedService) -> None:
         """Submit and cancel everything that is due by now."""
 
-    def receive(self, events: StepTokens, engine: Simulator) -> None:
+    def receive(self, events: StepTokens, engine: SimulatedService) -> None:
         """Receive the tokens and ended requests of a step, at its end."""
+
+    def refuse(self, request: Request, error: AdmissionError) -> None:
+        """Receive the refusal of a request that arrived during a step, at the end of the step."""
+
+
+class Population:
+    """The requests that are present in an engine. `check` asserts L = λW: the request seconds
+    summed over time are those summed over requests."""
+
+    def __init__(self) -> None:
+        self._arrived_s: dict[str, float] = {}
+        self._present_s = 0.0  # ∫ requests present dt
+        self._stayed_s = 0.0  # Σ (end − arrival) of the ended requests
+        self._until_s = 0.0  # of the integral
+
+    def __len__(self) -> int:
+        return len(self._arrived_s)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._arrived_s
+
+    def enter(self, request_id: str, arrived_s: float, now_s: float) -> None:
+        self._integrate(now_s)
+        self._present_s += now_s - arrived_s
+        self._arrived_s[request_id] = arrived_s
+
+    def leave(self, request_id: str, now_s: float) -> None:
+        self._integrate(now_s)
+        self._stayed_s += now_s - self._arrived_s.pop(request_id)
+
+    def request_s(self, now_s: float) -> float:
+        """The request seconds until now; divided by the time, the mean number of requests."""
+        self._integrate(now_s)
+        return self._present_s
+
+    def check(self, name: str) -> None:
+        assert math.isclose(
+            self._present_s, self._stayed_s, rel_tol=_LITTLE_TOLERANCE, abs_tol=_LITTLE_TOLERANCE
+        ), f"{name}: Little's law: {self._present_s} by time, {self._stayed_s} by request"
+
+    def _integrate(self, now_s: float) -> None:
+        self._present_s += len(self._arrived_s) * (now_s - self._until_s)
+        self._until_s = now_s
+
+
+class Replica:
+    """An engine of a simulation. `population` are its requests, `busy_s` the time that its steps
+    took, `n_received` the requests that it was given."""
+
+    def __init__(self, state: EngineState, executor: Executor, name: str = "engine") -> None:
+        self.state, self.executor, self.name = state, executor, name
+        self.population = Population()
+        self.busy_s, self.n_received = 0.0, 0
+        self.started: StartedStep | None = None  # the step under way
+        # Requests and cancelled ids that arrived during it. As in a server, the engine reads them
+        # between two steps.
+        self.inbox: list[Request | str] = []
+
+    def submit(self, request: Request, arrived_s: float, now_s: float) -> None:
+        if self.started is None:
+            self.state.admit(request)
+        else:
+            self.inbox.append(request)
+        self.population.enter(request.id, arrived_s, now_s)
+        self.n_received += 1
+
+    def cancel(self, request_id: str, now_s: float) -> bool:
+        """Whether a request was ended now; False also where it will be at the end of the step."""
+        if self.started is not None:
+            self.inbox.append(request_id)
+            return False
+        if self.state.end(request_id, State.finished_abort) is None:
+            return False
+        self.population.leave(request_id, now_s)
+        return True
+
+
+Route = Callable[[Request], int | None]
+"""The number of the replica for a request; None: it waits at the router until a request ends."""
+
+
+def only_replica(request: Request) -> int:
+    return 0
 
 
 class Simulator:
-    """One engine on a virtual clock; it starts at the present time of `clock`."""
+    """Replicas on a virtual clock that starts at its present time (`SimulatedService`). `route`
+    selects the replica of each request at its arrival."""
 
-    def __init__(self, state: EngineState, executor: Executor, clock: VirtualClock) -> None:
-        self.state, self.clock = state, clock
-        self._executor = executor
-        self._present_s = 0.0  # ∫ requests in the engine dt
-        self._stayed_s = 0.0  # Σ (end − arrival) of the ended requests
-        self._arrived_s: dict[str, float] = {}
+    def __init__(
+        self, replicas: Sequence[Replica], clock: VirtualClock, route: Route = only_replica
+    ) -> None:
+        assert replicas, "a simulation needs a replica"
+        self.replicas, self.clock, self._route = tuple(replicas), clock, route
+        self.population = Population()
+        self._replica_of: dict[str, Replica] = {}
+        self._at_router: dict[str, Request] = {}
+        self._ends: list[tuple[float, int, Replica]] = []  # heap of the steps under way
+        self._n_started = 0  # orders steps that end at the same instant
+        self._ready: dict[Replica, None] = {}  # engines that may start a step now
+        self._waiting: dict[Replica, float] = {}  # engines whose policy waits, until when (s)
 
     @property
     def now_s(self) -> float:
         return self.clock.now_s()
 
     def submit(self, request: Request) -> None:
-        """Put a request into the queue. It may have arrived during the step that has just ended.
-
-        Raises AdmissionError for a request that can never run or that the policy refuses.
-        """
-        self.state.admit(request)
-        self._arrived_s[request.id] = request.arrived_s
-        self._present_s += self.now_s - request.arrived_s
+        now_s = self.now_s
+        number = None if self._at_router else self._route(request)
+        if number is None:
+            self._at_router[request.id] = request
+        else:
+            self._send(request, number, request.arrived_s)
+        self.population.enter(request.id, request.arrived_s, now_s)
 
     def cancel(self, request_id: str) -> None:
-        """Cancel a request, if it has not ended."""
-        if self.state.end(request_id, State.finished_abort) is not None:
-            self._leave(request_id)
+        if self._at_router.pop(request_id, None) is not None:
+            self.population.leave(request_id, self.now_s)
+            return
+        replica = self._replica_of.get(request_id)
+        if replica is not None and replica.cancel(request_id, self.now_s):
+            self.population.leave(request_id, self.now_s)
+            self._ready[replica] = None
+            self._empty_router()
+
+    def explain(self, request_id: str) -> Account | None:
+        replica = self._replica_of.get(request_id)
+        return None if replica is None else replica.state.explain(request_id)
 
     def run(self, client: EngineClient) -> None:
         """Run until the client will not act again and all requests have ended.
 
-        Raises SimulationStuck if the policy would wait for ever.
+        Raises SimulationStuck if a policy would wait for ever.
         """
+        clock, was_closed, is_single = self.clock, None, len(self.replicas) == 1
         while True:
             client.act(self)
-            self.state.is_source_closed = client.is_closed
-            if not self.state.has_work:
-                next_s = client.next_s()
-                if next_s is None:
-                    break
-                self.clock.advance_to(max(next_s, self.now_s))
-            elif not self._step(client):
-                self._wait(client)
-        self._check_littles_law()
+            is_closed = client.is_closed
+            if is_closed is not was_closed:
+                was_closed = is_closed
+                for replica in self.replicas:
+                    replica.state.is_source_closed = is_closed
+                self._ready.update(dict.fromkeys(self._waiting))
+            if self._start_steps(client):
+                continue
+            # A single engine reads what arrived during a step when the step ends: the client need
+            # not act before.
+            if self._ends and is_single:
+                self._end_step(client)
+            elif self._ends or self._waiting:
+                self._advance(client)
+            elif (next_s := client.next_s()) is None:
+                break
+            else:
+                clock.advance_to(max(next_s, clock.now_s()))
+        assert not self._at_router, f"{', '.join(self._at_router)} wait at the router for ever"
+        for replica in self.replicas:
+            replica.population.check(replica.name)
+        self.population.check("all replicas")
 
-    def _step(self, client: EngineClient) -> bool:
-        """Run one step; False if the policy chose to wait."""
-        state, clock = self.state, self.clock
-        n_present, started_s, n_steps = len(self._arrived_s), clock.now_s(), state.counters.steps
-        events = step(state, self._executor)
-        if state.counters.steps == n_steps and not events.ends:
-            return False
-        self._present_s += n_present * (clock.now_s() - started_s)
-        for request in events.ends:
-            self._leave(request.id)
-        client.receive(events, self)
-        return True
+    def _start_steps(self, client: EngineClient) -> bool:
+        """Start a step on every engine that is ready; whether tokens were delivered, to which the
+        client may react."""
+        is_delivered = False
+        ready, self._ready = self._ready, {}
+        for replica in ready:
+            if replica.started is not None:
+                continue
+            if self._waiting:
+                self._waiting.pop(replica, None)
+            if not replica.state.has_work:
+                continue
+            started = start_step(replica.state, replica.executor)
+            duration_s = started.result.duration_s
+            if duration_s is not None:  # else there was no batch to execute
+                replica.started = started
+                replica.busy_s += duration_s
+                self._n_started += 1
+                end_s = self.clock.now_s() + duration_s
+                heappush(self._ends, (end_s, self._n_started, replica))
+                continue
+            assert not started.planned.batch.has_work, "a simulated step has a duration"
+            events = end_step(replica.state, started)
+            if events.ends:
+                self._deliver(replica, events, client)
+                is_delivered = True
+            else:
+                until_s = replica.state.wait_until_s
+                self._waiting[replica] = math.inf if until_s is None else until_s
+        return is_delivered
 
-    def _wait(self, client: EngineClient) -> None:
-        """Advance to the instant at which the policy continues or the client acts."""
-        until_s, next_s = self.state.wait_until_s, client.next_s()
-        wake_s = min((t for t in (until_s, next_s) if t is not None), default=math.inf)
+    def _end_step(self, client: EngineClient) -> None:
+        """Advance to the end of the step that ends first."""
+        end_s, _, replica = heappop(self._ends)
+        started, replica.started = replica.started, None
+        assert started is not None, f"{replica.name} ends a step that it never began"
+        self.clock.jump_to(max(end_s, self.clock.now_s()))
+        self._deliver(replica, end_step(replica.state, started), client)
+
+    def _advance(self, client: EngineClient) -> None:
+        """Advance to the next instant at which a step ends, a policy continues or the client
+        acts."""
+        clock, ends, waiting, next_s = self.clock, self._ends, self._waiting, client.next_s()
+        client_s = math.inf if next_s is None else next_s
+        wake_s = min(client_s, min(waiting.values())) if waiting else client_s
+        if ends and ends[0][0] <= wake_s:
+            self._end_step(client)
+            return
         if wake_s == math.inf:
-            waiting = ", ".join(request.id for request in self.state.queues)
+            names = ", ".join(request.id for replica in waiting for request in replica.state.queues)
+            kinds = ", ".join(sorted({replica.state.policy.kind for replica in waiting}))
             raise SimulationStuck(
-                f"policy '{self.state.policy.kind}' waits for ever at {self.now_s:g} s: {waiting} "
+                f"policy '{kinds}' waits for ever at {self.now_s:g} s: {names} "
                 "wait and no more requests will arrive; use view.is_source_closed"
             )
-        self._present_s += len(self._arrived_s) * (wake_s - self.now_s)
-        self.clock.advance_to(wake_s)
+        clock.advance_to(max(wake_s, clock.now_s()))
+        for replica, until_s in waiting.items():
+            if min(until_s, client_s) <= wake_s:
+                self._ready[replica] = None
 
-    def _leave(self, request_id: str) -> None:
-        self._stayed_s += self.now_s - self._arrived_s.pop(request_id)
+    def _deliver(self, replica: Replica, events: StepTokens, client: EngineClient) -> None:
+        """Pass the tokens of a step to the client, and the client's calls during it to the
+        engine."""
+        self._ready[replica] = None
+        for request in events.ends:
+            self._leave(request.id, replica)
+        refused = self._read_inbox(replica) if replica.inbox else []
+        if events.ends:
+            self._empty_router()
+        client.receive(events, self)
+        for request, error in refused:
+            client.refuse(request, error)
 
-    def _check_littles_law(self) -> None:
-        """Assert L = λW over the whole run: request seconds summed by time and by request."""
-        assert math.isclose(
-            self._present_s, self._stayed_s, rel_tol=_LITTLE_TOLERANCE, abs_tol=_LITTLE_TOLERANCE
-        ), f"Little's law: {self._present_s} request seconds by time, {self._stayed_s} by request"
+    def _read_inbox(self, replica: Replica) -> list[tuple[Request, AdmissionError]]:
+        """Admit and cancel what arrived during a step; returns the refused requests."""
+        refused: list[tuple[Request, AdmissionError]] = []
+        inbox, replica.inbox = replica.inbox, []
+        for entry in inbox:
+            if isinstance(entry, str):
+                if replica.state.end(entry, State.finished_abort) is not None:
+                    self._leave(entry, replica)
+                continue
+            try:
+                replica.state.admit(entry)
+            except AdmissionError as error:
+                self._leave(entry.id, replica)
+                refused.append((entry, error))
+        return refused
+
+    def _send(self, request: Request, number: int, arrived_s: float) -> None:
+        replica = self.replicas[number]
+        replica.submit(request, arrived_s, self.now_s)
+        self._replica_of[request.id] = replica
+        self._ready[replica] = None
+
+    def _empty_router(self) -> None:
+        """Send the requests that wait at the router, in order, as far as it finds replicas."""
+        while self._at_router:
+            request = next(iter(self._at_router.values()))
+            number = self._route(request)
+            if number is None:
+                return
+            del self._at_router[request.id]
+            self._send(request, number, self.now_s)
+
+    def _leave(self, request_id: str, replica: Replica) -> None:
+        replica.population.leave(request_id, self.now_s)
+        self.population.leave(request_id, self.now_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +380,7 @@ def simulate(
         predictor=predictor,
         log=log,
     )
-    engine = Simulator(state, Simulated(priced, clock.advance, caps), clock)
+    engine = Simulator([Replica(state, Simulated(priced, caps))], clock)
     client = _Arrivals(requests)
     engine.run(client)
     return Simulation(
@@ -195,17 +404,20 @@ class _Arrivals:
     def next_s(self) -> float | None:
         return self._queue[0].arrived_s if self._queue else None
 
-    def act(self, engine: Simulator) -> None:
+    def act(self, engine: SimulatedService) -> None:
         while self._queue and self._queue[0].arrived_s <= engine.now_s:
             request = self._queue.popleft()
             try:
                 engine.submit(request)
-            except AdmissionError:
-                self.rejected.append(request)
+            except AdmissionError as error:
+                self.refuse(request, error)
 
-    def receive(self, events: StepTokens, engine: Simulator) -> None:
+    def refuse(self, request: Request, error: AdmissionError) -> None:
+        self.rejected.append(request)
+
+    def receive(self, events: StepTokens, engine: SimulatedService) -> None:
         for request in events.ends:
             self.finished.append(request)
-            account = engine.state.explain(request.id)
+            account = engine.explain(request.id)
             assert account is not None, f"{request.id} left no account"
             self.accounts.append(account)

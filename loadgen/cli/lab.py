@@ -132,6 +132,16 @@ def simulate(
     hardware: Annotated[
         str, typer.Option(help="h200, h100, a100, several (4xh200), or cpu for a small shape.")
     ] = "h200",
+    replicas: Annotated[
+        str, typer.Option(help="Engines: 8, or groups: 4+4:hardware=a100;mode=static.")
+    ] = "1",
+    router: Annotated[
+        str,
+        typer.Option(
+            help="round_robin, random, central_queue, join_shortest_queue (jsq), power_of_two "
+            "(p2c), least_kv, predicted_load or prefix_aware; parameters follow: jsq:stale=1s."
+        ),
+    ] = "round_robin",
     engine: Annotated[
         str, typer.Option(help="Further settings, e.g. token_budget=512,max_num_seqs=64.")
     ] = "",
@@ -168,11 +178,12 @@ def simulate(
         _check_alone("--replay", others)
         parse.load_plugins(flags.plugin)
         raise typer.Exit(_print_replay(replay, json))
+    cluster = f"replicas={replicas},router={router}," if replicas != "1" else ""
     options = parse.base_options(
         flags.plugin,
         out_dir=out,
         force=force,
-        engine=f"mode={mode},shape={shape},hardware={hardware},{engine}",
+        engine=f"mode={mode},shape={shape},hardware={hardware},{cluster}{engine}",
         confidence=parse.read_confidence(confidence),
     )
     scenario = parse.choose_scenario(flags, traffic)

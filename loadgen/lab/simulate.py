@@ -18,7 +18,6 @@ import msgspec
 from rich.console import Console
 
 from loadgen.drive import checksums, store
-from loadgen.drive.progress import Progress
 from loadgen.endings import ending_signals
 from loadgen.errors import UsageError
 from loadgen.lab.prompt_ids import PromptIds
@@ -30,9 +29,11 @@ from loadgen.lab.simulated_engine import (
     sim_options,
 )
 from loadgen.lab.virtual_client import VirtualClient
+from loadgen.live.progress import Progress
 from loadgen.manifest.sections import (
     LabelsSection,
     PreflightLine,
+    ReplicaSection,
     SimulatedEngineSection,
     TargetSection,
 )
@@ -42,9 +43,11 @@ from loadgen.run.directory import run_directory
 from loadgen.run.execute import VIRTUAL_TIME, Opener, Record
 from loadgen.run.manifest import completed, manifest
 from loadgen.run.run_options import Early, RunSetup
+from loadgen.run.shown_run import ShownRun, shown
 from loadgen.workload.scenario import Scenario, load_scenario
 from loadgen.workload.schedule import Plan, make_plan
 from reference_engine.policies.base import Policy
+from reference_engine.simulator import Simulator
 
 if TYPE_CHECKING:
     from reports.run.engine_section import EngineSection
@@ -121,7 +124,7 @@ def simulate(
     policy: Policy | None = None,
     out_dir: Path | str | None = None,
     **settings: Any,
-) -> Run:
+) -> ShownRun:
     """Runs a scenario on a simulated engine; no request is sent.
 
     `policy` is a batching mode as an object, otherwise `mode` names one; further settings are those
@@ -132,7 +135,7 @@ def simulate(
     options = sim_options(settings)
     console = Console(quiet=True)
     if out_dir is None:
-        return record(chosen, make_plan(chosen), options, console, policy=policy)
+        return shown(record(chosen, make_plan(chosen), options, console, policy=policy), None)
     from loadgen.run.conclude import summarized
 
     with run_directory(chosen.name, Path(out_dir), force=False) as directory:
@@ -140,7 +143,7 @@ def simulate(
         run = record(chosen, plan, options, console, policy=policy, directory=directory)
         summarized(run, directory, None, None, None)
         checksums.cover_rest(directory)
-    return run
+    return shown(run, directory)
 
 
 def record(
@@ -185,6 +188,22 @@ def record(
     return run
 
 
+def _sections(simulator: Simulator) -> tuple[ReplicaSection, ...]:
+    now_s = simulator.now_s
+    return tuple(
+        ReplicaSection(
+            name=replica.name,
+            requests=replica.n_received,
+            mean_requests=replica.population.request_s(now_s) / max(now_s, 1e-9),
+            busy_share=replica.busy_s / max(now_s, 1e-9),
+            steps=replica.state.counters.steps,
+            preemptions=replica.state.counters.preemptions,
+            cached_tokens=replica.state.counters.cached_tokens,
+        )
+        for replica in simulator.replicas
+    )
+
+
 class _Simulation:
     """A simulated run in progress: shows its progress and stops at an interrupt."""
 
@@ -198,7 +217,7 @@ class _Simulation:
         early: Early | None,
     ) -> None:
         n_requests = len(plan.schedule)
-        self._engine = engine
+        self._engine, self._router = engine, options.router
         self._progress = Progress(
             console,
             n_requests,
@@ -220,19 +239,22 @@ class _Simulation:
 
     def engine_section(self) -> SimulatedEngineSection:
         """The engine's counters, and why requests waited."""
-        state = self._engine.simulator.state
+        simulator = self._engine.simulator
+        totals = [replica.state.counters for replica in simulator.replicas]
         waits: dict[str, dict[str, float]] = {}
         for (name, why), seconds in sorted(self.client.waits_s.items()):
             waits.setdefault(name, {})[why] = seconds
         wall_s = time.monotonic() - self._started
         return SimulatedEngineSection(
-            steps=state.counters.steps,
-            preemptions=state.counters.preemptions,
-            padding_tokens=state.counters.padding_tokens,
-            cached_tokens=state.counters.cached_tokens,
+            steps=sum(total.steps for total in totals),
+            preemptions=sum(total.preemptions for total in totals),
+            padding_tokens=sum(total.padding_tokens for total in totals),
+            cached_tokens=sum(total.cached_tokens for total in totals),
             waits_s=waits,
-            simulated_s=self._engine.simulator.now_s,
+            simulated_s=simulator.now_s,
             wall_s=wall_s,
+            router=self._router if len(totals) > 1 else "",
+            replicas=_sections(simulator) if len(totals) > 1 else (),
         )
 
     @contextlib.contextmanager

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from loadgen.clock import VirtualClock
 from loadgen.errors import UsageError, nearest
+from reference_engine.cluster.routers import Site, read_router
 from reference_engine.core.core import EngineState
 from reference_engine.executors.base import Caps
-from reference_engine.executors.delayed import StepDelay, StepDelayOption, delayed
+from reference_engine.executors.delayed import NO_DELAY, StepDelayOption
 from reference_engine.executors.simulated import SIMULATED_CONTEXT, Simulated
 from reference_engine.model.hardware_file import simulated_model
 from reference_engine.model.zoo import resolve
 from reference_engine.policies.base import POLICIES, Policy, is_for_mode
 from reference_engine.predict.quantiles import QuantilePredictor
-from reference_engine.simulator import Simulator
+from reference_engine.simulator import Replica, Simulator
 from reference_engine.state.cost_model import CPU, WeightDtype
 from reference_engine.state.kv import BLOCK_TOKENS, KvPool
 from reference_engine.state.model_config import KvDtype
@@ -28,6 +31,7 @@ from reference_engine.state.swap import HostPool
 from targets.mock_script import split_options
 
 _MAX_NUM_SEQS = 256
+_GROUP = re.compile(r"([1-9]\d{0,3})(?::(.+))?")  # of replicas: a number, and settings of theirs
 _STEP_TOKENS = 1 << 15
 
 
@@ -40,9 +44,12 @@ class SimOptions(BaseModel):
     text. `declared_max_tokens` is the generation limit that every request declares, although it
     ends at its planned length; None declares the planned length. `step_delay` makes every step
     longer, as an injected fault.
+
+    `replicas` of the engine stand behind a `router`: `8`, or groups that differ from the other
+    settings, `4+4:hardware=a100;mode=static`. `router_seed` is the seed of its random choices.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
 
     mode: str = "chunked"
     shape: str = "8b"
@@ -57,14 +64,17 @@ class SimOptions(BaseModel):
     preempt: How = How.auto
     prefix_cache: bool | None = None
     async_depth: int = Field(default=0, ge=0, le=1)
-    step_delay: StepDelayOption = StepDelay()
+    step_delay: StepDelayOption = NO_DELAY
     declared_max_tokens: int | None = Field(default=None, ge=1)
+    replicas: str = "1"
+    router: str = "round_robin"
+    router_seed: int = Field(default=0, ge=0)
     policy_args: dict[str, Any] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEngine:
-    """An engine at time zero, and a short description of it."""
+    """An engine, or replicas of it, at time zero; the policy of the first; a short description."""
 
     simulator: Simulator
     policy: Policy
@@ -99,17 +109,66 @@ def sim_options(settings: Mapping[str, Any]) -> SimOptions:
     chosen = {key: value for key, value in settings.items() if key not in of_mode}
     extra = {key: value for key, value in settings.items() if key in of_mode}
     try:
-        return SimOptions.model_validate(
+        options = SimOptions.model_validate(
             {**chosen, "policy_args": {**chosen.get("policy_args", {}), **extra}}
         )
     except ValidationError as error:
         raise UsageError(_problem(error)) from None
+    each_replica(options)
+    read_router(options.router)
+    return options
+
+
+def each_replica(options: SimOptions) -> list[SimOptions]:
+    """The settings of every replica. Raises UsageError for a malformed `replicas`."""
+    shared = options.model_dump(exclude_unset=True, exclude={"replicas", "router", "router_seed"})
+    replicas: list[SimOptions] = []
+    for group in options.replicas.split("+"):
+        match = _GROUP.fullmatch(group.strip())
+        if match is None:
+            raise UsageError(
+                f"replicas: expected a number, or 4:hardware=h200;mode=static + …, got '{group}'"
+            )
+        own = read_settings((match[2] or "").replace(";", ","))
+        if own.keys() & {"replicas", "router", "router_seed", "declared_max_tokens"}:
+            raise UsageError(f"replicas: '{group}': a setting of all replicas together")
+        if "mode" in own and own["mode"] != options.mode:
+            settings = {key: value for key, value in shared.items() if key != "policy_args"}
+        else:
+            settings = shared
+        replicas += [sim_options({**settings, **own}) if own else options] * int(match[1])
+    return replicas
 
 
 def build(
     options: SimOptions, is_sharing: bool, policy: Policy | None = None, log: StepLog | None = None
 ) -> SimulatedEngine:
-    """An idle engine. `policy` replaces the policy that the options name."""
+    """Idle engines behind their router. `policy` replaces the policy that the options name; `log`
+    receives the steps of all replicas."""
+    clock = VirtualClock()
+    engines: list[tuple[Replica, str]] = []
+    for own in each_replica(options):
+        engines.append(_engine(own, is_sharing, clock, policy, log, f"replica {len(engines) + 1}"))
+    texts = list(dict.fromkeys(text for _, text in engines))
+    replicas = [replica for replica, _ in engines]
+    chosen = replicas[0].state.policy
+    if len(replicas) == 1:
+        return SimulatedEngine(Simulator(replicas, clock), chosen, texts[0])
+    rng = np.random.default_rng(options.router_seed)
+    route = read_router(options.router).route(Site(replicas, clock.now_s, rng))
+    description = f"{len(replicas)} replicas behind {options.router}: {'; '.join(texts)}"
+    return SimulatedEngine(Simulator(replicas, clock, route), chosen, description)
+
+
+def _engine(
+    options: SimOptions,
+    is_sharing: bool,
+    clock: VirtualClock,
+    policy: Policy | None,
+    log: StepLog | None,
+    name: str,
+) -> tuple[Replica, str]:
+    """An idle engine, and its description."""
     model = resolve(options.shape)
     fit = simulated_model(model, options.hardware, options.kv_dtype, options.weight_dtype)
     context = model.config.max_model_len if options.hardware == CPU else SIMULATED_CONTEXT
@@ -118,7 +177,6 @@ def build(
     prefix_cache = is_sharing if options.prefix_cache is None else options.prefix_cache
     chosen = policy if policy is not None else make_policy(options)
     limits = _limits(options, chosen, max_model_len, model.config.vocab_size)
-    clock = VirtualClock()
     caps = Caps(options.swap_blocks, copy_s=fit.copy_token_s * BLOCK_TOKENS)
     state = EngineState(
         limits,
@@ -135,16 +193,15 @@ def build(
     description = (
         f"{model.name} on {options.hardware}, {_policy_text(chosen)}, {n_blocks} KV blocks"
     )
+    if fit.held_out_error is not None:
+        description += f", costs measured (error {fit.held_out_error:.1%})"
     if options.kv_dtype != "auto":
         description += f" of {options.kv_dtype}"
     if options.weight_dtype != "auto":
         description += f", weights of {options.weight_dtype}"
-    if options.step_delay != StepDelay():
+    if options.step_delay != NO_DELAY:
         description += f", every step delayed by {options.step_delay}"
-    executor = delayed(
-        Simulated(fit.cost, clock.advance, caps), options.step_delay, clock, clock.advance
-    )
-    return SimulatedEngine(Simulator(state, executor, clock), chosen, description)
+    return Replica(state, Simulated(fit.cost, caps, options.step_delay), name), description
 
 
 def make_policy(options: SimOptions) -> Policy:

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from loadgen.drive.dispatch import Bounds, Dispatcher
-from loadgen.drive.progress import NEVER_SENT
 from loadgen.drive.stop_rules import StopRules, stop_rules
 from loadgen.lab.prompt_ids import PromptIds
+from loadgen.live.progress import NEVER_SENT
 from loadgen.manifest.sections import Ended
 from loadgen.records import (
     CHUNKS,
@@ -31,7 +31,7 @@ from loadgen.records import (
 from loadgen.run.run_options import Early
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan
-from reference_engine.simulator import Simulator
+from reference_engine.simulator import SimulatedService
 from reference_engine.state.batch import StepTokens
 from reference_engine.state.plan import AdmissionError
 from reference_engine.state.sequence import Request, State
@@ -89,7 +89,7 @@ class VirtualClient:
         self._class_limits, self._own_slo_s = scenario.limits_by_class(), own_limits(plan.schedule)
         self._prompts = PromptIds(plan)
         self._timer = VirtualTimer()
-        self._engine: Simulator | None = None
+        self._engine: SimulatedService | None = None
         self._live: dict[int, Request] = {}  # by row
         self._row: dict[Request, int] = {}
         self._received_s: dict[Request, list[float]] = {}  # arrival times of its tokens
@@ -138,7 +138,7 @@ class VirtualClient:
     def next_s(self) -> float | None:
         return None if self._is_over else self._timer.next_s()
 
-    def act(self, engine: Simulator) -> None:
+    def act(self, engine: SimulatedService) -> None:
         self._engine = engine
         if not self._is_started:
             self._is_started = True
@@ -155,7 +155,7 @@ class VirtualClient:
             self.ended = (how, reason, self._timer.now_s())
         self._dispatcher.stop(reason, drain_s)
 
-    def receive(self, events: StepTokens, engine: Simulator) -> None:
+    def receive(self, events: StepTokens, engine: SimulatedService) -> None:
         # Alarms during the step first: a request that timed out in it receives no more tokens.
         self._timer.advance_to(engine.now_s)
         now_s, received_s = engine.now_s, self._received_s
@@ -167,6 +167,12 @@ class VirtualClient:
             if request in received_s:
                 self._answered(request, finish, now_s)
 
+    def refuse(self, request: Request, error: AdmissionError) -> None:
+        row = self._row.pop(request, None)
+        if row is not None:
+            del self._live[row], self._received_s[request]
+            self._refused(row, error, self._timer.now_s())
+
     # dispatch.Sender
     def send(self, row: int) -> None:
         assert self._engine is not None, "the engine acts first"
@@ -177,9 +183,7 @@ class VirtualClient:
         try:
             self._engine.submit(request)
         except AdmissionError as error:
-            code = 400 if error.retry_after_s is None else 429
-            self.rows["http_status"][row] = code
-            self._end(row, Status.http_error, f"HTTP {code}: {error}", now_s)
+            self._refused(row, error, now_s)
         else:
             self._live[row], self._row[request], self._received_s[request] = request, row, []
 
@@ -206,7 +210,7 @@ class VirtualClient:
         self.rows["status"][row], self.rows["error_id"][row] = status, self._error(reason)
 
     def beat(self) -> dict[str, Any]:
-        """The progress so far, for `drive.progress`."""
+        """The progress so far, for `live.progress`."""
         ttft_s, self._ttft_s = self._ttft_s, []
         return {
             "now_s": self._timer.now_s(),
@@ -253,6 +257,11 @@ class VirtualClient:
             oracle_output_tokens=None if self._declared_max_tokens is None else n_output,
         )
 
+    def _refused(self, row: int, error: AdmissionError, now_s: float) -> None:
+        code = 400 if error.retry_after_s is None else 429
+        self.rows["http_status"][row] = code
+        self._end(row, Status.http_error, f"HTTP {code}: {error}", now_s)
+
     def _name(self, row: int) -> str:
         return f"req-{self._schedule['request_id'][row]}"
 
@@ -289,7 +298,7 @@ class VirtualClient:
 
     def _add_waits(self, row: int, request_id: str) -> None:
         assert self._engine is not None, "only a sent row is answered"
-        account = self._engine.state.explain(request_id)
+        account = self._engine.explain(request_id)
         if account is not None and self.rows["released_s"][row] >= self._warmup_s:
             name = self._names.classes[int(self._schedule["class_id"][row])]
             for cause, seconds in account.waits:

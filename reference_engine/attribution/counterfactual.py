@@ -35,7 +35,7 @@ from reference_engine.core.setup import Setup
 from reference_engine.executors.base import Caps
 from reference_engine.executors.simulated import Simulated
 from reference_engine.policies.base import POLICIES
-from reference_engine.simulator import SimulationStuck, Simulator
+from reference_engine.simulator import Replica, SimulatedService, SimulationStuck, Simulator
 from reference_engine.state.batch import StepTokens
 from reference_engine.state.cost_model import NO_PADDING, CostModel, Padding, StepCost, StepShape
 from reference_engine.state.plan import AdmissionError
@@ -154,7 +154,7 @@ class Counterfactual:
             accounts, self.n_steps_left, lambda n_steps: self._on_progress(n_before + n_steps)
         )
         with suppress(SimulationStuck, _OutOfSteps):
-            Simulator(state, Simulated(self._cost, clock.advance, caps), clock).run(client)
+            Simulator([Replica(state, Simulated(self._cost, caps))], clock).run(client)
         self.n_steps_left -= min(self.n_steps_left, state.counters.steps)
         return client.timings
 
@@ -197,7 +197,7 @@ class _Clients:
         instants += [self._leaving[0][0]] if self._leaving else []
         return min(instants, default=None)
 
-    def act(self, engine: Simulator) -> None:
+    def act(self, engine: SimulatedService) -> None:
         while self._coming and self._coming[0].arrived_s <= engine.now_s:
             with suppress(AdmissionError):  # the budgets of another mode may refuse the request
                 engine.submit(self._coming.popleft())
@@ -206,7 +206,7 @@ class _Clients:
             engine.cancel(request_id)
             self._end(request_id, engine)
 
-    def receive(self, events: StepTokens, engine: Simulator) -> None:
+    def receive(self, events: StepTokens, engine: SimulatedService) -> None:
         for request in events.ends:
             self._end(request.id, engine)
         self._n_steps += 1
@@ -215,8 +215,11 @@ class _Clients:
         if self._n_steps >= self._max_steps:
             raise _OutOfSteps
 
-    def _end(self, request_id: str, engine: Simulator) -> None:
-        account = engine.state.explain(request_id)
+    def refuse(self, request: Request, error: AdmissionError) -> None:
+        pass  # as in `act`
+
+    def _end(self, request_id: str, engine: SimulatedService) -> None:
+        account = engine.explain(request_id)
         if account is not None:
             self.timings[request_id] = timing(account)
 

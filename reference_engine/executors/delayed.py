@@ -37,6 +37,9 @@ class StepDelay:
         return write_duration(self.seconds)
 
 
+NO_DELAY = StepDelay()
+
+
 def parse_step_delay(value: object) -> StepDelay:
     """`10%` or `2ms`. Raises ValueError for a bare number, and above 10 000 %."""
     if isinstance(value, StepDelay):

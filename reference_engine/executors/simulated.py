@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from reference_engine.executors.base import Caps, Executor, ExecutorKind, Site
+from reference_engine.executors.delayed import NO_DELAY, StepDelay
 from reference_engine.model.hardware_file import simulated_model
 from reference_engine.state.batch import Logprob, StepBatch, StepResult
 from reference_engine.state.cost_model import CostModel, ModelOnHardware, WeightDtype
@@ -24,8 +25,8 @@ that reserves memory for the longest sequence would then serve one request at a 
 
 class SimulatedExecutor(ExecutorKind):
     """The steps of `hardware`: `h200`, `4xh200`, `h100`, `a100`, a YAML file of your own, or `cpu`
-    for a small shape; `kv_dtype` and `weight_dtype` select KV and weights in 8 bits. A step spends
-    its time on the clock in use: a virtual clock makes a simulator, a real clock a server."""
+    for a small shape; `kv_dtype` and `weight_dtype` select KV and weights in 8 bits. A server
+    spends the time of each step on its real clock."""
 
     kind: ClassVar[str] = "simulated"
 
@@ -40,25 +41,43 @@ class SimulatedExecutor(ExecutorKind):
     def build(self, site: Site) -> Executor:
         simulated = self.model(site.model)
         caps = Caps(site.n_host_blocks, copy_s=simulated.copy_token_s * site.block_tokens)
-        return Simulated(simulated.cost, site.pause, caps)
+        return Paced(Simulated(simulated.cost, caps), site.pause)
 
 
 class Simulated:
-    """Pauses for the cost of each step."""
+    """Returns the tokens of a step at once, with its `duration_s` by the cost model; `delay` makes
+    every step longer. The caller spends the time."""
 
     def __init__(
-        self, cost: CostModel, pause: Callable[[float], None], caps: Caps | None = None
+        self, cost: CostModel, caps: Caps | None = None, delay: StepDelay = NO_DELAY
     ) -> None:
-        self._cost, self._pause = cost, pause
+        self._cost, self._delay = cost, delay
         self.caps = caps or Caps()
         self._has_logprobs = False  # whether any request so far has `logprobs`
 
     def execute(self, batch: StepBatch) -> StepResult:
         duration_s = self._cost.estimate(batch.shape()) + len(batch.copies) * self.caps.copy_s
-        self._pause(duration_s)
+        duration_s += self._delay.of(duration_s)
         n_tokens = len(batch.decodes) + sum(row.samples for row in batch.rows)
         # The first step of every request is a row, so that decodes need no check.
         if not self._has_logprobs:
             self._has_logprobs = any(row.request.sampling.logprobs for row in batch.rows)
         logprobs = [_CERTAIN] * n_tokens if self._has_logprobs else None
         return StepResult([TOKEN] * n_tokens, logprobs, duration_s)
+
+
+class Paced:
+    """Executes simulated steps in real time: pauses for the duration of each."""
+
+    def __init__(self, executor: Simulated, pause: Callable[[float], None]) -> None:
+        self._executor, self._pause = executor, pause
+
+    @property
+    def caps(self) -> Caps:
+        return self._executor.caps
+
+    def execute(self, batch: StepBatch) -> StepResult:
+        result = self._executor.execute(batch)
+        assert result.duration_s is not None, "a simulated step has a duration"
+        self._pause(result.duration_s)
+        return result

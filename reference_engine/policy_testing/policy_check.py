@@ -30,7 +30,7 @@ from reference_engine.policy_testing.watched_policy import (
     has_claim,
 )
 from reference_engine.predict.quantiles import QuantilePredictor
-from reference_engine.simulator import SimulationStuck, Simulator
+from reference_engine.simulator import Replica, SimulationStuck, Simulator
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Plan
 
@@ -164,9 +164,9 @@ def _run(policy: Policy, workload: Workload) -> WatchedPolicy:
         cost=workload.cost,
         predictor=QuantilePredictor(),
     )
-    client = WorkloadClient(workload, watched)
+    client = WorkloadClient(workload, watched, state)
     try:
-        Simulator(state, Simulated(workload.cost, clock.advance), clock).run(client)
+        Simulator([Replica(state, Simulated(workload.cost))], clock).run(client)
     except SimulationStuck as stuck:
         raise PolicyFault("progress", str(stuck)) from None
     check_invariants(state)

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from reference_engine.core.core import EngineState
 from reference_engine.policy_testing.watched_policy import (
     WatchedPolicy,
     check_invariants,
     watched_request_type,
 )
-from reference_engine.simulator import Simulator
+from reference_engine.simulator import SimulatedService
 from reference_engine.state.batch import StepTokens
 from reference_engine.state.cost_model import StepCost
 from reference_engine.state.plan import AdmissionError, Limits
@@ -159,7 +160,8 @@ class WorkloadClient:
     """Client of the simulated engine (`simulator.EngineClient`) that submits the requests of a
     workload and cancels those that have `cancel_after_s`."""
 
-    def __init__(self, workload: Workload, watched: WatchedPolicy) -> None:
+    def __init__(self, workload: Workload, watched: WatchedPolicy, state: EngineState) -> None:
+        self._state = state
         self._watched, self._request_type = watched, watched_request_type(watched.watch)
         # (instant, is a cancel, number), the next entry last; a submission goes before a cancel.
         self._todo: list[tuple[float, bool, int]] = []
@@ -177,7 +179,7 @@ class WorkloadClient:
     def next_s(self) -> float | None:
         return self._todo[-1][0] if self._todo else None
 
-    def act(self, engine: Simulator) -> None:
+    def act(self, engine: SimulatedService) -> None:
         while self._todo and self._todo[-1][0] <= engine.now_s:
             _, is_cancel, number = self._todo.pop()
             name = self._requests[number].name
@@ -188,9 +190,12 @@ class WorkloadClient:
             with suppress(AdmissionError):  # a request that could never run is no policy's fault
                 engine.submit(request)
 
-    def receive(self, events: StepTokens, engine: Simulator) -> None:
+    def receive(self, events: StepTokens, engine: SimulatedService) -> None:
         if len(self._watched.plans) % _CHECK_EVERY == 0:
-            check_invariants(engine.state)
+            check_invariants(self._state)
+
+    def refuse(self, request: Request, error: AdmissionError) -> None:
+        pass  # as in `act`
 
     def _request(self, number: int) -> Request:
         planned = self._requests[number]

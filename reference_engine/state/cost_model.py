@@ -64,15 +64,17 @@ class StepCost:
     """A cost that is linear in the counts, except for the floor under the tokens. All coefficients
     are in seconds and ≥ 0:
 
-    t = step_s + seq_s·n_seqs + added_token_s·T + (weights_s^p + M^p)^(1/p)
+    t = step_s + seq_s·n_seqs + prefill_seq_s·n_prefill + added_token_s·T
+        + (weights_s^p + M^p)^(1/p)
         + context_token_s·context_tokens + prefill_attention_s·prefill_attention
         − max(0, reduce_saved_s − reduce_saved_token_s·T)
     M = token_s·T + head_s·n_seqs
 
-    `reduce_saved_s` is what a step of few tokens saves by an all-reduce for short messages. T
-    counts prompt tokens, decoding rows and padding; p = `sharpness`. Without `weights_s` the model
-    is plainly linear. A step that only decodes is rounded up to the next of `graph_rows`, the batch
-    sizes for which a graph was captured (none: no rounding). An empty step costs nothing.
+    n_prefill counts the sequences with a piece of their prompt in the step. `reduce_saved_s` is
+    what a step of few tokens saves by an all-reduce for short messages. T counts prompt tokens,
+    decoding rows and padding; p = `sharpness`. Without `weights_s` the model is plainly linear. A
+    step that only decodes is rounded up to the next of `graph_rows`, the batch sizes for which a
+    graph was captured (none: no rounding). An empty step costs nothing.
     """
 
     step_s: float = 0.0
@@ -85,6 +87,7 @@ class StepCost:
     prefill_attention_s: float = 0.0
     reduce_saved_s: float = 0.0
     reduce_saved_token_s: float = 0.0
+    prefill_seq_s: float = 0.0
     sharpness: float = 4.0
     graph_rows: tuple[int, ...] = ()
 
@@ -106,6 +109,8 @@ class StepCost:
             multiplying_s = (self.weights_s**p + multiplying_s**p) ** (1 / p)
         if self.reduce_saved_s:
             multiplying_s -= max(0.0, self.reduce_saved_s - self.reduce_saved_token_s * n_tokens)
+        if self.prefill_seq_s:
+            multiplying_s += self.prefill_seq_s * max(0, n_seqs - n_rows)
         return (
             self.step_s
             + self.seq_s * n_seqs
@@ -203,11 +208,13 @@ GRAPH_ROWS = (1, 2, 4, *range(8, 513, 8))
 @dataclass(frozen=True, slots=True)
 class ModelOnHardware:
     """A model on some hardware: the cost of its steps, its KV memory in tokens, and the seconds for
-    copying a token's KV to host memory or back."""
+    copying a token's KV to host memory or back. `held_out_error` is the mean relative error of
+    fitted costs on steps outside the fit; None for costs that were not fitted to a server."""
 
     cost: StepCost
     kv_tokens: int
     copy_token_s: float
+    held_out_error: float | None = None
 
 
 def model_on_hardware(

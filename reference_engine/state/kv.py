@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, KeysView, Sequence
 from hashlib import blake2b
 
 from reference_engine.state.sequence import Request
@@ -88,6 +88,18 @@ class KvPool:
         cache or in host memory. A token at least is always left to compute: without it there
         would be no logits to sample from."""
         return self._available(request, self._hits(request))
+
+    def prefix_keys(self, request: Request) -> Sequence[bytes]:
+        """The hashes of the full blocks of a prompt that could be in a cache; equal in all pools
+        with blocks of this size. Empty without a prefix cache."""
+        if not self.prefix_cache:
+            return ()
+        n_usable = (len(request.tokens) - 1) // self.block_tokens
+        return self._chain(request, n_usable)[:n_usable]
+
+    def cached_keys(self) -> KeysView[bytes]:
+        """The hashes of the blocks in the prefix cache, as they change."""
+        return self._block_of.keys()
 
     def admit(self, request: Request, n_tokens: int, reserve_tokens: int = 0) -> bool:
         """Give a request without blocks its cached prefix, room for its swapped-out tokens and

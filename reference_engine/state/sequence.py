@@ -97,6 +97,9 @@ class Request:
     `tpot_slo_s` are durations, `deadline_s` an instant. `tokens` is the prompt followed by the
     output; `chain` the hashes of its full blocks (see `kv`).
 
+    `n_prompt` of the tokens are the prompt, all of them unless stated: a request that continues
+    elsewhere arrives with the prompt and the output so far.
+
     `oracle_output_tokens` is for simulation: the request stops after that many tokens. No policy
     or predictor may read it.
     """
@@ -114,8 +117,8 @@ class Request:
     tpot_slo_s: float | None = None
     deadline_s: float | None = None
     oracle_output_tokens: int | None = None
+    n_prompt: int = 0
     # --- owned by the core
-    n_prompt: int = field(init=False)
     state: State = State.waiting
     n_computed: int = 0
     n_cached: int = 0  # prompt tokens found in the prefix cache at first admission
@@ -141,7 +144,7 @@ class Request:
     _hits: tuple[int, list[int]] = (-1, [])  # see `kv`
 
     def __post_init__(self) -> None:
-        self.n_prompt = len(self.tokens)
+        self.n_prompt = self.n_prompt or len(self.tokens)
         n_output = self.max_tokens
         if self.oracle_output_tokens is not None:
             n_output = min(n_output, max(1, self.oracle_output_tokens))

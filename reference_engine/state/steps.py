@@ -74,7 +74,7 @@ class StepEvent(NamedTuple):
 
 def event_detail(kind: str, request: Request, level: Level) -> dict[str, object]:
     """The detail of a request's event: its parameters at arrival and refusal, its outcome later.
-    Level "full" adds the token ids of the prompt, the answer and the stop tokens, so that ends and
+    Level "full" adds the token ids at the arrival, the answer and the stop tokens, so that ends and
     prefix hits can be replayed."""
     detail: dict[str, object]
     if kind not in ("arrival", "reject"):
@@ -84,7 +84,7 @@ def event_detail(kind: str, request: Request, level: Level) -> dict[str, object]
         return detail | {"output": request.output} if level == "full" else detail
     detail = {name: getattr(request, name) for name in ARRIVAL_FIELDS}
     if level == "full":
-        detail["tokens"] = request.tokens[: request.n_prompt]
+        detail["tokens"] = list(request.tokens)
         detail["stop_ids"] = sorted(request.stop_ids)
         detail["oracle_output_tokens"] = request.oracle_output_tokens
     return detail

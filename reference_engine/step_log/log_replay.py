@@ -264,7 +264,7 @@ def _answers(events: Sequence[StepEvent]) -> defaultdict[str, deque[list[int]]]:
 def _request(event: StepEvent) -> Request:
     detail = JsonObject(event.detail)
     names = (*ARRIVAL_FIELDS, "oracle_output_tokens")
-    parameters = {name: detail[name] for name in names if name != "n_prompt"}
+    parameters = {name: detail[name] for name in names}
     stop_ids, tokens = frozenset(detail["stop_ids"]), list(detail["tokens"])
     return Request(event.request_id, tokens, stop_ids=stop_ids, tenant=event.tenant, **parameters)
 

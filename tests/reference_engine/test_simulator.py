@@ -13,7 +13,7 @@ from reference_engine.core.core import EngineState
 from reference_engine.executors.simulated import Simulated
 from reference_engine.model.zoo import SHAPES, resolve
 from reference_engine.policies.base import POLICIES, Policy
-from reference_engine.simulator import SimulationStuck, Simulator, simulate
+from reference_engine.simulator import Replica, SimulationStuck, Simulator, simulate
 from reference_engine.state.cost_model import HARDWARE, StepCost, model_on_hardware, roofline_s
 from reference_engine.state.kv import KvPool
 from reference_engine.state.model_config import ModelConfig
@@ -226,6 +226,9 @@ class Impatient:
             else:
                 engine.cancel("a")
 
+    def refuse(self, request, error):
+        raise error
+
     def receive(self, events, engine):
         self.received += [(engine.now_s, event.request.id) for event in events]
 
@@ -234,9 +237,65 @@ def test_a_cancelled_request_leaves_at_the_end_of_the_step_with_its_blocks():
     clock, cost = VirtualClock(), StepCost(step_s=1.0)
     state = EngineState(WIDE, KvPool(8), clock, POLICIES.build({"kind": "chunked"}))
     client = Impatient()
-    Simulator(state, Simulated(cost, clock.advance), clock).run(client)
+    Simulator([Replica(state, Simulated(cost))], clock).run(client)
     assert [name for _, name in client.received] == ["a", "b"] * 3 + ["b"] * 3
     assert state.kv.n_free == 8
     account = state.explain("a")
     assert account is not None
     assert account.state == State.finished_abort.name
+
+
+def two_replicas(cost, clock):
+    for _ in range(2):
+        state = EngineState(WIDE, KvPool(8), clock, greedy(1))
+        yield Replica(state, Simulated(cost))
+
+
+class Sends:
+    """Submits requests at their arrivals; keeps (instant, id) of tokens and refusals."""
+
+    def __init__(self, requests):
+        self.todo, self.tokens, self.refused = list(requests), [], []
+
+    @property
+    def is_closed(self):
+        return not self.todo
+
+    def next_s(self):
+        return self.todo[0].arrived_s if self.todo else None
+
+    def act(self, engine):
+        while self.todo and self.todo[0].arrived_s <= engine.now_s:
+            engine.submit(self.todo.pop(0))
+
+    def receive(self, events, engine):
+        self.tokens += [(engine.now_s, event.request.id) for event in events]
+
+    def refuse(self, request, error):
+        self.refused.append((request.id, error.code))
+
+
+def test_steps_of_two_replicas_overlap():
+    clock = VirtualClock()
+    replicas = list(two_replicas(StepCost(step_s=1.0), clock))
+    client = Sends([Request("a", [1], 3, 0.0), Request("b", [1], 2, 0.25)])
+    Simulator(replicas, clock, lambda request: "ab".index(request.id)).run(client)
+    assert client.tokens == [(1.0, "a"), (1.25, "b"), (2.0, "a"), (2.25, "b"), (3.0, "a")]
+    assert [replica.busy_s for replica in replicas] == [3.0, 2.0]
+
+
+def test_a_request_that_arrives_during_a_step_is_refused_at_its_end():
+    clock = VirtualClock()
+    client = Sends([Request("a", [1], 3, 0.0), Request("large", [1] * 999, 3, 0.5)])
+    Simulator(list(two_replicas(StepCost(step_s=1.0), clock)), clock, lambda r: 0).run(client)
+    assert [name for name, _ in client.refused] == ["large"]
+    assert [name for _, name in client.tokens] == ["a"] * 3
+
+
+def test_a_request_that_continues_elsewhere_counts_its_output_as_output():
+    continued = Request("a", [1, 1, 1, 7, 7], 4, 0.0, n_prompt=3)
+    assert (continued.n_output, continued.output) == (2, [7, 7])
+    simulation = simulate([continued], POLICIES.build({"kind": "chunked"}), level="full")
+    assert [step.n_prefill_tokens for step in simulation.steps] == [5, 0]
+    assert (continued.n_output, len(continued.tokens)) == (4, 7)
+    assert continued.state is State.finished_length

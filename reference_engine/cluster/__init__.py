@@ -1,0 +1,1 @@
+"""Several engines behind a router, in virtual time."""
