@@ -1,29 +1,35 @@
-"""Hardware of the user's own for the simulator, described in a YAML file."""
+"""Hardware of the user's own for the simulator, described in a YAML file: an accelerator by its
+datasheet, or the costs of a server's steps as `slobench calibrate` measured them."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import Field, ValidationError
 
 from loadgen.errors import UsageError
 from loadgen.registry import Block
 from loadgen.units import Seconds, Share
-from loadgen.yaml_document import parse_document
+from loadgen.whole_file import replacing
+from loadgen.yaml_document import Document, parse_document, write_document
 from reference_engine.state.cost_model import (
     HARDWARE,
     Hardware,
     ModelOnHardware,
+    StepCost,
     WeightDtype,
     model_on_hardware,
 )
 from reference_engine.state.model_config import KvDtype, ModelSource
 
+Cost = Annotated[Seconds, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _PRESET = HARDWARE["h100"]
+T = TypeVar("T", bound=Block)
 
 
 class HardwareFile(Block):
@@ -66,20 +72,94 @@ class HardwareFile(Block):
         )
 
 
+class StepCosts(Block):
+    """The coefficients of `StepCost` as durations: of every step, sequence, sequence with a piece
+    of its prompt, token, token of KV read, and pair of tokens in the attention of a prompt.
+    `weights` is the time of a step's matrices however few its tokens are."""
+
+    step: Cost = 0.0
+    sequence: Cost = 0.0
+    prefill_sequence: Cost = 0.0
+    token: Cost = 0.0
+    weights: Cost = 0.0
+    context_token: Cost = 0.0
+    prefill_attention: Cost = 0.0
+
+    def step_cost(self) -> StepCost:
+        return StepCost(
+            step_s=self.step,
+            seq_s=self.sequence,
+            prefill_seq_s=self.prefill_sequence,
+            token_s=self.token,
+            weights_s=self.weights,
+            context_token_s=self.context_token,
+            prefill_attention_s=self.prefill_attention,
+        )
+
+
+class CalibratedFile(Block):
+    """A model on a server: the costs of its steps, fitted to measurements.
+
+    The costs hold for the shape `model` alone. `held_out_error` is the mean relative error of the
+    costs on measured steps outside the fit; above 10 % the file is refused unless it is `forced`.
+    `request` is the time of a request outside the engine's steps (HTTP, tokenizing), which no
+    simulation includes. `source` and `n_steps` describe the measurements.
+    """
+
+    name: str = Field(min_length=1, pattern=r"^[\w.-]+$")
+    model: str = Field(min_length=1)
+    kv_tokens: int = Field(ge=16)
+    held_out_error: float = Field(ge=0, allow_inf_nan=False)
+    forced: bool = False
+    request: Cost | None = None
+    source: str = ""
+    n_steps: int = Field(0, ge=0)
+    costs: StepCosts
+
+
+MOST_ERROR = 0.10
+"""Held-out error above which a calibrated file is refused."""
+
+
 def read_hardware(path: Path) -> Hardware:
     """The hardware of a file. Raises UsageError with file, line and key of a mistake."""
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"hardware: {path} cannot be read: {error}") from None
-    document = parse_document(text, str(path), UsageError)
-    document.raise_mistakes()
-    try:
-        return HardwareFile.model_validate(document.values).hardware()
-    except ValidationError as error:
-        document.note_validation(error)
-    document.raise_mistakes()
-    raise AssertionError(f"{path}: an invalid file without a mistake")
+    return _validated(HardwareFile, _document(path)).hardware()
+
+
+def read_calibrated(path: Path) -> CalibratedFile:
+    """The costs in a file. Raises UsageError with file, line and key of a mistake."""
+    return _validated(CalibratedFile, _document(path))
+
+
+def write_calibrated(
+    path: Path, cost: StepCost, request_s: float | None, facts: Mapping[str, object]
+) -> None:
+    """Write a file that `read_calibrated` reads; `facts` are the other keys of `CalibratedFile`.
+    Costs (s) keep six digits."""
+    seconds = {
+        "step": cost.step_s,
+        "sequence": cost.seq_s,
+        "prefill_sequence": cost.prefill_seq_s,
+        "token": cost.token_s,
+        "weights": cost.weights_s,
+        "context_token": cost.context_token_s,
+        "prefill_attention": cost.prefill_attention_s,
+    }
+    costs = {key: _duration(value_s) for key, value_s in seconds.items()}
+    request = {} if request_s is None else {"request": _duration(request_s)}
+    values = {**facts, **request, "costs": costs}
+    CalibratedFile.model_validate(values)
+    lines = [write_document({k: v for k, v in values.items() if k != "costs"}), "costs:\n"]
+    lines += [f"  {key}: {value}\n" for key, value in costs.items()]
+    with replacing(path) as partial:
+        partial.write_text("".join(lines), encoding="utf-8")
+
+
+def _duration(seconds: float) -> str:
+    unit, factor = (
+        ("ms", 1e3) if seconds >= 1e-3 else ("us", 1e6) if seconds >= 1e-6 else ("ns", 1e9)
+    )
+    return f"{seconds * factor:.6g}{unit}"
 
 
 def simulated_model(
@@ -88,10 +168,56 @@ def simulated_model(
     kv_dtype: KvDtype = "auto",
     weight_dtype: WeightDtype = "auto",
 ) -> ModelOnHardware:
-    """`model_on_hardware`, where `hardware` may also name a file: `my_gpu.yaml`, or `4xmy_gpu.yaml`
-    for four of them."""
+    """`model_on_hardware`, where `hardware` may also name a file: `my_gpu.yaml`, `4xmy_gpu.yaml`
+    for four of them, or a file of `slobench calibrate`."""
     match = re.fullmatch(r"(?:([1-9]\d*)x)?(.+\.ya?ml)", hardware.strip())
     if match is None:
         return model_on_hardware(source, hardware, kv_dtype, weight_dtype)
-    chosen = replace(read_hardware(Path(match[2])), n=int(match[1] or 1))
+    path = Path(match[2])
+    document = _document(path)
+    if "costs" in document.values:
+        is_changed = match[1] is not None or (kv_dtype, weight_dtype) != ("auto", "auto")
+        return _calibrated(source, path, _validated(CalibratedFile, document), is_changed)
+    chosen = replace(_validated(HardwareFile, document).hardware(), n=int(match[1] or 1))
     return model_on_hardware(source, chosen, kv_dtype, weight_dtype)
+
+
+def _calibrated(
+    source: ModelSource, path: Path, file: CalibratedFile, is_changed: bool
+) -> ModelOnHardware:
+    if source.name != file.model:
+        raise UsageError(
+            f"hardware: {path} has the costs of '{file.model}', not of '{source.name}'; "
+            f"use shape={file.model}"
+        )
+    if is_changed:
+        raise UsageError(
+            f"hardware: {path} has the costs of one server as it was measured; a number of "
+            "devices, kv_dtype and weight_dtype need another calibration"
+        )
+    if file.held_out_error > MOST_ERROR and not file.forced:
+        raise UsageError(
+            f"hardware: {path}: its costs are wrong by {file.held_out_error:.1%} on steps outside "
+            f"the fit, above {MOST_ERROR:.0%}; measure longer on an idle machine, or accept the "
+            "error with slobench calibrate --force"
+        )
+    return ModelOnHardware(file.costs.step_cost(), file.kv_tokens, 0.0, file.held_out_error)
+
+
+def _document(path: Path) -> Document:
+    try:
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"hardware: {path} cannot be read: {error}") from None
+    document = parse_document(text, str(path), UsageError)
+    document.raise_mistakes()
+    return document
+
+
+def _validated(kind: type[T], document: Document) -> T:
+    try:
+        return kind.model_validate(document.values)
+    except ValidationError as error:
+        document.note_validation(error)
+    document.raise_mistakes()
+    raise AssertionError(f"{document.label}: an invalid file without a mistake")

@@ -1,7 +1,7 @@
 """Step costs against published tables: the roofline, and bandwidths of profiled operators."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.errors import UsageError
-from reference_engine.model.hardware_file import read_hardware, simulated_model
+from reference_engine.model.hardware_file import (
+    read_calibrated,
+    read_hardware,
+    simulated_model,
+    write_calibrated,
+)
 from reference_engine.model.zoo import SHAPES, resolve
 from reference_engine.policies.chunked import Chunked
 from reference_engine.simulator import simulate
@@ -286,6 +291,69 @@ def test_a_mistake_in_a_hardware_file_names_file_line_and_key(text, words, tmp_p
     with pytest.raises(UsageError) as error:
         simulated_model(resolve("8b"), str(path))
     assert words in str(error.value)
+
+
+CALIBRATED = """\
+name: box
+model: nano
+kv_tokens: 4096
+held_out_error: 0.062
+costs:
+  step: 0.8ms
+  sequence: 30us
+  prefill_sequence: 0.2ms
+  token: 5us
+  context_token: 110ns
+  prefill_attention: 20ns
+"""
+
+
+def calibrated(path, text=CALIBRATED, shape="nano", **dtypes):
+    path.write_text(text)
+    return simulated_model(resolve(shape), str(path), **dtypes)
+
+
+def test_a_calibrated_file_has_the_costs_and_the_memory_of_its_server(tmp_path):
+    model = calibrated(tmp_path / "box.yaml")
+    assert (model.kv_tokens, model.held_out_error) == (4096, 0.062)
+    # .8 + 3 · .03 + .2 + (64 + 2) · .005 + 500 · .00011 + 2048 · .00002 ms
+    shape = StepShape(3, 64, 2048.0, 2, 500)
+    assert model.cost.estimate(shape) == pytest.approx(1.51596e-3)
+    # decodes alone are not rounded up to a captured graph, and have no prompt
+    assert model.cost.estimate(StepShape(3, 0, 0.0, 3, 0)) == pytest.approx(0.905e-3)
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "dtypes", "words"),
+    [
+        (CALIBRATED, "tiny", {}, "costs of 'nano', not of 'tiny'; use shape=nano"),
+        (CALIBRATED, "nano", {"kv_dtype": "fp8"}, "kv_dtype and weight_dtype need another"),
+        (CALIBRATED.replace("0.062", "0.1001"), "nano", {}, "wrong by 10.0% on steps outside"),
+        (CALIBRATED.replace("token: 5us", "token: -5us"), "nano", {}, "box.yaml:9: costs.token"),
+    ],
+)
+def test_a_calibrated_file_is_refused_for_what_it_does_not_hold(
+    text, shape, dtypes, words, tmp_path
+):
+    with pytest.raises(UsageError) as error:
+        calibrated(tmp_path / "box.yaml", text, shape, **dtypes)
+    assert words in str(error.value)
+
+
+def test_a_forced_file_is_used_whatever_its_error(tmp_path):
+    text = CALIBRATED.replace("0.062", "0.4\nforced: true")
+    assert calibrated(tmp_path / "box.yaml", text).held_out_error == 0.4
+
+
+def test_a_calibrated_file_is_read_back_as_it_was_written(tmp_path):
+    cost = StepCost(step_s=1.23456789e-3, token_s=5.262e-06, context_token_s=1.108e-7)
+    facts = {"name": "box", "model": "nano", "kv_tokens": 4096, "held_out_error": 0.05}
+    write_calibrated(tmp_path / "box.yaml", cost, 2e-3, facts)
+    back = read_calibrated(tmp_path / "box.yaml")
+    assert (back.request, back.kv_tokens, back.forced) == (2e-3, 4096, False)
+    model = simulated_model(resolve("nano"), str(tmp_path / "box.yaml"))
+    kept = StepCost(step_s=1.23457e-3, token_s=5.262e-06, context_token_s=1.108e-7)
+    assert asdict(model.cost) == pytest.approx(asdict(kept), rel=1e-12)
 
 
 def test_kv_in_8_bits_was_never_measured_on_a_cpu():

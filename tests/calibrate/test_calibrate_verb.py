@@ -1,0 +1,145 @@
+"""slobench calibrate from the command line: the three sources, what is refused, and the file."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from reference_engine.model.hardware_file import read_calibrated
+
+KNOWN = """\
+name: known
+model: tiny
+kv_tokens: 32768
+held_out_error: 0.01
+costs: {step: 8ms, sequence: 0.5ms, prefill_sequence: 2ms, token: 50us, context_token: 1us}
+"""
+
+
+def slobench(*words, cwd=None):
+    """(exit code, stdout, stderr) of a process of its own."""
+    line = [sys.executable, "-m", "loadgen", *map(str, words)]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=cwd)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """A run against a real-time simulated server of known costs, with its log."""
+    folder = tmp_path_factory.mktemp("measured")
+    (folder / "known.yaml").write_text(KNOWN)
+    engine = f"shape=tiny,device=sim,hardware={folder / 'known.yaml'},log_level=full"
+    load = ("--rate", "8/s", "--input-len", "200", "--output-len", "24", "--duration", "8s")
+    words = ("run", "--target", "reference", "--engine", engine, *load, "--out", folder / "run")
+    code, _, stderr = slobench(*words)
+    assert code in (0, 3), stderr
+    return folder
+
+
+@pytest.mark.parametrize("source", ["--steps", "--run"])
+def test_the_costs_of_a_real_time_simulated_server_come_back(measured, source):
+    """The medians of predicted and true times agree. A loaded machine delays steps, so the share
+    that is allowed is wide."""
+    out = measured / f"{source[2:]}.yaml"
+    words = (source, measured / "run", "--shape", "tiny", "--out", out, "--force", "--json")
+    code, stdout, stderr = slobench("calibrate", *words)
+    assert code == 0, stderr
+    facts = json.loads(stdout)
+    file = read_calibrated(out)
+    assert (facts["accepted"], file.forced, file.model) == (True, True, "tiny")
+    assert file.held_out_error == pytest.approx(facts["held_out"]["mean"], rel=1e-3)
+    # Of the true costs, a decode of 4 requests at 200 tokens each takes 8 + 4 · .55 + .8 ms.
+    cost = file.costs
+    decode_s = cost.step + 4 * (cost.sequence + cost.token) + 800 * cost.context_token
+    assert decode_s == pytest.approx(11.0e-3, rel=0.25)
+    if source == "--steps":
+        assert file.kv_tokens == 32768
+
+
+def test_the_simulator_runs_on_the_file_and_states_its_error(measured):
+    out = measured / "used.yaml"
+    words = ("--steps", measured / "run", "--shape", "tiny", "--out", out, "--force")
+    assert slobench("calibrate", *words)[0] == 0
+    load = ("--rate", "8/s", "--input-len", "200", "--output-len", "24", "--duration", "8s")
+    where = ("--shape", "tiny", "--hardware", out, "--out", measured / "sim")
+    code, _, stderr = slobench("simulate", *load, *where)
+    assert code in (0, 3), stderr
+    assert "costs measured (error " in stderr
+
+
+def test_a_fit_above_ten_per_cent_exits_1_and_is_refused_until_forced(measured):
+    """Costs of another machine's steps: every other step is tripled in the log of the run."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    bad = measured / "bad"
+    bad.mkdir()
+    for name in ("engine_steps.parquet", "engine_events.parquet"):
+        table = pq.read_table(measured / "run" / name)
+        if "end_s" in table.column_names:
+            ends, shift, late = table["end_s"].to_pylist(), 0.0, []
+            for n, (begin, end) in enumerate(zip([ends[0], *ends], ends, strict=False)):
+                shift += 2 * (end - begin) if n % 2 else 0.0
+                late.append(end + shift)
+            at = table.schema.get_field_index("end_s")
+            table = table.set_column(at, "end_s", pa.array(late))
+        pq.write_table(table, bad / name)
+    out = measured / "bad.yaml"
+    words = ("calibrate", "--steps", bad, "--shape", "tiny", "--out", out)
+    code, stdout, _ = slobench(*words)
+    assert code == 1
+    assert "is refused by the simulator" in stdout
+    simulate = ("simulate", "quickstart", "--shape", "tiny", "--hardware", out)
+    code, _, stderr = slobench(*simulate, "--out", measured / "no")
+    assert code == 2
+    assert "on steps outside the fit, above 10%" in stderr
+    assert slobench(*words, "--force")[0] == 0
+    assert read_calibrated(out).forced
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ((), "one of --steps, --run and --target, got none"),
+        (("--run", "a", "--steps", "b"), "got --steps and --run"),
+        (("--steps", "nowhere"), "engine_steps.parquet: not found"),
+        (("--steps", "nowhere", "--out", "a.txt"), "ends in .yaml"),
+        (("--steps", "nowhere", "--shape", "nan"), "nano"),
+    ],
+)
+def test_a_mistake_is_a_usage_error(words, problem, tmp_path):
+    shape = () if "--shape" in words else ("--shape", "nano")
+    code, _, stderr = slobench("calibrate", *shape, *words, cwd=tmp_path)
+    assert code == 2
+    assert problem in stderr
+
+
+def test_a_file_of_the_user_is_not_overwritten(measured):
+    mine = measured / "mine.yaml"
+    mine.write_text("name: mine\n")
+    words = ("--steps", measured / "run", "--shape", "tiny", "--out", mine)
+    code, _, stderr = slobench("calibrate", *words)
+    assert code == 2
+    assert "exists and holds no calibration" in stderr
+    assert mine.read_text() == "name: mine\n"
+
+
+def test_an_idle_server_is_measured_from_outside_and_continued(tmp_path, measured):
+    """Two requests at once at most, prompts up to 64 tokens; the second time nothing is measured
+    again."""
+    known = measured / "known.yaml"
+    engine = f"shape=tiny,device=sim,hardware={known}"
+    limits = ("--max-batch", "2", "--max-input-len", "64", "--force", "--json")
+    words = ("--target", "reference", "--engine", engine, "--shape", "tiny", *limits)
+    code, stdout, stderr = slobench("calibrate", *words, "--out", tmp_path / "box.yaml")
+    assert code == 0, stderr
+    costs = json.loads(stdout)["costs"]
+    # A decode of 2 requests with 150 tokens each takes 8 + 2 · .55 + .3 ms.
+    decode_s = costs["step_s"] + 2 * (costs["seq_s"] + costs["token_s"])
+    assert decode_s + 300 * costs["context_token_s"] == pytest.approx(9.4e-3, rel=0.25)
+    cells = sorted(path.name for path in (tmp_path / "box_runs").glob("*/r1"))
+    code, again, stderr = slobench("calibrate", *words, "--out", tmp_path / "box.yaml")
+    assert (code, json.loads(again)) == (0, json.loads(stdout)), stderr
+    assert "sending" not in stderr
+    assert len(cells) == 6

@@ -1,0 +1,132 @@
+"""Known answers of the fit: made-up steps of known costs come back, disturbed or not."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadgen.calibrate.cost_fit import fit_cost, solved
+from loadgen.calibrate.step_samples import StepSamples, samples_of_steps
+from loadgen.errors import UsageError
+from reference_engine.state.cost_model import StepCost, StepShape
+from reference_engine.state.steps import StepRecord
+
+TRUE = StepCost(
+    step_s=0.9e-3,
+    seq_s=30e-6,
+    prefill_seq_s=0.4e-3,
+    token_s=5e-6,
+    context_token_s=0.11e-6,
+    prefill_attention_s=0.02e-6,
+)
+
+
+def made_up(cost, n=4000, seed=1, noise=0.02, slow=0.0):
+    """Steps of an engine with these costs; a share `slow` of them took 2 to 20 times as long."""
+    rng = np.random.default_rng(seed)
+    n_decode = rng.choice([0, 1, 2, 4, 8, 16, 32], n).astype(float)
+    n_prefill = np.where((n_decode == 0) | (rng.random(n) < 0.3), rng.integers(1, 4, n), 0.0)
+    lengths = rng.integers(8, 600, n).astype(float)
+    prefill = n_prefill * lengths
+    attention = n_prefill * lengths**2 / 2
+    context = n_decode * rng.integers(20, 900, n)
+    shapes = zip(n_prefill, prefill, attention, n_decode, context, strict=True)
+    seconds = np.array([cost.estimate(StepShape(p + d, t, a, d, c)) for p, t, a, d, c in shapes])
+    seconds = seconds * rng.lognormal(0, noise, n)
+    is_slow = rng.random(n) < slow
+    seconds[is_slow] *= rng.uniform(2, 20, is_slow.sum())
+    return StepSamples(seconds, n_prefill, prefill, attention, n_decode, context, np.zeros(n))
+
+
+@pytest.mark.parametrize("slow", [0.0, 0.1])
+def test_known_costs_are_recovered_though_a_tenth_of_the_steps_is_slow(slow):
+    fitted = fit_cost(made_up(TRUE, slow=slow))
+    for name in ("step_s", "seq_s", "prefill_seq_s", "token_s", "context_token_s"):
+        assert getattr(fitted.cost, name) == pytest.approx(getattr(TRUE, name), rel=0.05), name
+    assert fitted.cost.prefill_attention_s == pytest.approx(0.02e-6, rel=0.05)
+    assert fitted.held_out.median < 0.025
+    assert fitted.request_s is None
+    assert set(fitted.by_kind) == {"decode", "prefill", "mixed"}
+    assert sum(error.n for error in fitted.by_kind.values()) == fitted.held_out.n
+
+
+def test_least_squares_would_have_followed_the_slow_steps():
+    """The reason for a robust fit: on the same steps, plain least squares is far off."""
+    from scipy.optimize import nnls
+
+    samples = made_up(TRUE, slow=0.1)
+    ones, n_seqs = np.ones(len(samples)), samples.n_prefill + samples.n_decode
+    terms = np.column_stack([ones, n_seqs, samples.prefill_tokens + samples.n_decode])
+    plain, robust = nnls(terms, samples.seconds)[0], solved(terms, samples.seconds)
+    assert abs(plain @ [1, 1, 1] / 0.935e-3 - 1) > 0.5
+    assert abs(robust @ [1, 1, 1] / 0.935e-3 - 1) < 0.35
+
+
+def test_a_floor_under_the_tokens_is_found():
+    true = replace(TRUE, weights_s=256 * 20e-6, token_s=20e-6)
+    cost = fit_cost(made_up(true)).cost
+    assert cost.weights_s == pytest.approx(256 * 20e-6, rel=0.1)
+    assert cost.token_s == pytest.approx(20e-6, rel=0.1)
+
+
+def test_ordinary_noise_does_not_bias_the_total():
+    """Errors relative to the measured time alone would make the costs 6 % too low."""
+    fitted = fit_cost(made_up(TRUE, noise=0.2))
+    assert abs(fitted.held_out.bias) < 0.02
+    assert fitted.cost.step_s == pytest.approx(TRUE.step_s, rel=0.04)
+
+
+def test_time_in_no_cost_is_stated_as_bias():
+    calm, slow = (fit_cost(made_up(TRUE, slow=share)).held_out for share in (0.0, 0.1))
+    assert abs(calm.bias) < 0.01
+    assert slow.bias < -0.3  # a tenth of the steps took eleven times as long on average
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.floats(0, 0.4), st.floats(0, 0.3))
+def test_no_cost_is_negative_and_more_work_never_costs_less(seed, noise, slow):
+    cost = fit_cost(made_up(TRUE, n=200, seed=seed, noise=noise, slow=slow)).cost
+    shape = StepShape(5, 100, 5000.0, 4, 900)
+    more = [
+        shape._replace(prefill_tokens=200),
+        shape._replace(context_tokens=1800),
+        shape._replace(prefill_attention=9000.0),
+        shape._replace(n_seqs=6, n_decode=5),
+    ]
+    assert min(cost.step_s, cost.seq_s, cost.token_s, cost.prefill_seq_s) >= 0
+    assert min(cost.estimate(larger) for larger in more) >= cost.estimate(shape) > 0
+
+
+def test_the_time_of_a_request_is_separated_from_its_steps():
+    samples = made_up(TRUE)
+    alone = (samples.n_decode == 0) & (samples.n_prefill == 1)
+    seconds = samples.seconds + 3e-3 * alone
+    fitted = fit_cost(replace(samples, seconds=seconds, requests=alone.astype(float)))
+    assert fitted.request_s == pytest.approx(3e-3, rel=0.1)
+
+
+def test_too_few_steps_are_refused():
+    with pytest.raises(UsageError, match="39 usable steps, at least 40"):
+        fit_cost(made_up(TRUE, n=39))
+
+
+def step_record(**values):
+    """A step of nothing but these values."""
+    empty = {"policy": "chunked", "action": "", "group": None, "items": (), "causes": ()}
+    return StepRecord(**dict.fromkeys(StepRecord._fields, 0) | empty | values)
+
+
+def test_a_step_with_decodes_lasts_from_the_end_of_the_step_before():
+    steps = [
+        step_record(t_s=1.0, end_s=1.5, n_prefill_tokens=10, n_running=1),
+        step_record(t_s=1.6, end_s=1.9, n_decode=1, n_running=1, context_tokens=10),
+        step_record(t_s=5.0, end_s=5.2, n_prefill_tokens=7, n_running=1),
+        step_record(t_s=5.2, end_s=5.5, n_decode=1, padding_tokens=3),
+        step_record(t_s=5.6, end_s=5.8, n_decode=1, n_prefill_tokens=4, items=(("a", 1), ("b", 4))),
+    ]
+    samples = samples_of_steps(steps)
+    assert samples.seconds == pytest.approx([0.5, 0.4, 0.2, 0.3])
+    assert samples.n_prefill.tolist() == [1, 0, 1, 1]
+    assert samples.n_decode.tolist() == [0, 1, 0, 1]
