@@ -32,9 +32,10 @@ VERBS = {
         "export",
         "verify",
     ),
-    "decide": ("rescore", "compare", "nightly", "capacity"),
+    "decide": ("rescore", "compare", "nightly", "capacity", "size"),
     "sweep": ("sweep",),
     "lab": ("serve", "simulate", "modes"),
+    "calibrate": ("calibrate",),
     "scale": ("web", "worker", "collect", "locustfile"),
     "extend": ("list", "from"),
 }

@@ -1,0 +1,1 @@
+"""Sizing: the replicas and GPUs that a peak load needs."""
