@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 SECONDS ?= 10
 
-.PHONY: help demo test faults fuzz check picture bench gpu-check clean
+.PHONY: help demo test faults fuzz check picture notebook docs bench gpu-check clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -27,6 +27,13 @@ check: .venv/dev ## formatting, lint, types
 
 picture: .venv/dev ## docs/capacity.png again: a search of six minutes against the bundled engine
 	@$(BIN)/python scripts/readme_picture.py
+
+notebook: .venv/dev ## docs/example.ipynb again, executed against the mock server
+	@$(BIN)/python scripts/example_notebook.py
+
+docs: .venv/dev ## the docs site in build/site, with a gallery of every page
+	@$(BIN)/python scripts/gallery.py
+	@$(BIN)/mkdocs build --strict
 
 bench: .venv/dev ## the benchmarks that need no GPU; results go to benchmarks/results
 	@for script in $(filter-out benchmarks/gpu_suite.py,$(wildcard benchmarks/*.py)); do echo "== $$script"; $(BIN)/python $$script || exit 1; done
@@ -50,5 +57,5 @@ clean: ## remove the environment and caches, keep runs/
 	@touch $@
 
 .venv/dev: .venv/engine
-	$(PIP) install -q -c constraints.txt -e '.[engine,dev]'
+	$(PIP) install -q -c constraints.txt -e '.[engine,docs,dev]'
 	@touch $@

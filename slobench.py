@@ -12,9 +12,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+try:
+    from loadgen.shadowing import problem
+except ModuleNotFoundError as error:
+    if error.name != "loadgen.shadowing":
+        raise
+    raise ImportError("the package 'loadgen' belongs to another distribution or file") from None
+if (_problem := problem()) is not None:
+    raise ImportError(_problem)
 if TYPE_CHECKING:
     from loadgen.capacity.search import capacity as capacity
-    from loadgen.drive.store import read_run as read_run
     from loadgen.exports.formats import export as export
     from loadgen.lab.engine_log import replay as replay
     from loadgen.lab.simulate import simulate as simulate
@@ -23,6 +30,7 @@ if TYPE_CHECKING:
     from loadgen.measure.compare import measure_noise as measure_noise
     from loadgen.nightly.night import nightly as nightly
     from loadgen.run.execute import run as run
+    from loadgen.run.shown_run import read_run as read_run
     from loadgen.sweep.sweep import sweep as sweep
     from loadgen.workload.scenario import load_scenario as load_scenario
     from loadgen.workload.schedule import make_schedule as make_schedule
@@ -34,7 +42,7 @@ _HOMES = {
     "run": "loadgen.run.execute",
     "simulate": "loadgen.lab.simulate",
     "replay": "loadgen.lab.engine_log",
-    "read_run": "loadgen.drive.store",
+    "read_run": "loadgen.run.shown_run",
     "summarize": "loadgen.measure.aggregate",
     "compare": "loadgen.measure.compare",
     "measure_noise": "loadgen.measure.compare",

@@ -12,6 +12,7 @@ import gc
 import os
 import signal
 
+from loadgen import shadowing
 from loadgen.endings import ending_signals
 
 _OBJECTS = 200_000  # between two collections: importing creates half as many, and all of them stay
@@ -22,6 +23,8 @@ def main() -> None:
     for number in ending_signals():  # SIGINT also in a script's background, which ignores it
         signal.signal(number, signal.default_int_handler)
     gc.set_threshold(_OBJECTS)
+    if (found := shadowing.problem()) is not None:
+        raise SystemExit(f"slobench: {found}")
     try:
         from loadgen.cli import standard_streams
 

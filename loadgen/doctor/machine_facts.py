@@ -8,8 +8,8 @@ import os
 import re
 import resource
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as installed
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.run.cores import quota_cores
+from loadgen.shadowing import sharing
 from loadgen.timer import EARLY_NS, make_timer
 
 _ALARMS = 200
@@ -42,6 +43,7 @@ class MachineFacts:
     clock_source: str | None = None
     clock_read_ns: float = 0.0
     hypervisor: bool | None = None
+    shared_packages: Mapping[str, Sequence[str]] = field(default_factory=dict)  # by package
     pressure: float | None = None  # share of the last 10 s in which a task waited for a core
 
 
@@ -65,6 +67,7 @@ def read_machine() -> MachineFacts:
         clock_source=_text("/sys/devices/system/clocksource/clocksource0/current_clocksource"),
         clock_read_ns=_clock_read_ns(),
         hypervisor=_hypervisor(_text("/proc/cpuinfo")),
+        shared_packages=sharing(),
         pressure=read_pressure(),
     )
 

@@ -36,6 +36,7 @@ def _checks(m: MachineFacts) -> Iterator[PreflightCheck]:
     yield _clock(m)
     yield _library("uvloop", m.uvloop, "the event loop costs about twice the CPU per token")
     yield _library("httptools", m.httptools, "the fast transport cannot run")
+    yield _packages(m)
     yield _virtual(m)
 
 
@@ -130,6 +131,15 @@ def _clock(m: MachineFacts) -> PreflightCheck:
 def _library(name: str, version: str | None, cost: str) -> PreflightCheck:
     detail = "not installed" if version is None else version
     return _check(name, version is not None, detail, f"{cost}; pip install {name}")
+
+
+def _packages(m: MachineFacts) -> PreflightCheck:
+    named = [f"{name} is also of {', '.join(own)}" for name, own in m.shared_packages.items()]
+    advice = (
+        "one distribution may overwrite files of the other; install slobench into an environment "
+        "of its own"
+    )
+    return _check("packages", not named, "; ".join(named) or "slobench's alone", advice)
 
 
 def _virtual(m: MachineFacts) -> PreflightCheck:

@@ -106,3 +106,12 @@ def test_a_ceiling_is_stored_only_from_the_truth_server_on_a_calm_machine(judge,
     why_not = why_not_stored(setup, [PreflightCheck("other load", is_calm, "")])
     assert why_not[: len(reason)] == reason
     assert bool(why_not) == bool(reason)
+
+
+def test_a_package_that_another_distribution_provides_too_is_named():
+    (found,) = [c for c in machine_checks(GOOD) if c.check == "packages"]
+    assert (found.ok, found.detail) == (True, "slobench's alone")
+    shared = replace(GOOD, shared_packages={"reports": ["reports", "other"]})
+    (found,) = [c for c in machine_checks(shared) if c.check == "packages"]
+    assert (found.ok, found.detail) == (False, "reports is also of reports, other")
+    assert "environment of its own" in found.consequence
