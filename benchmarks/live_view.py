@@ -26,13 +26,19 @@ from typing import Any
 from rich.console import Console
 from rig.machine import Goal, Table, interleaved, keep, machine_line, show, spread, spreads
 
-from loadgen.drive.progress import Progress
+from loadgen.drive.live_sample import EndedSample
+from loadgen.live.early_warning import EarlyWarning
+from loadgen.live.progress import Progress
+from loadgen.live.run_figures import RunFigures
 from loadgen.records import Status
+from loadgen.run.manifest import instrument_limits
+from loadgen.workload.scenario import scenario_from_flags
 from targets.truth_server import truth_server
 
 GOAL = 0.01
 SETTLED_S = 2.0  # after the first line or drawing
 BEATS_PER_S = 4.0
+SLOS = ("ttft <= 500ms", "tpot <= 50ms", "p99(e2e) <= 10s", "error_rate <= 1%")
 Figures = dict[str, float]
 
 
@@ -45,7 +51,7 @@ def own_share(
             sys.executable, "-m", "loadgen", "run", f"--target={server.url}",
             f"--rate={rate_per_s:g}/s", f"--duration={for_s + 2 * SETTLED_S:g}s",
             "--input-len=16", "--output-len=64", f"--workers={workers}", f"--out={folder}/run",
-            "--force", "--no-scrape",
+            "--force", "--no-scrape", *(f"--slo={slo}" for slo in SLOS),
         ]  # fmt: skip
         environ = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
         ours, theirs = pty.openpty() if on_terminal else os.pipe()
@@ -87,7 +93,13 @@ def per_beat_s(rate_per_s: float, workers: int, n: int = 200) -> float:
     """CPU seconds to take in one beat of a worker's, drawing as often as a run does."""
     with open(os.devnull, "w") as nowhere:
         console = Console(file=nowhere, force_terminal=True, width=120)
-        with Progress(console, 100_000, 60.0, is_closed_loop=False) as progress:
+        scenario = scenario_from_flags(
+            input_len=16, output_len=64, duration="60s", rate=f"{rate_per_s:g}/s", slo=SLOS
+        )
+        figures = RunFigures(scenario)
+        limits = instrument_limits(scenario)
+        warning = EarlyWarning(limits, scenario.lateness_limit_s, 60.0)
+        with Progress(console, 100_000, 60.0, False, None, figures, warning) as progress:
             started_s = time.process_time()
             for number in range(n):
                 now_s = (number // workers) / BEATS_PER_S
@@ -103,6 +115,10 @@ def _beat(now_s: float, rate_per_s: float) -> dict[str, Any]:
         "now_s": now_s, "released": by_status[Status.ok] + 30, "sent": 0, "in_flight": 30,
         "waiting": 0, "by_status": by_status, "withdrawn": 0, "e2e_s": [0.7] * n,
         "ttft_s": [0.05 + 1e-5 * k for k in range(n)], "lateness_s": [1e-4] * n,
+        "measured": 0, "use": (max(1e-3, now_s), 0.2, 0.0, None),
+        "ended": [
+            EndedSample(0, 0, 0.05 + 1e-5 * k, 1e-4, 0.01, 0.7, 0.7, n_events=64) for k in range(n)
+        ],
     }  # fmt: skip
 
 

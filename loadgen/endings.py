@@ -1,7 +1,9 @@
-"""Signals that end a program in order: requests in flight may finish, and results are kept."""
+"""Signals that end a program in order: requests in flight may finish, and results are kept; and how
+a process ended."""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 
 
@@ -12,3 +14,17 @@ def ending_signals() -> tuple[signal.Signals, ...]:
     if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN:
         return signal.SIGINT, signal.SIGTERM
     return signal.SIGINT, signal.SIGTERM, hangup
+
+
+def exit_words(code: int) -> str:
+    """How a process ended, from its exit status as `subprocess` returns it.
+
+    >>> exit_words(1), exit_words(-9)
+    ('exit status 1', 'ended by SIGKILL')
+    """
+    if code >= 0:
+        return f"exit status {code}"
+    name = f"signal {-code}"
+    with contextlib.suppress(ValueError):  # a real-time signal has no name
+        name = signal.Signals(-code).name
+    return f"ended by {name}"

@@ -134,9 +134,18 @@ def _samples(text: str) -> dict[str, list[Sample]]:
     for family in text_string_to_metric_families("\n".join(lines) + "\n"):
         for sample in family.samples:
             is_first = all(sample.labels.get(rank, "0") in ("", "0") for rank in _RANKS)
-            if is_first and math.isfinite(sample.value):
-                samples.setdefault(sample.name, []).append((sample.labels, float(sample.value)))
+            value = _float(sample.value)
+            if is_first and math.isfinite(value):
+                samples.setdefault(sample.name, []).append((sample.labels, value))
     return {name: _totals(named) for name, named in samples.items()}
+
+
+def _float(value: float) -> float:
+    """The parser reads digits without a point as an int, however many there are."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
 
 
 def _totals(samples: list[Sample]) -> list[Sample]:

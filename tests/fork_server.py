@@ -32,7 +32,7 @@ IMPORTED = (
     "aiohttp", "encodings.idna", "jinja2", "numpy.ma", "numpy.random", "pyarrow.parquet",
     "rich.live", "typer.rich_utils",
     "loadgen.capacity.search", "loadgen.cli.main", "loadgen.cli.app",
-    "loadgen.drive.live_histogram", "loadgen.drive.progress",
+    "loadgen.drive.live_histogram", "loadgen.live.progress",
     "loadgen.drive.shard", "loadgen.live.watching",
     "loadgen.measure.aggregate", "loadgen.nightly.night", "loadgen.run.conclude",
     "loadgen.run.execute", "loadgen.run.recording", "loadgen.sweep.sweep",

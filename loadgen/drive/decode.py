@@ -22,6 +22,7 @@ _HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 _EXCERPT = 200
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")  # no JSON or HTML begins so
 _LINE_START = 20
+_SHAPED_PARTS = 32  # below it, to decode every event takes less time than to find their shape
 _SHAPE_PARTS = 4  # first parts compared: perhaps a role chunk, and two tokens of different text
 
 
@@ -140,8 +141,9 @@ def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
     running_tokens: list[int] = []  # usage.completion_tokens after each token chunk, if stated
     usage_tokens: int | None = None
     is_done, text = False, _Text()
-    runs = _by_shape(body, adapter) or _at_once(body, adapter) or _one_by_one(body, adapter, result)
-    for run in runs:
+    forms = (_at_once, _by_shape) if len(body.parts) < _SHAPED_PARTS else (_by_shape, _at_once)
+    runs = next(filter(None, (form(body, adapter) for form in forms)), None)
+    for run in runs or _one_by_one(body, adapter, result):
         received_ns, delta, running = run.received_ns, run.delta, run.running
         if delta.usage is not None:
             usage = delta.usage

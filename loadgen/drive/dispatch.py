@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import heapq
 import math
+from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from loadgen.records import ON_PURPOSE, Edges, Schedule, Status
 from loadgen.timer import Timer
@@ -91,17 +93,21 @@ class Dispatcher:
     ) -> None:
         self._sender, self._recorder, self._timer = sender, recorder, timer
         self._bounds, self._on_finished = bounds, on_finished
-        self._children, self._n_waiting_for = families(schedule, edges)
-        self._think_s: list[float] = schedule["think_s"].astype(float).tolist()
-        self._cancel_after_s: list[float] = schedule["cancel_after_s"].astype(float).tolist()
+        # Arrays, not lists: a list of a million floats takes 32 MB, its array 8 MB.
+        self.families = Families(schedule, edges)
+        self._n_waiting_for = schedule["n_parents"].astype(np.int32).data
+        self._think_s = schedule["think_s"].astype(float).data
+        self._cancel_after_s = schedule["cancel_after_s"].astype(float).data
         self._cancels: list[tuple[float, int]] = []  # heap of (cancel time, row)
-        self._goes_on: list[bool] = schedule["after_failure"].tolist()
-        scheduled_s: list[float] = schedule["scheduled_s"].tolist()
-        roots = np.flatnonzero(schedule["n_parents"] == 0)
-        order = roots[np.argsort(schedule["scheduled_s"][roots], kind="stable")].tolist()
-        # Invariant: `_planned` is a heap of (release_s, row); a sorted list is a heap.
-        self._planned: list[tuple[float, int]] = [(scheduled_s[row], row) for row in order]
-        self._parents_done_s = [0.0] * len(schedule)
+        self._goes_on = np.ascontiguousarray(schedule["after_failure"]).data
+        self._roots = rows_by_time(schedule)
+        self._root_times_s = schedule["scheduled_s"][self._roots].data
+        self._n_planned, self._next_root = 0, -1  # roots planned, and the last of them
+        # Invariant: `_planned` is a heap of (release_s, row) that holds the first root not yet
+        # released, and every row with parents whose release time is certain.
+        self._planned: list[tuple[float, int]] = []
+        self._plan_root()
+        self._parents_done_s = array("d", bytes(8 * len(schedule)))
         self._unaccounted = len(schedule)
         self._in_flight: set[int] = set()
         self._waiting: dict[int, float] = {}  # row: release_s, in order of release; no slot yet
@@ -112,7 +118,7 @@ class Dispatcher:
         self._last_release_s = bounds.horizon_s  # exclusive
         self.n_measured = 0  # rows released from `warmup_s` on
         self._finished = self._is_ticking = False
-        self._orphans = set(np.flatnonzero(schedule["n_parents"] > 0).tolist())
+        self._is_orphan = bytearray((schedule["n_parents"] > 0).tobytes())
 
     @property
     def n_in_flight(self) -> int:
@@ -146,11 +152,11 @@ class Dispatcher:
         """Ends a sent row: releases its children and sends rows that wait for a slot."""
         self._in_flight.discard(row)
         self._unaccounted -= 1
-        for child in self._children.get(row, ()):
+        for child in self.families.children(row):
             for given_up in self._parent_ended(child, row, status, done_s):
                 self._unsent(*given_up)
         self._fill_slots()
-        if self._children or self._cancels or not self._unaccounted:
+        if self.families.has_edges or self._cancels or not self._unaccounted:
             self._tick()
 
     def _tick(self) -> None:
@@ -171,6 +177,8 @@ class Dispatcher:
         now_s = self._timer.now_s()
         while self._planned and self._planned[0][0] <= now_s:
             release_s, row = heapq.heappop(self._planned)
+            if row == self._next_root:
+                self._plan_root()
             self._release(row, release_s)
             if release_s >= self._bounds.warmup_s:
                 self.n_measured += 1
@@ -183,6 +191,13 @@ class Dispatcher:
         self._expire(now_s)
         if now_s >= self._end_s:
             self._give_up_everything()
+
+    def _plan_root(self) -> None:
+        """Plans the next row without parents, if any."""
+        if self._n_planned < len(self._roots):
+            row = self._next_root = int(self._roots[self._n_planned])
+            heapq.heappush(self._planned, (self._root_times_s[self._n_planned], row))
+            self._n_planned += 1
 
     def _end_window(self, release_s: float) -> None:
         """Releases nothing after the last counted row; the requests in flight, and the rows that
@@ -269,17 +284,17 @@ class Dispatcher:
     ) -> tuple[_GivenUp, ...]:
         """Plans a child whose last parent ended. Returns the child if it will never be sent, else
         nothing."""
-        if child not in self._orphans:
+        if not self._is_orphan[child]:
             return ()
         if status != _OK and not self._goes_on[child]:
-            self._orphans.discard(child)
+            self._is_orphan[child] = 0
             cause = f"its parent, request {parent}, ended with {status.name}"
             return (_GivenUp(child, Status.not_released, cause, done_s),)
         self._parents_done_s[child] = max(self._parents_done_s[child], done_s)
         self._n_waiting_for[child] -= 1
         if self._n_waiting_for[child]:
             return ()
-        self._orphans.discard(child)
+        self._is_orphan[child] = 0
         release_s = self._parents_done_s[child] + self._think_s[child]
         if self._stop_reason or release_s >= self._last_release_s:
             cause = self._stop_reason or "its parent ended after the window"
@@ -296,7 +311,7 @@ class Dispatcher:
             row, status, reason, ended_s = todo.pop()
             self._recorder.unsent(row, status, reason)
             self._unaccounted -= 1
-            children = self._children.get(row, ())
+            children = self.families.children(row)
             if children and ended_s is None:
                 ended_s = self._timer.now_s()
             for child in children:
@@ -304,7 +319,8 @@ class Dispatcher:
 
     def _give_up_unreleased(self, reason: str) -> None:
         planned, self._planned = self._planned, []
-        for _, row in planned:
+        roots, self._n_planned = self._roots[self._n_planned :], len(self._roots)
+        for row in (*(row for _, row in planned), *roots.tolist()):
             self._unsent(row, Status.not_released, reason)
 
     def _give_up_waiting(self, reason: str) -> None:
@@ -321,20 +337,40 @@ class Dispatcher:
             self._sender.abort(
                 row, Status.cancelled, f"still running when the drain after {reason} ended"
             )
-        for row in sorted(self._orphans):
-            if row in self._orphans:
-                self._orphans.discard(row)
+        for row in np.flatnonzero(np.frombuffer(self._is_orphan, bool)).tolist():
+            if self._is_orphan[row]:
+                self._is_orphan[row] = 0
                 self._unsent(row, Status.not_released, "its parent did not finish in the window")
         self._end_s = float("inf") if self._unaccounted else self._end_s
 
 
-def families(schedule: Schedule, edges: Edges) -> tuple[dict[int, list[int]], list[int]]:
-    """The children of each row that has any, and the number of parents of each row. Rows are
-    indices into `schedule`."""
-    row_of = {int(request_id): row for row, request_id in enumerate(schedule["request_id"])}
-    children: dict[int, list[int]] = {}
-    for request_id, after in zip(
-        edges["request_id"].tolist(), edges["after"].tolist(), strict=True
-    ):
-        children.setdefault(row_of[after], []).append(row_of[request_id])
-    return children, schedule["n_parents"].astype(int).tolist()
+class Families:
+    """The children of each row of a schedule, which is sorted by request id. Rows are indices into
+    it: edge k leads from `parent_rows[k]` to `child_rows[k]`."""
+
+    def __init__(self, schedule: Schedule, edges: Edges) -> None:
+        ids = schedule["request_id"]
+        order = np.argsort(edges["after"], kind="stable")
+        self.child_rows = np.searchsorted(ids, edges["request_id"][order])
+        self.parent_rows = np.searchsorted(ids, edges["after"][order])
+        # children of row k: _children[_first[k]] … _children[_first[k + 1] - 1]
+        n_children = np.bincount(self.parent_rows, minlength=len(ids))
+        self._first = np.cumsum([0, *n_children], dtype=np.int32).data if len(edges) else None
+        self._children = self.child_rows.astype(np.int32).data
+
+    @property
+    def has_edges(self) -> bool:
+        return self._first is not None
+
+    def children(self, row: int) -> Sequence[int]:
+        if self._first is None:
+            return ()
+        first, end = self._first[row], self._first[row + 1]
+        return self._children[first:end].tolist() if end > first else ()
+
+
+def rows_by_time(schedule: Schedule) -> NDArray[np.int32]:
+    """The rows without parents in order of their scheduled time, of equal times in row order."""
+    roots = np.flatnonzero(schedule["n_parents"] == 0)
+    order = np.argsort(schedule["scheduled_s"][roots], kind="stable")
+    return roots[order].astype(np.int32)

@@ -45,6 +45,21 @@ class ThreadMeter:
         self._started_s, self._cpu_before_s = time.monotonic(), time.thread_time()
         self._before = _readings(self._stat_before)
 
+    def so_far(self) -> tuple[float, float, float | None, float | None]:
+        """Seconds since `start`, and since then the share of CPU time, of run-queue delay and of
+        throttling. The machine's steal is left out: /proc/stat is slow to read on many cores."""
+        lasted_s = max(1e-9, time.monotonic() - self._started_s)
+
+        def share(name: str, now_s: float | None) -> float | None:
+            before_s = self._before.get(name)
+            if before_s is None or now_s is None:
+                return None
+            return round(max(0.0, now_s - before_s) / lasted_s, 6)
+
+        cpu_share = round((time.thread_time() - self._cpu_before_s) / lasted_s, 6)
+        delay = share("run_delay_share", _run_delay_s())
+        return lasted_s, cpu_share, delay, share("throttled_share", _throttled_s())
+
     def stop(self) -> None:
         stat = _proc_stat()
         self.window_s = time.monotonic() - self._started_s

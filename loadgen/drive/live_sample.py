@@ -1,7 +1,7 @@
 """Samples of finished requests for live metrics, taken from undecoded bytes as each request ends.
 
-Only a run with live metrics takes them. Token times come from `Adapter.looks_like_token`, so they
-are estimates; the report's numbers come from the decoded rows.
+Token times come from `Adapter.looks_like_token`, so they are estimates; the report's numbers come
+from the decoded rows. Only a run with live metrics takes the gaps between tokens.
 """
 
 from __future__ import annotations
@@ -95,9 +95,18 @@ FIELDS = EndedSample._fields
 
 
 class LiveSamples:
-    """Samples of the requests that ended since the last `take`, and their gaps between tokens."""
+    """Samples of the requests that ended since the last `take`, and with `has_gaps` the gaps
+    between their tokens. Without gaps a request of 64 tokens costs a third of the time; it has no
+    longest gap, and its events are counted without parsing, except in the first and the last read.
+    """
 
-    def __init__(self, schedule: Schedule, looks_like_token: Callable[[bytes], bool]) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        looks_like_token: Callable[[bytes], bool],
+        has_gaps: bool = True,
+    ) -> None:
+        self._has_gaps = has_gaps
         self._class_ids: list[int] = schedule["class_id"].tolist()
         self._looks_like_token = looks_like_token
         self._own_slo_s = own_limits(schedule)
@@ -147,6 +156,12 @@ class LiveSamples:
             first += 1  # a role chunk that came with the same read
         while last > first and not self._looks_like_token(parts[last]):
             last -= 1
+        if not self._has_gaps:
+            n_events = self._token_events(parts[first])  # the first and the last read hold others
+            if last > first:
+                n_events += b"".join(parts[first + 1 : last]).count(_EVENT)
+                n_events += self._token_events(parts[last])
+            return times[first], times[last], n_events - 1, 0, n_events
         events = [part.count(_EVENT) for part in parts[first : last + 1]]
         if max(events) > 1 or not all(events):
             events = [self._token_events(part) for part in parts[first : last + 1]]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+import numpy as np
+
+from loadgen.drive.dispatch import rows_by_time
 from loadgen.drive.request_names import namespace_of, request_name
-from loadgen.records import LimitsS, Schedule, own_limits
+from loadgen.records import OWN_SLO, SCHEDULE, LimitsS, Schedule, Times
 from targets.base import Adapter, Request
 from targets.safe_text import redact
 
@@ -22,8 +25,14 @@ class PromptText(Protocol):
     def messages(self) -> tuple[tuple[str, str], ...]: ...
 
 
-_AHEAD_S = 10.0
-_EAGER_BYTES = 256 << 20
+ENCODE_SHARE = 0.1
+"""Share of the time, at most, in which requests are encoded while others are being measured."""
+_AHEAD_ROWS = 4096
+_AHEAD_BYTES = 256 << 20
+_TIMED_BATCHES, _TIMED_ROWS = 4, 32  # by which the time to encode a row is measured
+_ID, _NUMBER = "x-request-id", "x-seq"
+_PLACE = {name: place for place, name in enumerate(SCHEDULE.names or ())}
+_CLASS, _OWN_SLOS = _PLACE["class_id"], [_PLACE[name] for name in OWN_SLO.values()]
 
 
 @dataclass(frozen=True, repr=False)
@@ -43,25 +52,34 @@ class HttpHead:
         bare = [value.partition(" ")[2] for value in values]  # without the scheme, such as "Bearer"
         return redact(text, [*values, *bare, *self.body_secrets]) if text else text
 
-    def request(
-        self, method: str, path: str, own: tuple[tuple[str, str], ...], body: bytes
-    ) -> bytes:
-        """An HTTP/1.1 request with the further headers `own`, each name once: `headers` replace
-        `own`, and both replace the defaults. Source: RFC 9112."""
-        fields = {"host": self.host, "accept-encoding": "identity"}
+    def template(self, method: str, path: str, own: Sequence[tuple[str, str | None]]) -> str:
+        """The head of an HTTP/1.1 request with the further headers `own`, each name once: `headers`
+        replace `own`, and both replace the defaults. In place of the content length, and of each
+        value of `own` that is None, it has `{content-length}` or the name in braces. Source: RFC
+        9112."""
+        fields: dict[str, str | None] = {"host": self.host, "accept-encoding": "identity"}
         fields |= {name.lower(): value for name, value in (*own, *self.headers)}
-        fields["content-length"] = str(len(body))
-        lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
-        return f"{method} {self.base_path}{path} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + body
+        fields["content-length"] = None
+        lines = "".join(
+            f"{_literal(name)}: {f'{{{name}}}' if value is None else _literal(value)}\r\n"
+            for name, value in fields.items()
+        )
+        return f"{_literal(f'{method} {self.base_path}{path}')} HTTP/1.1\r\n{lines}\r\n"
+
+
+def _literal(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 class Payloads:
-    """Encoded requests by row.
+    """Encoded requests by row, at most about 4096 of them or 256 MiB at a time.
 
-    A schedule of up to about 256 MiB is encoded before the start. Of a larger schedule, `extend`
-    encodes the rows due in the next 10 s, and `prepare` the rows with parents. A row whose prompt
-    quotes the server's answer to another row (`waits_for(row)`, None if it quotes none) can be
-    encoded only after `answered`; `prepare` does that, between two events of the loop. `take`
+    A schedule that is not larger is encoded before the start, except rows that quote an answer. Of
+    a larger schedule, `extend` encodes the next rows without parents, in order of their scheduled
+    time, and `prepare` the rows with parents as soon as a parent is sent. Where rows are due faster
+    than they can be encoded meanwhile, as many more are encoded before the start. A row whose
+    prompt quotes the server's answer to another row (`waits_for(row)`, None if it quotes none) can
+    be encoded only after `answered`; `prepare` does that, between two events of the loop. `take`
     encodes a row that is not ready and counts it in `n_late`.
 
     `render(row, answer)` returns the content of a row. `tenants` are the names by tenant_id, "" for
@@ -85,36 +103,63 @@ class Payloads:
         self._schedule, self._render, self._adapter = schedule, render, adapter
         self._head, self._namespace, self._tenants = head, namespace_of(run_name), tenants
         self._waits_for, self._is_numbered = waits_for, is_numbered
-        self._is_child: list[bool] = (schedule["n_parents"] > 0).tolist()
-        self._ready: dict[int, bytes] = {}
+        self._ready: dict[int, bytes] = {}  # the window
+        self._prepared: dict[int, bytes] = {}  # rows with parents
         self._answers: dict[int, Callable[[], str]] = {}  # parent's row: function that reads it
-        self._taken: set[int] = set()
-        self._own_limits_s, self._class_limits_s = own_limits(schedule), slo_limits_s
-        self._next = 0
+        self._is_taken = bytearray(len(schedule))
+        self._has_own_limits = any(schedule[name].any() for name in OWN_SLO.values())
+        self._class_limits_s = slo_limits_s
+        self._heads: dict[object, str] = {}  # templates by method, path and headers of the codec
         self.n_late = 0
         n_bytes = int(schedule["input_tokens"].sum(dtype="u8")) / tokens_per_char
-        self._ahead_s = float("inf") if n_bytes < _EAGER_BYTES else _AHEAD_S
+        self._n_ahead = min(
+            _AHEAD_ROWS, max(1, round(_AHEAD_BYTES * len(schedule) / (n_bytes + 1)))
+        )
+        self.is_whole = len(schedule) <= self._n_ahead
+        """Whether every row that quotes no answer is encoded before the start."""
+        self._order = np.arange(len(schedule)) if self.is_whole else rows_by_time(schedule)
+        self._next = 0  # in `_order`
 
-    def extend(self, now_s: float, for_s: float = float("inf")) -> bool:
-        """Encodes the rows due within the window, for about `for_s` seconds. Returns True if rows
-        of the window remain. Rows that are sent already are skipped."""
-        scheduled_s = self._schedule["scheduled_s"]
+    def encode_first(self) -> None:
+        """Encodes the rows to be ready at the start."""
+        if not self.is_whole:
+            row_s = min(self._batch_s() for _ in range(_TIMED_BATCHES)) / _TIMED_ROWS
+            times_s = self._schedule["scheduled_s"][self._order]
+            self._n_ahead = max(self._n_ahead, rows_ahead(times_s, ENCODE_SHARE / row_s))
+        self.extend()
+
+    def _batch_s(self) -> float:
+        """The time to encode `_TIMED_ROWS` further rows, seconds; infinite if fewer are left."""
+        started_s = time.monotonic()
+        for _ in range(_TIMED_ROWS):
+            if self._next == len(self._order):
+                return float("inf")
+            self._encode_next()
+        return time.monotonic() - started_s
+
+    def extend(self, for_s: float = float("inf")) -> bool:
+        """Encodes further rows, for about `for_s` seconds, until the window is full. Returns True
+        if it is not full and rows remain. Rows that are sent already are skipped."""
         until_s = time.monotonic() + for_s
-        while self._next < len(scheduled_s):
-            row = self._next
-            if scheduled_s[row] > now_s + self._ahead_s:
-                return False
+        while self._next < len(self._order) and len(self._ready) < self._n_ahead:
             if time.monotonic() > until_s:
                 return True
-            is_now = not self._is_child[row] or self._ahead_s == float("inf")
-            if is_now and row not in self._taken and self._waits_for(row) is None:
-                self._ready[row] = self._encode(row)
-            self._next += 1
+            self._encode_next()
         return False
+
+    def _encode_next(self) -> None:
+        row = int(self._order[self._next])
+        self._next += 1
+        if not self._is_taken[row] and self._waits_for(row) is None:
+            self._ready[row] = self._encode(row)
 
     def comes_late(self, row: int) -> bool:
         """Whether a row with parents is encoded only after the start."""
-        return self._ahead_s != float("inf") or self._waits_for(row) is not None
+        return not self.is_whole or self._waits_for(row) is not None
+
+    def quotes(self, row: int) -> int | None:
+        """The row whose answer is in the prompt of a row; None without one."""
+        return self._waits_for(row)
 
     def answered(self, row: int, answer: Callable[[], str]) -> None:
         """Stores the answer to a row; `answer` is called only if a later row quotes it."""
@@ -125,47 +170,65 @@ class Payloads:
         parent = self._waits_for(row)
         if parent is not None and parent not in self._answers:
             return
-        if row not in self._ready and row not in self._taken:
-            self._ready[row] = self._encode(row)
+        if not (self._is_taken[row] or row in self._ready or row in self._prepared):
+            self._prepared[row] = self._encode(row)
 
     def take(self, row: int) -> bytes:
-        if self._is_child[row] or row >= self._next:
-            self._taken.add(row)
-        payload = self._ready.pop(row, None)
+        self._is_taken[row] = 1
+        payload = self._ready.pop(row, None) or self._prepared.pop(row, None)
         if payload is None:
             self.n_late += 1
             return self._encode(row)
         return payload
 
     def _encode(self, row: int) -> bytes:
-        plan = self._schedule[row]
-        request_id = int(plan["request_id"])
+        plan = self._schedule[row].item()  # a field of a numpy row takes 0.1 µs more
+        request_id = plan[_PLACE["request_id"]]
         parent = self._waits_for(row)
         answer = None if parent is None else self._answers.pop(parent)()
         content = self._render(row, answer)
-        request = Request(
-            prompt=content.prompt,
-            output_tokens=int(plan["output_tokens"]),
-            temperature=round(float(plan["temperature"]), 6),
-            messages=content.messages,
-            priority=int(plan["priority"]),
-            tenant=self._tenants[int(plan["tenant_id"])],
+        ttft_s, tpot_s, e2e_s = self._limits_of(plan)
+        http = self._adapter.encode(
+            Request(
+                prompt=content.prompt,
+                output_tokens=plan[_PLACE["output_tokens"]],
+                temperature=round(plan[_PLACE["temperature"]], 6),
+                messages=content.messages,
+                priority=plan[_PLACE["priority"]],
+                tenant=self._tenants[plan[_PLACE["tenant_id"]]],
+                ttft_slo_s=ttft_s,
+                tpot_slo_s=tpot_s,
+                e2e_slo_s=e2e_s,
+            )
         )
-        ttft_s, tpot_s, e2e_s = self._limits_of(row)
-        if ttft_s or tpot_s or e2e_s:
-            request = replace(request, ttft_slo_s=ttft_s, tpot_slo_s=tpot_s, e2e_slo_s=e2e_s)
-        http = self._adapter.encode(request)
-        own = (
-            *http.headers,
-            ("x-request-id", request_name(self._namespace, request_id)),
-            *((("x-seq", str(request_id)),) if self._is_numbered else ()),
-        )
-        return self._head.request(http.method, http.path, own, http.body)
+        head = self._heads.get((http.method, http.path, http.headers))
+        if head is None:
+            own = (*http.headers, (_ID, None), *(((_NUMBER, None),) if self._is_numbered else ()))
+            head = self._head.template(http.method, http.path, own)
+            self._heads[http.method, http.path, http.headers] = head
+        values = {
+            _ID: request_name(self._namespace, request_id),
+            _NUMBER: request_id,
+            "content-length": len(http.body),
+        }
+        return head.format_map(values).encode("latin-1") + http.body
 
-    def _limits_of(self, row: int) -> LimitsS:
+    def _limits_of(self, plan: tuple[Any, ...]) -> LimitsS:
         """TTFT, TPOT and E2E limit of a request: its own, if any, else its class's."""
-        class_id = int(self._schedule["class_id"][row])
-        limits_s = self._class_limits_s
+        class_id, limits_s = plan[_CLASS], self._class_limits_s
         of_class_s = limits_s[class_id] if class_id < len(limits_s) else (None,) * 3
-        own_s = self._own_limits_s.get(row, of_class_s)
+        if not self._has_own_limits:
+            return of_class_s
+        own_s = [plan[place] for place in _OWN_SLOS]
         return tuple(own or other for own, other in zip(own_s, of_class_s, strict=True))
+
+
+def rows_ahead(times_s: Times, rows_per_s: float) -> int:
+    """The rows that must be ready at any time, if `rows_per_s` are encoded from time 0 on, so that
+    each of the rows due at `times_s` [n] (seconds, sorted) is ready in time: the largest number of
+    rows due in an interval beyond those encoded in it."""
+    if not len(times_s):
+        return 0
+    surplus = np.arange(1, len(times_s) + 1) - rows_per_s * np.maximum(times_s, 0.0)
+    lowest = np.minimum(0.0, np.minimum.accumulate(surplus - 1.0))  # at most `rows_ahead` are ready
+    return int(np.ceil((surplus - lowest).max() - 1e-9))

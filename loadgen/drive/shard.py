@@ -13,7 +13,6 @@ import ctypes
 import gc
 import importlib
 import json
-import math
 import os
 import pickle
 import platform
@@ -24,9 +23,12 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from loadgen.drive.client import Client
+from loadgen.drive.decoder_process import DecoderProcess
+from loadgen.drive.file_limit import file_limit_problem, raise_file_limit
 from loadgen.drive.payloads import HttpHead, Payloads
-from loadgen.drive.shard_loop import Shard
-from loadgen.drive.stall_watch import ProgressCounter
+from loadgen.drive.prefork import may_fork
+from loadgen.drive.shard_loop import Shard, fills_parts, part_decoder
+from loadgen.drive.stall_watch import WATCH_EVERY_S, ProgressCounter
 from loadgen.drive.task import ShardTask
 from loadgen.drive.transport import Transport
 from loadgen.endings import ending_signals
@@ -39,7 +41,6 @@ _NEEDED_LATER = ("uvloop", "targets.openai_chat", "loadgen.workload.texts")
 _TIME_SLICE_NS = 100_000  # the shortest that Linux grants
 _SCHED_SETATTR = {"x86_64": 314, "aarch64": 274}  # number of the system call
 _SCHED_ATTR = struct.Struct("=IIQiIQQQ")  # 48 bytes: size, policy, flags, nice, …, runtime, …
-_OWN_FILES = 40  # pipes, timers, logs and the sockets of name resolution
 _ORPHAN_S = 30.0  # to write the part after the parent is gone; then the process ends itself
 
 
@@ -81,13 +82,16 @@ async def _serve(
     commands_fd: int,
     write_message: Callable[..., None],
     progress: ProgressCounter,
+    helper: DecoderProcess | None,
 ) -> None:
     loop = asyncio.get_running_loop()
     client = make_transport(task, loop)
     payloads = payloads_of(task, task.head)
-    payloads.extend(0.0)
+    payloads.encode_first()
+    opening = loop.create_task(_show_progress(progress))
     opened = await client.open(task.n_preopen)
-    shard = Shard(task, loop, client, payloads, write_message, progress)
+    opening.cancel()
+    shard = Shard(task, loop, client, payloads, write_message, progress, helper)
     commands: asyncio.Queue[bytes] = asyncio.Queue()
     os.set_blocking(commands_fd, False)
     loop.add_reader(commands_fd, _read_commands, commands_fd, commands, loop)
@@ -102,6 +106,13 @@ async def _serve(
     report = await shard.finish(task.n_preopen - opened if preopens else 0)
     write_message("done", instrument=report.to_json())
     listener.cancel()
+
+
+async def _show_progress(progress: ProgressCounter) -> None:
+    """Advances the counter while the process waits for the server."""
+    while True:
+        progress.advance()
+        await asyncio.sleep(WATCH_EVERY_S)
 
 
 async def _execute(commands: asyncio.Queue[bytes], shard: Shard) -> None:
@@ -148,7 +159,7 @@ def prepare() -> None:
     """Prepares this process for any task: signals, limits, imports, garbage collection."""
     for number in ending_signals():  # a service manager signals every process; the parent decides
         signal.signal(number, signal.SIG_IGN)
-    _raise_file_limit()
+    raise_file_limit()
     request_short_slices()
     for module in _NEEDED_LATER:
         with contextlib.suppress(ImportError):  # uvloop is not built for every platform
@@ -166,45 +177,18 @@ def serve(
 ) -> NoReturn:
     """Writes `ready`, runs the task by the commands from `commands_fd`, writes `done` once the part
     is written, calls `at_end` and ends the process."""
-    too_few = file_limit_problem(task.n_preopen, _file_limit())
+    too_few = file_limit_problem(task.n_preopen)
     if too_few:
         sys.exit(too_few)  # the last line of the log, which the parent prints
+    helper = None
+    if fills_parts(task) and may_fork():
+        helper = DecoderProcess(
+            part_decoder(task), progress.advance, is_idle=task.decodes_meanwhile
+        )
     with asyncio.Runner(loop_factory=_loop_factory(task)) as runner:
-        runner.run(_serve(task, commands_fd, write_message, progress))
+        runner.run(_serve(task, commands_fd, write_message, progress, helper))
         at_end()
         os._exit(0)  # an orderly exit would spend time on freeing hundreds of megabytes
-
-
-def _raise_file_limit() -> None:
-    """Raises the limit of open files, 1024 in most shells, to the most that the system allows."""
-    if sys.platform == "win32":
-        return
-    import resource
-
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):  # not every system grants "unlimited"
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-def _file_limit() -> float:
-    """The most files that this process may open."""
-    if sys.platform == "win32":
-        return math.inf
-    import resource
-
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return math.inf if limit == resource.RLIM_INFINITY else limit
-
-
-def file_limit_problem(n_connections: int, limit: float) -> str:
-    """A sentence if a process that may open `limit` files cannot have `n_connections`; else ""."""
-    n_needed = n_connections + _OWN_FILES
-    if n_needed <= limit:
-        return ""
-    return (
-        f"it needs {n_needed} open files, {n_connections} of them for connections, and the limit "
-        f"is {limit}: raise it with ulimit -n {n_needed}, or use more --workers"
-    )
 
 
 def request_short_slices() -> None:

@@ -8,17 +8,20 @@ import time
 from collections.abc import Callable
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from loadgen.drive.decode import answer_text, decode, quick_status
-from loadgen.drive.dispatch import Dispatcher, families
+from loadgen.drive.decoder_process import DecoderProcess
+from loadgen.drive.dispatch import Dispatcher
 from loadgen.drive.first_failures import FirstFailures
 from loadgen.drive.instrument import GcPauses, ThreadMeter
 from loadgen.drive.live_sample import LiveSamples
 from loadgen.drive.loop_probe import LoopProbe, ProcessorSpeed, ReceiveBacklog
-from loadgen.drive.payloads import Payloads
-from loadgen.drive.recorder import ShardRecorder
+from loadgen.drive.part_decoder import PartDecoder
+from loadgen.drive.payloads import ENCODE_SHARE, Payloads
+from loadgen.drive.recorder import PART_BYTES, PART_REQUESTS, ShardRecorder
 from loadgen.drive.stall_watch import WATCH_EVERY_S, ProgressCounter
-from loadgen.drive.store import write_part
 from loadgen.drive.task import ShardTask
 from loadgen.drive.transport import Exchange, Transport
 from loadgen.manifest.self_report import ConnectionsReport, DecodingReport, SelfReport
@@ -26,13 +29,16 @@ from loadgen.records import ON_PURPOSE, Status
 from loadgen.timer import EARLY_NS, make_quiet_timer, make_timer
 
 _BEAT_S = 0.25  # between two progress messages
-_ENCODE_EVERY_S = 0.005
-_ENCODE_SHARE = 0.1  # of the time, at most, for encoding requests ahead
+_BEATS_PER_USE = 4  # reading the use of the core takes 0.1 ms
+_ENCODE_EVERY_S = 0.001
+_ENCODE_MOST_S = 0.0003
+_WRITE_EVERY_S, _WRITE_S = 0.001, 0.0002
 # Memory per read: its bytes, its time, two list entries, a share of its request. With 320 bytes it
 # was used up at 0.6 of a run at 400 requests/s; from there on 2 700 pages a second were faulted in.
 _READ_BYTES = 480  # below 512: Python's own allocator for small objects serves them
+_EVENT_BYTES = 250  # of an answer, per token
 _ARENA_BYTES = 1 << 20  # that allocator returns memory to the system in arenas
-_MOST_BYTES = 256 << 20
+_MOST_BYTES = 3 * PART_BYTES  # a part that fills, a part that is written, the overhead of both
 
 
 class Shard:
@@ -47,46 +53,13 @@ class Shard:
         payloads: Payloads,
         write_message: Callable[..., None],
         progress: ProgressCounter,
+        helper: DecoderProcess | None = None,
     ) -> None:
         self._progress = progress
+        self._finished, self._broken = asyncio.Event(), ""
         self._loop, self._epoch_ns, self._write_message = loop, 0, write_message
         self._client, self._payloads = client, payloads
-        self._part_path, self._number, self._adapter = task.part_path, task.shard, task.adapter
-        children_of, _ = families(task.schedule, task.edges)
-        self._late_children = {  # children to encode during the run; most are encoded before it
-            row: late
-            for row, children in children_of.items()
-            if (late := [child for child in children if payloads.comes_late(child)])
-        }
-        goes_on: list[bool] = task.schedule["after_failure"].tolist()
-        self._is_decisive = {  # rows whose success decides whether a child is released
-            row for row, children in children_of.items() if not all(goes_on[c] for c in children)
-        }
-        self._finished, self._broken = asyncio.Event(), ""
-        self._n_released = self._n_sent = self._n_withdrawn = 0
-        self._by_status = [0] * len(Status)
-        self._first_failures, self._redact = FirstFailures(), task.head.redact
-        self._samples: dict[str, list[float]] = {}  # since the last progress message
-        self._clear_samples()
-        self._released_s = [0.0] * len(task.schedule)
-        self._live_samples: LiveSamples | None = None
-        if task.is_watched:
-            self._live_samples = LiveSamples(task.schedule, task.adapter.looks_like_token)
-        self._sessions: list[int] = task.schedule["session_id"].tolist()
-        last = {session: row for row, session in enumerate(self._sessions)}
-        self._is_last = [last[session] == row for row, session in enumerate(self._sessions)]
-        self._meter, self._gc = ThreadMeter(), GcPauses()
-        self._backlog, self._speed = ReceiveBacklog(client.in_flight), ProcessorSpeed()
-        self._probe_timer = make_quiet_timer(loop)
-        self._probe = LoopProbe(self._probe_timer, self._sample)
-        self._recorder = ShardRecorder(
-            task.schedule,
-            task.adapter,
-            self._epoch_ns,
-            task.shard,
-            task.part_path.with_suffix(".bodies"),
-            redact=task.head.redact,
-        )
+        self._number, self._adapter = task.shard, task.adapter
         self._timer = make_timer(loop, self._epoch_ns, EARLY_NS)
         self._dispatcher = Dispatcher(
             task.schedule,
@@ -96,6 +69,40 @@ class Shard:
             timer=self._timer,
             bounds=task.bounds,
             on_finished=self._finished.set,
+        )
+        n, families = len(task.schedule), self._dispatcher.families
+        is_late = np.fromiter(map(payloads.comes_late, families.child_rows.tolist()), bool)
+        self._has_late_children = bytearray(n)  # rows with children to encode during the run
+        _mark(self._has_late_children, families.parent_rows[is_late])
+        goes_on = task.schedule["after_failure"][families.child_rows]
+        self._is_decisive = bytearray(n)  # rows whose success decides whether a child is released
+        _mark(self._is_decisive, families.parent_rows[~goes_on])
+        self._encoded_until_s, self._is_writing = 0.0, False
+        self._n_released = self._n_sent = self._n_withdrawn = 0
+        self._by_status = [0] * len(Status)
+        self._first_failures, self._redact = FirstFailures(), task.head.redact
+        self._samples: dict[str, list[float]] = {}  # since the last progress message
+        self._clear_samples()
+        self._live_samples = LiveSamples(
+            task.schedule, task.adapter.looks_like_token, has_gaps=task.is_watched
+        )
+        self._n_beats = 0
+        sessions = np.ascontiguousarray(task.schedule["session_id"])
+        last = np.zeros(int(sessions.max(initial=0)) + 1, np.int32)
+        last[sessions] = np.arange(n)  # of equal sessions the last write stays
+        self._sessions = sessions.data
+        self._is_last = (last[sessions] == np.arange(n)).data
+        self._meter, self._gc = ThreadMeter(), GcPauses()
+        self._backlog, self._speed = ReceiveBacklog(client.in_flight), ProcessorSpeed()
+        self._probe_timer = make_quiet_timer(loop)
+        self._probe = LoopProbe(self._probe_timer, self._sample)
+        self._recorder = ShardRecorder(
+            task.schedule,
+            part_decoder(task),
+            task.part_path,
+            helper,
+            task.decodes_meanwhile,
+            self._start_writing,
         )
         client.on_end, client.alarm = self._on_end, self._timer
         self._memory = memory_for(int(task.schedule["output_tokens"].sum(dtype="u8")))
@@ -128,10 +135,11 @@ class Shard:
         await self._client.close()
         lost = f"the load generator failed: {self._broken}" if self._broken else ""
         started_s, before_s = time.monotonic(), time.thread_time()
-        rows, chunks, names = self._recorder.finish(lost, self._progress.advance)
-        write_part(self._part_path, rows, chunks, names, self._progress.advance)
+        self._recorder.finish(lost, self._progress.advance)
         decoding = DecodingReport(
-            cpu_s=time.thread_time() - before_s, wall_s=time.monotonic() - started_s
+            cpu_s=time.thread_time() - before_s,
+            wall_s=time.monotonic() - started_s,
+            helper_cpu_s=self._recorder.helper_cpu_s,
         )
         loop_lag, stalls = self._probe.summary()
         self._gc.stop()  # not earlier: decoding makes no cycles, and collections double its time
@@ -153,7 +161,7 @@ class Shard:
                 not_opened_ahead=n_not_opened_ahead,
             ),
             encoded_late=self._payloads.n_late,
-            spilled_bytes=self._recorder.spilled_bytes,
+            spilled_bytes=self._recorder.written_bytes,
         )
 
     def _sample(self) -> None:
@@ -173,7 +181,7 @@ class Shard:
         self._n_sent += 1
         payload = self._payloads.take(row)
         self._client.send(row, payload, self._sessions[row], self._is_last[row])
-        if row in self._late_children:
+        if self._has_late_children[row]:
             self._loop.call_soon(self._prepare, row)
 
     def sent_s(self, row: int) -> float:
@@ -185,13 +193,11 @@ class Shard:
     # dispatch.Recorder
     def released(self, row: int, release_s: float) -> None:
         self._n_released += 1
-        self._released_s[row] = release_s
         self._recorder.released(row, release_s)
 
     def unsent(self, row: int, status: Status, reason: str) -> None:
         self._by_status[status] += 1
-        if self._live_samples is not None:
-            self._live_samples.unsent(row, status)
+        self._live_samples.unsent(row, status)
         self._recorder.unsent(row, status, reason)
 
     def _on_end(self, exchange: Exchange) -> None:
@@ -206,17 +212,17 @@ class Shard:
         self._by_status[status] += 1
         self._first_failures.ended(status, exchange.http_status, lambda: self._error_of(exchange))
         self._n_withdrawn += exchange.error.startswith(ON_PURPOSE)
-        released_s = self._released_s[exchange.row]
+        released_s = self._recorder.released_s[exchange.row]
         samples["lateness_s"].append(self._seconds(exchange.sent_ns) - released_s)
         if exchange.first_guess_ns:
             samples["ttft_s"].append(self._seconds(exchange.first_guess_ns) - released_s)
             samples["e2e_s"].append(self._seconds(exchange.done_ns) - released_s)
-        if self._live_samples is not None:
-            released_ns = self._epoch_ns + round(released_s * 1e9)
-            self._live_samples.ended(exchange, status, released_ns)
+        released_ns = self._epoch_ns + round(released_s * 1e9)
+        self._live_samples.ended(exchange, status, released_ns)
         self._recorder.ended(exchange)
-        if exchange.row in self._late_children:
-            self._payloads.answered(exchange.row, lambda: answer_text(exchange, self._adapter))
+        if self._has_late_children[exchange.row]:
+            if self._is_quoted(exchange.row):
+                self._payloads.answered(exchange.row, lambda: answer_text(exchange, self._adapter))
             self._loop.call_soon(self._prepare, exchange.row)
         self._dispatcher.ended(exchange.row, status, self._seconds(exchange.done_ns))
 
@@ -230,7 +236,7 @@ class Shard:
         """The status of an ended request. It is decoded only if the release of a child depends on
         it, so that an error inside a 200 response releases no child."""
         status = quick_status(exchange)
-        if exchange.row not in self._is_decisive or status is not Status.ok:
+        if not self._is_decisive[exchange.row] or status is not Status.ok:
             return status
         try:
             return decode(exchange, self._adapter).status
@@ -239,8 +245,13 @@ class Shard:
 
     def _prepare(self, row: int) -> None:
         """Encodes the children of a row, as far as their prompts are known."""
-        for child in self._late_children[row]:
+        for child in self._dispatcher.families.children(row):
             self._payloads.prepare(child)
+
+    def _is_quoted(self, row: int) -> bool:
+        """Whether the prompt of a child quotes the answer to a row."""
+        children = self._dispatcher.families.children(row)
+        return any(self._payloads.quotes(child) == row for child in children)
 
     def _advance(self) -> None:
         """Shows the controlling process that the event loop runs; also after the last row."""
@@ -251,15 +262,31 @@ class Shard:
         """Writes a progress message and schedules the next."""
         if self._finished.is_set():
             return
+        self._n_beats += 1
         self._report()
         self._loop.call_later(_BEAT_S, self._beat)
 
     def _encode_ahead(self) -> None:
-        """Encodes requests for 0.5 ms at a time, so that no socket read waits longer."""
+        """Encodes requests for 0.1 ms at a time, 0.3 ms at most, so that no socket read waits
+        longer than that or the time of a single request."""
         if self._finished.is_set():
             return
-        has_more = self._payloads.extend(self._timer.now_s(), _ENCODE_SHARE * _ENCODE_EVERY_S)
+        now_s = self._timer.now_s()
+        share_s, self._encoded_until_s = ENCODE_SHARE * (now_s - self._encoded_until_s), now_s
+        has_more = self._payloads.extend(min(share_s, _ENCODE_MOST_S))
         self._loop.call_later(_ENCODE_EVERY_S if has_more else _BEAT_S, self._encode_ahead)
+
+    def _start_writing(self) -> None:
+        """Begins to write a full part; `_write_parts` goes on until none is left."""
+        if not self._is_writing:
+            self._is_writing = True
+            self._loop.call_later(_WRITE_EVERY_S, self._write_parts)
+
+    def _write_parts(self) -> None:
+        """Writes ended requests for 0.2 ms at a time."""
+        self._is_writing = not self._finished.is_set() and self._recorder.write(_WRITE_S)
+        if self._is_writing:
+            self._loop.call_later(_WRITE_EVERY_S, self._write_parts)
 
     def _report(self) -> None:
         self._write_message(
@@ -274,7 +301,8 @@ class Shard:
             withdrawn=self._n_withdrawn,
             failed_alike=self._first_failures.message(),
             **{name: [round(s, 6) for s in samples] for name, samples in self._samples.items()},
-            **({} if self._live_samples is None else self._live_samples.take()),
+            **self._live_samples.take(),
+            **({} if self._n_beats % _BEATS_PER_USE else {"use": self._meter.so_far()}),
         )
         self._clear_samples()
 
@@ -283,6 +311,20 @@ class Shard:
 
     def _seconds(self, ns: int) -> float:
         return (ns - self._epoch_ns) * 1e-9
+
+
+def part_decoder(task: ShardTask) -> PartDecoder:
+    return PartDecoder(task.shard, task.adapter, task.head.redact)
+
+
+def fills_parts(task: ShardTask) -> bool:
+    """Whether the answers to a task are more than a part."""
+    n_bytes = task.schedule["output_tokens"].sum(dtype="u8") * _EVENT_BYTES
+    return len(task.schedule) > PART_REQUESTS or bool(n_bytes > PART_BYTES)
+
+
+def _mark(flags: bytearray, rows: NDArray[np.intp]) -> None:
+    np.frombuffer(flags, bool)[rows] = True
 
 
 def memory_for(n_reads: int) -> list[bytes]:

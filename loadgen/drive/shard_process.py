@@ -12,6 +12,7 @@ from pathlib import Path
 
 from loadgen.drive.prefork import PreforkedProcess, may_fork
 from loadgen.drive.stall_watch import ProgressCounter, WatchedProcess
+from loadgen.endings import exit_words
 
 _EXIT_S = 10.0
 _TAIL_BYTES = 1 << 16  # longer than any line
@@ -66,6 +67,10 @@ class ShardProcess:
         """See `WatchedProcess.is_stalled`."""
         return self._watched.is_stalled(now_s, most_s)
 
+    def is_idle(self, now_s: float) -> bool:
+        """See `WatchedProcess.is_idle`."""
+        return self._watched.is_idle(now_s)
+
     def kill(self) -> None:
         self._process.kill()
 
@@ -78,7 +83,7 @@ class ShardProcess:
         size = os.fstat(self._log_fd).st_size
         tail = os.pread(self._log_fd, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
         lines = tail.decode(errors="replace").strip().splitlines()
-        return f"exit status {code}; {lines[-1] if lines else 'nothing in its log'}"
+        return f"{exit_words(code)}; {lines[-1] if lines else 'nothing in its log'}"
 
     def end(self, patience_s: float = 2.0) -> None:
         """Ends the process by closing its pipes; kills it if it has not ended after `patience_s`.

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import pickle
+import select
 import selectors
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,9 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.drive.file_limit import file_limit_problem
 from loadgen.drive.shard_process import PreforkedShard, ShardProcess
 from loadgen.drive.stall_watch import HURRIED_STALL_S, STALL_S, WATCH_EVERY_S
 from loadgen.drive.task import ShardTask
@@ -30,6 +33,7 @@ from loadgen.manifest.sections import LiveQuantiles, WorkerSection
 from loadgen.manifest.self_report import SelfReport
 
 _LEAD_NS = 50_000_000  # from "GO" to the first row, so that every shard arms its alarm in time
+_BEAT = b'{"kind": "beat"'
 _READY_S = 60.0
 _POLL_S = 0.1
 
@@ -61,6 +65,15 @@ class _Child:
         """Kills the process; the end of its output follows."""
         self.killed = f"{reason}: killed"
         self.process.kill()
+
+    def end_reason(self) -> str:
+        """Why it ended before it was done."""
+        return self.killed or self.process.exit_report()
+
+    def kill_if_idle(self) -> None:
+        """Kills a process that starts, but gets no further."""
+        if not (self.is_over or self.killed) and self.process.is_idle(time.monotonic()):
+            self.kill(f"no progress for {STALL_S:g} s")
 
 
 @dataclass(frozen=True)
@@ -146,8 +159,11 @@ class Shards:
         self._await("started")
 
     def hand_over(self, job: Divisible) -> None:
-        """Sends each shard its task, for which it prepares at once."""
+        """Sends each shard its task, for which it prepares at once. Raises RunInvalid if a shard
+        dies, or cannot open its connections."""
         tasks = job.tasks(self._n)
+        if problem := file_limit_problem(max(task.n_preopen for task in tasks)):
+            raise RunInvalid(problem)
         for child, task in zip(self._children, tasks, strict=True):
             self._hand_over(child, task)
         self._lead_ns = lead_ns([task.schedule["scheduled_s"] for task in tasks])
@@ -157,13 +173,13 @@ class Shards:
         on_beat: OnBeat,
         on_start: Callable[[int], None],
         on_idle: Callable[[], None],
-        on_death: Callable[[int], None] = lambda shard: None,
+        on_death: Callable[[int, str], None] = lambda shard, reason: None,
     ) -> Outcome:
         """Starts all shards at the same epoch and waits for their ends.
 
         `on_start` receives the epoch (monotonic ns); `on_beat` a shard's number and its progress
         message, four times a second per shard; `on_death` the number of a shard whose output closes
-        before it is done. `on_idle` is called at least ten times a second.
+        before it is done, and the reason. `on_idle` is called at least ten times a second.
         """
         self._await("ready")
         outcome = Outcome(epoch_ns=time.monotonic_ns() + self._lead_ns)
@@ -181,10 +197,10 @@ class Shards:
                 where = f"the report of worker {child.number}"
                 child.report = read_section(message["instrument"], SelfReport, where)
             elif message["kind"] == "end" and child.report is None:
-                on_death(child.number)
+                on_death(child.number, child.end_reason())
         for child in self._children:
             if child.report is None:
-                outcome.dead[child.number] = child.killed or child.process.exit_report()
+                outcome.dead[child.number] = child.end_reason()
                 continue
             outcome.reports.append(child.report)
             if child.report.broken:
@@ -203,12 +219,18 @@ class Shards:
             if is_last and not child.is_over:
                 child.kill("you gave up its rows")
 
-    def _kill_stalled(self) -> None:
-        """Kills each shard without progress."""
+    def _is_time_to_look(self) -> bool:
         now_s = time.monotonic()
         if now_s < self._looked_s + WATCH_EVERY_S:
-            return
+            return False
         self._looked_s = now_s
+        return True
+
+    def _kill_stalled(self) -> None:
+        """Kills each shard without progress."""
+        if not self._is_time_to_look():
+            return
+        now_s = time.monotonic()
         for child in self._children:
             is_working = not (child.is_over or child.killed)
             if is_working and child.process.is_stalled(now_s, self._stall_s):
@@ -228,19 +250,32 @@ class Shards:
 
     def _hand_over(self, child: _Child, task: ShardTask) -> None:
         data = pickle.dumps((self._plugins, pickle.dumps(task, protocol=5)), protocol=5)
+        view, fd = memoryview(len(data).to_bytes(8, "big") + data), child.process.stdin.fileno()
+        os.set_blocking(fd, False)  # a frozen process reads nothing
         try:
-            view = memoryview(len(data).to_bytes(8, "big") + data)
             while view:
-                view = view[os.write(child.process.stdin.fileno(), view) :]
+                try:
+                    view = view[os.write(fd, view) :]
+                except BlockingIOError:
+                    child.kill_if_idle()
+                    select.select([], [fd], [], WATCH_EVERY_S)
         except BrokenPipeError:
             raise RunInvalid(
-                f"worker {child.number} died at its start: {child.process.exit_report()}"
+                f"worker {child.number} died at its start: {child.end_reason()}"
             ) from None
 
     def _await(self, kind: str) -> None:
-        """Reads messages until every shard has sent a message of this kind."""
+        """Reads messages until every shard has sent a message of this kind. Kills a shard that has
+        not and makes no progress."""
+
+        def watch() -> None:
+            if self._is_time_to_look():
+                for child in self._children:
+                    if kind not in child.received:
+                        child.kill_if_idle()
+
         deadline_s = time.monotonic() + _READY_S
-        for child, message in self._messages(deadline_s):
+        for child, message in self._messages(deadline_s, watch):
             child.received.add(message["kind"])
             if all(kind in child.received for child in self._children):
                 return
@@ -249,7 +284,7 @@ class Shards:
         late = [child for child in self._children if kind not in child.received]
         child = next((child for child in late if child.has_ended), late[0])
         how = "died at its start" if child.has_ended else f"was not {kind} within {_READY_S:g} s"
-        raise RunInvalid(f"worker {child.number} {how}: {child.process.exit_report()}")
+        raise RunInvalid(f"worker {child.number} {how}: {child.end_reason()}")
 
     def _messages(
         self, deadline_s: float, on_idle: Callable[[], None] = lambda: None
@@ -270,12 +305,14 @@ class Shards:
                     continue
                 *lines, child.buffer = (child.buffer + data).split(b"\n")
                 for line in lines:
-                    yield child, json.loads(line)
+                    is_beat = line.startswith(_BEAT)  # the many and long messages
+                    yield child, msgspec.json.decode(line) if is_beat else json.loads(line)
 
     def _broadcast(self, line: bytes) -> None:
         for child in self._children:
             if not child.has_ended:
-                with contextlib.suppress(BrokenPipeError):  # `_messages` detects its end
+                # `_messages` detects its end, and `_kill_stalled` that it reads nothing
+                with contextlib.suppress(BrokenPipeError, BlockingIOError):
                     os.write(child.process.stdin.fileno(), line)
 
 

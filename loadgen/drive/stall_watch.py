@@ -126,12 +126,22 @@ class StallWatch:
 
 
 class WatchedProcess:
-    """A process and its counter. `is_stalled` is to be called every `WATCH_EVERY_S`."""
+    """A process and its counter. `is_stalled` or `is_idle` is to be called every
+    `WATCH_EVERY_S`."""
 
     def __init__(self, pid: int, counter: ProgressCounter) -> None:
-        self._pid, self._counter, self._watch = pid, counter, StallWatch()
+        self._pid, self._counter = pid, counter
+        self._watch, self._start = StallWatch(), StallWatch()
 
     def is_stalled(self, now_s: float, most_s: float = STALL_S) -> bool:
         """Whether the process made no progress for `most_s` of its own time."""
         count, allowance_s = self._counter.read()
         return self._watch.look(now_s, count, process_use(self._pid)) >= most_s + allowance_s
+
+    def is_idle(self, now_s: float) -> bool:
+        """Whether a process that is starting, which advances its counter only while it opens
+        connections, used no CPU time either for `STALL_S`."""
+        use, (count, _) = process_use(self._pid), self._counter.read()
+        if not use.state:
+            return False  # a system without /proc
+        return self._start.look(now_s, count + round(1e3 * use.cpu_s), use) >= STALL_S

@@ -62,6 +62,8 @@ if TYPE_CHECKING:
 
 _ENUMS = {"status": Status, "token_source": TokenSource, "finish_reason": FinishReason}
 Part = tuple[Requests, Chunks, Names]
+_MAX_DISTINCT = 1000
+_MAX_TEXT = 300
 _PLAN = ("manifest.json", "schedule.parquet", "edges.parquet")
 _RESULTS = ("requests.parquet", "chunks.parquet")
 _SERVER = "server.parquet"
@@ -70,6 +72,24 @@ _DAMAGED = (
     struct.error, zipfile.BadZipFile, zlib.error,
 )  # fmt: skip
 """What NumPy, zipfile and Arrow raise for damaged files."""
+
+
+class Ids:
+    """Small ids for strings, in order of appearance; 0 is the empty string. After `_MAX_DISTINCT`
+    different strings all further strings share an id, so that a server with a nonce in each error
+    message cannot fill the table."""
+
+    def __init__(self) -> None:
+        self._ids = {"": 0}
+
+    def id(self, text: str) -> int:
+        text = text[:_MAX_TEXT]
+        if text not in self._ids and len(self._ids) > _MAX_DISTINCT:
+            text = f"(more than {_MAX_DISTINCT} different texts)"
+        return self._ids.setdefault(text, len(self._ids))
+
+    def texts(self) -> tuple[str, ...]:
+        return tuple(self._ids)
 
 
 def write_part(
@@ -141,19 +161,35 @@ def merge_parts(schedule: Schedule, parts: Sequence[Part]) -> Part:
     ids = np.concatenate([np.empty(0, "u4"), *(part[0]["request_id"] for part in parts)])
     if not np.diff(np.sort(ids)).all() or not np.isin(ids, schedule["request_id"]).all():
         raise RunInvalid("the shards' records do not add up: a request appears twice or uninvited")
-    errors: dict[str, int] = {"": 0}
-    remotes: dict[str, int] = {"": 0}
+    errors = Ids()
     merged = empty_requests(schedule)
     merged["status"] = Status.lost
-    merged["error_id"] = errors.setdefault("its load-generating process died", 1)
+    merged["error_id"] = errors.id("its load-generating process died")
+    rows, chunks, names = _joined(parts, errors)
+    merged[np.searchsorted(schedule["request_id"], rows["request_id"])] = rows
+    return merged, chunks, names
+
+
+def join_parts(path: Path) -> None:
+    """Joins the parts of the shard with the last part at `path` into that file."""
+    others = sorted(path.parent.glob(f"{path.stem}-*.npz"))
+    if others:
+        write_part(path, *_joined([read_part(part) for part in (path, *others)], Ids()))
+    for part in others:
+        part.unlink()
+
+
+def _joined(parts: Sequence[Part], errors: Ids) -> Part:
+    """The rows of all parts, their chunks grouped by request id, and the names of both."""
+    remotes, tables = Ids(), [np.empty(0, REQUESTS)]
     for requests, _, names in parts:
         rows = requests.copy()
         rows["error_id"] = _renumber(rows["error_id"], names.errors, errors)
         rows["remote_id"] = _renumber(rows["remote_id"], names.remotes, remotes)
-        merged[np.searchsorted(schedule["request_id"], rows["request_id"])] = rows
+        tables.append(rows)
     chunks = np.concatenate([np.empty(0, CHUNKS), *(part[1] for part in parts)])
     chunks = chunks[np.argsort(chunks["request_id"], kind="stable")]
-    return merged, chunks, Names(errors=tuple(errors), remotes=tuple(remotes))
+    return np.concatenate(tables), chunks, Names(errors=errors.texts(), remotes=remotes.texts())
 
 
 def read_manifest_file(directory: Path) -> tuple[Manifest, ClientReport]:
@@ -341,9 +377,9 @@ def _marks(manifest: Manifest) -> dict[str, str]:
 
 
 def _renumber(
-    ids: NDArray[np.unsignedinteger[Any]], texts: Sequence[str], into: dict[str, int]
+    ids: NDArray[np.unsignedinteger[Any]], texts: Sequence[str], into: Ids
 ) -> NDArray[np.int64]:
-    return _lookup([into.setdefault(str(text), len(into)) for text in texts], ids)
+    return _lookup([into.id(str(text)) for text in texts], ids)
 
 
 def _lookup(numbers: Sequence[int], codes: NDArray[Any]) -> NDArray[np.int64]:

@@ -36,4 +36,5 @@ class ShardTask:
     n_preopen: int
     part_path: Path
     slo_limits_s: tuple[LimitsS, ...] = ()  # by class_id, for servers that schedule by them
-    is_watched: bool = False  # whether to report each request as it ends, for live metrics
+    decodes_meanwhile: bool = False  # in a process of its own, for which a core is idle
+    is_watched: bool = False  # whether to report gaps between tokens, for live metrics

@@ -166,9 +166,23 @@ class Scrapes(JsonSection, frozen=True):
     reason: str
 
 
-class SimulatedEngineSection(JsonSection, frozen=True):
-    """Counters of a simulated engine. `waits_s`: class → reason → seconds that requests of the
-    measured window waited. The run took `simulated_s` of virtual and `wall_s` of real time."""
+class ReplicaSection(JsonSection, frozen=True):
+    """One of several simulated engines: the requests that its router gave it, the mean number of
+    requests in it, and the share of the run in which it computed a step."""
+
+    name: str
+    requests: int
+    mean_requests: float
+    busy_share: float
+    steps: int
+    preemptions: int
+    cached_tokens: int
+
+
+class SimulatedEngineSection(JsonSection, frozen=True, omit_defaults=True):
+    """Counters of a simulated engine, of all replicas together. `waits_s`: class → reason → seconds
+    that requests of the measured window waited. The run took `simulated_s` of virtual and `wall_s`
+    of real time. `router` and `replicas` are there where it has several replicas."""
 
     steps: int
     preemptions: int
@@ -177,6 +191,8 @@ class SimulatedEngineSection(JsonSection, frozen=True):
     waits_s: dict[str, dict[str, float]]
     simulated_s: float
     wall_s: float
+    router: str = ""
+    replicas: tuple[ReplicaSection, ...] = ()
 
 
 class FrameCounts(JsonSection, frozen=True):

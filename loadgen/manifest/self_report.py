@@ -76,10 +76,12 @@ class GcReport(JsonSection, frozen=True):
 
 
 class DecodingReport(JsonSection, frozen=True):
-    """Time that decoding the recorded bytes took after the run."""
+    """Time that decoding the recorded bytes took after the run, seconds. `helper_cpu_s` is the CPU
+    time of the process that decoded while the run went on, 0 without it."""
 
     cpu_s: float
     wall_s: float
+    helper_cpu_s: float = 0.0
 
 
 class ConnectionsReport(JsonSection, frozen=True):

@@ -9,15 +9,15 @@ from datetime import datetime
 from pathlib import Path
 
 from loadgen.drive import store
-from loadgen.errors import SlobenchError, TargetError, UsageError
+from loadgen.errors import RunInvalid, SlobenchError, TargetError, UsageError
 from loadgen.run.directory_lock import held, is_empty
 
 
 @contextlib.contextmanager
 def run_directory(name: str, out_dir: Path | None, force: bool) -> Iterator[Path]:
     """A new directory: `out_dir`, or `runs/<name>-<time>`, locked for this process. If the run ends
-    before its manifest is written, the directory is removed, and the run that `force` would have
-    replaced is restored."""
+    before its first request, without a manifest, the directory is removed, and the run that `force`
+    would have replaced is restored."""
     if out_dir is None:
         stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
         chosen, replaced = reserved(Path("runs") / f"{name}-{stamp}"), None
@@ -33,12 +33,12 @@ def _filled(chosen: Path, replaced: Path | None) -> Iterator[Path]:
         yield chosen
     except BaseException as error:
         if not (chosen / "manifest.json").is_file():
-            kept = _keep_server_log(chosen) if isinstance(error, TargetError) else None
+            kept = _keep_log(chosen, error)
             shutil.rmtree(chosen, ignore_errors=True)
             if replaced is not None:
                 replaced.rename(chosen)
             if kept is not None:
-                raise TargetError(f"{error}\nits whole output is in {kept}") from None
+                raise type(error)(f"{error}\nits whole output is in {kept}") from None
         elif is_unfinished(chosen):
             error.add_note(f"the rows recorded so far are kept: slobench report {chosen}")
         elif (chosen / "requests.parquet").is_file():
@@ -58,13 +58,16 @@ def is_unfinished(directory: Path) -> bool:
         return False
 
 
-def _keep_server_log(chosen: Path) -> Path | None:
-    """Moves the log of a launched server out of a run directory that will be removed; None if the
-    log is empty."""
-    log = chosen / "logs" / "server.log"
-    if not log.is_file() or not log.stat().st_size:
+def _keep_log(chosen: Path, error: BaseException) -> Path | None:
+    """Moves the log of a launched server or of a load-generating process that failed out of a run
+    directory that will be removed; None without such a log."""
+    if not isinstance(error, (TargetError, RunInvalid)):
         return None
-    return log.rename(free(chosen.with_name(f"{chosen.name}.server.log")))
+    names = "server.log" if isinstance(error, TargetError) else "shard-*.log"
+    for log in sorted((chosen / "logs").glob(names)):
+        if log.stat().st_size:
+            return log.rename(free(chosen.with_name(f"{chosen.name}.{log.name}")))
+    return None
 
 
 def _set_aside(chosen: Path, force: bool) -> Path | None:

@@ -26,6 +26,7 @@ from loadgen.run.manifest import surroundings
 from loadgen.run.preload import Preload
 from loadgen.run.run_options import RunKeywords, RunOptions, RunSetup
 from loadgen.run.shard_tasks import shard_count
+from loadgen.run.shown_run import ShownRun, shown
 from loadgen.run.target import Choice, Server, Target, open_target
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import make_plan
@@ -86,7 +87,7 @@ def run(
     *,
     confidence: float | None = None,
     **options: Unpack[RunKeywords],
-) -> Run:
+) -> ShownRun:
     """Runs a scenario against `target` (a URL, a target file, `reference`, `sim` or `mock`) and
     records it.
 
@@ -96,7 +97,8 @@ def run(
     options.setdefault("environ", dict(os.environ))
     directory = Path(out_dir) if out_dir else None
     run_options = RunOptions(out_dir=directory, confidence=confidence, **options)
-    return execute(scenario, target, run_options, Console(quiet=True)).run
+    finished = execute(scenario, target, run_options, Console(quiet=True))
+    return shown(finished.run, finished.directory)
 
 
 def execute(

@@ -60,7 +60,7 @@ def manifest(
     command: Sequence[str],
 ) -> Manifest:
     """The manifest of a run that has not begun: `ended` is "running"."""
-    names, instrument, around = scenario.names(), scenario.instrument, surroundings()
+    names, around = scenario.names(), surroundings()
     text = scenario.to_yaml()
     return Manifest(
         run=run_name,
@@ -84,13 +84,7 @@ def manifest(
         preflight=tuple(target.checks),
         names=NamesSection(names.classes, names.tenants),
         window=_window(scenario),
-        instrument_limits=InstrumentLimits(
-            lateness_s=instrument.lateness,
-            loop_lag_s=instrument.loop_lag,
-            read_backlog_s=instrument.read_backlog,
-            cpu_share=instrument.cpu,
-            run_delay_share=instrument.run_delay,
-        ),
+        instrument_limits=instrument_limits(scenario),
         clock="CLOCK_MONOTONIC",
         host=around.host,
         versions=around.versions,
@@ -99,6 +93,18 @@ def manifest(
         ended="running",
         end_reason="",
         server_ended_s=None,
+    )
+
+
+def instrument_limits(scenario: Scenario) -> InstrumentLimits:
+    """The limits of a scenario for the load generator's own delays."""
+    instrument = scenario.instrument
+    return InstrumentLimits(
+        lateness_s=instrument.lateness,
+        loop_lag_s=instrument.loop_lag,
+        read_backlog_s=instrument.read_backlog,
+        cpu_share=instrument.cpu,
+        run_delay_share=instrument.run_delay,
     )
 
 

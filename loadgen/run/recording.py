@@ -23,10 +23,13 @@ from loadgen.drive import store
 from loadgen.drive.core_time import Cpu, family_cpu, family_cpu_s
 from loadgen.drive.first_failures import refused
 from loadgen.drive.live_sample import FIELDS
-from loadgen.drive.progress import Progress
+from loadgen.drive.part_decoder import PartDecoder, decode_left
 from loadgen.drive.shards import OnBeat, Outcome
 from loadgen.drive.stop_rules import StopRules, stop_rules
 from loadgen.endings import ending_signals
+from loadgen.live.early_warning import EarlyWarning
+from loadgen.live.progress import Progress
+from loadgen.live.run_figures import RunFigures
 from loadgen.live.watched import WatchedRun
 from loadgen.live.watching import run_labels, watching
 from loadgen.manifest.json_section import JsonObject
@@ -34,13 +37,15 @@ from loadgen.manifest.sections import Ended, Manifest, Scrapes
 from loadgen.manifest.self_report import ClientReport
 from loadgen.measure.attainment import derived, with_counted_window
 from loadgen.records import CHUNKS, SERVER, Run, empty_requests
-from loadgen.run.manifest import completed, manifest
+from loadgen.run.example_requests import head_of
+from loadgen.run.manifest import completed, instrument_limits, manifest
 from loadgen.run.run_options import RunSetup
 from loadgen.run.shard_tasks import Job
 from loadgen.run.target import Target
 from targets.scrape import Scraped, Scraper
 
 _INTERRUPT_DRAIN_S = 10.0
+_OF_GAPS = ("max_itl_s", "max_stall_s")  # need the gaps between tokens
 _DEAD_DRAIN_S = 1.0  # for responses already on their way when the server ended
 
 
@@ -61,7 +66,7 @@ class Fleet(Protocol):
         on_beat: OnBeat,
         on_start: Callable[[int], None],
         on_idle: Callable[[], None],
-        on_death: Callable[[int], None],
+        on_death: Callable[[int, str], None],
     ) -> Outcome:
         """Starts the work and returns when each process has written its rows or was given up."""
 
@@ -96,6 +101,11 @@ class Recording:
             scenario.horizon_s,
             scenario.has_closed_loop,
             scenario.requests_in_flow,
+            # workers on other machines report to the page, which shows the same figures
+            RunFigures(scenario) if fleet.pids is not None else None,
+            EarlyWarning(
+                instrument_limits(scenario), scenario.lateness_limit_s, scenario.phases.measure
+            ),
         )
         self._scraper = Scraper(target.metrics, target.endpoint) if target.metrics else None
         self._watched: WatchedRun | None = None
@@ -108,7 +118,7 @@ class Recording:
 
     def record(self) -> Run:
         """Sends the load and returns the run. The plan and the manifest are on disk before the
-        first request goes out."""
+        first request goes out; the manifest is removed again if none went out."""
         directory = self._setup.directory
         parts_dir = directory / "parts"
         parts_dir.mkdir(exist_ok=True)
@@ -120,14 +130,21 @@ class Recording:
             self._salt,
             self._setup.name,
             parts_dir,
-            is_watched=self._watched is not None or self._options.early is not None,
+            is_watched=self._watched is not None
+            or self._options.early is not None
+            or any(slo.metric in _OF_GAPS for slo in self._scenario.all_slos()),
         )
         self._fleet.hand_over(job)  # the shards prepare while the plan is written here
         planned = self._planned()
         store.write_schedule(directory, planned)
         watched = watching(self._watched, self._options.watch, self._progress.note)
         with watched, self._scraping() as scraped, self._interruptible():
-            outcome = self._send()
+            try:
+                outcome = self._send()
+            except BaseException:
+                if not self._epoch_ns:
+                    (directory / "manifest.json").unlink()
+                raise
             run = self._assembled(self._completed(planned.manifest, outcome), parts_dir, outcome)
             run = with_counted_window(_with_server(run, scraped()))
             store.write_run(directory, run, derived(run))
@@ -143,8 +160,8 @@ class Recording:
                 self._on_beat,
                 self._on_start,
                 self._on_idle,
-                lambda shard: self._progress.note(
-                    f"worker {shard} died: its requests are lost, the others go on"
+                lambda shard, reason: self._progress.note(
+                    f"worker {shard} died ({reason}): its requests are lost, the others go on"
                 ),
             )
 
@@ -172,13 +189,20 @@ class Recording:
         )
 
     def _assembled(self, manifest: Manifest, parts_dir: Path, outcome: Outcome) -> Run:
+        decode_left(parts_dir, self._decoder, outcome.epoch_ns)
         parts = store.read_parts(parts_dir)
         requests, chunks, merged = store.merge_parts(self._plan.schedule, parts)
         names = replace(self._scenario.names(), errors=merged.errors, remotes=merged.remotes)
-        instrument = ClientReport(tuple(outcome.reports), self._family_s(outcome))
+        reports = tuple(outcome.reports)
+        helpers_s = sum(report.decoding.helper_cpu_s for report in reports)
+        instrument = ClientReport(reports, self._family_s(outcome) + helpers_s)
         return Run(
             manifest, self._plan.schedule, requests, chunks, self._plan.edges, names, instrument
         )
+
+    def _decoder(self, shard: int) -> PartDecoder:
+        target = self._target
+        return PartDecoder(shard, target.adapter, head_of(target.endpoint).redact)
 
     def _family_s(self, outcome: Outcome) -> float:
         """CPU seconds of this process and of a server that it started, on the cores that the shards

@@ -29,7 +29,7 @@ from loadgen.run.execute import FinishedRun, execute
 from loadgen.run.run_options import RunOptions, RunSetup
 from loadgen.web.assignment import environ_for
 from loadgen.web.form import RunForm, read_form
-from loadgen.web.relay_pipe import ENDING, Begin, Note, RelayPipe, RunEnded
+from loadgen.web.relay_pipe import ENDING, Begin, Note, Recording, RelayPipe, RunEnded
 from loadgen.web.remote_fleet import RemoteFleet
 from reports.run.verdict_section import slo_head, slo_rows
 from targets.endpoint import DEFAULT_KEY_ENV
@@ -106,6 +106,7 @@ def run_with_workers(line: RelayPipe, form: RunForm, workers: Sequence[str]) -> 
         if not workers:
             raise UsageError("no worker is connected; start one with slobench worker")
         n = min(len(workers), len(setup.plan.schedule), scenario.limits.max_concurrency)
+        line.send(Recording(str(setup.directory)))
         return RemoteFleet(line, workers[:n], form.max_skew_s(), on_loss, setup.log_dir)
 
     environ = environ_for(form.target, form.given_target, os.environ)

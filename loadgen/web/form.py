@@ -22,11 +22,11 @@ from loadgen.workload.scenario import Scenario, shipped_scenarios
 POLICIES: tuple[Policy, ...] = ("continue", "abort")
 IN_FORM = {
     "scenario": "Traffic and SLO of the run. `slobench list scenarios` describes each scenario.",
+    "slo": "SLO in place of the scenario's, e.g. ttft<=500ms; p99(tpot)<=50ms",
     "rate": "Arrivals per second, e.g. 8/s. Empty: the scenario's value.",
     "duration": "Length of the measured window, e.g. 60s. Empty: the scenario's value.",
     "warmup": "Time before the measured window, e.g. 5s. Empty: the scenario's value.",
     "seed": "Another seed draws another schedule. Empty: the scenario's value.",
-    "slo": "SLO in place of the scenario's, e.g. ttft<=500ms; p99(tpot)<=50ms",
     "model": "The API's model field. Empty: from /v1/models.",
 }
 _ON_COMMAND_LINE = {

@@ -6,16 +6,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from loadgen.drive.live_histogram import LiveCounts
 from loadgen.drive.live_sample import FIELDS, FINE_BOUNDS_S
+from loadgen.live.early_warning import EarlyWarning, thread_use
+from loadgen.live.slo_so_far import SloSoFar, Tally, slos_so_far
 from loadgen.live.watched import meets_slos
 from loadgen.manifest.json_section import JsonObject
 from loadgen.manifest.sections import LiveQuantiles
 from loadgen.measure.slo import Slo, parse_slo
+from loadgen.measure.wording import format_value
 from loadgen.records import Schedule, Status
 from loadgen.web.control_messages import METRICS, ClassCounts, Frame
 from loadgen.web.run_protocol import RemoteShard
@@ -24,6 +28,8 @@ QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p999": 0.999, "max": 1.0}
 _NEVER_ENDED = "open"
 _POINT_S = 0.5
 Facts = JsonObject
+NO_SLOS: Mapping[str, Sequence[Slo]] = MappingProxyType({})
+_USE = ("window_s", "cpu_share", "run_delay_share", "throttled_share")
 _SUMS = ("released", "sent", "in_flight", "waiting", "withdrawn", "measured")
 
 
@@ -62,9 +68,11 @@ class FrameBuilder:
             "by_status": [0] * len(Status),
             **dict.fromkeys(_SUMS, 0),
         }
+        self._use: list[float | None] = []
 
     def take(self, beat: Mapping[str, Any]) -> list[Ended]:
         """Adds a beat of the shard; returns the requests that ended in it."""
+        self._use = list(beat.get("use", self._use))
         self._last = {"now_s": beat["now_s"], **{key: beat[key] for key in ("by_status", *_SUMS)}}
         for _, counts, _ in beat["gaps"]:
             self._add_gaps(counts)
@@ -82,6 +90,7 @@ class FrameBuilder:
                 name: ClassCounts(list(counts.by_status), counts.slo_met, counts.events)
                 for name, counts in zip(self._names, self._classes, strict=True)
             },
+            use=self._use,
             **self._last,
         )
 
@@ -144,7 +153,8 @@ class LiveStatus:
     """The live status of a run. `snapshot` is called once a second and appends a point to each
     series. `has_limits`: a per-request limit was given, so there is an attainment. A closed loop
     offers no rate; `requested_per_s` is that of the scenario. `n_measured`: so many requests after
-    the warm-up end the window."""
+    the warm-up end the window. `slos` are those of all traffic, under "", and of each class;
+    `warning` compares the workers' delays with the limits of the report."""
 
     def __init__(
         self,
@@ -154,8 +164,11 @@ class LiveStatus:
         requested_per_s: float | None,
         is_closed_loop: bool,
         n_measured: int | None = None,
+        slos: Mapping[str, Sequence[Slo]] = NO_SLOS,
+        warning: EarlyWarning | None = None,
     ) -> None:
         self._n_measured = n_measured
+        self._slos, self._warning = slos, warning
         self._has_limits, self._requested_per_s = has_limits, requested_per_s
         self._is_timed = not is_closed_loop and n_measured is None
         planned_s = schedule["scheduled_s"]
@@ -195,9 +208,46 @@ class LiveStatus:
             "goodput_share_of_due": sums["kept"] / due if due and self._has_limits else None,
             "metrics": {name: _quantiles(one).to_json() for name, one in counts.items()},
             "classes": _classes(frames),
+            "slos": self._slos_so_far(frames, counts, sums, lasted_s),
+            "warning": self._warning_now(frames, counts["lateness"]),
             "shards": [_shard_row(shard) for shard in shards],
             "point": point,
         }
+
+    def _slos_so_far(
+        self,
+        frames: Sequence[Frame],
+        counts: Mapping[str, LiveCounts],
+        sums: Mapping[str, float],
+        lasted_s: float,
+    ) -> list[Facts]:
+        """Each SLO with its value so far, warm-up included. Workers count latencies over all
+        classes: with several, a class has its attainment only."""
+        latencies = {f"{metric}_s": histogram for metric, histogram in counts.items()}
+        by_class = _classes(frames)
+        rows: list[SloSoFar] = []
+        for name, slos in self._slos.items():
+            own = by_class.get(name, {"ended": 0, "ok": 0, "kept": 0, "failed": 0})
+            if not name:
+                own = {key: int(sums[key]) for key in ("ok", "failed", "kept")}
+            is_shared = not name or len(by_class) < 2
+            tally = Tally(
+                own["ok"],
+                own["failed"],
+                own["kept"],
+                int(sums["events"]) if is_shared else 0,
+                lasted_s,
+                latencies if is_shared else {},
+            )
+            rows += slos_so_far(slos, tally, name)
+        return [_slo_row(row) for row in rows]
+
+    def _warning_now(self, frames: Sequence[Frame], lateness: LiveCounts) -> str | None:
+        if self._warning is None:
+            return None
+        has_waiting = any(frame.waiting for frame in frames)
+        uses = [thread_use(*frame.use) for frame in frames if len(frame.use) == len(_USE)]
+        return self._warning.text(None if has_waiting else lateness, uses)
 
     def _point(
         self, counts: Mapping[str, LiveCounts], sums: Mapping[str, float], now_s: float
@@ -242,11 +292,35 @@ def _classes(frames: Sequence[Frame]) -> dict[str, dict[str, int]]:
     by_class: dict[str, dict[str, int]] = {}
     for frame in frames:
         for name, counts in frame.classes.items():
-            row = by_class.setdefault(name, {"ended": 0, "ok": 0, "kept": 0})
+            row = by_class.setdefault(name, {"ended": 0, "ok": 0, "kept": 0, "failed": 0})
             row["ended"] += sum(counts.by_status)
             row["ok"] += counts.by_status[Status.ok] if counts.by_status else 0
             row["kept"] += counts.slo_met
+            not_failed = (Status.ok, Status.cancelled, Status.not_released)
+            row["failed"] += sum(
+                n
+                for status, n in zip(Status, counts.by_status, strict=False)
+                if status not in not_failed
+            )
     return by_class
+
+
+def _slo_row(slo: SloSoFar) -> Facts:
+    """JSON has no infinity: such a value is None, and its text ∞."""
+    share = slo.share_of_limit
+    return {
+        "text": slo.text,
+        "class": slo.class_name,
+        "metric": slo.metric,
+        "unit": slo.unit,
+        "operator": slo.operator,
+        "limit": slo.limit,
+        "limit_text": format_value(slo.limit, slo.unit),
+        "value": None if slo.value is None or math.isinf(slo.value) else slo.value,
+        "shown": slo.shown,
+        "is_met": slo.is_met,
+        "share_of_limit": None if share is None else min(share, 1e6),
+    }
 
 
 def _quantiles(counts: LiveCounts) -> LiveQuantiles:

@@ -18,6 +18,7 @@ from pathlib import Path
 from loadgen.cli.scale import PLUGINS, TARGET
 from loadgen.drive.shard import prepare, serve
 from loadgen.drive.stall_watch import ProgressCounter
+from loadgen.drive.store import join_parts
 from loadgen.errors import SlobenchError
 from loadgen.plugins import load_plugin
 from loadgen.run.collect import DONE, KeptShare
@@ -64,6 +65,9 @@ class Outbox:
     def write(self, kind: str, **fields: object) -> None:
         self._pending += json.dumps({"kind": kind, **fields}).encode() + b"\n"
         if kind == "done":
+            for last in self._folder.glob("shard-*.npz"):
+                if last.stem.count("-") == 1:  # the others have a second number
+                    join_parts(last)
             (self._folder / DONE).write_text(json.dumps(fields["instrument"]))
         if kind in ("done", "refused"):
             os.set_blocking(self._fd, True)

@@ -301,11 +301,7 @@ def _be_worker(environment: Environment, runner: Runner) -> None:
     host = ShardHost(lambda data: runner.send_message(UP, data), on_ended)
     runner.register_message(DOWN, lambda msg, **_: host.take(msg.data))
 
-    def leave() -> None:
-        if (closing := host.drop()) is not None:
-            closing.join()
-
-    events.quitting.add_listener(lambda **_: leave())
+    events.quitting.add_listener(lambda **_: host.leave())
     if isinstance(runner, WorkerRunner):
         is_local = bool(environment.parsed_options.processes)
 
@@ -313,7 +309,7 @@ def _be_worker(environment: Environment, runner: Runner) -> None:
             """Ctrl-C reaches all processes of the terminal: a busy local worker leaves the
             decision to the master."""
             if not (is_local and host.is_busy):
-                leave()
+                host.leave()
                 runner.quit()
 
         for number in set(ending_signals()) - {signal.SIGTERM}:  # Locust handles it

@@ -16,6 +16,8 @@ import gevent.queue
 import msgspec
 from gevent.subprocess import Popen
 
+from loadgen.drive.stall_watch import STALL_S, process_use
+from loadgen.endings import exit_words
 from loadgen.manifest.json_section import JsonObject
 from loadgen.web import relay_pipe
 from loadgen.web.form import RunForm
@@ -25,6 +27,7 @@ _POINTS = 3600
 _NOTES = 20
 _INTERNAL = 4
 _NO_VERDICT, _INTERRUPTED = 3, 130
+_STOPPED = "T"  # proc(5)
 NO_WORKER = "no worker is connected; start one with slobench worker"
 
 
@@ -51,6 +54,7 @@ class Master:
         self.finished: relay_pipe.RunEnded | None = None
         self.n_runs = 0
         self._is_interrupted = self.is_stopping = False
+        self._stalled = self._directory = ""
 
     @property
     def why_not(self) -> str | None:
@@ -111,6 +115,7 @@ class Master:
         assert not self.is_running, "the run is not over"
         gevent.killall(self._greenlets, block=False)
         self._process, self._greenlets, self.is_stopping = None, [], False
+        self._stalled = self._directory = ""
         self.facts, self.finished, self.n_points = {}, None, 0
         self.points.clear()
         self.notes.clear()
@@ -125,9 +130,20 @@ class Master:
         second call ends them too."""
         self._is_interrupted = is_interrupt
         if self._process is not None and not self.is_over:
+            if self.is_stopping and self._is_frozen():
+                self._kill_frozen("stopped, and interrupted twice: killed")
             self.is_stopping = True
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._process.pid, signal.SIGINT)
+
+    def _is_frozen(self) -> bool:
+        """Whether a signal (SIGSTOP) stopped the control process."""
+        return self._process is not None and process_use(self._process.pid).state == _STOPPED
+
+    def _kill_frozen(self, reason: str) -> None:
+        assert self._process is not None, "it was started before it was stopped"
+        self._stalled = reason
+        self._process.kill()
 
     def kill(self) -> None:
         if self._process is not None and self._process.poll() is None:
@@ -155,9 +171,12 @@ class Master:
         assert self._process is not None, "it was started before it was read"
         code = self._process.wait()
         if self.finished is None:
-            problem = f"the control process ended with status {code}; the terminal has the reason"
+            problem = f"the control process has no result: {self._stalled or exit_words(code)}"
+            if self._directory:
+                problem += f"; rows that the workers keep: slobench collect {self._directory}"
             self._note(problem)
-            self.finished = relay_pipe.RunEnded(_INTERNAL, error=problem)
+            exit_code = _NO_VERDICT if code < 0 else _INTERNAL
+            self.finished = relay_pipe.RunEnded(exit_code, error=problem)
 
     def _handle(self, message: relay_pipe.ToMaster) -> None:
         if isinstance(message, relay_pipe.ToWorker):
@@ -170,6 +189,8 @@ class Master:
             self.facts = message.facts
         elif isinstance(message, relay_pipe.Note):
             self._note(message.text)
+        elif isinstance(message, relay_pipe.Recording):
+            self._directory = message.directory
         else:
             if message.exit_code == _INTERRUPTED and not self._is_interrupted:
                 message = msgspec.structs.replace(message, exit_code=_NO_VERDICT)
@@ -183,8 +204,12 @@ class Master:
 
     def _watch_roster(self) -> None:
         gone: set[str] = set()
+        n_stopped = 0
         while self.is_running:
             gevent.sleep(_LOOK_EVERY_S)
+            n_stopped = n_stopped + 1 if self._is_frozen() else 0
+            if n_stopped * _LOOK_EVERY_S >= STALL_S:
+                self._kill_frozen(f"stopped for {STALL_S:g} s: killed")
             now_gone = set(self._roster) - set(self._present())
             for worker in now_gone - gone:
                 self._outgoing.put(relay_pipe.Gone(worker))

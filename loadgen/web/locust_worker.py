@@ -18,11 +18,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 import gevent
+import gevent.event
 import gevent.queue
 from gevent.subprocess import PIPE, Popen
 
 from loadgen.cli.parse import cache_dir
 from loadgen.drive.stall_watch import STALL_S, WATCH_EVERY_S, ProgressCounter, WatchedProcess
+from loadgen.endings import exit_words
 from loadgen.manifest.json_section import JsonObject
 from loadgen.run.collect import UNCONFIRMED
 from loadgen.web import control_messages as messages
@@ -34,6 +36,9 @@ more requests. A clock would be wrong: a worker that was itself stopped has not 
 _UNLEASED = f"no message from the master for {LEASE_TICKS} s"
 _FRAME_EVERY_S = 1.0
 _LOG_TAIL = 2000
+_LEAVING = "its worker was told to end"
+_LEAVING_DRAIN_S = 5.0  # containers are killed 10 s after SIGTERM, or later
+_CONFIRMED_S = 3.0  # for the rows of a share that ended early to reach the master
 _WRITING_S = 10.0  # for a load process to write its rows after its input has ended
 
 
@@ -44,6 +49,7 @@ class ShardHost:
     def __init__(self, send: Callable[[bytes], None], on_ended: Callable[[Ended], None]) -> None:
         self._send, self._on_ended = send, on_ended
         self._share: _Share | None = None
+        self._leaving: gevent.Greenlet | None = None
         self.n_bad = 0
 
     def take(self, data: object) -> None:
@@ -81,11 +87,26 @@ class ShardHost:
     def is_busy(self) -> bool:
         return self._share is not None
 
-    def drop(self) -> gevent.Greenlet | None:
-        """Ends the load process, if any, in the returned greenlet. Recorded rows that no master has
-        confirmed stay on disk."""
+    def drop(self) -> None:
+        """Ends the load process, if any, in a greenlet. Recorded rows that no master has confirmed
+        stay on disk."""
         share, self._share = self._share, None
-        return None if share is None else gevent.spawn(share.close)
+        if share is not None:
+            gevent.spawn(share.close)
+
+    def leave(self) -> None:
+        """Ends the load process, if any, as `_Share.leave` does. A second call, by another signal,
+        ends its wait."""
+        if self._leaving is None:
+            self._leaving = gevent.spawn(self._leave)
+        elif self._share is not None:
+            self._share.give_up()
+        self._leaving.join()
+
+    def _leave(self) -> None:
+        if self._share is not None:
+            self._share.leave()
+            self._share = None
 
     def _send_message(self, message: messages.Up) -> None:
         self._send(messages.encode(message))
@@ -114,8 +135,10 @@ class _Share:
         self._frames = FrameBuilder(assign.run, assign.shard, assign.slos)
         self._folder = _new_folder()
         self._log = self._folder / "log"
-        self._sha256, self._is_going, self._is_done = "", False, False
+        self._sha256, self._is_ready, self._is_going, self._is_done = "", False, False, False
+        self._is_settled = gevent.event.Event()  # the master has the rows, or there are none
         self._ticks_left, self._broken = LEASE_TICKS, ""
+        self._n_missing, self._is_closed = assign.n_pieces, False
         self._upload = messages.Upload([])
         self._progress = ProgressCounter.create()
         command = [sys.executable, "-P", "-m", "loadgen.web.load_process", str(self._folder)]
@@ -137,6 +160,7 @@ class _Share:
         ]  # fmt: skip
 
     def feed(self, message: messages.Assign | messages.LoadPiece) -> None:
+        self._n_missing -= isinstance(message, messages.LoadPiece)
         data = messages.encode(message)
         self._outgoing.put(len(data).to_bytes(4, "big") + data)
 
@@ -157,10 +181,29 @@ class _Share:
 
     def kept(self) -> None:
         """The master has the rows."""
+        self._is_settled.set()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def leave(self) -> None:
+        """Ends the share early, at the worker's own end: requests in flight may finish, and the
+        rows go to the master if it lives. Then as `close`."""
+        if self._is_going and self._ticks_left > 0:
+            if not self._is_done:
+                self._broken = _LEAVING
+                self.stop(_LEAVING, _LEAVING_DRAIN_S)
+            self._is_settled.wait(_LEAVING_DRAIN_S + _CONFIRMED_S)
+        self.close()
+
+    def give_up(self) -> None:
+        """Ends the wait of `leave`."""
+        self._is_settled.set()
 
     def close(self) -> None:
         """Ends the load process. If it is sending, it may still write its rows."""
+        self._is_settled.set()
+        if self._is_closed:
+            return
+        self._is_closed = True
         if self._is_going and not (self._is_done or self._stalled):
             self._outgoing.put(None)  # closes its input
             with gevent.Timeout(_WRITING_S, False):
@@ -189,6 +232,7 @@ class _Share:
             self._handle(json.loads(line))
         if not self._is_done:
             self._send(messages.Died(self.run, self._shard, self._last_words()))
+            self._is_settled.set()
 
     def _handle(self, line: JsonObject) -> None:
         kind = line["kind"]
@@ -198,6 +242,7 @@ class _Share:
             self._is_done = True
             self._send(messages.ShareRefused(self.run, self._shard, line["reason"][:_LOG_TAIL]))
         elif kind == "ready":
+            self._is_ready = True
             host = socket.gethostname()
             self._send(
                 messages.ShareReady(self.run, self._shard, self._sha256, host, version("slobench"))
@@ -237,11 +282,17 @@ class _Share:
         """Kills the load process when it makes no progress; `_read` notices its end."""
         while not self._is_done:
             gevent.sleep(WATCH_EVERY_S)
-            if self._is_going and self._watched.is_stalled(time.monotonic()):
+            if self._has_stalled(time.monotonic()):
                 self._stalled = f"no progress for {STALL_S:g} s: killed"
                 with contextlib.suppress(ProcessLookupError):  # it died meanwhile
                     os.kill(self._process.pid, signal.SIGKILL)
                 return
+
+    def _has_stalled(self, now_s: float) -> bool:
+        if self._is_going:
+            return self._watched.is_stalled(now_s)
+        is_preparing = self._n_missing <= 0 and not self._is_ready
+        return is_preparing and self._watched.is_idle(now_s)
 
     def _last_words(self) -> str:
         code = self._process.wait()
@@ -249,4 +300,4 @@ class _Share:
             return self._stalled
         log = self._log.read_text(errors="replace").strip()
         last_line = log.splitlines()[-1] if log else "its log is empty"
-        return f"exit status {code}; {last_line}"[:_LOG_TAIL]
+        return f"{exit_words(code)}; {last_line}"[:_LOG_TAIL]

@@ -6,6 +6,7 @@ decoded.
 
 from __future__ import annotations
 
+import select
 import socket
 from typing import Any
 
@@ -63,6 +64,12 @@ class Note(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
+class Recording(msgspec.Struct, frozen=True, tag=True):
+    """The run's directory, in which rows can be collected from now on."""
+
+    directory: str
+
+
 class RunEnded(msgspec.Struct, frozen=True, tag=True):
     """The result of the run; the last message of the control process. `slo` is the table of its
     SLOs, the head first; empty without SLOs."""
@@ -76,10 +83,11 @@ class RunEnded(msgspec.Struct, frozen=True, tag=True):
 
 
 ToControl = Begin | FromWorker | Gone | Back
-ToMaster = ToWorker | LiveUpdate | Note | RunEnded
+ToMaster = ToWorker | LiveUpdate | Note | Recording | RunEnded
 _TO_CONTROL = msgspec.msgpack.Decoder(ToControl)
 _TO_MASTER = msgspec.msgpack.Decoder(ToMaster)
 _HEAD = 4
+_SEND_S = 5.0  # a Locust process under SIGSTOP reads nothing
 
 
 def pack(message: ToControl | ToMaster) -> bytes:
@@ -107,7 +115,8 @@ class Unpacker:
 
 
 class RelayPipe:
-    """The control process's end, on a plain socket."""
+    """The control process's end, on a plain socket. A live update is left out while the other end
+    does not read: the next holds all of it."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket, self._unpacker = end, Unpacker(for_master=False)
@@ -115,11 +124,13 @@ class RelayPipe:
         self.is_open = True
 
     def send(self, message: ToMaster) -> None:
+        if isinstance(message, LiveUpdate) and not select.select([], [self._socket], [], 0)[1]:
+            return
         if self.is_open:
             try:
-                self._socket.settimeout(None)
+                self._socket.settimeout(_SEND_S)
                 self._socket.sendall(pack(message))
-            except OSError:
+            except OSError:  # or TimeoutError: half a message ends the pipe, too
                 self.is_open = False
 
     def receive(self, wait_s: float) -> list[ToControl]:

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from loadgen.drive.live_histogram import LiveCounts
 from loadgen.drive.shards import CutShort, OnBeat, Outcome, RemoteWorkers
+from loadgen.live.early_warning import EarlyWarning
 from loadgen.manifest.json_section import JsonObject
 from loadgen.manifest.sections import LiveQuantiles
 from loadgen.manifest.self_report import SelfReport
+from loadgen.run.manifest import instrument_limits
 from loadgen.run.shard_tasks import Job
 from loadgen.web.assignment import assignments
 from loadgen.web.control_messages import Bad, Frame, Kept, encode, read_up
@@ -26,6 +28,8 @@ _POLL_S = 0.1
 _COLLECTING_S = 600.0  # after the drain, for the rows of all workers
 _HURRIED_S = 2.0
 _LINE_CLOSED = "the master's Locust process ended"
+_QUIET_S = 5.0  # after the drain: then the Locust process passes nothing on, as under SIGSTOP
+_QUIET = "the master's Locust process passed nothing on"
 
 
 class RemoteFleet:
@@ -48,7 +52,8 @@ class RemoteFleet:
         self._cut_short: CutShort | None = None
         self._silent = set[int]()
         self._reports: dict[int, SelfReport] = {}  # by shard
-        self._end_s = float("inf")
+        self._drained_s = self._end_s = float("inf")
+        self._n_quiet = 0  # of `_POLL_S`, so that a pause of this process does not count
 
     def __enter__(self) -> RemoteFleet:
         return self
@@ -70,7 +75,7 @@ class RemoteFleet:
         on_beat: OnBeat,
         on_start: Callable[[int], None],
         on_idle: Callable[[], None],
-        on_death: Callable[[int], None],
+        on_death: Callable[[int, str], None],
     ) -> Outcome:
         """See `Shards.run`. Raises RunInvalid or UsageError if the workers cannot begin."""
         assert self._job is not None, "hand_over comes first"
@@ -86,6 +91,13 @@ class RemoteFleet:
             job.scenario.requested_rate_per_s(),
             job.scenario.has_closed_loop,
             job.scenario.requests_in_flow,
+            {"": job.scenario.slos()}
+            | {name: own.slos() for name, own in job.scenario.classes.items()},
+            EarlyWarning(
+                instrument_limits(job.scenario),
+                job.scenario.lateness_limit_s,
+                job.scenario.phases.measure,
+            ),
         )
         self._send(controller.start(time.monotonic_ns()))
         started, updated_s, reported_dead = False, 0.0, set[int]()
@@ -95,13 +107,13 @@ class RemoteFleet:
                 started = True
                 on_start(controller.epoch_ns)
                 scenario = job.scenario
-                self._end_s = time.monotonic() + scenario.horizon_s + scenario.phases.drain
-                self._end_s += _COLLECTING_S
+                self._drained_s = time.monotonic() + scenario.horizon_s + scenario.phases.drain
+                self._end_s = self._drained_s + _COLLECTING_S
             if started:
                 on_idle()
                 self._beat(controller, on_beat)
                 self._report_losses(controller, reported_dead, on_death)
-            if time.monotonic() > self._end_s or not self._line.is_open:
+            if time.monotonic() > self._end_s or not self._line.is_open or self._is_cut_off():
                 break  # no worker can come back over a closed line
             if started and time.monotonic() >= updated_s + _UPDATE_EVERY_S:
                 updated_s = time.monotonic()
@@ -120,8 +132,18 @@ class RemoteFleet:
         """Waits 2 s more for the rows, which the workers keep; with `is_last`, no more."""
         self._end_s = min(self._end_s, time.monotonic() + (0.0 if is_last else _HURRIED_S))
 
+    def _is_cut_off(self) -> bool:
+        """Whether no message has come for `_QUIET_S` after the drain. Each worker sends once a
+        second until its rows have arrived."""
+        if time.monotonic() < self._drained_s or self._n_quiet * _POLL_S < _QUIET_S:
+            return False
+        self._cut_short = self._cut_short or CutShort(_QUIET, time.monotonic_ns())
+        return True
+
     def _receive(self, controller: Controller) -> None:
-        for event in self._line.receive(_POLL_S):
+        events = self._line.receive(_POLL_S)
+        self._n_quiet = 0 if events else self._n_quiet + 1
+        for event in events:
             now_ns = time.monotonic_ns()
             if isinstance(event, FromWorker):
                 try:
@@ -145,13 +167,13 @@ class RemoteFleet:
         self._send(controller.tick(time.monotonic_ns()))
 
     def _report_losses(
-        self, controller: Controller, reported: set[int], on_death: Callable[[int], None]
+        self, controller: Controller, reported: set[int], on_death: Callable[[int, str], None]
     ) -> None:
         for shard in controller.shards:
             worker = f"worker {shard.worker} (share {shard.number})"
             if shard.state == "died" and shard.number not in reported:
                 reported.add(shard.number)
-                on_death(shard.number)
+                on_death(shard.number, shard.note)
             elif shard.state == "lost" and shard.number not in self._silent:
                 self._silent.add(shard.number)
                 note = f"{worker} is silent: its requests are lost unless it comes back"

@@ -65,8 +65,13 @@ def check_part(data: bytes, ids: NDArray[np.uint32]) -> None:
         raise
     except Exception as problem:  # a worker's boundary: any bytes, through zipfile and NumPy
         raise Bad(f"its rows cannot be read: {problem}") from None
+    for name, table in tables.items():
+        if (
+            not isinstance(table, np.ndarray) or table.ndim != 1
+        ):  # NumPy returns other files as bytes
+            raise Bad(f"its {name} are no list")
     for name, dtype in _TABLES.items():
-        if tables[name].dtype != dtype or tables[name].ndim != 1:
+        if tables[name].dtype != dtype:
             raise Bad(f"the columns of its table {name} are not those of this version")
     rows = tables["requests"]
     if not np.array_equal(np.sort(rows["request_id"]), np.sort(ids)):

@@ -23,8 +23,12 @@ from loadgen.workload.dialogue import Context
 from loadgen.workload.durations import Durations
 
 Index = NDArray[np.int32]  # row numbers, or counts of rows; half the memory of int64
-QUICKEST_S = 0.02  # the fastest answer that a closed loop is planned for: this long,
+QUICKEST_S = 0.02  # the fastest answer that a plan allows for: this long,
 QUICKEST_TOKENS_PER_S = 1000.0  # then so many tokens per second
+MOST_SPEED = 10.0
+"""Closed loops are planned for answers that are so many times as fast, where that takes no more
+than PLENTY_ROWS."""
+PLENTY_ROWS = 100_000
 MAX_CONTEXT_TOKENS = 2**31
 
 
@@ -104,7 +108,8 @@ def lay_out(
     Raises ScenarioError for more than `max_rows` rows.
     """
     own, streams, starts_s = part.own, part.streams, part.arrivals.scheduled_s
-    n_units, pauses_s = _units(part, horizon_s, max_rows, warmup_s, n_measured)
+    speed = _planned_speed(part, horizon_s)
+    n_units, pauses_s = _units(part, speed, horizon_s, max_rows, warmup_s, n_measured)
     unit_source = np.repeat(row_numbers(len(starts_s)), n_units)
     sizes = _sizes(own, len(unit_source), streams)
     n_rows = int(sizes.sum(dtype=np.int64))
@@ -141,14 +146,19 @@ def lay_out(
         rows=rows,
         source=source,
         starts_s=starts_s,
-        earliest_s=_earliest_s(rows, source, starts_s),
+        earliest_s=_earliest_s(rows, source, starts_s, speed),
         child=child[order],
         parent=parent[order],
     )
 
 
 def _units(
-    part: ClassTraffic, horizon_s: float, max_rows: int, warmup_s: float, n_measured: int | None
+    part: ClassTraffic,
+    speed: float,
+    horizon_s: float,
+    max_rows: int,
+    warmup_s: float,
+    n_measured: int | None,
 ) -> tuple[Index, NDArray[np.float64]]:
     """(units per source, pause before each unit; that before a source's first unit is unused).
 
@@ -159,7 +169,8 @@ def _units(
     n, pause = len(part.arrivals), part.pause
     if pause is None:
         return np.ones(n, np.int32), np.zeros(n)
-    rng, fastest_s = part.streams.stream(Purpose.think, "again"), _fastest_unit_s(part.own)
+    rng, (answers_s, thinking_s) = part.streams.stream(Purpose.think, "again"), _unit_s(part.own)
+    fastest_s = answers_s / speed + thinking_s
     expected = horizon_s / (fastest_s + pause.mean)
     most = np.inf if n_measured is None else n_measured
     expected = min(expected, warmup_s / (fastest_s + pause.mean) + most)
@@ -184,8 +195,20 @@ def _units(
     return n_units, np.concatenate(all_pauses)
 
 
-def _fastest_unit_s(own: TrafficClass) -> float:
-    """The shortest planned time of a unit, from its first request to its last answer."""
+def _planned_speed(part: ClassTraffic, horizon_s: float) -> float:
+    """How many times as fast as the quickest answers those are that the rows of a class are planned
+    for: 1 in an open loop; in a closed loop as fast as PLENTY_ROWS allow, 1 to MOST_SPEED."""
+    if part.pause is None:
+        return 1.0
+    (answers_s, thinking_s), session = _unit_s(part.own), part.own.session
+    n_rows = len(part.own.steps()) if session is None else session.turns.mean
+    plenty_s = len(part.arrivals) * n_rows * horizon_s / PLENTY_ROWS - thinking_s - part.pause.mean
+    return min(MOST_SPEED, max(1.0, answers_s / max(plenty_s, answers_s / MOST_SPEED)))
+
+
+def _unit_s(own: TrafficClass) -> tuple[float, float]:
+    """The shortest planned time of a unit, from its first request to its last answer: the time of
+    its answers, and its thinking time."""
     ends_s: dict[str, float] = {}
     for step in own.steps():
         tokens = step.requests.mean_lengths[1] or 1.0
@@ -193,9 +216,9 @@ def _fastest_unit_s(own: TrafficClass) -> float:
         ends_s[step.name] = step_s + max((ends_s[name] for name in step.after), default=0.0)
     longest_s = max(ends_s.values())
     if own.session is None:
-        return longest_s
+        return longest_s, 0.0
     turns = own.session.turns.mean
-    return longest_s * turns + own.session.think.mean * (turns - 1)
+    return longest_s * turns, own.session.think.mean * (turns - 1)
 
 
 def _sizes(own: TrafficClass, n_units: int, streams: RandomStreams) -> Index:
@@ -293,14 +316,14 @@ def _grow_context(rows: Schedule, first_of_unit: Index) -> None:
     rows["input_tokens"] = total
 
 
-def _earliest_s(rows: Schedule, source: Index, starts_s: Times) -> Times:
+def _earliest_s(rows: Schedule, source: Index, starts_s: Times, speed: float) -> Times:
     """The earliest due instant of each row, as if the rows of a source came in sequence.
 
     (Parallel steps can be due earlier; only the phase depends on this.)
     """
     if not rows["n_parents"].any():
         return starts_s
-    ends_s = QUICKEST_S + rows["output_tokens"] / QUICKEST_TOKENS_PER_S
+    ends_s = (QUICKEST_S + rows["output_tokens"] / QUICKEST_TOKENS_PER_S) / speed
     begins_s = -ends_s
     ends_s += rows["think_s"]
     np.cumsum(ends_s, out=ends_s)

@@ -10,7 +10,6 @@ unchanged, after a head unless the salt is `none`.
 
 from __future__ import annotations
 
-import base64
 import copy
 import hashlib
 from dataclasses import dataclass
@@ -24,6 +23,8 @@ from loadgen.workload.word_text import DIGEST_BYTES, WordCounts, WordText, frame
 
 HEAD_CHARS = 16
 CHARS_PER_TOKEN = 4.0  # the usual rule of thumb, for plans without a tokenizer
+_BASE32 = "abcdefghijklmnopqrstuvwxyz234567"
+_PAIRS = [first + second for first in _BASE32 for second in _BASE32]  # by 10 bits
 _SAMPLE_HEAD = "k4vq7mzx2w5npt3r"
 _IS_BLANK = np.array([chr(code).isspace() for code in range(0x3002)])  # the last blank is U+3000
 _CHARS_PER_CUT_TOKEN = 8  # of the text that a tokenizer cuts
@@ -230,7 +231,7 @@ class Prompts:
 
     def _text(self, identity: bytes, n_chars: int) -> str:
         digest = hashlib.blake2b(identity, digest_size=18, key=self._key).digest()
-        head = base64.b32encode(digest[:10]).decode("ascii").lower()  # 80 bits in HEAD_CHARS
+        head = _head_text(digest[:10])
         start = int.from_bytes(digest[10:], "little") % len(self._word_starts)
         body = self._body(int(self._word_starts[start]), n_chars - HEAD_CHARS - 2)
         # ends with a full stop: templates strip a trailing blank, and a token would be missing
@@ -242,6 +243,17 @@ class Prompts:
         while len(text) < n_chars:
             text += f" {self._corpus}"[: n_chars - len(text)]
         return text
+
+
+def _head_text(bits: bytes) -> str:
+    """10 bytes as HEAD_CHARS lowercase characters of Base32 (RFC 4648 section 6); a third of the
+    time of `base64.b32encode`."""
+    number, pairs = int.from_bytes(bits, "big"), _PAIRS
+    return (
+        f"{pairs[number >> 70]}{pairs[number >> 60 & 1023]}{pairs[number >> 50 & 1023]}"
+        f"{pairs[number >> 40 & 1023]}{pairs[number >> 30 & 1023]}{pairs[number >> 20 & 1023]}"
+        f"{pairs[number >> 10 & 1023]}{pairs[number & 1023]}"
+    )
 
 
 def word_starts(text: str) -> NDArray[np.intp]:

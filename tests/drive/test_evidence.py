@@ -11,6 +11,8 @@ import pytest
 from pyarrow import parquet
 
 import slobench
+from loadgen.cli.app import app
+from loadgen.cli.exit_codes import guarded
 from loadgen.drive import checksums, store
 from loadgen.errors import RunInvalid, SlobenchError, UsageError
 from loadgen.lab.engine_log import misses
@@ -102,6 +104,44 @@ def test_300_bit_flips_are_errors_that_name_the_file_or_change_nothing(directory
             file.write_bytes(whole)
     assert n_errors >= 30 * len(EVIDENCE)
     assert checksums.problems(directory) == []
+
+
+def printed(capsys, *words):
+    """(exit code, output) of a command line."""
+    code = guarded(lambda: app([str(word) for word in words]), {})
+    out, err = capsys.readouterr()
+    return code, out + err
+
+
+@pytest.mark.faults
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("n_flips", [60, pytest.param(300, marks=pytest.mark.slow)])
+def test_each_verb_names_a_flipped_file_or_prints_what_it_printed(
+    finished, tmp_path, capsys, n_flips
+):
+    """`verify` names every flip; `report`, `rescore` and `compare` name it unless their output is
+    that of the intact run."""
+    other, damaged = shutil.copytree(finished, tmp_path / "other"), tmp_path / "run"
+    files = sorted(p.relative_to(finished) for p in finished.rglob("*") if p.is_file())
+    verbs = [("verify", damaged), ("rescore", damaged), ("compare", other, damaged),
+             ("report", damaged)]  # fmt: skip
+    shutil.copytree(finished, damaged)
+    intact = {verb: printed(capsys, *verb) for verb in verbs}
+    assert {code for code, _ in intact.values()} <= {0, 1}
+    rng, n_named = random.Random(220 + n_flips), 0
+    for k in range(n_flips):
+        name = files[k % len(files)]
+        shutil.rmtree(damaged)
+        shutil.copytree(finished, damaged)
+        flip(damaged / name, rng.randrange(8 * (damaged / name).stat().st_size))
+        for verb in verbs:
+            code, text = printed(capsys, *verb)
+            is_named = code == 3 and str(name) in text
+            n_named += is_named
+            assert is_named or (verb[0] != "verify" and (code, text) == intact[verb]), (
+                verb, name, code, text,
+            )  # fmt: skip
+    assert n_named >= 2.5 * n_flips
 
 
 @pytest.mark.faults

@@ -31,3 +31,13 @@ def test_nothing_has_no_quantile_and_what_lies_outside_is_at_the_edge():
     assert counts.quantile(1.0) == pytest.approx(1e-6)
     counts.add([1e9] * 3)
     assert counts.quantile(0.99) == pytest.approx(600.0, rel=1e-3)
+
+
+@given(st.lists(st.floats(0.0, 900.0), min_size=8, max_size=200))
+def test_many_durations_at_once_are_counted_as_one_after_the_other(seconds):
+    at_once, in_turn = LiveCounts(), LiveCounts()
+    at_once.add(seconds)
+    for value_s in seconds:
+        in_turn.add([value_s])
+    assert at_once.encode() == in_turn.encode()
+    assert at_once.quantile(1.0) == in_turn.quantile(1.0)

@@ -92,6 +92,29 @@ def test_one_token_has_no_gap_and_no_answer_has_no_first_token():
     assert sum(gaps[0][1]) == 0
 
 
+@pytest.mark.parametrize(
+    "reads",
+    [
+        (ROLE, token("a"), token("b"), token("c"), FINISH, usage(3), DONE),
+        (token("a"), token("b"), token("c") + token("d") + FINISH + usage(4) + DONE),
+        (token("a") + token("b"), token("c") + token("d"), token("e") + FINISH + DONE),
+        (token("a") + token("b") + FINISH + DONE,),
+        (token("a"),),
+        (FINISH, DONE),
+    ],
+)
+def test_without_gaps_a_sample_differs_in_its_longest_gap_only(reads):
+    rows = schedule_rows([0.0])
+    full, quick = (
+        LiveSamples(rows, ADAPTER.looks_like_token, has_gaps=has_gaps) for has_gaps in (True, False)
+    )
+    for samples in (full, quick):
+        samples.ended(answered(*reads), Status.ok, 1000 * MS)
+    (expected,), (sample,) = full.take()["ended"], (beat := quick.take())["ended"]
+    assert sample == expected._replace(max_stall_s=None)
+    assert beat["gaps"] == []
+
+
 def test_classes_are_told_apart_and_everything_is_told_once():
     rows = schedule_rows([0.0, 0.1, 0.2])
     rows["class_id"], rows["tpot_slo_s"][1] = (1, 0, 1), 0.05

@@ -77,7 +77,7 @@ def content(payload):
 def test_a_turn_is_written_when_its_answer_is_known_and_not_before():
     talk = Talk()
     made = payloads(plan(), talk, waits_for=talk.waits_for)
-    assert made.extend(0.0) is False
+    assert made.extend() is False
     assert talk.written == [0]
     made.prepare(1)
     assert talk.written == [0], "the answer is not known yet"
@@ -112,14 +112,14 @@ def test_an_answer_is_read_only_when_it_is_needed():
 def test_short_scripted_schedules_are_all_written_ahead():
     talk = Talk(is_real=False)
     made = payloads(plan(), talk)
-    made.extend(0.0)
+    made.extend()
     assert talk.written == [0, 1, 2]
 
 
 def test_in_long_schedules_a_scripted_turn_is_written_when_its_parent_is_sent():
     talk = Talk(is_real=False)
     made = payloads(plan(tokens=120_000_000), talk)
-    made.extend(0.0)
+    made.extend()
     assert talk.written == [0]
     made.prepare(1)
     assert content(made.take(1)) == "1 after None"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from loadgen.drive.decode import Decoded
-from loadgen.drive.recorder import ExchangeColumns, _fitting
+from loadgen.drive.part_decoder import ExchangeColumns, _fitting
 from loadgen.drive.transport import Exchange
 from loadgen.records import SCHEDULE, FinishReason, Status, TokenSource, empty_requests
 
@@ -35,7 +35,7 @@ def test_as_many_rows_come_out_as_went_in(n):
     order = np.random.default_rng(1).permutation(n).tolist()
     for row in order:
         exchange = Exchange(row, sent_ns=EPOCH_NS + row * 1_000_000_000, http_status=200 + row % 3)
-        columns.add(exchange, decoded_of(row % 4, output_tokens=row), row % 5, row % 7)
+        columns.add(row, exchange, decoded_of(row % 4, output_tokens=row), row % 5, row % 7)
     chunks = columns.finish()
     numbers = np.arange(n)
     assert rows["sent_s"].tolist() == pytest.approx(numbers.tolist())
@@ -55,6 +55,7 @@ def test_words_and_timings_of_a_row_are_kept():
     columns = ExchangeColumns(rows, EPOCH_NS)
     exchange = Exchange(0, sent_ns=EPOCH_NS, reused=True)
     columns.add(
+        0,
         exchange,
         Decoded(
             status=Status.stream_error,
@@ -85,6 +86,7 @@ def test_a_count_too_large_is_unknown_and_one_that_is_no_number_is_refused_whole
     rows = rows_of(2)
     columns = ExchangeColumns(rows, EPOCH_NS)
     columns.add(
+        0,
         Exchange(0),
         Decoded(chunk_ns=[EPOCH_NS] * 2, chunk_tokens=[70_000, 2], input_tokens=2**40),
         remote_id=0,
@@ -92,6 +94,7 @@ def test_a_count_too_large_is_unknown_and_one_that_is_no_number_is_refused_whole
     )
     with pytest.raises(TypeError):
         columns.add(
+            1,
             Exchange(1),
             Decoded(chunk_ns=[EPOCH_NS], chunk_tokens=["1"]),  # type: ignore[list-item]  # a codec's bug
             remote_id=0,

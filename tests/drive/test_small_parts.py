@@ -1,23 +1,27 @@
 """Stop rules, payloads, the recorder's names and the live view."""
 
-import io
 import json
+import os
+import signal
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 
+from loadgen.drive.decoder_process import DecoderProcess
 from loadgen.drive.instrument import waiting_s
-from loadgen.drive.payloads import HttpHead, Payloads
-from loadgen.drive.progress import Progress
-from loadgen.drive.recorder import Ids, ShardRecorder
+from loadgen.drive.part_decoder import PartDecoder, claim, decode_left
+from loadgen.drive.payloads import HttpHead, Payloads, rows_ahead
+from loadgen.drive.prefork import may_fork
+from loadgen.drive.recorder import ShardRecorder
 from loadgen.drive.stop_rules import ErrorRate
+from loadgen.drive.store import Ids, merge_parts, read_parts
 from loadgen.drive.transport import Exchange
 from loadgen.records import SCHEDULE, Status
 from targets.base import Request
 from targets.openai_chat import OpenAIChat
+from tests.waits import wait_until
 
 
 def test_a_failing_server_stops_the_run_after_the_window():
@@ -54,7 +58,7 @@ def test_the_rule_agrees_with_a_walk_over_the_endings(steps):
         history.append((now_s, ended, failed))
 
 
-def payloads(n=4, tokens=10, **options):
+def payloads(n=4, tokens=10, render=None, **options):
     schedule = np.zeros(n, SCHEDULE)
     schedule["request_id"] = 100 + np.arange(n)
     schedule["scheduled_s"] = np.arange(n) * 6.0
@@ -62,7 +66,7 @@ def payloads(n=4, tokens=10, **options):
     schedule["output_tokens"] = 7
     head = HttpHead("host:1", "/base", (("authorization", "Bearer secret"),))
     schedule["temperature"] = 0.5
-    return Payloads(schedule, say, OpenAIChat(model="m"), head, "run", **options)
+    return Payloads(schedule, render or say, OpenAIChat(model="m"), head, "run", **options)
 
 
 def say(row, answer):
@@ -71,7 +75,7 @@ def say(row, answer):
 
 def test_a_payload_is_one_http_request_with_its_ids():
     made = payloads()
-    made.extend(0.0)
+    made.extend()
     head, _, body = made.take(2).partition(b"\r\n\r\n")
     first, *fields = head.decode().split("\r\n")
     assert first == "POST /base/v1/chat/completions HTTP/1.1"
@@ -88,23 +92,67 @@ def test_a_payload_is_one_http_request_with_its_ids():
     assert made.n_late == 0
 
 
-def test_long_schedules_are_encoded_a_window_ahead():
-    made = payloads(n=5, tokens=120_000_000)
-    assert made.extend(0.0) is False
+def test_of_large_requests_few_are_encoded_ahead():
+    made, rendered = recorded_payloads(n=5, tokens=120_000_000)
+    assert made.extend() is False
+    assert rendered == [0, 1], "240 of at most 256 MiB"
     made.take(0), made.take(1)
     assert made.n_late == 0
     made.take(3)
     assert made.n_late == 1
-    made.extend(20.0)
+    made.extend()
     made.take(2), made.take(4)
     assert made.n_late == 1
-    assert not made._ready, "a row that was sent before its turn is not encoded again"
+    assert rendered == [0, 1, 3, 2, 4], "a row that was sent before its turn is not encoded again"
+
+
+def recorded_payloads(n, tokens=10):
+    rendered = []
+
+    def render(row, answer):
+        rendered.append(row)
+        return say(row, answer)
+
+    return payloads(n, tokens, render=render), rendered
+
+
+def test_of_many_requests_the_next_4096_are_encoded_ahead_in_order_of_time():
+    made, rendered = recorded_payloads(n=6000)
+    made.encode_first()
+    assert rendered == list(range(4096))
+    for row in range(1000):
+        made.take(row)
+    assert made.extend(for_s=-1.0) is True
+    assert made.extend() is False
+    assert rendered == list(range(5096))
+    assert made.n_late == 0
+
+
+@given(
+    st.lists(st.floats(0, 5), min_size=1, max_size=60).map(sorted),
+    st.floats(0.5, 50),
+)
+def test_the_rows_ahead_suffice_for_an_encoder_of_that_rate(times_s, per_s):
+    """Walks through the schedule: the encoder may be at most that many rows ahead."""
+
+    def is_enough(n_ahead):
+        encoded, last_s = float(n_ahead), 0.0
+        for n_due, time_s in enumerate(times_s, 1):
+            encoded = min(encoded + per_s * (time_s - last_s), n_due - 1.0 + n_ahead)
+            last_s = time_s
+            if encoded < n_due - 1e-6:
+                return False
+        return True
+
+    n_ahead = rows_ahead(np.array(times_s), per_s)
+    assert is_enough(n_ahead)
+    assert n_ahead <= 1 or not is_enough(n_ahead - 1)
 
 
 def test_encoding_stops_when_its_time_is_up_and_says_so():
     made = payloads(n=4)
-    assert made.extend(0.0, for_s=-1.0) is True
-    assert made.extend(0.0) is False
+    assert made.extend(for_s=-1.0) is True
+    assert made.extend() is False
 
 
 def test_a_secret_is_in_no_repr():
@@ -130,25 +178,125 @@ def exchange_of(row, body=b"", status=500):
     return made
 
 
-def recorder_of(tmp_path, n=3, **options):
+def recorder_of(tmp_path, n=3, redact=str, adapter=None, **options):
     schedule = np.zeros(n, SCHEDULE)
     schedule["request_id"] = 4 + np.arange(n)
-    return ShardRecorder(schedule, OpenAIChat(), 0, 1, tmp_path / "bodies", **options)
+    decoder = PartDecoder(1, adapter or OpenAIChat(), redact)
+    return ShardRecorder(schedule, decoder, tmp_path / "shard-1.npz", **options)
 
 
-def test_bodies_past_the_memory_limit_go_to_disk_and_come_back(tmp_path):
-    recorder = recorder_of(tmp_path, memory_bytes=50)
-    for row in range(3):
-        recorder.ended(exchange_of(row, b"x" * 20 + b"%d" % row * 10))
-    assert recorder.spilled_bytes == 60
-    rows, chunks, names = recorder.finish()
-    assert rows["status"].tolist() == [Status.http_error] * 3
-    assert rows["sent_s"].tolist() == [1.0] * 3
+def finished(recorder, tmp_path, lost=""):
+    """The rows, chunks and names that a recorder writes."""
+    recorder.finish(lost)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".npz"] * len([*tmp_path.iterdir()])
+    parts = read_parts(tmp_path)
+    schedule = np.zeros(sum(len(rows) for rows, _, _ in parts), SCHEDULE)
+    schedule["request_id"] = 4 + np.arange(len(schedule))
+    return merge_parts(schedule, parts)
+
+
+def assert_these_failed(part, n):
+    rows, chunks, names = part
+    assert rows["status"].tolist() == [Status.http_error] * n
+    assert rows["sent_s"].tolist() == [1.0] * n
+    assert rows["released_s"].tolist() == [0.5 + row for row in range(n)]
     assert set(rows["shard"]) == {1}
     assert len(chunks) == 0
     texts = [names.errors[i] for i in rows["error_id"]]
-    assert texts == [f"HTTP 500: {'x' * 20}{str(row) * 10}" for row in range(3)]
-    assert not (tmp_path / "bodies").exists()
+    assert texts == [f"HTTP 500: {'x' * 20}{str(row) * 10}" for row in range(n)]
+
+
+def end_rows(recorder, rows):
+    for row in rows:
+        recorder.released(row, 0.5 + row)
+        recorder.ended(exchange_of(row, b"x" * 20 + b"%d" % row * 10))
+
+
+@pytest.mark.parametrize("n_written", [0, 1, 2, 3, 5, 9])
+def test_a_full_part_goes_to_a_file_and_no_row_is_lost_wherever_the_run_ends(tmp_path, n_written):
+    recorder = recorder_of(tmp_path, n=7, part_requests=3)
+    end_rows(recorder, range(n_written // 2))
+    for k in range(n_written // 2, 7):
+        end_rows(recorder, [k])
+        if k < n_written:
+            recorder.write(for_s=-1.0)
+    assert_these_failed(finished(recorder, tmp_path), 7)
+    assert recorder.n_reads == 7 * 5
+
+
+def test_parts_are_bounded_in_bytes_and_written_as_they_were_received(tmp_path):
+    recorder = recorder_of(tmp_path, n=5, part_bytes=60)
+    end_rows(recorder, range(5))
+    assert recorder.write() is False
+    assert recorder.written_bytes == 120
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [
+        "shard-1-0000.raw",
+        "shard-1-0001.raw",
+    ]
+    assert_these_failed(finished(recorder, tmp_path), 5)
+
+
+def test_what_a_dead_shard_wrote_is_decoded_up_to_the_last_whole_record(tmp_path):
+    recorder = recorder_of(tmp_path, n=8, part_requests=2)
+    end_rows(recorder, range(6))
+    recorder.write()
+    third = tmp_path / "shard-1-0002.raw"
+    content = third.read_bytes()
+    third.rename(third.with_suffix(".partial")).write_bytes(content[:-1])
+    assert claim(tmp_path / "shard-1-0001.raw")
+    decode_left(tmp_path, lambda shard: PartDecoder(shard, OpenAIChat()), 0)
+    merged = merge_parts(rows_4_to(9), read_parts(tmp_path))
+    assert_these_failed(merged, 5)
+    assert {path.suffix for path in tmp_path.iterdir()} == {".npz"}
+
+
+def rows_4_to(end):
+    schedule = np.zeros(end - 4, SCHEDULE)
+    schedule["request_id"] = np.arange(4, end)
+    return schedule
+
+
+@pytest.mark.skipif(not may_fork(), reason="this process has other threads")
+def test_without_an_idle_core_a_helper_decodes_after_the_run_only(tmp_path):
+    helper = DecoderProcess(PartDecoder(1, OpenAIChat()), lambda n_bytes: None, is_idle=False)
+    recorder = recorder_of(tmp_path, n=7, part_requests=2, helper=helper)
+    end_rows(recorder, range(7))
+    recorder.write()
+    assert {path.suffix for path in tmp_path.iterdir()} == {".raw"}
+    assert_these_failed(finished(recorder, tmp_path), 7)
+    assert recorder.helper_cpu_s > 0
+
+
+@pytest.mark.skipif(not may_fork(), reason="this process has other threads")
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_helper_decodes_full_parts_meanwhile_and_its_death_costs_no_row(tmp_path, is_killed):
+    helper = DecoderProcess(PartDecoder(1, OpenAIChat()), lambda n_bytes: None, is_idle=True)
+    recorder = recorder_of(tmp_path, n=7, part_requests=2, helper=helper, decodes_meanwhile=True)
+    if is_killed:
+        os.kill(helper.pid, signal.SIGKILL)
+    end_rows(recorder, range(6))
+    recorder.write()
+    if not is_killed:
+        wait_until(lambda: len([*tmp_path.glob("*.npz")]) == 3, 20.0, "no three parts")
+    assert os.sched_getscheduler(helper.pid) == os.SCHED_IDLE or is_killed
+    end_rows(recorder, [6])
+    assert_these_failed(finished(recorder, tmp_path), 7)
+    assert is_killed or recorder.helper_cpu_s > 0
+
+
+def test_rows_that_were_never_sent_are_written_in_parts_too(tmp_path):
+    n = 70_000
+    recorder = recorder_of(tmp_path, n=n)
+    for row in range(n - 2):
+        recorder.unsent(row, Status.not_released, f"reason {row % 3}")
+    end_rows(recorder, [n - 1])
+    rows, _, names = finished(recorder, tmp_path)
+    assert np.bincount(rows["status"]).tolist() == [0, 1, 0, 0, 0, 0, 0, n - 2, 1]
+    texts = [names.errors[i] for i in rows["error_id"][[0, 1, 2, 3, n - 3, n - 2]]]
+    assert texts == [
+        "reason 0", "reason 1", "reason 2", "reason 0", "reason 1", "no end was recorded"
+    ]  # fmt: skip
+    assert len(read_parts(tmp_path)) == 2
 
 
 def test_a_body_that_breaks_the_codec_costs_its_own_row_only(tmp_path):
@@ -158,11 +306,10 @@ def test_a_body_that_breaks_the_codec_costs_its_own_row_only(tmp_path):
         def decode(self, event):
             raise OverflowError("a bug of a codec")
 
-    schedule = np.zeros(2, SCHEDULE)
-    recorder = ShardRecorder(schedule, Broken(), 0, 0, tmp_path / "bodies")
+    recorder = recorder_of(tmp_path, n=2, adapter=Broken())
     recorder.ended(exchange_of(0, token, status=200))
     recorder.unsent(1, Status.dropped, "full")
-    rows, _, names = recorder.finish()
+    rows, _, names = finished(recorder, tmp_path)
     assert rows["status"].tolist() == [Status.stream_error, Status.dropped]
     assert "OverflowError: a bug of a codec" in names.errors[rows["error_id"][0]]
 
@@ -174,7 +321,7 @@ def test_a_count_no_server_can_mean_is_unknown(tmp_path):
     ) % (b"x" * 100_000)
     recorder = recorder_of(tmp_path, n=1)
     recorder.ended(exchange_of(0, body, status=200))
-    rows, chunks, _ = recorder.finish()
+    rows, chunks, _ = finished(recorder, tmp_path)
     assert rows["status"].tolist() == [Status.ok]
     assert rows["first_chunk_tokens"].tolist() == [0]
     assert chunks["tokens"].tolist() == [0]
@@ -184,7 +331,7 @@ def test_a_count_no_server_can_mean_is_unknown(tmp_path):
 def test_rows_nobody_accounted_for_are_lost_with_the_reason(tmp_path):
     recorder = recorder_of(tmp_path, n=2)
     recorder.ended(exchange_of(1, b"no"))
-    rows, _, names = recorder.finish("the load generator failed: X")
+    rows, _, names = finished(recorder, tmp_path, "the load generator failed: X")
     assert rows["status"].tolist() == [Status.lost, Status.http_error]
     assert names.errors[rows["error_id"][0]] == "the load generator failed: X"
 
@@ -193,7 +340,7 @@ def test_an_echoed_key_is_taken_out_of_what_is_kept(tmp_path):
     head = HttpHead("h", "", (("authorization", "Bearer SEKRET12345"), ("x-n", "7")))
     recorder = recorder_of(tmp_path, n=1, redact=head.redact)
     recorder.ended(exchange_of(0, b"bad key Bearer SEKRET12345 (7)"))
-    rows, _, names = recorder.finish()
+    rows, _, names = finished(recorder, tmp_path)
     assert names.errors[rows["error_id"][0]] == "HTTP 500: bad key [redacted] (7)"
 
 
@@ -202,56 +349,3 @@ def test_waking_up_is_no_contention_and_waiting_for_a_core_is():
     shared = waiting_s("1000000000 4000000000 1000\n")  # 4 ms at each of 1 000
     assert idle == pytest.approx(-0.35)
     assert shared == pytest.approx(3.95)
-
-
-def beat(now_s, **counts):
-    by_status = [0] * len(Status)
-    by_status[Status.ok], by_status[Status.timeout] = counts["ok"], counts["timeout"]
-    by_status[Status.cancelled] = counts.get("cancelled", 0)
-    return {
-        "now_s": now_s, "released": counts["ok"] + counts["timeout"], "sent": 0, "in_flight": 3,
-        "waiting": 0, "by_status": by_status, "ttft_s": [0.1] * 10, "lateness_s": [0.0001],
-        "e2e_s": [], "withdrawn": counts.get("withdrawn", 0), "measured": 0,
-    }  # fmt: skip
-
-
-def test_the_live_view_sums_shards_and_prints_lines_without_a_terminal():
-    out = io.StringIO()
-    with Progress(Console(file=out, width=200), 100, 60.0, is_closed_loop=False) as progress:
-        progress.begin()
-        progress.beat(0, beat(4.0, ok=8, timeout=0))
-        totals = progress.beat(1, beat(6.0, ok=6, timeout=2))
-        progress.note("ending the run: because")
-    assert (totals.released, totals.in_flight, totals.n_failed, totals.n_ended) == (16, 6, 2, 16)
-    first, line, note = out.getvalue().splitlines()
-    assert first == "sending 100 requests in 60 s"
-    assert line.startswith("6/60 s · sent 16/100 (2.7/s, offered 1.7/s) · in flight 6")
-    assert "failed 2" in line
-    assert "TTFT p50 100 ms" in line
-    assert note == "ending the run: because"
-
-
-def test_the_live_view_of_a_closed_loop_shows_no_planned_rate():
-    out = io.StringIO()
-    with Progress(Console(file=out, width=200), 100, 60.0, is_closed_loop=True) as progress:
-        progress.begin()
-        progress.beat(0, beat(6.0, ok=12, timeout=0))
-    first, line = out.getvalue().splitlines()
-    assert first == "sending up to 100 requests in 60 s"
-    assert line.startswith("6/60 s · sent 12 (2.0/s) · in flight 3")
-
-
-def test_what_was_cancelled_on_purpose_or_at_the_drain_has_not_failed():
-    out = io.StringIO()
-    with Progress(Console(file=out, width=200), 100, 60.0, is_closed_loop=False) as progress:
-        totals = progress.beat(0, beat(6.0, ok=6, timeout=2, cancelled=7, withdrawn=3))
-    assert (totals.n_ended, totals.n_failed, totals.n_unfinished) == (15, 2, 4)
-    assert "failed 2, unfinished 4, cancelled on purpose 3" in out.getvalue()
-
-
-def test_the_live_view_draws_on_a_terminal():
-    out = io.StringIO()
-    console = Console(file=out, force_terminal=True, width=120)
-    with Progress(console, 100, 60.0, is_closed_loop=False) as progress:
-        progress.beat(0, beat(30.0, ok=50, timeout=0))
-    assert "sent 50/100" in out.getvalue()

@@ -60,6 +60,39 @@ def test_merging_restores_every_row_whichever_shard_had_it(owner):
     assert chunks["request_id"].tolist() == list(range(len(owner)))
 
 
+def test_the_parts_of_a_shard_are_joined_and_those_of_others_left(tmp_path):
+    schedule = schedule_of(6)
+    for name, own in (("2", [5]), ("2-0000", [0, 3]), ("2-0001", [1]), ("21-0000", [2, 4])):
+        part = part_of(schedule, own, error=f"e{name}")
+        store.write_part(tmp_path / f"shard-{name}.npz", *part)
+    store.join_parts(tmp_path / "shard-2.npz")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shard-2.npz", "shard-21-0000.npz"]
+    rows, chunks, names = store.read_part(tmp_path / "shard-2.npz")
+    texts = {
+        int(row): names.errors[k]
+        for row, k in zip(rows["request_id"], rows["error_id"], strict=True)
+    }
+    assert texts == {0: "e2-0000", 1: "e2-0001", 3: "e2-0000", 5: "e2"}
+    assert chunks["request_id"].tolist() == [0, 1, 3, 5]
+
+
+def test_the_names_of_many_parts_cannot_outgrow_their_column():
+    schedule = schedule_of(70)
+    parts = [part_of(schedule, [k], error=f"e{k}") for k in range(70)]
+    crowded = [
+        (
+            rows,
+            chunks,
+            replace(names, errors=(*names.errors, *map(str, range(1000 * k, 1000 * k + 999)))),
+        )
+        for k, (rows, chunks, names) in enumerate(parts)
+    ]
+    rows, _, names = store.merge_parts(schedule, crowded)
+    assert names.errors[rows["error_id"][0]] == "e0"
+    assert len(names.errors) < 1010
+    assert "different texts" in names.errors[rows["error_id"][69]]
+
+
 def test_rows_of_a_dead_shard_are_lost_and_say_why():
     schedule = schedule_of(4)
     requests, _, names = store.merge_parts(schedule, [part_of(schedule, [0, 2])])

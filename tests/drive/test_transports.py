@@ -40,7 +40,12 @@ def chunk(data):
 
 
 def request(before="", host="t", own=()):
-    return HttpHead(host, before, ()).request("POST", "/v1/chat/completions", own, b"{}")
+    return written(HttpHead(host, before, ()), own)
+
+
+def written(head, own=()):
+    text = head.template("POST", "/v1/chat/completions", own)
+    return text.format_map({"content-length": 2}).encode() + b"{}"
 
 
 def make(kind, loop, route, lookup=None, **options):
@@ -550,7 +555,7 @@ def test_both_forward_requests_through_a_proxy():
             route = Route(host, port, proxy=Proxy("127.0.0.1", via, "Basic bWU6cHc="))
             client = make(kind, asyncio.get_running_loop(), route)
             head = HttpHead(f"{host}:{port}", f"http://{host}:{port}", route.forwarding_headers)
-            payload = head.request("POST", "/v1/chat/completions", (), b"{}")
+            payload = written(head)
             ended = await send_all(client, payload, n=2)
             where = f"http://{host}:{port}/v1/chat/completions".encode()
             assert [head.split(b" ")[1] for head in proxy.asked] == [where]  # one connection

@@ -288,6 +288,27 @@ def test_a_killed_shard_loses_its_rows_and_nothing_else(cli, tmp_path):
     assert counts["lost"] + counts["ok"] == total
 
 
+def test_a_killed_shard_loses_at_most_its_last_part(cli, tmp_path):
+    process = start(
+        cli, "run", "--target=mock", "--engine=ttft=1ms,itl=1ms", "--rate=1100/s", "--duration=7s",
+        "--input-len=8", "--output-len=1", *cli.lenient, "--workers=1", "--out=run", cwd=tmp_path,
+    )  # fmt: skip
+    try:
+        wait_for(process, "5/7 s")
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        own = Path(f"/proc/{process.pid}/cmdline").read_text()
+        (shard,) = [pid for pid in children if Path(f"/proc/{pid}/cmdline").read_text() == own]
+        os.kill(int(shard), signal.SIGKILL)
+        _, stderr = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 3, stderr
+    counts, total = ledger(tmp_path / "run")
+    assert counts["ok"] == 4096
+    assert counts["lost"] == total - 4096
+
+
 def test_a_run_that_cannot_begin_leaves_the_old_one_in_place(plain, cli, tmp_path):
     directory = tmp_path / "kept"
     shutil.copytree(plain[1], directory)

@@ -135,7 +135,7 @@ def test_processes_that_have_started_lack_nothing_but_their_tasks(tmp_path):
 def test_a_process_that_dies_before_it_has_started_is_told_at_once(tmp_path):
     with Shards(2, tmp_path) as shards:
         os.kill(shards.pids[1], signal.SIGKILL)
-        with pytest.raises(RunInvalid, match="worker 1 died at its start: exit status -9"):
+        with pytest.raises(RunInvalid, match="worker 1 died at its start: ended by SIGKILL"):
             shards.await_started()
 
 
@@ -212,7 +212,7 @@ def test_a_process_with_threads_is_not_copied_and_gets_a_new_one():
 
 
 def test_a_copy_that_is_killed_writes_nothing_else():
-    assert preforked(signal.SIGKILL) == ("True", "exit status -9; nothing in its log")
+    assert preforked(signal.SIGKILL) == ("True", "ended by SIGKILL; nothing in its log")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -24,6 +24,7 @@ DURATION_S = 900  # longer than every wait together: a run ends because it is st
 LOAD = ("--scenario=quickstart", "--rate=20/s", f"--duration={DURATION_S}s", "--warmup=0s")
 KEY = "sk-not-for-anybody"
 CHARTS_ARE_DRAWN = "document.querySelectorAll('#slo-charts svg').length === 8"
+FORM_ORDER = ("host", "scenario", "slo", "rate", "userCount")
 PANEL = ["TTFT", "TPOT", "ITL", "E2E", "Send lateness"]
 
 
@@ -115,9 +116,24 @@ def watch_a_run(browser, url):
     form.wait_for(timeout=PATIENCE_MS)  # the parameters are open
     assert page.get_by_label("Rate").input_value() == "20/s"
     form.select_option("chat_bursty")
+    tops = [
+        page.locator(f"[name={name}]").evaluate("field => field.getBoundingClientRect().top")
+        for name in FORM_ORDER
+    ]
+    assert tops == sorted(tops)
     page.get_by_role("button", name="Start").click()  # and our tab opens
     page.wait_for_function(CHARTS_ARE_DRAWN, timeout=PATIENCE_MS)
     assert "Running:" in page.locator("#slo-verdict").inner_text()
+    slos = page.locator("#slo-results")
+    slos.get_by_role("row").nth(1).get_by_text("ok").wait_for(timeout=PATIENCE_MS)
+    assert "SLOs" in page.locator("#slo-verdict").inner_text()
+    assert page.locator("#slo-banner").get_attribute("class") in ("good", "bad")
+    ttft, requests = (page.locator("#slo-charts > div").nth(k) for k in (0, 5))
+    ttft.get_by_text("p99(ttft) <= 500ms").wait_for(timeout=PATIENCE_MS)  # the limit's line
+    colors = requests.locator("path[aria-roledescription='line mark']").evaluate_all(
+        "paths => paths.map((path) => path.getAttribute('stroke'))"
+    )
+    assert colors == ["#2e7d32", "#81c784", "#c62828"]  # met every SLO, ok, failed
     assert "scheduled =" in page.locator("#slo-ledger").inner_text()
     rows = page.locator("#slo-table tbody th").all_inner_texts()
     assert [row.removesuffix(" (≤)") for row in rows] == PANEL

@@ -61,6 +61,35 @@ def test_a_frozen_worker_is_killed_and_loses_its_rows_only(cli, tmp_path):
     assert ended_s(tmp_path / "run") < 15
 
 
+@pytest.mark.parametrize("n_requests", [40, 40_000])  # the latter's task fills its pipe
+def test_a_process_that_is_frozen_before_its_task_ends_the_run_at_once(cli, tmp_path, n_requests):
+    rate = f"--rate={n_requests}/s"
+    words = ("run", *MOCK, "--input-len=64", "--output-len=8", rate, "--duration=1s", "--out=run")
+    with started(cli, *words, "--workers=1", *cli.lenient, cwd=tmp_path) as process:
+        read_until(process.stderr, "models")
+        (frozen,) = workers_of(process.pid)
+        os.kill(frozen, signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        _, stderr = process.communicate(timeout=40)
+        assert time.monotonic() - stopped_s < 15
+        assert not os.path.exists(f"/proc/{frozen}")
+    assert process.returncode == 3, stderr
+    assert "worker 0 died at its start: no progress for 5 s: killed" in stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_reason_of_a_death_is_printed_and_recorded(cli, tmp_path):
+    words = ("run", *MOCK, *LOAD, "--duration=6s", *cli.lenient, "--workers=2", "--out=run")
+    with started(cli, *words, cwd=tmp_path) as process:
+        read_until(process.stderr, "5/6 s")
+        os.kill(workers_of(process.pid)[0], signal.SIGKILL)
+        _, stderr = process.communicate(timeout=40)
+    assert process.returncode == 3, stderr
+    reason = "died (ended by SIGKILL; nothing in its log)"
+    assert f"{reason}: its requests are lost, the others go on" in stderr
+    assert reason in json.loads((tmp_path / "run" / "manifest.json").read_text())["end_reason"]
+
+
 def test_a_second_interrupt_ends_a_frozen_run_within_2_s(cli, tmp_path):
     words = ("run", *MOCK, *LOAD, "--duration=60s", *cli.lenient, "--out=run")
     with started(cli, *words, cwd=tmp_path) as process:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from loadgen.drive.decode import decode
-from loadgen.drive.recorder import ExchangeColumns
+from loadgen.drive.part_decoder import ExchangeColumns
 from loadgen.drive.transport import Exchange
 from loadgen.errors import UsageError
 from loadgen.exports.vllm_bench import vllm_bench
@@ -64,7 +64,7 @@ def of_wire(events):
     exchange.parts = [f"data: {text}\n\n".encode() for _, text in events]
     exchange.times = [round(at_s * 1e9) for at_s, _ in events]
     columns = ExchangeColumns(rows, 0)
-    columns.add(exchange, decode(exchange, OpenAIChat(model="m")), 0, 0)
+    columns.add(0, exchange, decode(exchange, OpenAIChat(model="m")), 0, 0)
     window = WindowSection(0.0, 10.0, 10.0)
     return Run(changed(MANIFEST, window=window), schedule, rows, columns.finish())
 

@@ -45,7 +45,8 @@ async def measure(url, name, number):
     decoded = []
     for seq in range(N * number, N * (number + 1)):
         own = (*http.headers, ("x-seq", str(seq)), ("x-request-id", str(uuid.uuid4())))
-        payload = head.request(http.method, http.path, own, http.body)
+        text = head.template(http.method, http.path, own)
+        payload = text.format_map({"content-length": len(http.body)}).encode() + http.body
         client = make("fast", loop, endpoint.route, looks_like_token=adapter.looks_like_token)
         (exchange,) = await send_all(client, payload, 1)
         decoded.append((seq, decode(exchange, adapter)))

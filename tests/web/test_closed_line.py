@@ -43,7 +43,7 @@ def test_a_line_that_is_closed_ends_the_run_at_once(tmp_path):
                 on_beat=lambda shard, beat: None,
                 on_start=lambda epoch_ns: theirs.shutdown(socket.SHUT_RDWR),
                 on_idle=lambda: ticks.append(1),
-                on_death=lambda shard: None,
+                on_death=lambda shard, reason: None,
             )
         worker.join(60)  # it reads `theirs` until then
         assert not worker.is_alive()

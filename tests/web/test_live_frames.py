@@ -1,5 +1,6 @@
 """Frames and the live status: exact merging, and a ledger that adds up to the schedule."""
 
+import json
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,11 @@ from hypothesis import strategies as st
 
 from loadgen.drive.live_histogram import LiveCounts
 from loadgen.drive.live_sample import FIELDS
+from loadgen.live.early_warning import EarlyWarning
+from loadgen.manifest.sections import InstrumentLimits
+from loadgen.measure.slo import parse_slo
 from loadgen.records import SCHEDULE, Status
-from loadgen.web.control_messages import Frame
+from loadgen.web.control_messages import Frame, encode, read_up
 from loadgen.web.live_frames import FrameBuilder, LiveStatus, ledger, merged
 from loadgen.web.run_protocol import RemoteShard
 
@@ -181,3 +185,50 @@ def test_requests_of_a_lost_shard_are_not_in_flight():
     assert live.snapshot([shard])["sums"]["in_flight"] == 4
     shard.state = "lost"
     assert live.snapshot([shard])["sums"]["in_flight"] == 0
+
+
+def facts_with_slos(*, by_class, slos, use=()):
+    """Of a run with two quick requests, a slow request, and a failed request of the last class."""
+    builder = FrameBuilder("r", 0, by_class)
+    last = len(by_class) - 1
+    requests = [ended(ttft_s=ttft_s, e2e_s=0.5, **OK_S) for ttft_s in (0.05, 0.06, 0.2)]
+    by_status = [3, *[0] * (len(Status) - 1)]
+    by_status[Status.timeout] = 1
+    failed = ended(last, Status.timeout, 0, lateness_s=0.001, duration_s=9.0)
+    builder.take(beat(*requests, failed, now_s=4.0, by_status=by_status, use=list(use)))
+    live = LiveStatus(
+        np.zeros(10, SCHEDULE), 10.0, has_limits=True, **OPEN_LOOP,
+        slos={name: [parse_slo(text) for text in texts] for name, texts in slos.items()},
+        warning=EarlyWarning(InstrumentLimits(None, 5e-3, 2.5e-3, 0.9, 0.01), 5e-3, 10.0),
+    )  # fmt: skip
+    frame = read_up(encode(builder.frame()))
+    assert isinstance(frame, Frame)
+    return live.snapshot([RemoteShard(0, "w", 10, "running", frame=frame)])
+
+
+def test_the_page_has_each_slo_with_its_value_so_far():
+    texts = ["ttft <= 100ms", "p50(ttft) <= 100ms", "error_rate <= 10%"]
+    facts = facts_with_slos(by_class={"default": texts[:1]}, slos={"": texts})
+    rows = [(slo["text"], slo["shown"], slo["is_met"]) for slo in facts["slos"]]
+    assert rows == [
+        ("ttft <= 100ms", "p99 ∞", False),
+        ("p50(ttft) <= 100ms", "p50 60 ms", True),
+        ("error_rate <= 10%", "25 %", False),
+        ("attainment >= 99%", "50 %", False),
+    ]
+    assert facts["slos"][0]["value"] is None
+    json.dumps(facts, allow_nan=False)
+
+
+def test_a_class_among_several_has_its_attainment_and_no_percentile():
+    own = ["ttft <= 100ms"]
+    facts = facts_with_slos(by_class={"chat": own, "code": []}, slos={"": [], "chat": own})
+    rows = [(slo["class"], slo["shown"], slo["is_met"]) for slo in facts["slos"]]
+    assert rows == [("chat", "p99 –", None), ("chat", "66.7 %", False)]
+
+
+def test_the_page_warns_of_a_worker_without_time_on_its_core():
+    one_class: dict[str, Any] = {"by_class": {"default": []}, "slos": {"": []}}
+    facts = facts_with_slos(**one_class, use=[8.0, 0.2, 0.3, None])
+    assert "waiting for a core 30 % of the time (limit 1 %)" in facts["warning"]
+    assert facts_with_slos(**one_class)["warning"] is None

@@ -97,7 +97,7 @@ def ran(tmp_path):
         fleet = RemoteFleet(line, WORKERS, 1.0, on_loss, tmp_path / "logs")
         nothing = itertools.repeat(None).__next__
         fleet.hand_over(asked)
-        outcome = fleet.run(lambda *_: None, lambda _: None, nothing, lambda _: None)
+        outcome = fleet.run(lambda *_: None, lambda _: None, nothing, lambda *_: None)
         return outcome, line
 
     return run

@@ -21,7 +21,7 @@ def self_report(shard=0, broken=""):
         "processor": {"looks": 400, "usual_s": 1e-6, "slow_s": 0.02,
                       "slow_in_stalls_s": 0.01, "slow_speed": 0.1},
         "gc": {"collections": 0, "pause_max_s": 0.0},
-        "decoding": {"cpu_s": 0.01, "wall_s": 0.01},
+        "decoding": {"cpu_s": 0.01, "wall_s": 0.01, "helper_cpu_s": 0.02},
         "connections": {"opened": 3, "reused": 9, "known": ["127.0.0.1"], "not_opened_ahead": 0},
         "encoded_late": 0, "spilled_bytes": 0,
     }  # fmt: skip

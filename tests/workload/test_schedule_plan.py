@@ -202,8 +202,8 @@ def test_a_chain_fans_out_and_in():
 
 
 def test_users_have_enough_to_do_until_the_window_ends():
-    """A user whose answers take 20 ms + 10 tokens at 1000/s, and who thinks a second, needs at
-    least the 10 s of the run / 1.03 s rows; at that pace the last planned one comes too late, and
+    """A user whose answers take 2 ms + 10 tokens at 10 000/s, and who thinks a second, needs at
+    least the 10 s of the run / 1.003 s rows; at that pace the last planned row comes too late, and
     it alone."""
     planned = scenario(
         arrivals={"kind": "users", "users": 3, "think": "1s", "ramp_up": "2s"}, requests=asked()
@@ -212,10 +212,19 @@ def test_users_have_enough_to_do_until_the_window_ends():
     assert len(np.unique(rows["session_id"])) == 3
     for user in turns_of(rows):
         start_s = rows["scheduled_s"][user[0]]
-        assert start_s + (len(user) - 2) * 1.03 < 10.0 <= start_s + (len(user) - 1) * 1.03
+        assert start_s + (len(user) - 2) * 1.003 < 10.0 <= start_s + (len(user) - 1) * 1.003
         assert rows["think_s"][user[1:]].tolist() == [1.0] * (len(user) - 1)
         assert rows["after_failure"][user].tolist() == [False] + [True] * (len(user) - 1)
     assert np.array_equal(edges["after"], edges["request_id"] - 1)
+
+
+@pytest.mark.parametrize(("users", "answer_s"), [(27, 0.003), (60, 0.006), (2000, 0.03)])
+def test_a_large_closed_loop_is_planned_for_slower_answers(users, answer_s):
+    """100 000 rows in 10 s are 60 users with answers of 6 ms; 2000 users have more rows, for
+    answers of 30 ms (20 ms + 10 tokens at 1000/s)."""
+    arrivals = {"kind": "users", "users": users, "think": "0s"}
+    rows, _ = make_plan(scenario(arrivals=arrivals, requests=asked()))
+    assert len(rows) == pytest.approx(users * 10.0 / answer_s, rel=0.01)
 
 
 def test_users_of_chains_begin_again_when_every_last_step_has_ended():

@@ -65,6 +65,12 @@ def sharing_limit(limits: InstrumentLimits) -> float:
 
 
 def cause_of(client: ClientReport, limits: InstrumentLimits) -> Cause:
+    """The most specific cause of delays of the load generator; without any recorded, a blocked
+    event loop."""
+    return recorded_cause(client, limits) or _blocked_loop(client.shards)
+
+
+def recorded_cause(client: ClientReport, limits: InstrumentLimits) -> Cause | None:
     """The most specific recorded cause of delays of the load generator."""
     shards, sharing = client.shards, core_sharing(client)
     own_cpu = _own_cpu(shards, limits.cpu_share)
@@ -72,7 +78,7 @@ def cause_of(client: ClientReport, limits: InstrumentLimits) -> Cause:
     stolen = max((shard.stolen_share or 0.0 for shard in shards), default=0.0)
     is_never_idle = sharing is not None and sharing.is_shared(sharing_limit(limits))
     is_others = is_never_idle or waited > stolen
-    found = (
+    return (
         _throttled(shards, limits.run_delay_share)
         or (_other_programs(client, limits) if is_others and not own_cpu else None)
         or _machine(shards)
@@ -80,7 +86,6 @@ def cause_of(client: ClientReport, limits: InstrumentLimits) -> Cause:
         or _other_programs(client, limits)
         or _too_few_workers(shards)
     )
-    return found or _blocked_loop(shards)
 
 
 def _throttled(shards: Sequence[SelfReport], limit: float) -> Cause | None:
