@@ -15,7 +15,8 @@ ROOMS: dict[str, list[str]] = {
     "loadgen": [
         "__main__ web",
         "cli",
-        "capacity nightly sweep",
+        "sizing",
+        "calibrate capacity nightly sweep",
         "cells doctor lab",
         "run",
         "exports live",
@@ -24,13 +25,13 @@ ROOMS: dict[str, list[str]] = {
         "measure",
         "records registry",
         "manifest plugins units yaml_document",
-        "clock endings errors host_names timer whole_file",
+        "clock endings errors host_names shadowing timer whole_file",
     ],
     "reference_engine": [
         "__main__",
         "serve",
         "serving",
-        "attribution policy_testing",
+        "attribution cluster policy_testing",
         "simulator step_log",
         "core",
         "executors",
@@ -51,6 +52,7 @@ WORDS = [
         "host_names",
         "units",
         "yaml_document",
+        "shadowing",
         "timer",
         "whole_file",
     )
@@ -71,10 +73,12 @@ OUTSIDE: dict[str, list[str]] = {
     "loadgen.cells": ["targets"],
     "loadgen.doctor": ["targets"],
     "loadgen.capacity": ["targets.quiesce", "reports"],
+    "loadgen.sizing": [],
     "loadgen.sweep": ["targets", "reports"],
     "loadgen.nightly": ["targets.embed", "targets.endpoint", "reports"],
     "loadgen.web": ["targets", "reports"],
-    # The only room that imports both the load generator and the engine.
+    # The only rooms that import both the load generator and the engine.
+    "loadgen.calibrate": ["reference_engine"],
     "loadgen.lab": ["targets", "reports", "reference_engine"],
     "loadgen.cli": ["reports", "reference_engine.serve", "reference_engine.serving.serve_options"],
 }
@@ -92,7 +96,12 @@ NARROW: dict[str, list[str]] = {
     ],
     "loadgen.exports": [*WORDS, "loadgen.measure", "loadgen.drive.checksums"],
     "loadgen.translate": [*WORDS, "loadgen.workload"],
-    "loadgen.live": [*WORDS, "loadgen.measure", "loadgen.drive.live_sample", "loadgen.workload"],
+    "loadgen.live": [
+        *WORDS,
+        *(f"loadgen.drive.{part}" for part in ("live_sample", "live_histogram")),
+        "loadgen.measure",
+        "loadgen.workload",
+    ],
 }
 PURE = [
     "loadgen.workload",
@@ -119,6 +128,8 @@ PURE = [
     "reference_engine.state.cost_model",
     "reference_engine.accounting.explain",
     "reference_engine.simulator",
+    "reference_engine.cluster",
+    "loadgen.sizing.demand",
     "reference_engine.policy_testing.policy_workloads",
     "reference_engine.executors.simulated",
     "reference_engine.executors.delayed",

@@ -27,6 +27,7 @@ COLORS = (BLUE, GREEN, GREEN, RED, ORANGE, GREY)
 SHAPES = ("circle", "circle", "triangle-up", "triangle-down", "diamond", "cross")
 ABSOLUTE = {"absolute": "measured in the cell", "control": "measured in the control"}
 """The two measurements behind a relative number, by their keys in nightly.json."""
+PADDING = {"left": 5, "top": 5, "right": 30, "bottom": 5}  # half of the last label
 _LABEL = (
     "slice(datum.label, 4, 6) + '-' + slice(datum.label, 6, 8) + ' ' + slice(datum.label, 9, 11)"
     " + ':' + slice(datum.label, 11, 13)"
@@ -42,7 +43,9 @@ def trend_chart(text: str, metric: Metric, points: Sequence[Mapping[str, Any]]) 
     ticks = {"labelExpr": _LABEL, "labelOverlap": "greedy", "labelAngle": 0}
     x = {"field": "night", "type": "ordinal", "title": "night", "axis": ticks}
     y = {"type": "quantitative", "title": unit, "scale": {"zero": False}}
-    tone = {"field": "verdict", "type": "nominal", "legend": LEGEND}
+    shown = [k for k, name in enumerate(VERDICTS) if any(row["verdict"] == name for row in rows)]
+    domain, tints, shapes = ([of[k] for k in shown] for of in (VERDICTS, COLORS, SHAPES))
+    tone = {"field": "verdict", "type": "nominal", "legend": {**LEGEND, "columns": 3}}
     at = {"x": x, "y": {**y, "field": "value"}}
     tooltip = [
         {"field": "at", "type": "nominal", "title": "started (UTC)"},
@@ -58,8 +61,8 @@ def trend_chart(text: str, metric: Metric, points: Sequence[Mapping[str, Any]]) 
     ]
     dot = {
         **at,
-        "color": {**tone, "scale": {"domain": VERDICTS, "range": COLORS}},
-        "shape": {**tone, "scale": {"domain": VERDICTS, "range": SHAPES}},
+        "color": {**tone, "scale": {"domain": domain, "range": tints}},
+        "shape": {**tone, "scale": {"domain": domain, "range": shapes}},
         "href": {"field": "link"},
         "tooltip": tooltip,
     }
@@ -70,7 +73,9 @@ def trend_chart(text: str, metric: Metric, points: Sequence[Mapping[str, Any]]) 
               where="isValid(datum.high)"),
         layer({"type": "point", "filled": True, "size": 70, "opacity": 1}, dot),
     ]  # fmt: skip
-    return figure(f"{text} over the nights, {unit}", rows, height=200, layer=layers)
+    return figure(
+        f"{text} over the nights, {unit}", rows, height=200, layer=layers, padding=PADDING
+    )
 
 
 def _row(point: Mapping[str, Any], metric: Metric, factor: float) -> dict[str, Any]:

@@ -235,7 +235,7 @@ def by_position(records: Sequence[Record]) -> Spec:
         "field": "place",
         "type": "ordinal",
         "sort": [str(r["first"]) for r in records],
-        "title": "gap number in the answer (each mark: from here to before the next)",
+        "title": "gap number (a mark: up to the next)",
         "axis": {"labelAngle": 0},
     }
     tooltip = [
@@ -278,7 +278,7 @@ def split_bars(split: Mapping[str, Split]) -> Spec:
             "y": {"field": "group", "type": "nominal", "sort": None, "title": None,
                   "axis": {"labelLimit": 200}},
             "x": axis("y", f"mean {unit} per request"),
-            "color": part_colors({row["part"] for row in rows}, columns=3),
+            "color": part_colors({row["part"] for row in rows}, columns=1),
             "order": {"field": "order", "type": "quantitative"},
             "tooltip": [{"field": "group", "title": "requests"}, {"field": "part"},
                         number("y", unit)],

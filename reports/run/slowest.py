@@ -81,7 +81,7 @@ def gantt(slowest: Slowest) -> Spec:
         "y": y,
         "x": x,
         "x2": {"field": "to"},
-        "color": part_colors({bar["part"] for bar in bars}),
+        "color": part_colors({bar["part"] for bar in bars}, columns=1),
         "tooltip": [
             {"field": "request"},
             {"field": "part"},

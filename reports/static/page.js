@@ -88,7 +88,11 @@
   }
   openTarget();
   window.addEventListener("hashchange", openTarget);
-  window.addEventListener("beforeprint", openAll);
+  // Print waits for no later task, so the figures of the sections that it opens are drawn at once.
+  window.addEventListener("beforeprint", () => {
+    openAll();
+    Object.keys(specs).forEach(drawFitting);
+  });
 
   function contents() {
     const main = document.querySelector("main");

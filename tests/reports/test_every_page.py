@@ -354,3 +354,64 @@ def test_every_page_is_whole_quiet_and_accessible(pages, browser, tmp_path, kind
     assert watched.complaints == []
     assert watched.requests == [path.as_uri()]
     watched.close()
+
+
+MISPLACED = """() => [...document.querySelectorAll('.chart svg')].flatMap((svg) => {
+    const name = svg.closest('.chart').id, box = svg.getBoundingClientRect(), found = [];
+    const texts = [...svg.querySelectorAll('text')]
+        .filter((text) => text.textContent.trim() && getComputedStyle(text).opacity !== '0')
+        .map((text) => [text.textContent, text.getBoundingClientRect()])
+        .filter(([, at]) => at.width > 0);
+    texts.forEach(([text, at], k) => {
+        if (at.left < box.left - 1 || at.right > box.right + 1) found.push(`${name}: ${text} cut`);
+        for (const [other, by] of texts.slice(k + 1)) {
+            const wide = Math.min(at.right, by.right) - Math.max(at.left, by.left);
+            const high = Math.min(at.bottom, by.bottom) - Math.max(at.top, by.top);
+            if (wide > 3 && high > 3) found.push(`${name}: ${text} over ${other}`);
+        }
+    });
+    return found;
+})"""
+PINNED = """() => [...document.querySelectorAll('.scroll')]
+    .filter((box) => box.scrollWidth > box.clientWidth + 1 && box.querySelector('td.pin'))
+    .map((box) => {
+        const right = box.querySelector('td.pin').getBoundingClientRect().right;
+        return Math.abs(right - box.getBoundingClientRect().right) < 2;
+    })"""
+
+
+@pytest.mark.e2e
+@needs_chromium
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_text_of_a_figure_is_cut_or_covers_another(pages, browser, tmp_path, kind):
+    path = tmp_path / "page.html"
+    path.write_text(pages[kind].text)
+    for width in (1024, 390):
+        watched = Watched(browser, offline=True, viewport={"width": width, "height": 800})
+        page = watched.open(path)
+        page.wait_for_selector("html[data-drawn]")
+        assert page.evaluate(MISPLACED) == [], width
+        if width == 390 and kind in ("modes", "rates"):
+            assert page.evaluate(PINNED) == [True]  # the verdict of a table wider than the page
+        watched.close()
+
+
+@pytest.mark.e2e
+@needs_chromium
+def test_figures_of_folded_sections_are_printed(pages, browser, tmp_path):
+    path = tmp_path / "page.html"
+    path.write_text(pages["inconclusive"].text)
+    watched = Watched(browser, offline=True)
+    watched.page.goto(path.as_uri())  # sections as a reader finds them
+    page = watched.page
+    page.wait_for_selector("html[data-drawn]")
+    charts, drawn = page.locator(".chart"), page.locator(".chart > svg, .chart > div > svg")
+    before = drawn.count()
+    page.evaluate(
+        "addEventListener('afterprint', () => {"
+        "document.body.dataset.printed = document.querySelectorAll('.chart svg.marks').length})"
+    )
+    page.pdf()
+    assert before < charts.count()
+    assert page.locator("body").get_attribute("data-printed") == str(charts.count())
+    watched.close()
