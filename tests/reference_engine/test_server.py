@@ -696,7 +696,7 @@ def test_misses_are_answered_within_two_seconds_or_say_how_far_they_are():
     assert took_s < 2.5  # on a busy machine; the server waits for 1.5 s
     assert 0 <= first["n_simulated_steps"] <= first["most_simulated_steps"] == 60_000
     assert last["is_complete"]
-    assert last["n_simulated_steps"] > first["n_simulated_steps"] or first["is_complete"]
+    assert last["n_simulated_steps"] >= first["n_simulated_steps"]  # counted every 500 steps
     assert len(last["misses"]) > 200
 
 
