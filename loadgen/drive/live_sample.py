@@ -113,6 +113,10 @@ class LiveSamples:
         self._ended: list[EndedSample] = []
         self._gaps: dict[int, SecondsHistogram] = {}
 
+    def add_rows(self, rows: Schedule) -> None:
+        """Adds rows after the last, without SLOs of their own."""
+        self._class_ids += rows["class_id"].tolist()
+
     def unsent(self, row: int, status: Status) -> None:
         """Adds a row that was never sent."""
         own_slo_s = self._own_slo_s.get(row)
