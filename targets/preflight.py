@@ -167,7 +167,8 @@ class _Run:
         checks = (
             self.checks.get(name, PreflightCheck(name, None, "not checked")) for name in CHECKS
         )
-        return Preflight(self.adapter, tuple(checks), self.fit, self.max_model_len, fatal)
+        models = self.models.max_len if self.models.status == 200 else None
+        return Preflight(self.adapter, tuple(checks), self.fit, self.max_model_len, fatal, models)
 
     async def check_reachable(self) -> None:
         for left in reversed(range(_ATTEMPTS)):

@@ -59,6 +59,7 @@ class CharacterFit(NamedTuple):
 class Preflight:
     """The result. `adapter` is the given codec with the model filled in and the features that the
     server rejects switched off. `fatal` is the reason why a run would be meaningless, if it would.
+    `models` are those that the server lists, each with its longest sequence; None: no list.
     """
 
     adapter: Adapter
@@ -66,6 +67,7 @@ class Preflight:
     fit: CharacterFit | None = None
     max_model_len: int | None = None
     fatal: str | None = None
+    models: dict[str, int | None] | None = None
 
     @property
     def model(self) -> str:

@@ -93,6 +93,7 @@ NARROW: dict[str, list[str]] = {
         "loadgen.plugins",
         "loadgen.workload.prompts",
         "loadgen.workload.dialogue",
+        "loadgen.workload.more_units",
     ],
     "loadgen.exports": [*WORDS, "loadgen.measure", "loadgen.drive.checksums"],
     "loadgen.translate": [*WORDS, "loadgen.workload"],

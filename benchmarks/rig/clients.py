@@ -7,7 +7,8 @@ import os
 import resource
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,13 @@ class Measured:
         return int(tokens.sum()) + OTHER_EVENTS * len(tokens)
 
 
+Way = Callable[[str, int | None], AbstractContextManager[str]]
+
+
+def _directly(url: str, cpu: int | None) -> AbstractContextManager[str]:
+    return nullcontext(url)
+
+
 class Rig:
     """The truth server on one core, a client on another, in a folder for their files."""
 
@@ -83,8 +91,11 @@ class Rig:
         flags = ["-O2", "-D_GNU_SOURCE", "-o", str(self._c_client), str(_HERE / "c_client.c")]
         subprocess.run([os.environ.get("CC", "cc"), *flags], check=True)
 
-    def measure(self, side: str, load: Load, workers: int = 1, **script: Any) -> Measured:
-        """One run of one of SIDES against a server that behaves as `script` (TruthScript) says."""
+    def measure(
+        self, side: str, load: Load, workers: int = 1, through: Way = _directly, **script: Any
+    ) -> Measured:
+        """One run of one of SIDES against a server that behaves as `script` (TruthScript) says.
+        `through` takes the server's URL and core, and gives the client's target."""
         scenario = self._folder / "scenario.yaml"
         scenario.write_text(load.scenario())
         out = self._folder / "run"
@@ -92,11 +103,12 @@ class Rig:
             before = cpu_s_of_children()
             with server.client_cores():  # one core, also where there are more
                 os.sched_setaffinity(0, {max(server.client_cpus)})
-                if side == "slobench":
-                    _slobench(server.url, scenario, out, workers)
-                    own_cpu_s = 0.0
-                else:
-                    own_cpu_s = self._other(side, server.url, load, scenario)
+                with through(server.url, server.cpu) as target:
+                    if side == "slobench":
+                        _slobench(target, scenario, out, workers)
+                        own_cpu_s = 0.0
+                    else:
+                        own_cpu_s = self._other(side, target, load, scenario)
             used_s = cpu_s_of_children() - before
             log = server.finish()
         if side == "slobench":

@@ -60,6 +60,13 @@ WaitReady = Annotated[
     str | None,
     typer.Option(help="Wait up to this long for a server that is starting or loading, e.g. 10m."),
 ]
+ReusePreflight = Annotated[
+    str | None,
+    typer.Option(
+        help="Skip the preflight if the last with such requests succeeded at most this long ago, "
+        "e.g. 10m, and the server still lists the same models."
+    ),
+]
 Engine = Annotated[
     str,
     typer.Option(help="Settings of `reference`, `sim` or `mock`, e.g. mode=chunked,shape=tiny."),

@@ -26,6 +26,7 @@ from loadgen.cli.flags import (
     MinRequests,
     Model,
     Plugin,
+    ReusePreflight,
     RunDirectory,
     ScenarioFlags,
     Set,
@@ -83,6 +84,7 @@ def run(
         typer.Option("--print-launch", help="Print the target file's server command and stop."),
     ] = False,
     wait_ready: WaitReady = None,
+    reuse_preflight: ReusePreflight = None,
     scrape: Annotated[
         bool, typer.Option("--scrape/--no-scrape", help="Read the server's own metrics at 1 Hz.")
     ] = True,
@@ -128,6 +130,7 @@ def run(
         scrape=scrape,
         watch=parse.read_watch(watch, os.environ),
         wait_ready_s=parse.read_wait_s(wait_ready),
+        reuse_preflight_s=parse.read_reuse_s(reuse_preflight),
     )
     raise typer.Exit(
         run_scenario(

@@ -149,6 +149,11 @@ def read_wait_s(text: str | None) -> float:
     return 0.0 if text is None else read_duration_s("--wait-ready", text)
 
 
+def read_reuse_s(text: str | None) -> float:
+    """Seconds of `--reuse-preflight`; 0 without it."""
+    return 0.0 if text is None else read_duration_s("--reuse-preflight", text)
+
+
 def read_budget_s(text: str) -> float:
     seconds = read_duration_s("--budget", text)
     if not 1.0 <= seconds <= 3600.0:

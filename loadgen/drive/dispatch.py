@@ -93,13 +93,17 @@ class Dispatcher:
     ) -> None:
         self._sender, self._recorder, self._timer = sender, recorder, timer
         self._bounds, self._on_finished = bounds, on_finished
+        self._unaccounted = 0
         # Arrays, not lists: a list of a million floats takes 32 MB, its array 8 MB.
         self.families = Families(schedule, edges)
-        self._n_waiting_for = schedule["n_parents"].astype(np.int32).data
-        self._think_s = schedule["think_s"].astype(float).data
-        self._cancel_after_s = schedule["cancel_after_s"].astype(float).data
+        self._n_waiting_for, self._think_s, self._cancel_after_s = (
+            array("i"),
+            array("d"),
+            array("d"),
+        )
         self._cancels: list[tuple[float, int]] = []  # heap of (cancel time, row)
-        self._goes_on = np.ascontiguousarray(schedule["after_failure"]).data
+        self._goes_on, self._is_orphan, self._parents_done_s = bytearray(), bytearray(), array("d")
+        self._append(schedule)
         self._roots = rows_by_time(schedule)
         self._root_times_s = schedule["scheduled_s"][self._roots].data
         self._n_planned, self._next_root = 0, -1  # roots planned, and the last of them
@@ -107,8 +111,6 @@ class Dispatcher:
         # released, and every row with parents whose release time is certain.
         self._planned: list[tuple[float, int]] = []
         self._plan_root()
-        self._parents_done_s = array("d", bytes(8 * len(schedule)))
-        self._unaccounted = len(schedule)
         self._in_flight: set[int] = set()
         self._waiting: dict[int, float] = {}  # row: release_s, in order of release; no slot yet
         # In order of release, thus of time: every row has the same timeout.
@@ -118,7 +120,6 @@ class Dispatcher:
         self._last_release_s = bounds.horizon_s  # exclusive
         self.n_measured = 0  # rows released from `warmup_s` on
         self._finished = self._is_ticking = False
-        self._is_orphan = bytearray((schedule["n_parents"] > 0).tobytes())
 
     @property
     def n_in_flight(self) -> int:
@@ -147,6 +148,20 @@ class Dispatcher:
         if not sends_waiting:
             self._give_up_waiting(reason)
         self._tick()
+
+    def add_rows(self, rows: Schedule, edges: Edges) -> None:
+        """Adds rows after the last; each has a parent that has not ended yet."""
+        self.families.add_rows(rows["request_id"].tolist(), edges)
+        self._append(rows)
+
+    def _append(self, rows: Schedule) -> None:
+        self._n_waiting_for.frombytes(rows["n_parents"].astype(np.int32).tobytes())
+        self._think_s.frombytes(rows["think_s"].astype(float).tobytes())
+        self._cancel_after_s.frombytes(rows["cancel_after_s"].astype(float).tobytes())
+        self._goes_on += rows["after_failure"].tobytes()
+        self._is_orphan += (rows["n_parents"] > 0).tobytes()
+        self._parents_done_s.frombytes(bytes(8 * len(rows)))
+        self._unaccounted += len(rows)
 
     def ended(self, row: int, status: Status, done_s: float) -> None:
         """Ends a sent row: releases its children and sends rows that wait for a slot."""
@@ -346,7 +361,8 @@ class Dispatcher:
 
 class Families:
     """The children of each row of a schedule, which is sorted by request id. Rows are indices into
-    it: edge k leads from `parent_rows[k]` to `child_rows[k]`."""
+    it: edge k leads from `parent_rows[k]` to `child_rows[k]`. `add_rows` adds rows whose parents
+    have no children so far."""
 
     def __init__(self, schedule: Schedule, edges: Edges) -> None:
         ids = schedule["request_id"]
@@ -357,6 +373,19 @@ class Families:
         n_children = np.bincount(self.parent_rows, minlength=len(ids))
         self._first = np.cumsum([0, *n_children], dtype=np.int32).data if len(edges) else None
         self._children = self.child_rows.astype(np.int32).data
+        self._ids, self._added_rows = ids, dict[int, int]()  # the latter by request id
+        self._added_children: dict[int, list[int]] = {}
+
+    def add_rows(self, request_ids: Sequence[int], edges: Edges) -> None:
+        first = len(self._ids) + len(self._added_rows)
+        self._added_rows |= {request_id: first + k for k, request_id in enumerate(request_ids)}
+        for child, parent in edges.tolist():
+            self._added_children.setdefault(self.row(parent), []).append(self._added_rows[child])
+
+    def row(self, request_id: int) -> int:
+        """The row with a request id."""
+        row = self._added_rows.get(request_id)
+        return int(np.searchsorted(self._ids, request_id)) if row is None else row
 
     @property
     def has_edges(self) -> bool:
@@ -364,6 +393,10 @@ class Families:
 
     def children(self, row: int) -> Sequence[int]:
         if self._first is None:
+            return ()
+        if self._added_children and (added := self._added_children.get(row)) is not None:
+            return added
+        if row >= len(self._ids):
             return ()
         first, end = self._first[row], self._first[row + 1]
         return self._children[first:end].tolist() if end > first else ()

@@ -29,8 +29,8 @@ _TIMES = ("t_s", "began_s", "end_s")
 
 
 class ServedRun(NamedTuple):
-    """A run of `n_requests` requests that an engine served. `epoch_s` is its epoch; no request of
-    it was in flight before `begin_s` or after `end_s` (all on CLOCK_MONOTONIC)."""
+    """A run with request_ids below `n_requests` that an engine served. `epoch_s` is its epoch; no
+    request of it was in flight before `begin_s` or after `end_s` (all on CLOCK_MONOTONIC)."""
 
     directory: Path
     name: str
@@ -42,7 +42,8 @@ class ServedRun(NamedTuple):
     @classmethod
     def of(cls, run: Run, directory: Path) -> ServedRun:
         """A recorded run that was the only run of its engine."""
-        return cls(directory, run.manifest.run, run.manifest.epoch_s, len(run.schedule_rows))
+        n_requests = int(run.schedule_rows["request_id"][-1]) + 1
+        return cls(directory, run.manifest.run, run.manifest.epoch_s, n_requests)
 
 
 def adopt_engine_logs(log_dir: Path, runs: Sequence[ServedRun]) -> None:

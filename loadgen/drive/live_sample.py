@@ -113,6 +113,10 @@ class LiveSamples:
         self._ended: list[EndedSample] = []
         self._gaps: dict[int, SecondsHistogram] = {}
 
+    def add_rows(self, rows: Schedule) -> None:
+        """Adds rows after the last, without SLOs of their own."""
+        self._class_ids += rows["class_id"].tolist()
+
     def unsent(self, row: int, status: Status) -> None:
         """Adds a row that was never sent."""
         own_slo_s = self._own_slo_s.get(row)
@@ -177,10 +181,18 @@ class LiveSamples:
         return times[first], times[last], n_events - 1, int(gap_ns.max()), n_events
 
     def _token_events(self, part: bytes) -> int:
-        """Events with a token in a read, which may also hold the finish and usage events."""
-        if part.count(_EVENT) < 2:
+        """Events with a token in a read. Others come before the first (role) or after the last
+        (finish, usage); those between are counted without parsing."""
+        n = part.count(_EVENT)
+        if n < 2:
             return 1
-        return max(1, sum(map(self._looks_like_token, part.split(_EVENT_END))))
+        events = part.split(_EVENT_END)
+        for ends in (events, reversed(events)):
+            for event in ends:
+                if n == 1 or self._looks_like_token(event):
+                    break
+                n -= _EVENT in event
+        return n
 
 
 def _seconds(ns: int) -> float:

@@ -11,7 +11,8 @@ import numpy as np
 
 from loadgen.drive.dispatch import rows_by_time
 from loadgen.drive.request_names import namespace_of, request_name
-from loadgen.records import OWN_SLO, SCHEDULE, LimitsS, Schedule, Times
+from loadgen.records import OWN_SLO, SCHEDULE, Edges, LimitsS, Schedule, Times
+from loadgen.workload.dialogue import GrowingSchedule
 from targets.base import Adapter, Request
 from targets.safe_text import redact
 
@@ -84,7 +85,8 @@ class Payloads:
 
     `render(row, answer)` returns the content of a row. `tenants` are the names by tenant_id, "" for
     a tenant that is not sent; `slo_limits_s` are the limits of each class by class_id. Requests
-    that belong to no run are not `is_numbered`.
+    that belong to no run are not `is_numbered`. `on_rows` receives the rows of `add_rows` first, so
+    that `render` and `waits_for` have them.
     """
 
     def __init__(
@@ -99,8 +101,10 @@ class Payloads:
         tokens_per_char: float = 1.0,
         slo_limits_s: Sequence[LimitsS] = (),
         is_numbered: bool = True,
+        on_rows: Callable[[Schedule, Edges], None] = lambda rows, edges: None,
     ) -> None:
-        self._schedule, self._render, self._adapter = schedule, render, adapter
+        self._on_rows = on_rows
+        self._rows, self._render, self._adapter = GrowingSchedule(schedule), render, adapter
         self._head, self._namespace, self._tenants = head, namespace_of(run_name), tenants
         self._waits_for, self._is_numbered = waits_for, is_numbered
         self._ready: dict[int, bytes] = {}  # the window
@@ -118,14 +122,14 @@ class Payloads:
         self.is_whole = len(schedule) <= self._n_ahead
         """Whether every row that quotes no answer is encoded before the start."""
         self._order = np.arange(len(schedule)) if self.is_whole else rows_by_time(schedule)
+        self._times_s = schedule["scheduled_s"][self._order]
         self._next = 0  # in `_order`
 
     def encode_first(self) -> None:
         """Encodes the rows to be ready at the start."""
         if not self.is_whole:
             row_s = min(self._batch_s() for _ in range(_TIMED_BATCHES)) / _TIMED_ROWS
-            times_s = self._schedule["scheduled_s"][self._order]
-            self._n_ahead = max(self._n_ahead, rows_ahead(times_s, ENCODE_SHARE / row_s))
+            self._n_ahead = max(self._n_ahead, rows_ahead(self._times_s, ENCODE_SHARE / row_s))
         self.extend()
 
     def _batch_s(self) -> float:
@@ -152,6 +156,12 @@ class Payloads:
         self._next += 1
         if not self._is_taken[row] and self._waits_for(row) is None:
             self._ready[row] = self._encode(row)
+
+    def add_rows(self, rows: Schedule, edges: Edges) -> None:
+        """Adds rows with parents after the last."""
+        self._on_rows(rows, edges)
+        self._rows.add_rows(rows)
+        self._is_taken += bytes(len(rows))
 
     def comes_late(self, row: int) -> bool:
         """Whether a row with parents is encoded only after the start."""
@@ -182,7 +192,7 @@ class Payloads:
         return payload
 
     def _encode(self, row: int) -> bytes:
-        plan = self._schedule[row].item()  # a field of a numpy row takes 0.1 µs more
+        plan: Any = self._rows[row].item()  # a field of a numpy row takes 0.1 µs more
         request_id = plan[_PLACE["request_id"]]
         parent = self._waits_for(row)
         answer = None if parent is None else self._answers.pop(parent)()

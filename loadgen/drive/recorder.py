@@ -55,12 +55,12 @@ class ShardRecorder:
         self._decoder, self._part_path = decoder, part_path
         self._helper, self._decodes_meanwhile = helper, decodes_meanwhile
         self._on_full, self._most_requests, self._most_bytes = on_full, part_requests, part_bytes
-        self._request_ids = np.ascontiguousarray(schedule["request_id"]).data
-        self.released_s = array("d", [math.nan]) * len(schedule)
+        self._request_ids, self._reasons, self._reason_id = array("I"), Ids(), array("H")
+        self.released_s = array("d")
         """The release time of each row, seconds; NaN before."""
-        self._status = bytearray([Status.lost]) * len(schedule)  # of rows that were not sent
-        self._reasons, self._reason_id = Ids(), np.zeros(len(schedule), "u2").data
-        self._is_ended = bytearray(len(schedule))  # a sent row
+        self._status = bytearray()  # of rows that were not sent
+        self._is_ended = bytearray()  # a sent row
+        self.add_rows(schedule)
         self._ended: list[Ended] = []  # of the next part
         self._n_bytes = 0
         self._full: deque[deque[Ended]] = deque()
@@ -71,6 +71,14 @@ class ShardRecorder:
         """Bytes of answers that were written to files as received."""
         self.helper_cpu_s = 0.0
         """CPU time of `helper`; known after `finish`."""
+
+    def add_rows(self, rows: Schedule) -> None:
+        """Adds rows after the last."""
+        self._request_ids.frombytes(rows["request_id"].tobytes())
+        self.released_s.extend(array("d", [math.nan]) * len(rows))
+        self._status += bytearray([Status.lost]) * len(rows)
+        self._reason_id.frombytes(bytes(2 * len(rows)))
+        self._is_ended += bytes(len(rows))
 
     # called by the dispatcher and the client
     def released(self, row: int, release_s: float) -> None:

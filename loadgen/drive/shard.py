@@ -74,6 +74,7 @@ def payloads_of(task: ShardTask, head: HttpHead) -> Payloads:
         dialogue.waits_for,
         task.fit.tokens_per_char,
         task.slo_limits_s,
+        on_rows=dialogue.add_rows,
     )
 
 

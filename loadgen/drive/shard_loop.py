@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from array import array
 from collections.abc import Callable
 
 import msgspec
@@ -18,6 +19,7 @@ from loadgen.drive.first_failures import FirstFailures
 from loadgen.drive.instrument import GcPauses, ThreadMeter
 from loadgen.drive.live_sample import LiveSamples
 from loadgen.drive.loop_probe import LoopProbe, ProcessorSpeed, ReceiveBacklog
+from loadgen.drive.more_rows import MoreRows
 from loadgen.drive.part_decoder import PartDecoder
 from loadgen.drive.payloads import ENCODE_SHARE, Payloads
 from loadgen.drive.recorder import PART_BYTES, PART_REQUESTS, ShardRecorder
@@ -90,8 +92,11 @@ class Shard:
         sessions = np.ascontiguousarray(task.schedule["session_id"])
         last = np.zeros(int(sessions.max(initial=0)) + 1, np.int32)
         last[sessions] = np.arange(n)  # of equal sessions the last write stays
-        self._sessions = sessions.data
-        self._is_last = (last[sessions] == np.arange(n)).data
+        self._sessions = array("I", sessions.tobytes())
+        self._is_last = bytearray((last[sessions] == np.arange(n)).tobytes())
+        self._more = None if task.more is None else MoreRows(task)
+        if self._more is not None:  # a user's last row is not planned yet
+            np.frombuffer(self._is_last, bool)[self._more.is_of_loop] = False
         self._meter, self._gc = ThreadMeter(), GcPauses()
         self._backlog, self._speed = ReceiveBacklog(client.in_flight), ProcessorSpeed()
         self._probe_timer = make_quiet_timer(loop)
@@ -180,7 +185,7 @@ class Shard:
     def send(self, row: int) -> None:
         self._n_sent += 1
         payload = self._payloads.take(row)
-        self._client.send(row, payload, self._sessions[row], self._is_last[row])
+        self._client.send(row, payload, self._sessions[row], bool(self._is_last[row]))
         if self._has_late_children[row]:
             self._loop.call_soon(self._prepare, row)
 
@@ -194,6 +199,8 @@ class Shard:
     def released(self, row: int, release_s: float) -> None:
         self._n_released += 1
         self._recorder.released(row, release_s)
+        if self._more is not None and row in self._more.last_units:
+            self._loop.call_soon(self._continue, row)  # after the send
 
     def unsent(self, row: int, status: Status, reason: str) -> None:
         self._by_status[status] += 1
@@ -209,6 +216,7 @@ class Shard:
 
     def _note_end(self, exchange: Exchange) -> None:
         status, samples = self._status(exchange), self._samples
+        self._continue(exchange.row)
         self._by_status[status] += 1
         self._first_failures.ended(status, exchange.http_status, lambda: self._error_of(exchange))
         self._n_withdrawn += exchange.error.startswith(ON_PURPOSE)
@@ -242,6 +250,27 @@ class Shard:
             return decode(exchange, self._adapter).status
         except Exception:  # a codec's bug on this body; the recorder records it
             return Status.stream_error
+
+    def _continue(self, row: int) -> None:
+        """Adds rows for the user of `row`, whose last planned unit has begun."""
+        if self._more is None or row not in self._more.last_units:
+            return
+        rows, edges = self._more.take(row, self._sessions[row], len(self._sessions))
+        self._payloads.add_rows(rows, edges)
+        self._dispatcher.add_rows(rows, edges)
+        self._recorder.add_rows(rows)
+        self._live_samples.add_rows(rows)
+        first = len(self._sessions)
+        self._sessions.frombytes(np.ascontiguousarray(rows["session_id"]).tobytes())
+        for flags in (self._is_last, self._has_late_children, self._is_decisive):
+            flags += bytes(len(rows))
+        row_of, goes_on = self._dispatcher.families.row, rows["after_failure"].tolist()
+        for child, parent in edges.tolist():
+            self._has_late_children[row_of(parent)] = 1
+            self._is_decisive[row_of(parent)] |= not goes_on[row_of(child) - first]
+        for parent in {row_of(parent) for _, parent in edges.tolist()}:
+            if parent < first:  # perhaps sent already
+                self._prepare(parent)
 
     def _prepare(self, row: int) -> None:
         """Encodes the children of a row, as far as their prompts are known."""

@@ -15,11 +15,12 @@ import json
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,6 +46,7 @@ from loadgen.records import (
     SCHEMA,
     SERVER,
     Chunks,
+    Edges,
     FinishReason,
     Names,
     Requests,
@@ -67,6 +69,8 @@ _MAX_TEXT = 300
 _PLAN = ("manifest.json", "schedule.parquet", "edges.parquet")
 _RESULTS = ("requests.parquet", "chunks.parquet")
 _SERVER = "server.parquet"
+MORE = ".more"
+"""Of the file with the rows that a shard added to its plan."""
 _DAMAGED = (
     OSError, ValueError, LookupError, TypeError, RuntimeError, MemoryError, OverflowError, EOFError,
     struct.error, zipfile.BadZipFile, zlib.error,
@@ -127,13 +131,14 @@ def read_part(path: Path) -> Part:
     return requests, chunks, names
 
 
-def to_parquet(rows: NDArray[Any], names: Names) -> bytes:
+def to_parquet(rows: NDArray[Any], names: Names, marks: Mapping[str, str] | None = None) -> bytes:
     """A table as the bytes of a compressed Parquet file."""
     import pyarrow as pa
     from pyarrow import parquet
 
     sink = pa.BufferOutputStream()
-    parquet.write_table(_table(rows, names, {}, {}), sink, compression="zstd")
+    table = _table(rows, names, {}, marks or {})
+    parquet.write_table(table, sink, compression="zstd", write_page_checksum=True)
     data: bytes = sink.getvalue().to_pybytes()
     return data
 
@@ -151,6 +156,38 @@ def from_parquet(data: bytes, dtype: np.dtype[Any], names: Names) -> NDArray[Any
 def read_parts(directory: Path) -> list[Part]:
     """The parts of all shards in a directory."""
     return [read_part(path) for path in sorted(directory.glob("shard-*.npz"))]
+
+
+def append_more(path: Path, rows: Schedule, edges: Edges) -> None:
+    """Adds planned rows, and the edges that lead to them, to a shard's file of rows beyond its
+    plan."""
+    with path.open("ab") as file:
+        np.save(file, rows)
+        np.save(file, edges)
+
+
+def with_more(schedule: Schedule, edges: Edges, directory: Path) -> tuple[Schedule, Edges]:
+    """A plan with the rows that shards have added to it, from their files in `directory`."""
+    added = [block for path in sorted(directory.glob(f"shard-*{MORE}")) for block in _more_in(path)]
+    if not added:
+        return schedule, edges
+    rows = np.concatenate([schedule, *(rows for rows, _ in added)])
+    links = np.concatenate([edges, *(links for _, links in added)])
+    by_id = np.argsort(rows["request_id"], kind="stable")
+    return rows[by_id], links[np.lexsort((links["after"], links["request_id"]))]
+
+
+def _more_in(path: Path) -> Iterator[tuple[Schedule, Edges]]:
+    """The blocks of a file, without a last block that is cut."""
+    with path.open("rb") as file:
+        while True:
+            try:
+                rows, edges = np.load(file), np.load(file)
+            except (EOFError, ValueError):
+                return
+            if rows.dtype != SCHEDULE or edges.dtype != EDGES:
+                raise RunInvalid(f"{path}: its columns are not those of this version")
+            yield rows, edges
 
 
 def merge_parts(schedule: Schedule, parts: Sequence[Part]) -> Part:
@@ -244,6 +281,9 @@ def write_run(directory: Path, run: Run, derived: dict[str, NDArray[Any]]) -> No
     The shards' parts are needed until the manifest is written, which is the last file; `expect`
     makes the directory readable at every moment in between.
     """
+    if run.manifest.extended_rows:
+        _replace_table(directory, "schedule.parquet", run.schedule_rows, run)
+        _replace_table(directory, "edges.parquet", run.edge_rows, run)
     schema = {} if run.is_verified else {"schema": FIRST_WITH_CHECKSUMS - 1}
     content = {**run.manifest.to_json(), **schema, "instrument": run.instrument.to_json()}
     tables = {"chunks.parquet": run.chunk_rows, "requests.parquet": run.request_rows}
@@ -257,6 +297,13 @@ def write_run(directory: Path, run: Run, derived: dict[str, NDArray[Any]]) -> No
     checksums.expect(directory, manifest.name, encoded)
     _write_bytes(manifest, encoded)
     checksums.cover(directory, manifest)
+
+
+def _replace_table(directory: Path, name: str, rows: NDArray[Any], run: Run) -> None:
+    content = to_parquet(rows, run.names, _marks(run.manifest))
+    checksums.expect(directory, name, content)
+    _write_bytes(directory / name, content)
+    checksums.cover(directory, directory / name)
 
 
 def write_summary(directory: Path, summary: Mapping[str, object]) -> None:
@@ -321,6 +368,9 @@ def read_run(directory: Path | str) -> Run:
 
     schedule, edges = table("schedule.parquet", SCHEDULE), table("edges.parquet", EDGES)
     if is_from_parts:
+        schedule, edges = with_more(schedule, edges, directory / "parts")
+        n_added = len(schedule) - manifest.n_requests
+        manifest = msgspec.structs.replace(manifest, extended_rows=n_added)
         requests, chunks, merged = merge_parts(schedule, read_parts(directory / "parts"))
         names = replace(names, errors=merged.errors, remotes=merged.remotes)
     else:
@@ -346,13 +396,14 @@ def _has_parts(
 def _check_agreement(directory: Path, run: Run) -> None:
     """Raises RunInvalid where the files are not of the same run."""
     manifest, requests, chunks = run.manifest, run.request_rows, run.chunk_rows
-    planned = len(run.schedule_rows)
-    if manifest.n_requests != planned:
+    planned, n_first = len(run.schedule_rows), manifest.n_requests
+    if n_first + manifest.extended_rows != planned:
         raise RunInvalid(
             f"{directory / 'schedule.parquet'}: has {planned} rows, and manifest.json states "
-            f"{manifest.n_requests}: they are not of the same run"
+            f"{n_first + manifest.extended_rows}: they are not of the same run"
         )
-    if schedule_sha256(run.schedule_rows, run.edge_rows) != manifest.schedule_sha256:
+    edges = run.edge_rows[run.edge_rows["request_id"] < n_first]  # of the plan, with ids 0, 1, …
+    if schedule_sha256(run.schedule_rows[:n_first], edges) != manifest.schedule_sha256:
         raise RunInvalid(
             f"{directory / 'schedule.parquet'}: is not the schedule of manifest.json "
             "(schedule_sha256): they are not of the same run"

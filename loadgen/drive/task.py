@@ -11,6 +11,7 @@ from loadgen.drive.dispatch import Bounds
 from loadgen.drive.payloads import HttpHead
 from loadgen.drive.transport import Connections
 from loadgen.records import Edges, LimitsS, Schedule
+from loadgen.workload.more_units import MoreUnits
 from loadgen.workload.prompts import PromptFit, Prompts
 from targets.base import Adapter
 from targets.route import Route
@@ -37,4 +38,5 @@ class ShardTask:
     part_path: Path
     slo_limits_s: tuple[LimitsS, ...] = ()  # by class_id, for servers that schedule by them
     decodes_meanwhile: bool = False  # in a process of its own, for which a core is idle
+    more: MoreUnits | None = None  # for users of a closed loop who get through their rows
     is_watched: bool = False  # whether to report gaps between tokens, for live metrics

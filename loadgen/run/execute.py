@@ -186,6 +186,8 @@ def target_choice(target: str, options: RunOptions) -> Choice:
         options.plugins,
         options.target_settings,
         options.wait_ready_s,
+        options.reuse_preflight_s,
+        options.cache_dir,
     )
 
 

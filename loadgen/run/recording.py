@@ -42,6 +42,7 @@ from loadgen.run.manifest import completed, instrument_limits, manifest
 from loadgen.run.run_options import RunSetup
 from loadgen.run.shard_tasks import Job
 from loadgen.run.target import Target
+from loadgen.workload.schedule import more_units
 from targets.scrape import Scraped, Scraper
 
 _INTERRUPT_DRAIN_S = 10.0
@@ -133,6 +134,8 @@ class Recording:
             is_watched=self._watched is not None
             or self._options.early is not None
             or any(slo.metric in _OF_GAPS for slo in self._scenario.all_slos()),
+            # workers on other machines send back the rows of their share only
+            more=None if self._fleet.pids is None else more_units(self._scenario, self._plan),
         )
         self._fleet.hand_over(job)  # the shards prepare while the plan is written here
         planned = self._planned()
@@ -191,14 +194,15 @@ class Recording:
     def _assembled(self, manifest: Manifest, parts_dir: Path, outcome: Outcome) -> Run:
         decode_left(parts_dir, self._decoder, outcome.epoch_ns)
         parts = store.read_parts(parts_dir)
-        requests, chunks, merged = store.merge_parts(self._plan.schedule, parts)
+        schedule, edges = store.with_more(*self._plan, parts_dir)
+        n_added = len(schedule) - len(self._plan.schedule)
+        manifest = msgspec.structs.replace(manifest, extended_rows=n_added)
+        requests, chunks, merged = store.merge_parts(schedule, parts)
         names = replace(self._scenario.names(), errors=merged.errors, remotes=merged.remotes)
         reports = tuple(outcome.reports)
         helpers_s = sum(report.decoding.helper_cpu_s for report in reports)
         instrument = ClientReport(reports, self._family_s(outcome) + helpers_s)
-        return Run(
-            manifest, self._plan.schedule, requests, chunks, self._plan.edges, names, instrument
-        )
+        return Run(manifest, schedule, requests, chunks, edges, names, instrument)
 
     def _decoder(self, shard: int) -> PartDecoder:
         target = self._target

@@ -37,7 +37,8 @@ class RunOptions:
     keeps nothing. `name` is the run's name where it differs from its directory's. `watch` exports
     live metrics; `early` may stop the run before its end. With fewer successful requests than
     `min_requests` the run has no verdict. A server that slobench does not start may take
-    `wait_ready_s` until it is ready.
+    `wait_ready_s` until it is ready; its last preflight, if at most `reuse_preflight_s` old, counts
+    for this run too.
     """
 
     out_dir: Path | None = None
@@ -58,6 +59,7 @@ class RunOptions:
     early: Early | None = None
     min_requests: int = 0
     wait_ready_s: float = 0.0
+    reuse_preflight_s: float = 0.0
 
 
 class RunKeywords(TypedDict, total=False):
@@ -80,6 +82,7 @@ class RunKeywords(TypedDict, total=False):
     early: Early | None
     min_requests: int
     wait_ready_s: float
+    reuse_preflight_s: float
 
 
 class RunSetup(NamedTuple):

@@ -16,6 +16,7 @@ from loadgen.run.cores import affine_cores, known_ceiling, our_quota, workers_fo
 from loadgen.run.example_requests import head_of, sent_tenants
 from loadgen.run.target import Target
 from loadgen.workload.layout import MOST_SPEED, QUICKEST_S, QUICKEST_TOKENS_PER_S
+from loadgen.workload.more_units import MoreUnits
 from loadgen.workload.prompts import Prompts
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan, split_plan
@@ -26,7 +27,7 @@ _MOST_PREOPENED = 1024  # responses of 2 s at 500 requests/s; a request without 
 @dataclass(frozen=True)
 class Job:
     """The work of all load-generating processes of a run; each writes `shard-<number>.npz` into
-    `parts_dir`."""
+    `parts_dir`. With `more`, processes add rows for users who get through their plan."""
 
     scenario: Scenario
     plan: Plan
@@ -36,6 +37,7 @@ class Job:
     run_name: str
     parts_dir: Path
     is_watched: bool = False
+    more: MoreUnits | None = None
 
     def prompts(self) -> Prompts:
         if self.target.prompts is not None:
@@ -106,6 +108,7 @@ def shard_task(job: Job, share: Share, prompts: Prompts) -> ShardTask:
         ),
         part_path=job.parts_dir / f"shard-{number}.npz",
         slo_limits_s=scenario.limits_by_class(),
+        more=job.more,
         is_watched=job.is_watched,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -21,7 +22,14 @@ from loadgen.errors import UsageError, nearest
 from loadgen.manifest.sections import PreflightLine, TargetSection
 from loadgen.records import Schedule
 from loadgen.run.example_requests import example_requests
+from loadgen.run.known_preflights import (
+    KnownPreflight,
+    KnownPreflights,
+    ModelLengths,
+    models_now,
+)
 from loadgen.run.preload import Preload
+from loadgen.units import format_duration
 from loadgen.workload.calibration import Calibration
 from loadgen.workload.prompts import PromptFit, Prompts
 from loadgen.workload.scenario import Scenario
@@ -39,6 +47,8 @@ from targets.scrape import find_metrics
 
 T = TypeVar("T")
 OURS = ("reference", "mock")
+REUSED = "preflight"
+"""The line of a manifest that states the age of a reused preflight."""
 _PATIENCE_S = 30.0
 _PROGRESS_S = 30.0  # between two lines about a launch, where there is no terminal
 _PREFLIGHT = b"preflight"  # the salt of its prompts
@@ -50,7 +60,8 @@ class Choice:
     """A target as the user chose it: `spec` is the value of `--target`, `engine` that of
     `--engine`; `scrape`: read the server's own metrics; `plugins` are files with modes for
     `reference`; `settings` are keys set on top of a target file. A server that slobench does not
-    start may take `wait_ready_s` until it is ready."""
+    start may take `wait_ready_s` until it is ready. Results of its preflights are kept in
+    `cache_dir`; a result at most `reuse_preflight_s` old is used in place of another preflight."""
 
     spec: str
     engine: str = ""
@@ -60,6 +71,8 @@ class Choice:
     plugins: Sequence[Path] = ()
     settings: Sequence[str] = ()
     wait_ready_s: float = 0.0
+    reuse_preflight_s: float = 0.0
+    cache_dir: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -105,7 +118,9 @@ def open_target(
     """Starts the server if needed, runs the preflight and yields the target; ends a server that it
     started. A `server` that is up already stays up; as it serves many runs, only failed checks are
     printed, and a server of ours that passed a preflight with the same requests is not examined
-    again. `warm_up` imports modules while the preflight waits for responses.
+    again. A server by URL is not examined again either if `choice` accepts an earlier preflight and
+    the server still lists the same models. `warm_up` imports modules while the preflight waits for
+    responses.
 
     Raises UsageError for impossible options, TargetError where measuring would be meaningless.
     """
@@ -115,15 +130,23 @@ def open_target(
         endpoint = server.endpoint
         line = f"{server.name}: {endpoint.url}  {endpoint.labels.flags or ''}".rstrip()
         console.print(line, soft_wrap=True, markup=False)
-        requests = _requests(choice, scenario, plan.schedule) if is_kept else ()
+        store = None
+        if server.kind == "url" and choice.cache_dir is not None:  # a URL may have changed since
+            store = KnownPreflights(choice.cache_dir / "preflights")
+        requests = _requests(choice, scenario, plan.schedule) if is_kept or store else ()
         target = server.known.get(requests)
+        if target is None and store is not None and choice.reuse_preflight_s:
+            known = store.find(endpoint, requests)
+            target = _reused(known, endpoint, choice.reuse_preflight_s, console)
         if target is not None:
             target = replace(target, prompts=Prompts(scenario.prompts, scenario.seed, _PREFLIGHT))
         else:
-            target = _examined(
+            target, models = _examined(
                 server.kind, endpoint, choice, scenario, plan, console, warm_up, not is_kept
             )
-            if server.kind != "url" and _is_certain(target):  # a URL may have changed since
+            if _is_certain(target) and store is not None:
+                store.keep(endpoint, requests, _kept(target, models))
+            elif _is_certain(target) and server.kind != "url":
                 server.known[requests] = target
         yield replace(target, ended=server.ended)
 
@@ -249,7 +272,8 @@ def _examined(
     console: Console,
     warm_up: Preload | None,
     prints_all: bool,
-) -> Target:
+) -> tuple[Target, ModelLengths]:
+    """The target after a preflight, and the models that it lists."""
     schedule, prompts = plan.schedule, Prompts(scenario.prompts, scenario.seed, _PREFLIGHT)
     calibration = Calibration(prompts, schedule)
     warm_up = warm_up or Preload()
@@ -276,7 +300,7 @@ def _examined(
         if prints_all or check.ok is False:
             print_check(check, console)
     found.or_raise()
-    return Target(
+    target = Target(
         kind=kind,
         endpoint=endpoint,
         adapter=found.adapter,
@@ -285,6 +309,39 @@ def _examined(
         metrics=endpoint.metrics_urls() if metrics is not None and metrics[1] else (),
         prompts=prompts,
     )
+    return target, found.models or {}
+
+
+def _kept(target: Target, models: ModelLengths) -> KnownPreflight:
+    fields = target.adapter.model_dump(mode="json", exclude={"extra_body"})  # it may hold secrets
+    checks = tuple(target.checks)
+    return KnownPreflight(time.time(), models, fields, target.fit, checks, target.metrics)
+
+
+def _reused(
+    known: KnownPreflight | None, endpoint: Endpoint, most_age_s: float, console: Console
+) -> Target | None:
+    """The target by an earlier preflight, if it is recent and the server lists the same models;
+    else None. Prints which."""
+    if known is None or known.age_s > most_age_s:
+        reason = f"no successful one with such requests in the last {format_duration(most_age_s)}"
+    elif not known.models or finish(models_now(endpoint)) != known.models:
+        reason = "GET /v1/models does not list the same models as then"
+    else:
+        age = format_duration(round(known.age_s))
+        line = f"that of {age} ago counts: GET /v1/models lists the same models"
+        check = PreflightCheck(REUSED, None, line)
+        print_check(check, console)
+        return Target(
+            kind="url",
+            endpoint=endpoint,
+            adapter=endpoint.adapter(**known.adapter),
+            fit=known.fit,
+            checks=[PreflightLine(REUSED, None, line), *known.checks],
+            metrics=known.metrics,
+        )
+    print_check(PreflightCheck(REUSED, None, f"not reused: {reason}"), console)
+    return None
 
 
 def _temperature(schedule: Schedule) -> float:

@@ -25,6 +25,21 @@ class Context(IntEnum):
     real = 2
 
 
+class GrowingSchedule:
+    """The rows of a schedule by number, to which rows can be added."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._first, self._added = schedule, list[np.void]()
+
+    def __getitem__(self, row: int) -> np.void:
+        n = len(self._first)
+        found: np.void = self._first[row] if row < n else self._added[row - n]
+        return found
+
+    def add_rows(self, rows: Schedule) -> None:
+        self._added.extend(rows)
+
+
 class Dialogue:
     """The messages of every row of a schedule (or of a shard's part of it), by row index.
 
@@ -32,13 +47,24 @@ class Dialogue:
     """
 
     def __init__(self, schedule: Schedule, edges: Edges, prompts: Prompts, fit: PromptFit) -> None:
-        self._schedule, self._prompts, self._fit = schedule, prompts, fit
+        self._schedule, self._prompts, self._fit = GrowingSchedule(schedule), prompts, fit
         self._parent = conversation_parents(schedule, edges)
         is_real = (schedule["context"] == Context.real).tolist()
         self._waits_for = {row: parent for row, parent in self._parent.items() if is_real[row]}
-        self._has_next = np.zeros(len(schedule), bool)
-        self._has_next[list(self._parent.values())] = True
+        self._has_next = bytearray(len(schedule))
+        np.frombuffer(self._has_next, bool)[list(self._parent.values())] = True
         self._messages: dict[int, Messages] = {}
+
+    def add_rows(self, rows: Schedule, edges: Edges) -> None:
+        """Adds rows after the last; a conversation does not leave them."""
+        n = len(self._has_next)
+        self._schedule.add_rows(rows)
+        self._has_next += bytes(len(rows))
+        inner = edges[np.isin(edges["after"], rows["request_id"])]
+        for child, parent in conversation_parents(rows, inner).items():
+            self._parent[n + child], self._has_next[n + parent] = n + parent, 1
+            if rows["context"][child] == Context.real:
+                self._waits_for[n + child] = n + parent
 
     def waits_for(self, row: int) -> int | None:
         """The row whose real answer is needed; None for a row that can be written ahead."""
@@ -61,13 +87,14 @@ class Dialogue:
         if before is None:
             before = self.prompt(parent).as_messages()  # scripted: the same text from the plan
             self._messages.pop(parent, None)
-        plan, answer_tokens = self._schedule, int(self._schedule["output_tokens"][parent])
+        turn, earlier = self._schedule[row], self._schedule[parent]
+        answer_tokens = int(earlier["output_tokens"])
         if answer is None:
-            seed = int(plan["prompt_seed"][parent])
+            seed = int(earlier["prompt_seed"])
             answer = self._prompts.write(b"answer", seed, answer_tokens, self._fit)
-        new = int(plan["input_tokens"][row]) - int(plan["input_tokens"][parent]) - answer_tokens
+        new = int(turn["input_tokens"]) - int(earlier["input_tokens"]) - answer_tokens
         new -= round(self._fit.turn_overhead_tokens)
-        question = self._prompts.write(b"turn", int(plan["prompt_seed"][row]), new, self._fit)
+        question = self._prompts.write(b"turn", int(turn["prompt_seed"]), new, self._fit)
         return (*before, ("assistant", answer), ("user", question))
 
 

@@ -107,9 +107,21 @@ def lay_out(
     Fills every column except request_id, session_id, class_id, tenant_id, priority and phase.
     Raises ScenarioError for more than `max_rows` rows.
     """
-    own, streams, starts_s = part.own, part.streams, part.arrivals.scheduled_s
     speed = _planned_speed(part, horizon_s)
     n_units, pauses_s = _units(part, speed, horizon_s, max_rows, warmup_s, n_measured)
+    return laid_out(part, n_units, pauses_s, max_rows, speed)
+
+
+def laid_out(
+    part: ClassTraffic,
+    n_units: Index,
+    pauses_s: NDArray[np.float64],
+    max_rows: int,
+    speed: float = 1.0,
+) -> Layout:
+    """`lay_out` with `n_units[source]` units of each source; `pauses_s` [units] are the pauses
+    before each unit (that before a source's first unit is unused)."""
+    own, streams, starts_s = part.own, part.streams, part.arrivals.scheduled_s
     unit_source = np.repeat(row_numbers(len(starts_s)), n_units)
     sizes = _sizes(own, len(unit_source), streams)
     n_rows = int(sizes.sum(dtype=np.int64))

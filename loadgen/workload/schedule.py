@@ -30,7 +30,8 @@ from loadgen.workload.layout import (
     places,
     row_numbers,
 )
-from loadgen.workload.prompts import entry_index, planned_tokens
+from loadgen.workload.more_units import ClosedClass, MoreUnits, set_recorded_lengths
+from loadgen.workload.prompts import planned_tokens
 from loadgen.workload.scenario import Scenario
 
 MAX_REQUESTS = 20_000_000
@@ -222,19 +223,40 @@ def _in_order(whole: Layout, warmup_s: float) -> Plan:
     return Plan(schedule, edges[np.lexsort((edges["after"], edges["request_id"]))])
 
 
+def more_units(scenario: Scenario, plan: Plan) -> MoreUnits | None:
+    """The further rows of the users of a closed loop beyond `plan`; None for other scenarios."""
+    schedule, closed = plan.schedule, dict[int, ClosedClass]()
+    for class_id, (name, own) in enumerate(scenario.traffic().items()):
+        arrivals = own.arrivals or scenario.arrivals
+        assert arrivals is not None, "validation rejects a scenario without arrivals"
+        if (pause := arrivals.pause()) is None:
+            continue
+        streams = RandomStreams(scenario.seed, (name,) if scenario.classes else ())
+        before = schedule["prefix_id"][schedule["class_id"] < class_id]
+        closed[class_id] = ClosedClass(
+            ClassTraffic(own, Traffic(np.zeros(0)), pause, streams),
+            class_id,
+            scenario.names().tenants.index(own.tenant),
+            int(before.max(initial=0)),
+        )
+    if not closed:
+        return None
+    n_users = int(schedule["session_id"].max(initial=0)) + 1
+    return MoreUnits(closed, len(schedule), n_users, _recorded_lengths(scenario))
+
+
 def _set_recorded_lengths(schedule: Schedule, scenario: Scenario) -> None:
-    """With recorded prompts, set each row's lengths to those of its prompt, without a prefix."""
+    recorded = _recorded_lengths(scenario)
+    if recorded is not None:
+        set_recorded_lengths(schedule, recorded)
+
+
+def _recorded_lengths(scenario: Scenario) -> NDArray[np.int64] | None:
+    """Input and output tokens (0: not stated) of recorded prompts, shape [2, n]; None without."""
     kind = scenario.prompts
     recorded = kind.recorded()
     if not recorded:
-        return
+        return None
     tokenizer = kind.load_tokenizer()
-    chosen = np.array(
-        [entry_index(int(s), len(recorded)) for s in schedule["prompt_seed"]], np.int64
-    )
-    inputs = np.array([planned_tokens(prompt, kind, tokenizer) for prompt in recorded])
-    outputs = np.array([prompt.output_tokens or 0 for prompt in recorded])
-    schedule["input_tokens"] = inputs[chosen]
-    schedule["prefix_id"], schedule["prefix_tokens"] = 0, 0
-    stated = outputs[chosen]
-    schedule["output_tokens"] = np.where(stated > 0, stated, schedule["output_tokens"])
+    inputs = [planned_tokens(prompt, kind, tokenizer) for prompt in recorded]
+    return np.array([inputs, [prompt.output_tokens or 0 for prompt in recorded]])

@@ -83,6 +83,12 @@ def test_a_role_chunk_that_came_with_the_first_token_is_none():
     assert (line["n_events"], sum(counts)) == (2, 1)
 
 
+def test_a_read_of_a_whole_answer_has_the_tokens_between_its_role_and_its_end():
+    whole = ROLE + token("a") + b": ping\n\n" + token("b") + token("c") + FINISH + usage(3) + DONE
+    (line,), _ = told(answered(whole))
+    assert (line["n_events"], line["tpot_s"]) == (3, 0.0)
+
+
 def test_one_token_has_no_gap_and_no_answer_has_no_first_token():
     single, silent = answered(token("a"), FINISH, DONE), answered(FINISH, DONE, row=1)
     (one, none), gaps = told(single, silent)

@@ -1,6 +1,8 @@
 """The requests that the preflights of several runs send to one server that stays up."""
 
 import io
+import json
+import time
 from contextlib import nullcontext
 
 import pytest
@@ -76,3 +78,40 @@ def test_a_server_whose_requests_did_not_all_succeed_needs_a_preflight_again(tmp
             run = execute(Scenario.model_validate(values), "mock", options, QUIET, server=mock).run
             assert (run.request_rows["status"] == Status.ok).all() != cancels
             assert bool(mock.known) != cancels
+
+
+def test_a_preflight_is_reused_while_it_is_recent_and_the_models_are_the_same(tmp_path):
+    said = io.StringIO()
+    console = Console(file=said, width=200)
+
+    def opened(url, seed=0, reuse_s=600.0, **changes):
+        """The adapter and the lines of a run's preflight."""
+        choice = Choice(url, reuse_preflight_s=reuse_s, cache_dir=tmp_path / "cache", **changes)
+        each = scenario(seed=seed)
+        with open_target(choice, each, make_plan(each), tmp_path / "logs", console) as target:
+            return target.adapter, target.fit, [line.check for line in target.checks]
+
+    def n_served(log_dir):
+        return len((log_dir / "truth.csv").read_text().splitlines()) - 1
+
+    with open_server(Choice("mock", "model=a"), tmp_path / "first", QUIET) as mock:
+        url = mock.endpoint.url
+        adapter, fit, _ = opened(url)
+        again = opened(url, seed=1)
+        assert again[:2] == (adapter, fit)
+        assert again[2][:2] == ["preflight", "reachable"]
+        assert "ago counts: GET /v1/models lists the same models" in said.getvalue()
+        assert "preflight" not in opened(url, reuse_s=0.0)[2]
+        time_s = time.time()
+        for path in (tmp_path / "cache" / "preflights").iterdir():
+            known = json.loads(path.read_text())
+            path.write_text(json.dumps({**known, "at_utc_s": time_s - 601}))
+        assert "preflight" not in opened(url)[2]
+        assert "not reused: no successful one with such requests" in said.getvalue()
+        for path in (tmp_path / "cache" / "preflights").iterdir():
+            known = json.loads(path.read_text())
+            path.write_text(json.dumps({**known, "models": {"b": None}}))
+        assert "preflight" not in opened(url)[2]
+        assert "not reused: GET /v1/models does not list the same models" in said.getvalue()
+    n_of_each = n_served(tmp_path / "first") / 4  # without the reused preflight
+    assert n_of_each == int(n_of_each)

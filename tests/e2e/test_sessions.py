@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from loadgen.drive.store import read_run
 from loadgen.measure.aggregate import summarize
 from loadgen.records import Status
 from loadgen.run.execute import record
@@ -197,3 +198,48 @@ def test_what_follows_a_failure_is_accounted_for(tmp_path):
     summary = summarize(run)
     assert not any("never came due" in s and "user" in s for s in summary.findings)
     assert next(c for c in summary.validity.checks if c.name == "stimulus").ok is True
+
+
+def test_users_of_a_fast_server_go_on_beyond_their_plan(tmp_path):
+    """Planned for answers of 42 ms; the mock takes a few. Turns quote real answers of the added
+    rows, too."""
+    run = recorded(
+        tmp_path,
+        "ttft=0ms,itl=0ms,coalesce=400",
+        classes={
+            "user": {
+                "arrivals": {"kind": "users", "users": 6, "think": "0s"},
+                "requests": {"input_tokens": 40, "output_tokens": 400},
+                "session": {"turns": 2, "think": "0s", "context": "real"},
+            },
+            "single": {
+                "arrivals": {"kind": "constant", "rate": "8/s"},
+                "requests": REQUESTS,
+            },
+        },
+    )
+    rows, plan, n_planned = run.request_rows, run.schedule_rows, run.manifest.n_requests
+    n_added = run.manifest.extended_rows
+    assert n_added > 0
+    assert len(plan) == n_planned + n_added
+    assert np.array_equal(plan["request_id"], rows["request_id"])
+    users = of_class(run, "user")
+    assert set(np.unique(plan["session_id"][users[users >= n_planned]])) == set(
+        np.unique(plan["session_id"][users])
+    )
+    for user in np.unique(plan["session_id"][users]):
+        own = users[plan["session_id"][users] == user]
+        sent = was_sent(run, own)
+        assert np.array_equal(sent, own[: len(sent)])
+        assert (rows["status"][sent] == Status.ok).all()
+        assert (rows["done_s"][sent[:-1]] <= rows["released_s"][sent[1:]] + 1e-9).all()
+    is_turn = (rows["status"] == Status.ok) & (plan["context"] > 0)
+    longer = rows["input_tokens"].astype(int) - plan["input_tokens"]  # by the real answers
+    assert len(longer[n_planned:][is_turn[n_planned:]]) > 0
+    assert set(longer[n_planned:][is_turn[n_planned:]]) == set(
+        longer[:n_planned][is_turn[:n_planned]]
+    )
+    checks = {check.name: check.ok for check in summarize(run).validity.checks}
+    assert checks["stimulus"] is True
+    assert checks["record"] is True
+    assert read_run(tmp_path).schedule_rows.tobytes() == plan.tobytes()

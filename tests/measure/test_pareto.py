@@ -65,7 +65,12 @@ def test_somebody_is_always_on_the_front_and_the_others_name_who_beats_them(poin
         assert standing.is_front == (standing.beaten_by is None)
         if standing.beaten_by is not None:
             by = points[standing.beaten_by]
-            assert by.benefit.value > point.benefit.value or by.cost.value < point.cost.value
+            # Its estimate may still be the lower one: of other runs than the shared ones.
+            assert (
+                by.benefit.value > point.benefit.value
+                or by.cost.value < point.cost.value
+                or beats(by, point, 0.95)
+            )
 
 
 @given(st.lists(NOISY, min_size=1, max_size=8))

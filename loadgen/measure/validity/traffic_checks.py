@@ -100,8 +100,8 @@ def stimulus(run: Run) -> ValidityCheck:
         detail = (
             f"{format_count(n_dry)} users of the closed loop ran out of planned requests before "
             "the window ended, because the server answers (or fails) faster than planned: in 2 ms "
-            "and at 10 000 tokens/s, or slower in a plan of more than 100 000 requests; set longer "
-            "answers or a think time"
+            "and at 10 000 tokens/s, or slower in a plan of more than 100 000 requests; use "
+            "workers of this machine only, or set longer answers or a think time"
         )
         return gate("stimulus", False, detail)
     if n_moved or n_unsent:
