@@ -14,7 +14,7 @@ from targets.embed import mock
 PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
 SERVER = "http://localhost:8000"
 VERDICTS = {"doctor": (0, 3), "compare": (0, 1, 3)}
-SHORTER = {"--duration 20s": "--duration 3s", "--budget 1m": "--budget 20s"}
+SHORTER = {"--duration 20s": "--duration 3s", "--budget 1m": "--budget 10s --between 40/s:80/s"}
 AS_THEY_STAND = pytest.param({}, id="as-they-stand", marks=pytest.mark.release)
 
 
