@@ -57,6 +57,8 @@ clean: ## remove the environment and caches, keep runs/
 .venv/engine: pyproject.toml requirements.txt constraints.txt scripts/vega/package-lock.json | .venv/bin/python
 	@echo "installing slobench and the reference engine into .venv (torch is the large part)…"
 	$(PIP) install -q -c constraints.txt -e '.[engine]'
+	@test -e reports/static/vega.js || \
+	  echo "built without npm: the figures of pages take Vega from vl-convert-python, installed with it"
 	$(BIN)/python -m compileall -q loadgen reference_engine reports targets slobench.py
 	@touch $@
 

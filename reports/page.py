@@ -15,7 +15,6 @@ import contextlib
 import hashlib
 import json
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -133,8 +132,7 @@ def built_in() -> str | None:
 
 
 def made_by_vl_convert() -> str:
-    """The script that defines `window.vegaEmbed`, bundled now; prints that. Raises
-    MissingDependency."""
+    """The script that defines `window.vegaEmbed`, bundled now. Raises MissingDependency."""
     try:
         import vl_convert
     except ImportError:
@@ -144,9 +142,6 @@ def made_by_vl_convert() -> str:
             " pip install 'slobench[figures]'"
         ) from None
 
-    sys.stderr.write(
-        "slobench was built without npm: vl-convert-python makes the plotting script of its pages\n"
-    )
     bundle: str = vl_convert.javascript_bundle(_SNIPPET)
     assert "</script" not in bundle.lower(), "the bundle would end its own <script> element"
     assert "<!--" not in bundle, "the bundle would open a comment in its <script> element"

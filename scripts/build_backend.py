@@ -71,12 +71,10 @@ def build_editable(
 
 
 def build_sdist(sdist_directory: str, config_settings: dict[str, Any] | None = None) -> str:
-    """The hook of PEP 517. The archive has the lock file; a build from it fetches by npm."""
+    """The hook of PEP 517. The archive has the script, so that a build from it needs no npm."""
     from setuptools import build_meta
 
-    if not LICENSES.is_file():
-        LICENSES.write_text(_NO_LICENSES, encoding="utf-8")
-    _require(())
+    prepare()
     return build_meta.build_sdist(sdist_directory, config_settings)
 
 

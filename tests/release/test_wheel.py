@@ -19,6 +19,7 @@ from tests.browser import chromium, needs_chromium
 pytestmark = [pytest.mark.release, pytest.mark.slow, pytest.mark.timeout(900)]
 ROOT = Path(__file__).parents[2]
 MOST_BYTES = 575_000_000
+needs_npm = pytest.mark.skipif(shutil.which("npm") is None, reason="no npm on this machine")
 
 
 def run(*words: str | Path, cwd: Path, environ: Mapping[str, str] = os.environ) -> str:
@@ -40,13 +41,40 @@ def checkout(to: Path) -> Path:
     return to
 
 
-def build(folder: Path, environ: Mapping[str, str] = os.environ) -> tuple[zipfile.ZipFile, str]:
-    """The wheel, and the output of its build."""
-    tree = checkout(folder / "checkout")
+def build(
+    folder: Path, source: Path | None = None, environ: Mapping[str, str] = os.environ
+) -> tuple[zipfile.ZipFile, str]:
+    """The wheel of `source` (else of a checkout), and the output of its build."""
+    tree = source or checkout(folder / "checkout")
     words = (sys.executable, "-m", "pip", "wheel", "-v", "--no-deps", "-w", folder, tree)
     printed = run(*words, cwd=folder, environ=environ)
     (path,) = folder.glob("*.whl")
     return zipfile.ZipFile(path), printed
+
+
+def build_source(folder: Path) -> Path:
+    """The source distribution of a checkout, by the hook that `python -m build` calls."""
+    pip = (sys.executable, "-m", "pip", "install", "-q", "--target", folder / "tools")
+    run(*pip, "setuptools>=77", cwd=folder)
+    code = """if True:
+        import sys
+        sys.path[:0] = ["scripts", sys.argv[1] + "/tools"]
+        import build_backend
+        build_backend.build_sdist(sys.argv[1])
+    """
+    run(sys.executable, "-c", code, folder, cwd=checkout(folder / "checkout"))
+    (path,) = folder.glob("*.tar.gz")
+    return path
+
+
+def without_npm(folder: Path) -> dict[str, str]:
+    """An environment whose PATH has only these programs."""
+    programs = folder / "programs"
+    programs.mkdir()
+    for name in ("git", "cc", "gcc", "sh"):
+        if found := shutil.which(name):
+            (programs / name).symlink_to(found)
+    return {**os.environ, "PATH": str(programs)}
 
 
 def required(wheel: zipfile.ZipFile) -> set[str]:
@@ -61,8 +89,6 @@ def required(wheel: zipfile.ZipFile) -> set[str]:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    if shutil.which("npm") is None:
-        pytest.skip("no npm on this machine")
     with build(tmp_path_factory.mktemp("with-npm"))[0] as opened:
         yield opened
 
@@ -77,6 +103,7 @@ def installed(wheel, tmp_path_factory):
     return folder / "venv"
 
 
+@needs_npm
 def test_the_wheel_has_the_script_and_every_licence(wheel):
     script = wheel.read("reports/static/vega.js").decode()
     assert re.match(r"/\* vega \d+\.\d+\.\d+, vega-lite [\d.]+, vega-embed [\d.]+; made", script)
@@ -94,12 +121,14 @@ def test_the_wheel_has_the_script_and_every_licence(wheel):
     assert "vl-convert-python" not in required(wheel)
 
 
+@needs_npm
 def test_the_base_installation_is_small_enough(installed):
     files = [path for path in installed.rglob("*") if path.is_file() and not path.is_symlink()]
     assert not list(installed.glob("lib/python*/site-packages/vl_convert"))
     assert sum(path.stat().st_size for path in files) <= MOST_BYTES
 
 
+@needs_npm
 @needs_chromium
 def test_a_run_writes_a_page_whose_figures_are_drawn(installed, tmp_path):
     line = ["quickstart", "--target", "sim", "--out", "run"]
@@ -114,6 +143,7 @@ def test_a_run_writes_a_page_whose_figures_are_drawn(installed, tmp_path):
     assert problems == []
 
 
+@needs_npm
 def test_a_figure_file_names_the_extra(installed, tmp_path):
     slobench = installed / "bin" / "slobench"
     run(slobench, "run", "quickstart", "--target", "sim", "--out", "run", cwd=tmp_path)
@@ -125,13 +155,16 @@ def test_a_figure_file_names_the_extra(installed, tmp_path):
     assert "pip install 'slobench[figures]'" in done.stderr
 
 
+@needs_npm
+def test_a_build_from_the_source_distribution_needs_no_npm(tmp_path):
+    wheel, _ = build(tmp_path, build_source(tmp_path), without_npm(tmp_path))
+    with wheel:
+        assert "reports/static/vega.js" in wheel.namelist()
+        assert "vl-convert-python" not in required(wheel)
+
+
 def test_a_build_without_npm_requires_vl_convert_and_prints_that(tmp_path):
-    programs = tmp_path / "programs"
-    programs.mkdir()
-    for name in ("git", "cc", "gcc", "sh"):
-        if found := shutil.which(name):
-            (programs / name).symlink_to(found)
-    wheel, printed = build(tmp_path, {**os.environ, "PATH": str(programs)})
+    wheel, printed = build(tmp_path, environ=without_npm(tmp_path))
     assert "Vega is not in this build (npm is not in PATH)" in printed
     with wheel:
         assert "reports/static/vega.js" not in wheel.namelist()
