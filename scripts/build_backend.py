@@ -126,7 +126,8 @@ def fetch(folder: Path) -> Path:
     for name in ("package.json", "package-lock.json"):
         shutil.copy(LOCK.with_name(name), folder)
     command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier",
-               "--fetch-retries=1", "--fetch-retry-mintimeout=1000"]  # fmt: skip
+               "--fetch-retries=1", "--fetch-retry-mintimeout=1000",
+               "--fetch-timeout=30000"]  # fmt: skip
     try:
         done = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
