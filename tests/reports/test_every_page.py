@@ -326,6 +326,7 @@ def test_a_sweep_begins_with_its_conclusion(pages):
     headline, sentences = conclusion(facts)
     assert headline == "1 of 2 cells met the SLO in every run"
     assert sentences[0] == "SLO: met up to arrivals.rate 4/s, missed at 16/s."
+    assert sentences[1].startswith("Most goodput among them: rate 4/s, ")
     facts["rows"][0]["verdicts"] = {"missed": 1}
     assert conclusion(facts)[1][0] == "SLO: met at no load, missed at 4/s."
     for row in facts["rows"]:
