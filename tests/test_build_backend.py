@@ -7,6 +7,7 @@ import json
 import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +20,9 @@ ISC = "Permission to use, copy, modify is hereby granted."
 def backend(tmp_path):
     """The module, with files of its own instead of those of the checkout."""
     spec = importlib.util.spec_from_file_location("build_backend", BACKEND)
-    module = importlib.util.module_from_spec(spec)
+    assert spec is not None
+    assert spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.SCRIPT = tmp_path / "vega.js"
     module.LICENSES = tmp_path / "vega-licenses.txt"
