@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 SECONDS ?= 10
 
-.PHONY: help demo test faults fuzz check picture notebook docs bench gpu-check clean
+.PHONY: help demo test faults fuzz release-check check picture notebook docs bench gpu-check clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -21,6 +21,9 @@ faults: .venv/dev ## the tests of faults: docs/reliability.md
 
 fuzz: .venv/dev ## random input for every parser that reads from outside (SECONDS=10 each)
 	@$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
+
+release-check: .venv/dev ## the tests of each night: the wheel in an empty environment, the tutorial in full
+	@$(BIN)/python -m pytest -q -m release --release
 
 check: .venv/dev ## formatting, lint, types
 	@scripts/check
@@ -42,7 +45,8 @@ gpu-check: ## on a machine with an NVIDIA GPU: test and measure the engine there
 	@scripts/gpu-check --stage $(or $(STAGE),1) $(if $(RESUME),--resume $(RESUME))
 
 clean: ## remove the environment and caches, keep runs/
-	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis \
+	  reports/static/vega.js reports/static/vega-licenses.txt
 
 .venv/bin/python:
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -50,9 +54,11 @@ clean: ## remove the environment and caches, keep runs/
 	"$(PYTHON)" -m venv .venv
 
 # What is installed is pinned in constraints.txt, so that a run today and in a year is the same.
-.venv/engine: pyproject.toml constraints.txt | .venv/bin/python
+.venv/engine: pyproject.toml requirements.txt constraints.txt scripts/vega/package-lock.json | .venv/bin/python
 	@echo "installing slobench and the reference engine into .venv (torch is the large part)…"
 	$(PIP) install -q -c constraints.txt -e '.[engine]'
+	@test -e reports/static/vega.js || \
+	  echo "built without npm: the figures of pages take Vega from vl-convert-python, installed with it"
 	$(BIN)/python -m compileall -q loadgen reference_engine reports targets slobench.py
 	@touch $@
 

@@ -2,9 +2,10 @@
 browser.
 
 The content security policy of a page names its own scripts by their hashes and allows nothing else,
-so text from a run or a scenario cannot become code. The plotting library is read from the installed
-vl-convert-python, which bundles Vega, Vega-Lite and Vega-Embed as a single script. That takes
-seconds, so the bundle is cached under the package's version.
+so text from a run or a scenario cannot become code. The plotting library (Vega, Vega-Lite and
+Vega-Embed as a single script) is a file of the built package, `static/vega.js`
+(scripts/build_backend.py). A build without npm lacks the file; then vl-convert-python makes the
+same script. That takes seconds, so that script is cached under the package's version.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 import jinja2
 from jinja2.bccache import Bucket
 
-from loadgen.errors import UsageError
+from loadgen.errors import MissingDependency, UsageError
 from loadgen.whole_file import replacing
 
 
@@ -122,9 +123,24 @@ _SNIPPET = "window.vegaEmbed = vegaEmbed;"
 _END = "\n/* slobench: end of bundle */\n"
 
 
+def built_in() -> str | None:
+    """The script that the build put into this package; None if it had no npm."""
+    try:
+        return asset("static/vega.js") + _SNIPPET
+    except FileNotFoundError:
+        return None
+
+
 def made_by_vl_convert() -> str:
-    """The script that defines `window.vegaEmbed`, bundled now."""
-    import vl_convert
+    """The script that defines `window.vegaEmbed`, bundled now. Raises MissingDependency."""
+    try:
+        import vl_convert
+    except ImportError:
+        raise MissingDependency(
+            "a page needs its plotting library, and this installation has neither"
+            " reports/static/vega.js (made by the build if it has npm) nor vl-convert-python:"
+            " pip install 'slobench[figures]'"
+        ) from None
 
     bundle: str = vl_convert.javascript_bundle(_SNIPPET)
     assert "</script" not in bundle.lower(), "the bundle would end its own <script> element"
@@ -132,15 +148,22 @@ def made_by_vl_convert() -> str:
     return bundle
 
 
-def vega_bundle(cache_dir: Path | None = None, make: Callable[[], str] = made_by_vl_convert) -> str:
+def vega_bundle(
+    cache_dir: Path | None = None,
+    make: Callable[[], str] = made_by_vl_convert,
+    built: Callable[[], str | None] = built_in,
+) -> str:
     """The script that defines `window.vegaEmbed`; about 0.9 MB, safe inside a `<script>` element.
 
-    `cache_dir` (e.g. ~/.cache) receives `slobench/vega-<version>.js`. With None, or a directory
-    that cannot be written, every call makes the bundle.
+    If the package lacks it, `cache_dir` (e.g. ~/.cache) receives `slobench/vega-<version>.js`. With
+    None, or a directory that cannot be written, every call makes the bundle then.
     """
+    script = built()
+    if script is not None:
+        return script
     if cache_dir is None:
         return make() + _END
-    path = cache_dir / "slobench" / f"vega-{version('vl-convert-python')}.js"
+    path = cache_dir / "slobench" / f"vega-{_version_of_vl_convert()}.js"
     with contextlib.suppress(OSError, UnicodeDecodeError):
         cached = path.read_text(encoding="utf-8")
         if cached.endswith(_END):
@@ -149,6 +172,13 @@ def vega_bundle(cache_dir: Path | None = None, make: Callable[[], str] = made_by
     with contextlib.suppress(OSError):
         _write_at_once(path, bundle)
     return bundle
+
+
+def _version_of_vl_convert() -> str:
+    try:
+        return version("vl-convert-python")
+    except PackageNotFoundError:
+        return "none"
 
 
 def _write_at_once(path: Path, text: str) -> None:

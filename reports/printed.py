@@ -126,8 +126,15 @@ _FONT = "Helvetica, Arial, sans-serif"  # only browsers resolve system-ui
 
 
 def write_figure(spec: Mapping[str, Any], path: Path) -> None:
-    """Write a figure of fixed size to `path`, as SVG or PDF by its suffix."""
-    import vl_convert
+    """Write a figure of fixed size to `path`, as SVG or PDF by its suffix. Raises
+    MissingDependency."""
+    try:
+        import vl_convert
+    except ImportError:
+        raise MissingDependency(
+            "SVG and PDF files of figures need vl-convert-python: pip install 'slobench[figures]';"
+            " --png and --pdf print the whole page with an installed Chromium instead"
+        ) from None
 
     config = {**spec.get("config", {}), "font": _FONT}
     printed = {**spec, "config": config, "background": "white"}

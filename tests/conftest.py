@@ -43,6 +43,16 @@ def pytest_addoption(parser):
     parser.addoption(
         "--update-golden", action="store_true", help="rewrite golden files instead of comparing"
     )
+    parser.addoption(
+        "--release", action="store_true", help="also the tests marked `release`, in full length"
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--release"):
+        left_out = [item for item in items if item.get_closest_marker("release")]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 def pytest_collection_finish():

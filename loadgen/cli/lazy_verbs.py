@@ -9,15 +9,15 @@ import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
-from itertools import takewhile
+from itertools import takewhile, zip_longest
 from typing import Any
 
-from typer import Typer
+from typer import BadParameter, Typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 from typer.models import CommandInfo
 
-from loadgen.cli.peer_flags import HINT_OF, VERB_HINTS
+from loadgen.cli.peer_flags import VERB_HINTS, hint_for, other_length, several_loads
 from loadgen.errors import UsageError
 
 VERBS = {
@@ -65,14 +65,50 @@ class Verb(TyperCommand):
     """A command whose error for a flag of another tool names ours."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        words = list(takewhile(lambda word: word != "--", args))
+        self._check_flags(words)
+        self._check_urls(words)
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except BadParameter as error:
+            raise self._named(error, given) from None
+
+    def _check_flags(self, words: list[str]) -> None:
         known = {flag for param in self.params for flag in (*param.opts, *param.secondary_opts)}
-        for word in takewhile(lambda word: word != "--", args):
-            flag = word.partition("=")[0]
+        for word, following in zip_longest(words, words[1:], fillvalue=""):
+            flag, equals, attached = word.partition("=")
             if _ATTACHED.fullmatch(word):
                 flag = word[:2]
-            if flag in HINT_OF and flag not in known:
-                raise UsageError(f"there is no {flag}; {HINT_OF[flag]}")
-        return super().parse_args(ctx, args)
+            if flag not in known:
+                if hint := hint_for(self.name or "", flag):
+                    raise UsageError(f"there is no {flag}; {hint}")
+                continue
+            value = attached if equals else following
+            if line := several_loads(self.name or "", flag, value):
+                raise UsageError(f"{flag} {value}: expected a single value; {line}")
+
+    def _check_urls(self, words: list[str]) -> None:
+        """A URL as the first word of a verb that takes no words."""
+        takes_words = any(param.param_type_name == "argument" for param in self.params)
+        if words and "://" in words[0] and not takes_words:
+            raise UsageError(f"a URL is a target; write slobench {self.name} --target {words[0]}")
+
+    def _named(self, error: BadParameter, words: list[str]) -> Exception:
+        """The error with the given value, or with the example of this verb."""
+        if error.param is None:
+            return error
+        if error.param.param_type_name == "argument" and not error.message:
+            example = (self.epilog or "").removeprefix("Example: ")
+            return UsageError(f"{self.name}: {error.param.name} is missing; e.g. {example}")
+        if "valid integer" not in error.message:
+            return error
+        for word, following in zip_longest(words, words[1:], fillvalue=""):
+            flag, equals, attached = word.partition("=")
+            if flag in error.param.opts:
+                value = attached if equals else following
+                return UsageError(f"{flag} {value}: expected a whole number{other_length(flag)}")
+        return error
 
 
 class _Commands(Mapping[str, Any]):

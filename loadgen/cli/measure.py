@@ -554,7 +554,7 @@ def write_copies(page: Path, browser: str, *, png: bool, pdf: bool, svg: bool) -
 @verbs.command(
     "export",
     rich_help_panel=PANEL,
-    epilog="Example: slobench export runs/* --format csv -o runs.csv",
+    epilog="Example: slobench export runs/quickstart-* --format csv -o runs.csv",
 )
 def export_(
     format_: Annotated[

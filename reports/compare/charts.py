@@ -85,8 +85,10 @@ def shift_chart(metric: str, records: Sequence[Record], margin: float) -> Spec:
     layers = [
         layer({"type": "rect", "color": GREY, "opacity": 0.18}, {"y": low, "y2": high}, margins),
         layer({"type": "rule", "color": GREY}, {"y": {**y, "field": "y"}}, [{"y": 0.0}]),
-        layer({"type": "area", "opacity": 0.2, "color": ORANGE}, {"x": x, "y": low, "y2": high},
-              where="isValid(datum.high)"),
+        *([] if all(r["high"] is None for r in records) else [
+            layer({"type": "area", "opacity": 0.2, "color": ORANGE}, {"x": x, "y": low, "y2": high},
+                  where="isValid(datum.high)")
+        ]),
         layer({"type": "line", "color": ORANGE, "point": {"size": 18}},
               {"x": x, "y": {**y, "field": "change"}, "tooltip": tooltip}),
     ]  # fmt: skip

@@ -137,7 +137,12 @@ def _redacted(summary: Summary) -> Summary:
 def _subject(run: Run) -> str:
     """The line under the title: scenario, model, URL and start of the run."""
     manifest, target = run.manifest, run.manifest.target
-    parts = (manifest.scenario.name, target.model, target.url, manifest.started_utc)
+    parts = (
+        manifest.scenario.name,
+        target.model,
+        target.url,
+        f"{manifest.started_utc[:16].replace('T', ' ')} UTC",
+    )
     return " · ".join(redact(part) for part in parts if part)
 
 

@@ -47,7 +47,9 @@ def spectrum(metric: str, records: Sequence[Record], limits: Sequence[Record]) -
     has_failures = any(r["series"] == WITH_FAILURES for r in records)
     x = tail_axis(max(1.0, *(r["tail"] for r in records)))
     y = latency_axis([r["value"] for r in rows], unit)
-    legend = {**LEGEND, "labelLimit": 400, "symbolOpacity": 1} if has_failures else None
+    legend = (
+        {**LEGEND, "labelLimit": 400, "columns": 1, "symbolOpacity": 1} if has_failures else None
+    )
     series = [ANSWERED, WITH_FAILURES]
     color = hues("series", series, [BLUE, RED], legend)
     dash = {**color, "scale": {"domain": series, "range": [[1, 0], [5, 3]]}}

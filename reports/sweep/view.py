@@ -61,6 +61,12 @@ def factor_names(facts: Mapping[str, Any]) -> list[str]:
     return [name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)]
 
 
+def setting(row: Row, facts: Mapping[str, Any]) -> str:
+    """The values of a cell: `rate 4/s, mode chunked`."""
+    values = row["factors"].values()
+    return ", ".join(f"{name} {v}" for name, v in zip(factor_names(facts), values, strict=True))
+
+
 def conclusion(facts: Mapping[str, Any]) -> tuple[str, list[str]]:
     """The result of a sweep: a headline, and sentences with the best cells."""
     rows = facts["rows"]
@@ -72,15 +78,15 @@ def conclusion(facts: Mapping[str, Any]) -> tuple[str, list[str]]:
         sentences += _limits(facts, met) if facts["along"] else []
         if best := _largest(met, lambda row: row["measures"]["goodput"]["value"]):
             value = measure_text(best, "goodput")
-            sentences.append(f"Most goodput among them: {best['cell']}, {value}.")
+            sentences.append(f"Most goodput among them: {setting(best, facts)}, {value}.")
     else:
-        front = [row["cell"] for row in rows if row["is_front"]]
-        headline = f"{len(front)} of {len(rows)} cells are on the Pareto front"
+        n_front = sum(row["is_front"] for row in rows)
+        headline = f"{n_front} of {len(rows)} cells are on the Pareto front"
     if best := _largest(rows, lambda row: row["benefit"]["value"]):
         cost = f"at {facts['cost']} {cost_text(best, facts)}"
         sentences.append(
-            f"Most {benefit_title(facts)} of all cells: {best['cell']}, {benefit_text(best)}"
-            f" {cost}."
+            f"Most {benefit_title(facts)} of all cells: {setting(best, facts)}, "
+            f"{benefit_text(best)} {cost}."
         )
     return headline, sentences
 

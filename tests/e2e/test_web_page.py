@@ -12,6 +12,7 @@ import urllib.request
 from contextlib import contextmanager
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]  # no types
 
 from loadgen.cli.scale import locustfile_path
 from tests.browser import Watched, chromium, needs_chromium
@@ -195,10 +196,12 @@ def the_report_is_ours_where_locust_links_its_own(url):
 
 
 def the_page_stands_alone_too(browser, url):
-    watched = Watched(browser)
+    watched = Watched(browser, viewport={"width": 390, "height": 800})
     page = watched.open(f"{url}/slo/")
     page.wait_for_function(CHARTS_ARE_DRAWN, timeout=PATIENCE_MS)
     assert "Report" in page.locator("#slo-verdict").inner_text()
+    assert page.locator("#slo-banner").get_attribute("class") == "open"  # neither met nor missed
+    assert Axe().run(page, context="#slo").response["violations"] == []
     assert all(asked.startswith(url) for asked in watched.requests)
     assert watched.complaints == []
     watched.close()

@@ -36,8 +36,8 @@
   const reasons = element("ul", { id: "slo-reasons" });
   const facts = element("p", { id: "slo-facts" });
   const ledger = element("p", { id: "slo-ledger" });
-  const slos = element("table", { id: "slo-results", hidden: true });
-  const table = element("table", { id: "slo-table" });
+  const slos = element("table", { id: "slo-results", hidden: true, tabIndex: 0 });
+  const table = element("table", { id: "slo-table", tabIndex: 0 });
   const charts = element("div", { id: "slo-charts" });
   const style = element("style", {
     textContent: `
@@ -45,8 +45,10 @@
       #slo-banner { border-left: .5rem solid #78909c; border-radius: .25rem; background: #78909c22; padding: .5rem 1rem; }
       #slo-banner.good { border-color: #2e7d32; background: #2e7d3222; }
       #slo-banner.bad { border-color: #c62828; background: #c6282822; }
+      #slo-banner.open { border-color: #b26a00; background: #b26a0022; }
       #slo-verdict { font-size: 1.25rem; font-weight: 600; margin: 0 0 .25rem; }
       #slo .bad { color: #b71c1c; } #slo .good { color: #1b5e20; }
+      #slo .open { color: #6b3f00; } #slo.dark .open { color: #ffcc80; }
       #slo.dark .bad { color: #ef9a9a; } #slo.dark .good { color: #a5d6a7; }
       #slo-warning { color: #b71c1c; font-weight: 600; } #slo.dark #slo-warning { color: #ef9a9a; }
       #slo-results .bar { background: #8884; border-radius: 2px; height: .6rem; width: 8rem; }
@@ -55,6 +57,7 @@
       #slo table[hidden] { display: none; }
       #slo table { border-collapse: collapse; display: block; margin: 1rem 0; overflow-x: auto; font-variant-numeric: tabular-nums; }
       #slo th, #slo td { white-space: nowrap; border-bottom: 1px solid #8886; padding: .25rem 1rem .25rem 0; text-align: right; }
+      @media (min-width: 60rem) { #slo-results td { white-space: normal; overflow-wrap: normal; } }
       #slo th:first-child { text-align: left; }
       #slo-charts { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); }
       #slo-charts > div { height: 210px; overflow: hidden; width: 100%; }`,
@@ -170,7 +173,7 @@
     charts.replaceChildren();
   };
 
-  const WORDS = { met: ["MET", "good"], missed: ["MISSED", "bad"], no_verdict: ["NO VERDICT", "bad"] };
+  const WORDS = { met: ["MET", "good"], missed: ["MISSED", "bad"], no_verdict: ["NO VERDICT", "open"] };
   const showVerdict = (live) => {
     const result = live.result, f = live.facts;
     const isDegraded = (f.shards || []).some((s) => s.state === "lost" || s.state === "died");
@@ -180,7 +183,7 @@
     warning.textContent = f.warning ? `Warning: ${f.warning}` : "";
     const nMissed = slosNow.filter((slo) => slo.is_met === false).length;
     const isBad = result ? result.verdict !== "met" : nMissed || isDegraded || f.warning;
-    banner.className = isBad ? "bad" : result || slosNow.some((slo) => slo.is_met) ? "good" : "";
+    banner.className = result && result.verdict === "no_verdict" && !isDegraded ? "open" : isBad ? "bad" : result || slosNow.some((slo) => slo.is_met) ? "good" : "";
     if (result && result.verdict) {
       const [word, kind] = WORDS[result.verdict] || [result.verdict, "bad"];
       verdict.append(element("span", { className: kind, textContent: word }), ` (exit code ${result.exit_code}) `);
