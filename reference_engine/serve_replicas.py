@@ -19,7 +19,14 @@ from types import FrameType
 
 from loadgen.endings import ending_signals, exit_words
 from loadgen.errors import SlobenchError, UsageError
-from reference_engine.serve import OPERATOR_TOKEN, bind, operator_token, print_ready, print_token, run
+from reference_engine.serve import (
+    OPERATOR_TOKEN,
+    bind,
+    operator_token,
+    print_ready,
+    print_token,
+    run,
+)
 from reference_engine.serving.serve_options import ServeOptions
 
 _LOST = 4  # exit code if a replica ended by itself, as of a server whose engine failed
