@@ -18,12 +18,11 @@ import json
 import os
 import subprocess
 import sys
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rig.fleet import KEY, ROUTERS, Router, in_front, installed, replicas
+from rig.fleet import COSTS, KEY, ROUTERS, Router, in_front, installed, measured_on, replicas
 from rig.machine import RESULTS, machine
 from scipy.stats import t as student
 
@@ -35,14 +34,6 @@ from loadgen.workload.scenario import Scenario, load_scenario
 N_REPLICAS = 4
 N_SIMULATED = 20
 LEAST_TOKENS = 10
-COSTS = """\
-name: known
-model: tiny
-kv_tokens: 65536
-held_out_error: 0.0
-source: made up
-costs: {step: 20ms, sequence: 3ms, prefill_sequence: 1ms, token: 50us, context_token: 1us}
-"""
 SCENARIO = """\
 # Open traffic for a few slow replicas: a batch of five takes 36 ms a step.
 schema: 1
@@ -82,19 +73,20 @@ def main() -> None:
         for policy in dict.fromkeys(router.simulated for router in routers)
     }
     measured: dict[str, list[float]] = {}
+    kept_runs: list[Path] = []
     for router in routers:
         places = (
             out / f"{router.name.replace(' ', '-')}-{k}" for k in range(1, options.schedules + 1)
         )
-        runs = [read_run(p / "run") for p in places if (p / "run" / "summary.json").is_file()]
-        measured[router.name] = [p99_tpot_s(run) for run in runs]
+        runs = [p / "run" for p in places if (p / "run" / "summary.json").is_file()]
+        measured[router.name] = [p99_tpot_s(read_run(run)) for run in runs]
+        kept_runs += runs
     result = judged(routers, simulated, measured)
     print_result(result)
     if options.write:
         content = {
-            "date": datetime.now(UTC).date().isoformat(),
+            **measured_on(kept_runs),
             "machine": machine(),
-            "load_average": os.getloadavg()[0],
             "costs": COSTS,
             "scenario": SCENARIO,
             **result,

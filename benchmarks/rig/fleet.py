@@ -20,6 +20,14 @@ from pathlib import Path
 _READY_S = 120.0
 _END_S = 15.0
 KEY = "SLOBENCH_ROUTER_KEY"  # the variable with LiteLLM's key, drawn at random
+COSTS = """\
+name: known
+model: tiny
+kv_tokens: 65536
+held_out_error: 0.0
+source: made up
+costs: {step: 20ms, sequence: 3ms, prefill_sequence: 1ms, token: 50us, context_token: 1us}
+"""
 
 
 @dataclass(frozen=True)
@@ -142,6 +150,14 @@ def in_front(
     with _program(command, directory / "router.log", environ=environ) as process:
         _wait_listening(process, port, directory / "router.log")
         yield f"http://127.0.0.1:{port}", environ
+
+
+def measured_on(runs: Sequence[Path]) -> dict[str, str]:
+    """The start (UTC) of the first and the last of some recorded runs."""
+    starts = sorted(
+        json.loads((run / "manifest.json").read_text())["started_utc"][:19] for run in runs
+    )
+    return {"first_run_utc": starts[0], "last_run_utc": starts[-1]} if starts else {}
 
 
 def free_port() -> int:
