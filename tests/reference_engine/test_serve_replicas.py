@@ -24,6 +24,7 @@ def replicas(n, *words, port=0):
     line = [sys.executable, "-m", "loadgen", "serve", "--device", "toy", "--shape", "nano"]
     line += ["--replicas", str(n), "--port", str(port), *map(str, words)]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None, "a pipe"
     try:
         yield process, [process.stdout.readline().split()[1] for _ in range(n)]
     finally:
@@ -39,7 +40,7 @@ def answer(url):
 
 def pid_lines(process, n):
     """The process ids of `replica-1: http://…, process 123`, in order."""
-    found = []
+    found: list[int] = []
     while len(found) < n:
         if match := re.match(r"replica-\d+: .*, process (\d+)$", process.stderr.readline()):
             found.append(int(match[1]))
