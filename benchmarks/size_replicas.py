@@ -18,6 +18,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -177,7 +178,7 @@ def virtual(n: int, path: Path, hardware: Path) -> float:
     return attainment(run)
 
 
-def slobench(words: list[Any], environ: dict[str, str] | None = None) -> None:
+def slobench(words: list[Any], environ: Mapping[str, str] | None = None) -> None:
     """Runs a verb; exit codes of verdicts are no failure."""
     done = subprocess.run(
         [sys.executable, "-m", "loadgen", *map(str, words)],

@@ -119,10 +119,15 @@ def test_the_energy_is_that_of_the_measured_probe_nearest_to_the_capacity(tmp_pa
     demand = Demand(40, 0.2, 1, gpus_per_replica=4)
     result = size(SizeSpec(scenario(), demand, directory, "", attainment=0.9), tmp_path, QUIET)
     assert "energy: the server reported 600 W per GPU at 7 req/s" in result.notes
-    used_w = result.costs.energy_kwh_per_million * 3.6 * result.costs.output_tokens_per_s
+    spent = result.costs
+    assert spent is not None
+    assert spent.energy_kwh_per_million is not None
+    used_w = spent.energy_kwh_per_million * 3.6 * spent.output_tokens_per_s
     assert used_w == pytest.approx(32 * 600)  # 8 replicas of 4 GPUs
     given = SizeSpec(scenario(), demand, directory, "", attainment=0.9, watts_per_gpu=0.0)
-    assert size(given, tmp_path, QUIET).costs.energy_kwh_per_million == 0.0
+    spent = size(given, tmp_path, QUIET).costs
+    assert spent is not None
+    assert spent.energy_kwh_per_million == 0.0
 
 
 @pytest.mark.parametrize(
