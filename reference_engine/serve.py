@@ -49,19 +49,29 @@ _SEND_BYTES = 1 << 17
 _ENGINE_FAILED = 4
 
 
-def run(options: ServeOptions) -> int:
+def print_ready(url: str) -> None:
+    """`READY http://host:port` on stdout: requests are accepted."""
+    print(f"READY {url}", flush=True)  # noqa: T201 - the contract
+
+
+def run(
+    options: ServeOptions,
+    bound: socket.socket | None = None,
+    on_ready: Callable[[str], None] = print_ready,
+) -> int:
     """Serve until SIGTERM, SIGINT, SIGHUP or the end of the parent process; returns the exit code.
 
-    Prints `READY http://host:port` to stdout when requests are accepted. Until then `/health`
+    Calls `on_ready` with `http://host:port` when requests are accepted. Until then `/health`
     returns 200 and every other path 503. An error before that is a line on stderr and exit
-    code 2. A server whose engine failed answers with errors until the signal, then returns 4.
+    code 2. A server whose engine failed answers with errors until the signal, then returns 4. The
+    socket is `bound`, or a new socket on the options' port.
     """
     for number in set(ending_signals()) - {signal.SIGINT}:  # until the event loop has its own
         signal.signal(number, _leave)
     try:
-        with _bind(options.host, options.port) as listener:
+        with bound or bind(options.host, options.port) as listener:
             api_key = _api_key(options.api_key_env)
-            operator = _operator_token(options, os.environ)
+            operator = operator_token(options, os.environ)
             # The engine thread computes all the time. With the default of 5 ms, the event loop
             # would wait that long for the interpreter before it can send a token.
             sys.setswitchinterval(_SWITCH_INTERVAL_S)
@@ -69,7 +79,8 @@ def run(options: ServeOptions) -> int:
                 HttpWorkers(n_http_workers(options), listener) as workers,
                 asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             ):
-                return runner.run(_serve(options, listener, workers, api_key, operator))
+                serving = _serve(options, listener, workers, api_key, operator, on_ready)
+                return runner.run(serving)
     except SlobenchError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the caller shows this line
         return error.exit_code
@@ -83,6 +94,7 @@ async def _serve(
     workers: HttpWorkers,
     api_key: str | None,
     operator: OperatorToken,
+    on_ready: Callable[[str], None],
 ) -> int:
     max_body_bytes = options.max_body_bytes
     names = host_names(options.host, options.allowed_host, socket.gethostname())
@@ -113,9 +125,8 @@ async def _serve(
             host = f"[{options.host}]" if ":" in options.host else options.host
             port = listener.getsockname()[1]
             if operator.is_random:
-                shown = f"operator token (header {TOKEN_HEADER}): {token}"
-                print(shown, file=sys.stderr, flush=True)  # noqa: T201 - like Jupyter's
-            print(f"READY http://{host}:{port}", flush=True)  # noqa: T201 - the contract
+                print_token(operator)
+            on_ready(f"http://{host}:{port}")
             await stopping.wait()
             log.info("draining")
             is_pointless = is_parent_gone() or workers.is_one_lost
@@ -223,8 +234,9 @@ async def _in_thread(work: Callable[[], T]) -> T:
     return await done
 
 
-def _bind(host: str, port: int) -> socket.socket:
-    """A bound socket. Called before anything slow, so that a busy port is an error at once."""
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket. Called before anything slow, so that a busy port is an error at once. Raises
+    UsageError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -258,7 +270,13 @@ class OperatorToken(NamedTuple):
     is_random: bool = False
 
 
-def _operator_token(options: ServeOptions, environ: Mapping[str, str]) -> OperatorToken:
+def print_token(operator: OperatorToken) -> None:
+    """The operator token on stderr, as Jupyter prints its token."""
+    shown = f"operator token (header {TOKEN_HEADER}): {operator.token}"
+    print(shown, file=sys.stderr, flush=True)  # noqa: T201 - for the user
+
+
+def operator_token(options: ServeOptions, environ: Mapping[str, str]) -> OperatorToken:
     """The token of the environment, else a random token. Raises UsageError if the variable that the
     options name is not set."""
     if options.operator == "open":

@@ -29,6 +29,7 @@ ROOMS: dict[str, list[str]] = {
     ],
     "reference_engine": [
         "__main__",
+        "serve_replicas",
         "serve",
         "serving",
         "attribution cluster policy_testing",
@@ -80,7 +81,11 @@ OUTSIDE: dict[str, list[str]] = {
     # The only rooms that import both the load generator and the engine.
     "loadgen.calibrate": ["reference_engine"],
     "loadgen.lab": ["targets", "reports", "reference_engine"],
-    "loadgen.cli": ["reports", "reference_engine.serve", "reference_engine.serving.serve_options"],
+    "loadgen.cli": [
+        "reports",
+        *(f"reference_engine.{name}" for name in ("serve", "serve_replicas")),
+        "reference_engine.serving.serve_options",
+    ],
 }
 # Rooms of the load generator that may import less than the rooms below them.
 NARROW: dict[str, list[str]] = {

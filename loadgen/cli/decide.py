@@ -599,7 +599,10 @@ def size(
     price: Annotated[
         float | None, typer.Option(min=0, help="Price of a GPU hour, in any currency.")
     ] = None,
-    watts: Annotated[float | None, typer.Option(min=0, help="Power of a GPU under load.")] = None,
+    watts: Annotated[
+        float | None,
+        typer.Option(min=0, help="Power of a GPU under load. Default: as measured by --capacity."),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Directory of the results. Default: runs/size-….")
     ] = None,

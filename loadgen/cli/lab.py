@@ -50,6 +50,10 @@ def serve(
     ] = "cpu",
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 takes a free one.")] = 8000,
+    replicas: Annotated[
+        int,
+        typer.Option(min=1, help="Servers to start, on this port and the next; for a router."),
+    ] = 1,
     threads: Annotated[int, typer.Option(help="torch threads.")] = 1,
     max_model_len: Annotated[int | None, typer.Option(help="Tokens per sequence at most.")] = None,
     max_num_seqs: Annotated[int | None, typer.Option(help="Sequences per step at most.")] = None,
@@ -92,8 +96,10 @@ def serve(
     plugin: Plugin = None,
     json: Json = False,
 ) -> None:
-    """Serve the bundled engine on the OpenAI API."""
+    """Serve the bundled engine on the OpenAI API. With --replicas, several equal servers, each on
+    a port of its own, for a router in front of them; Ctrl-C ends all."""
     from reference_engine.serve import run as serve_until_stopped
+    from reference_engine.serve_replicas import run_replicas
     from reference_engine.serving.serve_options import choose
 
     settings: dict[str, object] = {
@@ -116,7 +122,9 @@ def serve(
         raise UsageError(f"--{key.replace('_', '-')}: {rest}") from None
     if json:
         print_json({"options": options.model_dump(mode="json")}, indent=None)
-    raise typer.Exit(serve_until_stopped(options))
+    raise typer.Exit(
+        serve_until_stopped(options) if replicas == 1 else run_replicas(options, replicas)
+    )
 
 
 @verbs.command(

@@ -28,6 +28,7 @@ from loadgen.measure.slo import parse_slo
 from loadgen.records import Run
 from loadgen.run.run_options import RunOptions
 from loadgen.sizing.demand import Costs, Demand, Interval, Variant, by_division, costs, sensitivity
+from loadgen.sizing.measured_power import measured_power
 from loadgen.whole_file import replacing
 from loadgen.workload.scaling import scaled, with_window
 from loadgen.workload.scenario import Scenario
@@ -41,7 +42,8 @@ SIMULATED = "sim"
 class SizeSpec:
     """Settings of a sizing. `capacity` is the directory of a capacity search; `engine` the settings
     of the simulated replica ("" : none is simulated, unless the search was simulated). The
-    simulated search has `budget_s` of virtual time."""
+    simulated search has `budget_s` of virtual time. Without `watts_per_gpu`, the power is that
+    which the server reported during the search, if it did."""
 
     scenario: Scenario
     demand: Demand
@@ -147,7 +149,17 @@ def size(spec: SizeSpec, directory: Path, console: Console) -> Size:
         n_gpus = n_replicas * demand.gpus_per_replica
         variants = [*sensitivity(demand, capacity, n_serving - n_divided), *others]
         tokens_per_s = _tokens_per_s(spec.scenario, demand.peak_per_s)
-        spent = costs(demand, n_gpus, tokens_per_s, spec.price_per_gpu_hour, spec.watts_per_gpu)
+        watts = spec.watts_per_gpu
+        if watts is None and spec.capacity is not None:
+            near_per_s = capacity.value or capacity.low
+            power = measured_power(spec.capacity, content, near_per_s, demand.gpus_per_replica)
+            if power is not None:
+                watts = power.watts_per_gpu
+                notes.append(
+                    f"energy: the server reported {watts:.4g} W per GPU at "
+                    f"{power.level_per_s:.3g} req/s"
+                )
+        spent = costs(demand, n_gpus, tokens_per_s, spec.price_per_gpu_hour, watts)
     result = Size(
         demand=demand,
         capacity=capacity,

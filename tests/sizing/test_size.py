@@ -1,7 +1,9 @@
 """Sizing: arithmetic by known answers, and simulated replicas against the number it returns."""
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,10 +13,12 @@ from typer.testing import CliRunner
 from loadgen.cli.app import app
 from loadgen.errors import UsageError
 from loadgen.lab.simulate import simulate
+from loadgen.records import SERVER
 from loadgen.sizing.demand import Demand, Interval, Variant, by_division, costs, sensitivity
 from loadgen.sizing.size import SizeSpec, attainment, gpus_of, read_capacity, size
 from loadgen.workload.scaling import scaled, with_window
 from loadgen.workload.scenario import load_scenario
+from tests.runs import measured_run, write_to
 
 QUIET = Console(quiet=True)
 ENGINE = "hardware=a100,shape=8b"
@@ -95,6 +99,35 @@ def test_a_measured_capacity_is_divided_at_its_lower_end(tmp_path):
     assert result.trials == ()
     assert "bursts and routing were not simulated" in result.notes[0]
     assert json.loads((tmp_path / "size.json").read_text())["n_gpus"] == 32
+
+
+def test_the_energy_is_that_of_the_measured_probe_nearest_to_the_capacity(tmp_path):
+    directory = stored(tmp_path / "search")
+    content = json.loads((directory / "capacity.json").read_text())
+    content["probes"] = [
+        {"name": "01", "level": 2.0, "grade": "measured"},
+        {"name": "02", "level": 7.0, "grade": "measured"},
+        {"name": "03", "level": 7.4, "grade": "saturated"},
+    ]
+    (directory / "capacity.json").write_text(json.dumps(content))
+    for name, watts in (("01", 400.0), ("02", 2400.0), ("03", 2800.0)):
+        run = measured_run()
+        # The first reading is before the measured window, which begins after 2 s.
+        readings = np.array([(1.0, 1, 100.0), (5.0, 1, watts - 40), (9.0, 1, watts + 40)], SERVER)
+        names = replace(run.names, series=("", "gpu_power_w"))
+        write_to(directory / "probes" / name, replace(run, names=names, server_rows=readings))
+    demand = Demand(40, 0.2, 1, gpus_per_replica=4)
+    result = size(SizeSpec(scenario(), demand, directory, "", attainment=0.9), tmp_path, QUIET)
+    assert "energy: the server reported 600 W per GPU at 7 req/s" in result.notes
+    spent = result.costs
+    assert spent is not None
+    assert spent.energy_kwh_per_million is not None
+    used_w = spent.energy_kwh_per_million * 3.6 * spent.output_tokens_per_s
+    assert used_w == pytest.approx(32 * 600)  # 8 replicas of 4 GPUs
+    given = SizeSpec(scenario(), demand, directory, "", attainment=0.9, watts_per_gpu=0.0)
+    spent = size(given, tmp_path, QUIET).costs
+    assert spent is not None
+    assert spent.energy_kwh_per_million == 0.0
 
 
 @pytest.mark.parametrize(
