@@ -182,9 +182,7 @@ def serve(
         sys.exit(too_few)  # the last line of the log, which the parent prints
     helper = None
     if fills_parts(task) and may_fork():
-        helper = DecoderProcess(
-            part_decoder(task), progress.advance, is_idle=task.decodes_meanwhile
-        )
+        helper = DecoderProcess(part_decoder(task), is_idle=task.decodes_meanwhile)
     with asyncio.Runner(loop_factory=_loop_factory(task)) as runner:
         runner.run(_serve(task, commands_fd, write_message, progress, helper))
         at_end()

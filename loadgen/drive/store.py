@@ -12,6 +12,7 @@ strings, and requests.parquet has the derived columns `ttft_s tpot_s e2e_s slo_m
 from __future__ import annotations
 
 import json
+import re
 import struct
 import zipfile
 import zlib
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
 
 _ENUMS = {"status": Status, "token_source": TokenSource, "finish_reason": FinishReason}
 Part = tuple[Requests, Chunks, Names]
+_UNDECODED = re.compile(r"shard-\d+-\d+\.(?:partial|raw|claimed)")  # see part_decoder
 _MAX_DISTINCT = 1000
 _MAX_TEXT = 300
 _PLAN = ("manifest.json", "schedule.parquet", "edges.parquet")
@@ -284,6 +286,13 @@ def read_summary(directory: Path) -> dict[str, Any]:
     return content
 
 
+def undecoded(parts: Path) -> list[Path]:
+    """The files of requests as received in the directory of the parts; `part_decoder.decode_left`
+    makes parts of them."""
+    found = (path for path in sorted(parts.glob("shard-*")) if _UNDECODED.fullmatch(path.name))
+    return [path for path in found if path.is_file()]
+
+
 def has_parts(directory: Path) -> bool:
     """Whether the run's process ended before it had merged the shards' parts."""
     return _has_parts(directory, *_read_manifest_file(directory)[::2])
@@ -299,6 +308,11 @@ def read_run(directory: Path | str) -> Run:
     directory = Path(directory)
     manifest, instrument, listed = _read_manifest_file(directory)
     is_from_parts = _has_parts(directory, manifest, listed)
+    if is_from_parts and undecoded(directory / "parts"):
+        raise UsageError(
+            f"{directory}: this run was never finished; slobench report {directory} recovers the "
+            "rows recorded so far"
+        )
     if listed is not None:
         names_read = [*_PLAN[1:], *(() if is_from_parts else _RESULTS)]
         if _SERVER in listed or (directory / _SERVER).exists():
@@ -340,7 +354,8 @@ def _has_parts(
     is_merged = (directory / "requests.parquet").exists() and manifest.ended != "running"
     if listed is not None:
         is_merged = is_merged and "requests.parquet" in listed
-    return not is_merged and any((directory / "parts").glob("shard-*.npz"))
+    parts = directory / "parts"
+    return not is_merged and (any(parts.glob("shard-*.npz")) or bool(undecoded(parts)))
 
 
 def _check_agreement(directory: Path, run: Run) -> None:

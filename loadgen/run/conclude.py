@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from loadgen.drive import checksums, store
+from loadgen.drive.part_decoder import decode_left
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.measure.aggregate import slos_of_run, summarize
 from loadgen.measure.attainment import derived
@@ -50,8 +51,11 @@ def _concluded(
     cache_dir: Path | None,
     read_section: ReadEngineSection | None,
 ) -> Summary:
+    is_from_parts = store.has_parts(directory)
+    if is_from_parts:
+        decode_left(directory / "parts")
     run = store.read_run(directory)
-    if store.has_parts(directory):
+    if is_from_parts:
         manifest = msgspec.structs.replace(
             run.manifest, ended="interrupted", end_reason="slobench was ended from outside"
         )

@@ -189,7 +189,7 @@ class Recording:
         )
 
     def _assembled(self, manifest: Manifest, parts_dir: Path, outcome: Outcome) -> Run:
-        decode_left(parts_dir, self._decoder, outcome.epoch_ns)
+        decode_left(parts_dir, self._decoder)
         parts = store.read_parts(parts_dir)
         requests, chunks, merged = store.merge_parts(self._plan.schedule, parts)
         names = replace(self._scenario.names(), errors=merged.errors, remotes=merged.remotes)
