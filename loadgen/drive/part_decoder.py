@@ -11,7 +11,10 @@ each, and the content in MessagePack.
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import struct
+import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -36,6 +39,7 @@ from targets.safe_text import SecretForms
 PARTIAL, RAW, CLAIMED = ".partial", ".raw", ".claimed"
 _PLAN = np.dtype([("request_id", "u4"), ("released_s", "f8")])
 _BUFFER_BYTES = 1 << 16
+_WRITERS_POLL_S = 0.05
 _FRAME = struct.Struct(">III")  # length, its CRC-32, the CRC-32 of the content
 _OF_REQUESTS = ("model", "extra_body")  # fields of a codec that decoding does not need
 _BATCH = 512
@@ -134,6 +138,34 @@ def _masked(exchange: Exchange, secrets: SecretForms) -> Exchange:
         content_type=content_type,
         content_encoding=encoding,
     )
+
+
+def mark_as_written(directory: Path) -> None:
+    """Marks the directory of the parts as being written by this process and its forks, until they
+    end: `wait_for_writers` waits for them. Without effect on a file system without locks."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(os.open(directory, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_SH)
+
+
+def wait_for_writers(directory: Path, most_s: float) -> bool:
+    """Waits until no process writes parts into a directory; False if there is still one after
+    `most_s`."""
+    end_s = time.monotonic() + most_s
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > end_s:
+                    return False
+                time.sleep(_WRITERS_POLL_S)
+                continue
+            except OSError:  # a file system without locks
+                pass
+            return True
+    finally:
+        os.close(descriptor)
 
 
 def claim(path: Path) -> bool:

@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -423,3 +424,30 @@ def test_rows_of_a_run_without_any_decoded_part_are_recovered(killed, page_cache
     conclude(directory, None, None, page_cache)
     rows = store.read_run(directory).request_rows
     assert rows["status"].tolist() == [Status.lost, Status.http_error] * 30
+
+
+@pytest.mark.faults
+def test_a_report_waits_for_workers_that_still_write_and_does_not_touch_their_files(
+    killed, page_cache, monkeypatch
+):
+    _, directory = killed
+    parts = directory / "parts"
+    before = {path.name: path.read_bytes() for path in parts.iterdir()}
+    code = (
+        "import sys; from pathlib import Path; from loadgen.drive.part_decoder import *;"
+        "mark_as_written(Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
+    )
+    worker = subprocess.Popen(
+        [sys.executable, "-c", code, parts], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    monkeypatch.setattr("loadgen.run.conclude._WRITERS_S", 0.0)
+    assert worker.stdout.readline() == b"\n"
+    try:
+        with pytest.raises(UsageError, match="workers of this run still write their rows"):
+            conclude(directory, None, None, page_cache)
+        assert {path.name: path.read_bytes() for path in parts.iterdir()} == before
+    finally:
+        worker.kill()
+        worker.communicate()
+    conclude(directory, None, None, page_cache)
+    assert len(store.read_run(directory).request_rows) == 60
