@@ -56,7 +56,7 @@ from loadgen.records import (
     empty_requests,
     schedule_sha256,
 )
-from loadgen.whole_file import replacing
+from loadgen.whole_file import opened_regular, read_result, replacing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -116,7 +116,7 @@ def read_part(path: Path) -> Part:
     """The rows that `write_part` wrote. Raises RunInvalid for a damaged file; the CRC-32 of each
     array is verified before it is parsed."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with opened_regular(path) as file, zipfile.ZipFile(file) as archive:
             if (name := archive.testzip()) is not None:
                 raise ValueError(f"the checksum of {name} is wrong")
         with np.load(path) as arrays:
@@ -211,7 +211,7 @@ def _read_manifest_file(
     if listed is not None:
         checksums.check(directory, listed, ["manifest.json"])
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_result(path))
     except (OSError, ValueError, RecursionError) as error:
         raise RunInvalid(f"{path}: damaged manifest: {error}") from None
     manifest = read_manifest(content, str(path))
@@ -273,12 +273,17 @@ def read_summary(directory: Path) -> dict[str, Any]:
     """The content of summary.json. Raises FileNotFoundError without it, RunInvalid if it is
     damaged."""
     path = directory / "summary.json"
-    encoded = path.read_bytes()
+    try:
+        text = read_result(path)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise RunInvalid(f"{path}: cannot be read: {error}") from None
     listed = checksums.read(directory)
     if listed is not None:
         checksums.check(directory, listed, [path.name])
     try:
-        content = json.loads(encoded)
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RunInvalid(f"{path}: damaged: {error}; slobench report writes it again") from None
     if not isinstance(content, dict):
@@ -326,7 +331,8 @@ def read_run(directory: Path | str) -> Run:
     def table(name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
         nonlocal names
         try:
-            rows, names = _read_table(directory / name, dtype, names, marks)
+            with opened_regular(directory / name):
+                rows, names = _read_table(directory / name, dtype, names, marks)
         except FileNotFoundError as error:
             raise UsageError(f"{directory}: this run was never finished ({error})") from None
         except _DAMAGED as error:

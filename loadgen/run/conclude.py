@@ -20,6 +20,7 @@ from loadgen.measure.capacity.capacity_result import read_answer
 from loadgen.measure.summary import Summary
 from loadgen.records import Run
 from loadgen.run.directory_lock import held
+from loadgen.whole_file import read_result
 from reports.page import write_page
 from reports.run.engine_section import EngineSection
 from reports.run.page import Searched, render
@@ -147,7 +148,7 @@ def parent_search(directory: Path) -> Searched | None:
     if directory.absolute().parent.name != "probes" or not (home / "capacity.json").is_file():
         return None
     try:
-        content = json.loads((home / "capacity.json").read_text(encoding="utf-8"))
+        content = json.loads(read_result(home / "capacity.json"))
         answer = read_answer(content)
     except (OSError, ValueError, KeyError, TypeError):
         return None
