@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 SUFFIX = ".partial"
 _MOST_RESULT_BYTES = 256 << 20
@@ -39,7 +39,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def opened_regular(path: Path) -> Iterator[BinaryIO]:
+def opened_regular(path: Path) -> Iterator[io.BufferedReader]:
     """Opens a regular file. Raises OSError, also at once for anything but a regular file."""
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # no wait at a FIFO
         mode = os.fstat(file.fileno()).st_mode

@@ -32,7 +32,7 @@ from loadgen.drive.transport import Exchange
 from loadgen.errors import RunInvalid
 from loadgen.manifest.json_section import JsonObject
 from loadgen.records import CHUNKS, REQUESTS, Chunks, Names, Requests, Status, empty_requests
-from loadgen.registry import as_data
+from loadgen.units import as_data
 from targets.base import TARGETS, Adapter
 from targets.safe_text import SecretForms
 

@@ -441,6 +441,7 @@ def test_a_report_waits_for_workers_that_still_write_and_does_not_touch_their_fi
         [sys.executable, "-c", code, parts], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     monkeypatch.setattr("loadgen.run.conclude._WRITERS_S", 0.0)
+    assert worker.stdout is not None
     assert worker.stdout.readline() == b"\n"
     try:
         with pytest.raises(UsageError, match="workers of this run still write their rows"):

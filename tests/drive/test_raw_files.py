@@ -54,6 +54,12 @@ def statuses(folder, n):
     return merge_parts(schedule_of(n), read_parts(folder))[0]["status"].tolist()
 
 
+def read_whole(path):
+    raw = read_raw(path)
+    assert raw is not None
+    return raw
+
+
 def raw_file(folder, suffix=".raw"):
     recorder = recorder_of(folder, n=3, part_requests=3)
     end_rows(recorder, range(3))
@@ -95,7 +101,7 @@ def test_only_a_file_that_was_being_written_may_be_cut(tmp_path):
 
 def test_the_rows_of_files_are_decoded_by_the_codec_that_their_head_names(tmp_path):
     path = raw_file(tmp_path)
-    head, _ = read_raw(path)
+    head, _ = read_whole(path)
     codec = OpenAIChat(model=KEY, extra_body={"api_key": KEY}, continuous_usage=True)
     assert KEY not in str(RawHead.of(5, codec))
     assert RawHead.of(5, codec).adapter() == OpenAIChat(continuous_usage=True)
@@ -160,7 +166,7 @@ def test_a_secret_that_a_server_repeats_reaches_no_file(tmp_path):
     files = sorted(tmp_path.iterdir())
     assert len(files) == 2
     assert not any(KEY.encode()[:8] in path.read_bytes() for path in files)
-    exchanges = [next(read_raw(path)[1]).exchange for path in files]
+    exchanges = [next(read_whole(path)[1]).exchange for path in files]
     sent = [answered(0, b"the key %s is wrong" % KEY.encode()), answered(1)]
     for kept, before in zip(exchanges, sent, strict=True):
         assert [len(part) for part in kept.parts] == [len(part) for part in before.parts]
@@ -178,7 +184,7 @@ def test_a_frozen_helper_is_killed_and_costs_no_row(tmp_path):
     recorder = recorder_of(tmp_path, n=7, part_requests=3, helper=helper)
     end_rows(recorder, range(7))
     recorder.write()
-    n_advances = []
+    n_advances: list[int] = []
     recorder.finish(advance=n_advances.append)
     assert statuses(tmp_path, 7) == [Status.ok] * 7
     assert {path.suffix for path in tmp_path.iterdir()} == {".npz"}
