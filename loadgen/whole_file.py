@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
 
 SUFFIX = ".partial"
+_MOST_RESULT_BYTES = 256 << 20
 _KINDS = (
     (stat.S_ISFIFO, "a FIFO"),
     (stat.S_ISCHR, "a device"),
@@ -36,18 +38,32 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
 
 
+@contextlib.contextmanager
+def opened_regular(path: Path) -> Iterator[io.BufferedReader]:
+    """Opens a regular file. Raises OSError, also at once for anything but a regular file."""
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # no wait at a FIFO
+        mode = os.fstat(file.fileno()).st_mode
+        if not stat.S_ISREG(mode):
+            kind = next((word for is_kind, word in _KINDS if is_kind(mode)), "no file")
+            raise OSError(errno.EINVAL, f"is {kind}; expected a regular file")
+        yield file
+
+
 def read_regular(path: Path, most_bytes: int) -> bytes:
     """The content of a regular file. Raises OSError, also for anything but a regular file and for
     more than `most_bytes`; neither is read."""
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # no wait at a FIFO
-        state = os.fstat(file.fileno())
-        if not stat.S_ISREG(state.st_mode):
-            kind = next((word for is_kind, word in _KINDS if is_kind(state.st_mode)), "no file")
-            raise OSError(errno.EINVAL, f"is {kind}; expected a regular file")
-        if state.st_size > most_bytes:
+    with opened_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > most_bytes:
             limit = f"{most_bytes >> 20} MiB"
-            raise OSError(errno.EFBIG, f"has {state.st_size >> 20} MiB; the limit is {limit}")
+            raise OSError(errno.EFBIG, f"has {size >> 20} MiB; the limit is {limit}")
         return file.read()
+
+
+def read_result(path: Path) -> str:
+    """The text of a file that slobench wrote: a regular file of at most 256 MiB. Raises OSError,
+    and UnicodeDecodeError for other text than UTF-8."""
+    return read_regular(path, _MOST_RESULT_BYTES).decode()
 
 
 def _remove(partial: Path) -> None:

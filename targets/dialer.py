@@ -14,6 +14,7 @@ from typing import TypeVar
 from aiohappyeyeballs import start_connection
 
 from loadgen.errors import TargetFileError
+from loadgen.whole_file import opened_regular
 from targets.address import bracketed
 from targets.rotation import AddressInfo, Lookup, Rotation
 from targets.route import Proxy, Route
@@ -140,7 +141,8 @@ def tls_context(ca_cert: Path | None) -> ssl.SSLContext:
     if ca_cert is None:
         return context
     try:
-        context.load_verify_locations(ca_cert)
+        with opened_regular(ca_cert):
+            context.load_verify_locations(ca_cert)
     except ssl.SSLError:
         raise TargetFileError(
             f"ca_cert: {ca_cert}: holds no certificate in PEM form (-----BEGIN CERTIFICATE-----)"

@@ -24,6 +24,7 @@ _HEADER = re.compile(
 _IN_URL = re.compile(r"(?<=://)(?:[^/@\s:]*:)?(?P<value>[^/@\s]+)(?=@)")
 _HEAD_CHARS = 200
 _SHORTEST = 4  # a shorter "secret" is in every message: 1 in 401
+_SHORTEST_IN_BODY = 8
 _CUT_BEFORE = "'\"… "  # characters that a message puts after a text that it cut short
 _CONTROLS = dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)])  # C0, DEL, C1
 _SCHEME = re.compile(r"(?:bearer|basic|token|api-?key)\s+(.+)", re.IGNORECASE)
@@ -48,12 +49,38 @@ def redact(text: str, secrets: Collection[str]) -> str:
     return text
 
 
+class SecretForms:
+    """The notations of secrets in the bytes of a server, for bodies that are kept as received.
+
+    Only secrets of at least 8 characters, so that no short value of a header, such as `data`,
+    changes the structure of an answer. False if there are none.
+    """
+
+    def __init__(self, secrets: Collection[str]) -> None:
+        forms = {form.encode() for secret in secrets for form in _forms(secret)}
+        long_enough = (form for form in forms if len(form) >= _SHORTEST_IN_BODY)
+        self._forms = sorted(long_enough, key=len, reverse=True)  # one may hold another
+
+    def __bool__(self) -> bool:
+        return bool(self._forms)
+
+    def are_in(self, body: bytes) -> bool:
+        return any(form in body for form in self._forms)
+
+    def masked(self, body: bytes) -> bytes:
+        """The body with an asterisk in place of each byte of a secret."""
+        for form in self._forms:
+            body = body.replace(form, b"*" * len(form))
+        return body
+
+
 def _forms(secret: str) -> Iterator[str]:
     bare = _SCHEME.fullmatch(secret)
     for value in (secret, bare[1]) if bare else (secret,):
-        in_json = json.dumps(value, ensure_ascii=False)[1:-1]
         yield from (value, " ".join(value.split()), quote(value, safe=""))
-        yield from (in_json, in_json.replace("/", "\\/"))
+        for is_ascii in (False, True):
+            in_json = json.dumps(value, ensure_ascii=is_ascii)[1:-1]
+            yield from (in_json, in_json.replace("/", "\\/"))
 
 
 def strip_controls(text: str) -> str:

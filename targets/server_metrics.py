@@ -130,8 +130,12 @@ def _samples(text: str) -> dict[str, list[Sample]]:
     lines = [
         line for line in text.splitlines() if line.partition(" ")[0].partition("{")[0] in _NAMES
     ]
+    try:
+        families = [*text_string_to_metric_families("\n".join(lines) + "\n")]
+    except OverflowError:
+        raise ValueError("a timestamp is too large") from None
     samples: dict[str, list[Sample]] = {}
-    for family in text_string_to_metric_families("\n".join(lines) + "\n"):
+    for family in families:
         for sample in family.samples:
             is_first = all(sample.labels.get(rank, "0") in ("", "0") for rank in _RANKS)
             value = _float(sample.value)

@@ -10,16 +10,31 @@ from pathlib import Path
 
 import pytest
 
+from loadgen.cli.sides import read_noise
+from loadgen.drive import store
 from loadgen.drive.checksums import NAME
-from loadgen.errors import ScenarioError, TraceFileError, UsageError
+from loadgen.errors import RunInvalid, ScenarioError, SlobenchError, TraceFileError, UsageError
 from loadgen.nightly.nightly_file import load_nightly
+from loadgen.plugins import load_plugin
+from loadgen.translate import inference_perf
 from loadgen.workload.scenario import load_scenario
 from loadgen.workload.texts import read_text
 from loadgen.workload.traces.file import load_trace, read_bytes
 from loadgen.yaml_document import read_file
+from reference_engine.model import hardware_file
+from reference_engine.smdp.decision_table import load_table
+from targets.dialer import tls_context
 from targets.endpoint import load_target
 from tests.runs import measured_run, of_schema_2, write_to
 
+OTHERS: dict[str, Callable[[Path], object]] = {
+    "noise": read_noise,
+    "hardware": lambda path: hardware_file._document(path),
+    "table": lambda path: load_table(str(path)),
+    "inference-perf": lambda path: inference_perf.translate([f"--config_file={path}"]),
+    "ca_cert": tls_context,
+    "plugin": load_plugin,
+}
 READERS: dict[str, Callable[[Path], object]] = {
     "scenario": load_scenario,
     "target": lambda path: load_target(str(path), {}),
@@ -50,6 +65,47 @@ def test_what_is_no_small_regular_file_is_refused_at_once(unusual, reader, kind)
     assert time.monotonic() - begin_s < 5.0
 
 
+@pytest.mark.faults
+@pytest.mark.parametrize("reader", OTHERS)
+@pytest.mark.parametrize("kind", ["a FIFO", "a directory", "a device"])
+def test_other_files_of_the_command_line_must_be_regular(unusual, reader, kind):
+    begin_s = time.monotonic()
+    words = "no such Python file" if reader == "plugin" else kind
+    with pytest.raises(UsageError, match=words):
+        OTHERS[reader](unusual[kind])
+    assert time.monotonic() - begin_s < 5.0
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("has_checksums", [True, False])
+@pytest.mark.parametrize("name", ["manifest.json", "summary.json", "edges.parquet",
+                                  "requests.parquet", NAME])  # fmt: skip
+@pytest.mark.parametrize("kind", ["a FIFO", "a device"])
+def test_a_file_of_a_run_that_is_none_is_refused_at_once(
+    unusual, tmp_path, name, kind, has_checksums
+):
+    directory = tmp_path / "run"
+    write_to(directory, measured_run(n_requests=20))
+    store.write_summary(directory, {})
+    if not has_checksums:
+        of_schema_2(directory)
+    (directory / name).unlink(missing_ok=True)
+    (directory / name).symlink_to(unusual[kind])
+    begin_s = time.monotonic()
+    read = store.read_summary if name == "summary.json" else store.read_run
+    with pytest.raises((UsageError, RunInvalid), match=f"{kind}|not a run directory"):
+        read(directory)
+    assert time.monotonic() - begin_s < 5.0
+
+
+def test_the_limit_of_a_result_is_named(unusual, tmp_path):
+    path = tmp_path / "noise.json"
+    with path.open("wb") as file:
+        file.truncate((256 << 20) + 1)
+    with pytest.raises(UsageError, match=r"noise\.json: cannot be read: .*the limit is 256 MiB"):
+        read_noise(path)
+
+
 def test_a_folder_with_the_name_of_a_shipped_scenario_does_not_hide_it(tmp_path, monkeypatch):
     (tmp_path / "quickstart").mkdir()
     monkeypatch.chdir(tmp_path)
@@ -66,6 +122,25 @@ def test_the_content_behind_a_link_is_not_quoted(tmp_path, text, reader):
         READERS[reader](tmp_path / "link.yaml")
     assert "secret" not in str(refused.value)
     assert "link.yaml" in str(refused.value)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("reader", "text"),
+    [
+        (load_trace, "root:$6$secret:1\nbin:secret\n"),
+        (load_trace, "timestamp,input_tokens,output_tokens\nsecret,1,5\n"),
+        (read_noise, '{"measures": {"p50(ttft)": {"sd": "secret", "df": 1}}}'),
+    ],
+)
+def test_the_content_of_other_files_behind_a_link_is_not_quoted(tmp_path, reader, text):
+    (tmp_path / "private").write_text(text)
+    (tmp_path / "link.csv").symlink_to("private")
+    for name in ("private", "link.csv"):
+        with pytest.raises(SlobenchError) as refused:
+            reader(tmp_path / name)
+        assert name in str(refused.value)
+        assert ("secret" in str(refused.value)) == (name == "private")
 
 
 def test_a_link_to_a_scenario_is_read(tmp_path):

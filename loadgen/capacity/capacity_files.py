@@ -24,7 +24,7 @@ from loadgen.measure.capacity.next_probe import Question, judge
 from loadgen.run.directory import reserved
 from loadgen.run.directory_lock import NAME
 from loadgen.run.manifest import version
-from loadgen.whole_file import replacing
+from loadgen.whole_file import read_result, replacing
 from loadgen.workload.scenario import Scenario
 
 SCHEMA = 1
@@ -65,10 +65,10 @@ def earlier_probes(
             return []  # interrupted before the first probe was done
         raise UsageError(f"--out {directory}: exists already and holds no capacity search")
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(read_result(path))
         probes = [read_probe(probe) for probe in content["probes"]]
         earlier = content["definition"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path}: cannot be read ({error!r}); choose another --out") from None
     if not resume and not probes:
         return []  # its target never answered, or it was interrupted in its first probe

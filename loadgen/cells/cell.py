@@ -17,6 +17,7 @@ from loadgen.live.watching import Watch
 from loadgen.run.directory import free
 from loadgen.run.manifest import version, without_key
 from loadgen.run.run_options import RunOptions
+from loadgen.whole_file import read_result
 from loadgen.workload.scenario import Scenario
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=@+-]{0,119}")
@@ -141,7 +142,7 @@ def _stored_definition(directory: Path, cell: Cell) -> dict[str, Any] | None:
     """The definition of the cell in `directory`; None without runs of it."""
     path = directory / cell.name / "cell.json"
     try:
-        stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        stored: dict[str, Any] = json.loads(read_result(path))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

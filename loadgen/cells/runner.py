@@ -26,6 +26,7 @@ from loadgen.records import Run
 from loadgen.run.execute import SIMULATED, finished, prepared
 from loadgen.run.run_options import RunOptions
 from loadgen.run.target import Server, finish, print_check
+from loadgen.whole_file import read_result
 from loadgen.workload.scenario import Scenario
 from targets.preflight_result import PreflightCheck
 from targets.quiesce import quiesce, unreachable_reason
@@ -245,7 +246,7 @@ def kept_paces(directory: Path, console: Console) -> tuple[float, ...]:
     file."""
     path = directory / _PACE
     try:
-        return tuple(float(pace) for pace in json.loads(path.read_text(encoding="utf-8")))
+        return tuple(float(pace) for pace in json.loads(read_result(path)))
     except FileNotFoundError:
         return ()
     except (OSError, ValueError, TypeError) as error:

@@ -13,6 +13,7 @@ from loadgen.measure.comparison.contrast import Noise
 from loadgen.measure.comparison.judgement import POWER
 from loadgen.measure.comparison.measures import Measured, measure
 from loadgen.units import parse_share
+from loadgen.whole_file import read_result
 
 
 def read_side(text: str) -> list[Measured]:
@@ -84,12 +85,13 @@ def noise_json(runs: Sequence[Measured], noise: Mapping[str, Noise]) -> dict[str
 def read_noise(path: Path) -> dict[str, Noise]:
     """The noise floor from the output of `slobench compare --aa … --json`. Raises UsageError."""
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(read_result(path))
         measures = content["measures"]
         return {measure(t).text: Noise(float(n["sd"]), float(n["df"])) for t, n in measures.items()}
     except OSError as error:
         raise UsageError(f"--noise {path}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = "" if path.is_symlink() else f" ({error!r})"  # no content behind a link
         raise UsageError(
-            f"--noise {path}: not the output of `slobench compare --aa RUNS --json` ({error!r})"
+            f"--noise {path}: not the output of `slobench compare --aa RUNS --json`{reason}"
         ) from None

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from loadgen.errors import RunInvalid
-from loadgen.whole_file import replacing
+from loadgen.whole_file import opened_regular, read_result, replacing
 
 NAME = "checksums.sha256"
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\n\r\\]+)\n")
@@ -63,7 +63,7 @@ def read(directory: Path) -> dict[str, tuple[str, ...]] | None:
     """File name → its digests; None without checksums. Raises RunInvalid for a damaged file."""
     path = directory / NAME
     try:
-        text = path.read_bytes().decode()
+        text = read_result(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
@@ -145,7 +145,7 @@ def files_in(directory: Path) -> list[str]:
 
 
 def _digest(path: Path) -> str:
-    with path.open("rb") as file:
+    with opened_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -3,15 +3,22 @@
     shard-0-0007.partial → shard-0-0007.raw → shard-0-0007.claimed → shard-0-0007.npz
 
 A `.partial` file is still being written; its last record may be cut. A `.raw` file is complete. The
-process that renames it to `.claimed` decodes it. A record is its length, 4 bytes, and the request
-in MessagePack.
+process that renames it to `.claimed` decodes it. The first record is a `RawHead`, each other record
+a request. A record is its length, the CRC-32 of the length, the CRC-32 of the content, 4 bytes
+each, and the content in MessagePack.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+import struct
+import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from itertools import chain
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,15 +27,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.drive.decode import Decoded, decode
-from loadgen.drive.store import Ids, Part, write_part
+from loadgen.drive.store import Ids, Part, undecoded, write_part
 from loadgen.drive.transport import Exchange
+from loadgen.errors import RunInvalid
+from loadgen.manifest.json_section import JsonObject
 from loadgen.records import CHUNKS, REQUESTS, Chunks, Names, Requests, Status, empty_requests
-from targets.base import Adapter
+from loadgen.units import as_data
+from targets.base import TARGETS, Adapter
+from targets.safe_text import SecretForms
 
 PARTIAL, RAW, CLAIMED = ".partial", ".raw", ".claimed"
 _PLAN = np.dtype([("request_id", "u4"), ("released_s", "f8")])
 _BUFFER_BYTES = 1 << 16
-_LENGTH_BYTES = 4
+_WRITERS_POLL_S = 0.05
+_FRAME = struct.Struct(">III")  # length, its CRC-32, the CRC-32 of the content
+_OF_REQUESTS = ("model", "extra_body")  # fields of a codec that decoding does not need
 _BATCH = 512
 _MOST_U2, _MOST_U4 = 2**16 - 1, 2**32 - 1
 # Columns that a decoded exchange fills, and those of them that are times.
@@ -59,21 +72,100 @@ class Unsent(NamedTuple):
     reasons: tuple[str, ...]
 
 
-class RawFile:
-    """A new file of requests as received; it has its name `path` (`.raw`) after `close`."""
+class RawHead(NamedTuple):
+    """What decoding a file needs beyond its requests: the epoch (monotonic) and the codec."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._partial = path, path.with_suffix(PARTIAL)
+    epoch_ns: int
+    codec: JsonObject
+
+    @classmethod
+    def of(cls, epoch_ns: int, adapter: Adapter) -> RawHead:
+        """Without the fields that may hold a secret."""
+        fields = as_data(adapter, "json", exclude_defaults=True)
+        kept = {name: value for name, value in fields.items() if name not in _OF_REQUESTS}
+        return cls(epoch_ns, {"kind": adapter.kind, **kept})
+
+    def adapter(self) -> Adapter:
+        """Raises UnknownKind for a codec of a plug-in that is not loaded."""
+        return TARGETS.build(self.codec)
+
+
+class RawFile:
+    """A new file of requests as received; it has its name `path` (`.raw`) after `close`. Secrets in
+    the answers are replaced by asterisks."""
+
+    def __init__(self, path: Path, head: RawHead, secrets: SecretForms) -> None:
+        self._path, self._partial, self._secrets = path, path.with_suffix(PARTIAL), secrets
         self._file = self._partial.open("wb", buffering=_BUFFER_BYTES)
+        self._write(head)
 
     def append(self, ended: Ended) -> None:
-        record = msgspec.msgpack.encode(ended)
-        self._file.write(len(record).to_bytes(_LENGTH_BYTES, "big"))
-        self._file.write(record)
+        self._write(ended._replace(exchange=_masked(ended.exchange, self._secrets)))
 
     def close(self) -> Path:
         self._file.close()
         return self._partial.rename(self._path)
+
+    def remove(self) -> None:
+        with contextlib.suppress(OSError):  # of bytes that are still to be written
+            self._file.close()
+        with contextlib.suppress(OSError):
+            self._partial.unlink()
+
+    def _write(self, content: Ended | RawHead) -> None:
+        record = msgspec.msgpack.encode(content)
+        length = len(record).to_bytes(4, "big")
+        self._file.write(_FRAME.pack(len(record), zlib.crc32(length), zlib.crc32(record)))
+        self._file.write(record)
+
+
+def _masked(exchange: Exchange, secrets: SecretForms) -> Exchange:
+    """An exchange without the secrets that its server repeated, of the same reads and sizes."""
+    if not secrets:
+        return exchange
+    texts = (exchange.error, exchange.content_type, exchange.content_encoding)
+    body = b"".join(exchange.parts)
+    if not (secrets.are_in(body) or any(secrets.are_in(text.encode()) for text in texts if text)):
+        return exchange
+    rest = iter(secrets.masked(body))
+    error, content_type, encoding = (
+        secrets.masked(text.encode()).decode(errors="replace") for text in texts
+    )
+    return replace(
+        exchange,
+        parts=[bytes(islice(rest, len(part))) for part in exchange.parts],
+        error=error,
+        content_type=content_type,
+        content_encoding=encoding,
+    )
+
+
+def mark_as_written(directory: Path) -> None:
+    """Marks the directory of the parts as being written by this process and its forks, until they
+    end: `wait_for_writers` waits for them. Without effect on a file system without locks."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(os.open(directory, os.O_RDONLY | os.O_CLOEXEC), fcntl.LOCK_SH)
+
+
+def wait_for_writers(directory: Path, most_s: float) -> bool:
+    """Waits until no process writes parts into a directory; False if there is still one after
+    `most_s`."""
+    end_s = time.monotonic() + most_s
+    descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > end_s:
+                    return False
+                time.sleep(_WRITERS_POLL_S)
+                continue
+            except OSError:  # a file system without locks
+                pass
+            return True
+    finally:
+        os.close(descriptor)
 
 
 def claim(path: Path) -> bool:
@@ -90,15 +182,50 @@ def part_of(path: Path) -> Path:
     return path.with_suffix(".npz")
 
 
-def records(data: bytes) -> Iterator[Ended]:
-    """The requests in the bytes of a file, without a last record that is cut."""
-    decoder, start = msgspec.msgpack.Decoder(Ended), 0
-    while len(data) >= start + _LENGTH_BYTES:
-        end = start + _LENGTH_BYTES + int.from_bytes(data[start : start + _LENGTH_BYTES], "big")
-        if end > len(data):
+def read_raw(path: Path) -> tuple[RawHead, Iterator[Ended]] | None:
+    """The head and the requests of a file; None for a `.partial` file that ends before its first
+    request. Raises RunInvalid for a damaged file, also while the requests are read. The last record
+    of a `.partial` file may be cut."""
+    try:
+        contents = _contents(path.read_bytes(), may_be_cut=path.suffix == PARTIAL)
+        head = next(contents, None)
+        if head is None and path.suffix == PARTIAL:
+            return None
+        decoded = msgspec.msgpack.decode(head or b"", type=RawHead)
+    except (OSError, ValueError) as error:
+        raise RunInvalid(f"{path}: damaged: {error}") from None
+    return decoded, _requests(contents, path)
+
+
+def _requests(contents: Iterator[memoryview], path: Path) -> Iterator[Ended]:
+    decoder = msgspec.msgpack.Decoder(Ended)
+    try:
+        for content in contents:
+            yield decoder.decode(content)
+    except ValueError as error:
+        raise RunInvalid(f"{path}: damaged: {error}") from None
+
+
+def _contents(data: bytes, *, may_be_cut: bool) -> Iterator[memoryview]:
+    """The contents of the records. Raises ValueError for a wrong checksum, and for a last record
+    that is cut unless it `may_be_cut`."""
+    start = 0
+    while start < len(data):
+        begin = start + _FRAME.size
+        if begin <= len(data):
+            length, of_length, of_content = _FRAME.unpack_from(data, start)
+            if zlib.crc32(data[start : start + 4]) != of_length:
+                raise ValueError(f"a wrong checksum at byte {start}")
+            if begin + length <= len(data):
+                content = memoryview(data)[begin : begin + length]
+                if zlib.crc32(content) != of_content:
+                    raise ValueError(f"a wrong checksum at byte {begin}")
+                yield content
+                start = begin + length
+                continue
+        if may_be_cut:
             return
-        yield decoder.decode(memoryview(data)[start + _LENGTH_BYTES : end])
-        start = end
+        raise ValueError("the last record is cut")
 
 
 @dataclass(frozen=True)
@@ -110,15 +237,24 @@ class PartDecoder:
     adapter: Adapter
     redact: Callable[[str], str] = str
 
-    def decode_file(
-        self, path: Path, epoch_ns: int, advance: Advance = lambda n_bytes: None
-    ) -> None:
-        """Writes the part of a claimed `.raw` file, and removes that file."""
+    def decode_file(self, path: Path, advance: Advance = lambda n_bytes: None) -> None:
+        """Writes the part of a claimed `.raw` file, and removes that file. Raises RunInvalid if it
+        is damaged."""
         claimed = path.with_suffix(CLAIMED)
-        if not part_of(path).exists():
-            part = self.part(records(claimed.read_bytes()), epoch_ns, advance=advance)
-            write_part(part_of(path), *part, lambda: advance(0))
+        if not part_of(path).exists() and (raw := read_raw(claimed)) is not None:
+            self.write_part(part_of(path), *raw, advance)
         claimed.unlink()
+
+    def write_part(
+        self,
+        path: Path,
+        head: RawHead,
+        requests: Iterable[Ended],
+        advance: Advance = lambda n_bytes: None,
+    ) -> None:
+        """Writes the part of the requests in a file."""
+        part = self.part(requests, head.epoch_ns, advance=advance)
+        write_part(path, *part, lambda: advance(0))
 
     def part(
         self,
@@ -170,14 +306,18 @@ class PartDecoder:
             columns.add(at, exchange, decoded, remote_id, error_id)
 
 
-def decode_left(directory: Path, decoder: Callable[[int], PartDecoder], epoch_ns: int) -> None:
+def decode_left(directory: Path, decoder: Callable[[int], PartDecoder] | None = None) -> None:
     """Decodes the files that shards left in a directory: their processes died, or the processes
-    that decoded for them. `decoder` returns the decoder of a shard."""
-    for suffix in (PARTIAL, RAW, CLAIMED):
-        for path in sorted(directory.glob(f"shard-*{suffix}")):
+    that decoded for them. `decoder` returns the decoder of a shard; by default the head of a file
+    names its codec. Raises RunInvalid that names a damaged file, UnknownKind for a codec of a
+    plug-in that is not loaded."""
+    for path in undecoded(directory):
+        raw = None if part_of(path).exists() else read_raw(path)
+        if raw is not None:
             shard = int(path.stem.split("-")[1])
-            path.rename(path.with_suffix(CLAIMED))
-            decoder(shard).decode_file(path.with_suffix(RAW), epoch_ns)
+            own = PartDecoder(shard, raw[0].adapter()) if decoder is None else decoder(shard)
+            own.write_part(part_of(path), *raw)
+        path.unlink()
 
 
 class ExchangeColumns:

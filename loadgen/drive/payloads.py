@@ -14,7 +14,7 @@ from loadgen.drive.request_names import namespace_of, request_name
 from loadgen.records import OWN_SLO, SCHEDULE, Edges, LimitsS, Schedule, Times
 from loadgen.workload.dialogue import GrowingSchedule
 from targets.base import Adapter, Request
-from targets.safe_text import redact
+from targets.safe_text import SecretForms, redact
 
 
 class PromptText(Protocol):
@@ -49,9 +49,16 @@ class HttpHead:
     def redact(self, text: str) -> str:
         """A server's text without the values of `headers` and `body_secrets`, also where the text
         ends inside a value: some servers echo a key that they reject."""
+        return redact(text, self._secrets()) if text else text
+
+    def secret_forms(self) -> SecretForms:
+        """The same values as they may stand in the bytes of a response."""
+        return SecretForms(self._secrets())
+
+    def _secrets(self) -> list[str]:
         values = [value for _, value in self.headers]
         bare = [value.partition(" ")[2] for value in values]  # without the scheme, such as "Bearer"
-        return redact(text, [*values, *bare, *self.body_secrets]) if text else text
+        return [*values, *bare, *self.body_secrets]
 
     def template(self, method: str, path: str, own: Sequence[tuple[str, str | None]]) -> str:
         """The head of an HTTP/1.1 request with the further headers `own`, each name once: `headers`

@@ -25,6 +25,7 @@ from typing import NoReturn
 from loadgen.drive.client import Client
 from loadgen.drive.decoder_process import DecoderProcess
 from loadgen.drive.file_limit import file_limit_problem, raise_file_limit
+from loadgen.drive.part_decoder import mark_as_written
 from loadgen.drive.payloads import HttpHead, Payloads
 from loadgen.drive.prefork import may_fork
 from loadgen.drive.shard_loop import Shard, fills_parts, part_decoder
@@ -181,11 +182,10 @@ def serve(
     too_few = file_limit_problem(task.n_preopen)
     if too_few:
         sys.exit(too_few)  # the last line of the log, which the parent prints
+    mark_as_written(task.part_path.parent)
     helper = None
     if fills_parts(task) and may_fork():
-        helper = DecoderProcess(
-            part_decoder(task), progress.advance, is_idle=task.decodes_meanwhile
-        )
+        helper = DecoderProcess(part_decoder(task), is_idle=task.decodes_meanwhile)
     with asyncio.Runner(loop_factory=_loop_factory(task)) as runner:
         runner.run(_serve(task, commands_fd, write_message, progress, helper))
         at_end()

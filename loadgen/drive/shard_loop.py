@@ -108,6 +108,7 @@ class Shard:
             helper,
             task.decodes_meanwhile,
             self._start_writing,
+            secrets=task.head.secret_forms(),
         )
         client.on_end, client.alarm = self._on_end, self._timer
         self._memory = memory_for(int(task.schedule["output_tokens"].sum(dtype="u8")))

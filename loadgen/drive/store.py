@@ -12,6 +12,7 @@ strings, and requests.parquet has the derived columns `ttft_s tpot_s e2e_s slo_m
 from __future__ import annotations
 
 import json
+import re
 import struct
 import zipfile
 import zlib
@@ -57,13 +58,14 @@ from loadgen.records import (
     empty_requests,
     schedule_sha256,
 )
-from loadgen.whole_file import replacing
+from loadgen.whole_file import opened_regular, read_result, replacing
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _ENUMS = {"status": Status, "token_source": TokenSource, "finish_reason": FinishReason}
 Part = tuple[Requests, Chunks, Names]
+_UNDECODED = re.compile(r"shard-\d+-\d+\.(?:partial|raw|claimed)")  # see part_decoder
 _MAX_DISTINCT = 1000
 _MAX_TEXT = 300
 _PLAN = ("manifest.json", "schedule.parquet", "edges.parquet")
@@ -118,7 +120,7 @@ def read_part(path: Path) -> Part:
     """The rows that `write_part` wrote. Raises RunInvalid for a damaged file; the CRC-32 of each
     array is verified before it is parsed."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with opened_regular(path) as file, zipfile.ZipFile(file) as archive:
             if (name := archive.testzip()) is not None:
                 raise ValueError(f"the checksum of {name} is wrong")
         with np.load(path) as arrays:
@@ -246,7 +248,7 @@ def _read_manifest_file(
     if listed is not None:
         checksums.check(directory, listed, ["manifest.json"])
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_result(path))
     except (OSError, ValueError, RecursionError) as error:
         raise RunInvalid(f"{path}: damaged manifest: {error}") from None
     manifest = read_manifest(content, str(path))
@@ -318,17 +320,29 @@ def read_summary(directory: Path) -> dict[str, Any]:
     """The content of summary.json. Raises FileNotFoundError without it, RunInvalid if it is
     damaged."""
     path = directory / "summary.json"
-    encoded = path.read_bytes()
+    try:
+        text = read_result(path)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as error:
+        raise RunInvalid(f"{path}: cannot be read: {error}") from None
     listed = checksums.read(directory)
     if listed is not None:
         checksums.check(directory, listed, [path.name])
     try:
-        content = json.loads(encoded)
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RunInvalid(f"{path}: damaged: {error}; slobench report writes it again") from None
     if not isinstance(content, dict):
         raise RunInvalid(f"{path}: damaged: no object; slobench report writes it again")
     return content
+
+
+def undecoded(parts: Path) -> list[Path]:
+    """The files of requests as received in the directory of the parts; `part_decoder.decode_left`
+    makes parts of them."""
+    found = (path for path in sorted(parts.glob("shard-*")) if _UNDECODED.fullmatch(path.name))
+    return [path for path in found if path.is_file()]
 
 
 def has_parts(directory: Path) -> bool:
@@ -346,6 +360,11 @@ def read_run(directory: Path | str) -> Run:
     directory = Path(directory)
     manifest, instrument, listed = _read_manifest_file(directory)
     is_from_parts = _has_parts(directory, manifest, listed)
+    if is_from_parts and undecoded(directory / "parts"):
+        raise UsageError(
+            f"{directory}: this run was never finished; slobench report {directory} recovers the "
+            "rows recorded so far"
+        )
     if listed is not None:
         names_read = [*_PLAN[1:], *(() if is_from_parts else _RESULTS)]
         if _SERVER in listed or (directory / _SERVER).exists():
@@ -359,7 +378,8 @@ def read_run(directory: Path | str) -> Run:
     def table(name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
         nonlocal names
         try:
-            rows, names = _read_table(directory / name, dtype, names, marks)
+            with opened_regular(directory / name):
+                rows, names = _read_table(directory / name, dtype, names, marks)
         except FileNotFoundError as error:
             raise UsageError(f"{directory}: this run was never finished ({error})") from None
         except _DAMAGED as error:
@@ -390,7 +410,8 @@ def _has_parts(
     is_merged = (directory / "requests.parquet").exists() and manifest.ended != "running"
     if listed is not None:
         is_merged = is_merged and "requests.parquet" in listed
-    return not is_merged and any((directory / "parts").glob("shard-*.npz"))
+    parts = directory / "parts"
+    return not is_merged and (any(parts.glob("shard-*.npz")) or bool(undecoded(parts)))
 
 
 def _check_agreement(directory: Path, run: Run) -> None:

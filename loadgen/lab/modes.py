@@ -37,7 +37,7 @@ from loadgen.run.directory import make_directory
 from loadgen.run.directory_lock import held, is_empty
 from loadgen.run.manifest import version
 from loadgen.run.run_options import RunOptions
-from loadgen.whole_file import replacing
+from loadgen.whole_file import read_result, replacing
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import make_plan
 
@@ -230,7 +230,7 @@ def _measured(task: _Task, scenario: Scenario, console: Console) -> Cell:
 
 def _load(cells_dir: Path, task: _Task) -> Cell | None:
     with suppress(OSError, ValueError):
-        cell: Cell = json.loads((cells_dir / f"{task.name}.json").read_text())
+        cell: Cell = json.loads(read_result(cells_dir / f"{task.name}.json"))
         return cell
     return None
 

@@ -25,7 +25,7 @@ from loadgen.measure.nights.night_record import CellNight, from_json, to_json
 from loadgen.measure.nights.night_verdict import JOINING, History
 from loadgen.nightly.matrix import NightCell
 from loadgen.run.directory_lock import held
-from loadgen.whole_file import replacing
+from loadgen.whole_file import read_result, replacing
 
 SCHEMA = 1
 _WRITER_WAIT_S = 10.0
@@ -219,7 +219,7 @@ def _write(path: Path, kind: str, content: Mapping[str, Any]) -> None:
 
 def _read(path: Path, kind: str) -> dict[str, Any]:
     try:
-        whole = json.loads(path.read_text(encoding="utf-8"))
+        whole = json.loads(read_result(path))
     except OSError as error:
         raise _refused(path, f"it cannot be read: {error.strerror}") from None
     except ValueError as error:

@@ -32,6 +32,7 @@ from loadgen.nightly.nightly_file import load_nightly
 from loadgen.run.directory import make_directory
 from loadgen.run.directory_lock import held
 from loadgen.run.run_options import RunOptions
+from loadgen.whole_file import read_result
 from reports.nightly.page import render
 from reports.nightly.view import junit, markdown
 
@@ -230,7 +231,7 @@ def _beginning(directory: Path, now: datetime) -> dict[str, str]:
         utc = now.astimezone(UTC)
         return {"night": f"{utc:%Y%m%dT%H%M%S.%f}Z", "started_utc": utc.isoformat()}
     try:
-        began = json.loads(path.read_text(encoding="utf-8"))
+        began = json.loads(read_result(path))
         return {key: str(began[key]) for key in ("night", "started_utc")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(f"{path}: is damaged ({error!r}); choose another --out") from None

@@ -19,6 +19,7 @@ from loadgen.manifest.json_section import read_section
 from loadgen.manifest.self_report import ClientReport, SelfReport
 from loadgen.measure.attainment import derived, with_counted_window
 from loadgen.records import Status
+from loadgen.whole_file import read_result
 
 UNCONFIRMED = "unconfirmed"
 """The folder in the cache directory in which workers keep a folder per share."""
@@ -48,7 +49,7 @@ def kept_shares(places: Sequence[Path]) -> list[KeptShare]:
     shares = []
     for path in sorted(path for place in places for path in place.glob(f"*/{SHARE}")):
         try:
-            content = json.loads(path.read_text())
+            content = json.loads(read_result(path))
             share = KeptShare(path.parent, str(content["run"]), int(content["shard"]))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise RunInvalid(f"{path}: damaged: {error}") from None
@@ -111,4 +112,4 @@ def _report(share: KeptShare) -> list[SelfReport]:
     path = share.folder / DONE
     if not path.is_file():
         return []
-    return [read_section(json.loads(path.read_text()), SelfReport, str(path))]
+    return [read_section(json.loads(read_result(path)), SelfReport, str(path))]

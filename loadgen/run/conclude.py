@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from loadgen.drive import checksums, store
+from loadgen.drive.part_decoder import decode_left, wait_for_writers
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.measure.aggregate import slos_of_run, summarize
 from loadgen.measure.attainment import derived
@@ -19,9 +20,12 @@ from loadgen.measure.capacity.capacity_result import read_answer
 from loadgen.measure.summary import Summary
 from loadgen.records import Run
 from loadgen.run.directory_lock import held
+from loadgen.whole_file import read_result
 from reports.page import write_page
 from reports.run.engine_section import EngineSection
 from reports.run.page import Searched, render
+
+_WRITERS_S = 10.0
 
 ReadEngineSection = Callable[[Path, Run, bool], EngineSection | None]
 """Reads the log that the bundled engine left in a run directory (`loadgen.lab.engine_report`); the
@@ -50,8 +54,11 @@ def _concluded(
     cache_dir: Path | None,
     read_section: ReadEngineSection | None,
 ) -> Summary:
+    is_from_parts = store.has_parts(directory)
+    if is_from_parts:
+        _decode_parts(directory)
     run = store.read_run(directory)
-    if store.has_parts(directory):
+    if is_from_parts:
         manifest = msgspec.structs.replace(
             run.manifest, ended="interrupted", end_reason="slobench was ended from outside"
         )
@@ -59,6 +66,16 @@ def _concluded(
         store.write_run(directory, run, derived(run))
         shutil.rmtree(directory / "parts")
     return summarized(run, directory, slo, confidence, cache_dir, read_section)
+
+
+def _decode_parts(directory: Path) -> None:
+    """Raises UsageError while workers of the run, which live on for some seconds, write rows."""
+    if not wait_for_writers(directory / "parts", _WRITERS_S):
+        raise UsageError(
+            f"{directory}: workers of this run still write their rows; repeat the command in a few "
+            "seconds, or kill them (they end by themselves 30 s after slobench)"
+        )
+    decode_left(directory / "parts")
 
 
 def check_replacement(directory: Path, slo: Sequence[str]) -> None:
@@ -131,7 +148,7 @@ def parent_search(directory: Path) -> Searched | None:
     if directory.absolute().parent.name != "probes" or not (home / "capacity.json").is_file():
         return None
     try:
-        content = json.loads((home / "capacity.json").read_text(encoding="utf-8"))
+        content = json.loads(read_result(home / "capacity.json"))
         answer = read_answer(content)
     except (OSError, ValueError, KeyError, TypeError):
         return None

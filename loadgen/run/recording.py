@@ -192,7 +192,7 @@ class Recording:
         )
 
     def _assembled(self, manifest: Manifest, parts_dir: Path, outcome: Outcome) -> Run:
-        decode_left(parts_dir, self._decoder, outcome.epoch_ns)
+        decode_left(parts_dir, self._decoder)
         parts = store.read_parts(parts_dir)
         schedule, edges = store.with_more(*self._plan, parts_dir)
         n_added = len(schedule) - len(self._plan.schedule)

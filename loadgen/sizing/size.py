@@ -29,7 +29,7 @@ from loadgen.records import Run
 from loadgen.run.run_options import RunOptions
 from loadgen.sizing.demand import Costs, Demand, Interval, Variant, by_division, costs, sensitivity
 from loadgen.sizing.measured_power import measured_power
-from loadgen.whole_file import replacing
+from loadgen.whole_file import read_result, replacing
 from loadgen.workload.scaling import scaled, with_window
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import make_plan
@@ -187,7 +187,7 @@ def read_capacity(directory: Path, target: float) -> tuple[Interval, dict[str, A
     directory without a search, or a search without a lower bound in requests per second."""
     path = directory / "capacity.json"
     try:
-        content = json.loads(path.read_text("utf-8"))
+        content = json.loads(read_result(path))
         answer, definition = content["answer"], content["definition"]
         low, value, high = answer["low"], answer["value"], answer["high"]
         unit, attainment, share = answer["unit"], answer["attainment"], answer["confidence"]
@@ -214,7 +214,7 @@ def gpus_of(capacity: Path | None, hardware: str) -> int:
     1."""
     if capacity is not None:
         for path in sorted(capacity.glob("probes/*/manifest.json")):
-            labels = json.loads(path.read_text("utf-8"))["target"]["labels"]
+            labels = json.loads(read_result(path))["target"]["labels"]
             if labels.get("gpus"):
                 return int(labels["gpus"])
     match = re.match(r"(\d+)x", hardware)

@@ -10,7 +10,7 @@ from loadgen.errors import UsageError
 from loadgen.manifest.json_section import JsonObject
 from loadgen.translate.draft import Draft, Flags, Keys, around, rate_text
 from loadgen.units import write_duration
-from loadgen.yaml_document import parse_document
+from loadgen.yaml_document import parse_document, read_file
 
 _IGNORED_BLOCKS = ("report", "metrics", "storage", "tokenizer")
 _IGNORED_LOAD = ("num_workers", "worker_max_tcp_connections", "stage_teardown_grace_seconds")
@@ -27,7 +27,7 @@ def translate(words: list[str]) -> Draft:
     if path is None:
         raise UsageError("inference-perf needs --config_file FILE; or pass the file's text")
     try:
-        text = Path(path).read_text("utf-8")
+        text = read_file(Path(path)).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--config_file {path}: cannot be read ({error})") from None
     draft = translate_text(text, path)

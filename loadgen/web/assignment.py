@@ -32,7 +32,7 @@ from loadgen.workload.prompts import PromptFit, Prompts
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan
 from loadgen.workload.word_text import WordCounts
-from loadgen.yaml_document import parse_document, write_document
+from loadgen.yaml_document import parse_document, read_file, write_document
 from targets.address import parse_url
 from targets.endpoint import DEFAULT_KEY_ENV, Endpoint, read_target
 
@@ -191,7 +191,7 @@ def _endpoint(assign: Assign, environ: Mapping[str, str], own: Path | None) -> E
 
 def _own_file(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise TargetFileError(f"target file {path} cannot be read: {error}") from None
     return dict(parse_document(text, str(path), TargetFileError).values)

@@ -15,7 +15,7 @@ from loadgen.errors import UsageError
 from loadgen.registry import Block
 from loadgen.units import Seconds, Share
 from loadgen.whole_file import replacing
-from loadgen.yaml_document import Document, parse_document, write_document
+from loadgen.yaml_document import Document, parse_document, read_file, write_document
 from reference_engine.state.cost_model import (
     HARDWARE,
     Hardware,
@@ -206,7 +206,7 @@ def _calibrated(
 
 def _document(path: Path) -> Document:
     try:
-        text = path.read_text("utf-8")
+        text = read_file(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"hardware: {path} cannot be read: {error}") from None
     document = parse_document(text, str(path), UsageError)

@@ -22,6 +22,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from loadgen.errors import UsageError, nearest
 from loadgen.registry import Block
+from loadgen.whole_file import read_result
 from reference_engine.smdp.states import FEATURES, N_STATES, Action, MacroState
 from reference_engine.state.cost_model import CostModel
 
@@ -172,10 +173,11 @@ def load_table(name: str) -> TableFile:
         text = (shipped / f"{name}.json").read_text(encoding="utf-8")
     else:
         try:
-            text = Path(name).read_text(encoding="utf-8")
-        except OSError as error:
+            text = read_result(Path(name))
+        except (OSError, UnicodeDecodeError) as error:
+            reason = getattr(error, "strerror", None) or "is not UTF-8 text"
             raise UsageError(
-                f"no decision table '{name}': {error.strerror}; {nearest(name, names)}, or a file"
+                f"no decision table '{name}': {reason}; {nearest(name, names)}, or a file"
             ) from error
     try:
         return TableFile.model_validate(json.loads(text))

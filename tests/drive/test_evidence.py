@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -14,12 +15,16 @@ import slobench
 from loadgen.cli.app import app
 from loadgen.cli.exit_codes import guarded
 from loadgen.drive import checksums, store
+from loadgen.drive.part_decoder import Ended, RawFile, RawHead
+from loadgen.drive.transport import Exchange
 from loadgen.errors import RunInvalid, SlobenchError, UsageError
 from loadgen.lab.engine_log import misses
 from loadgen.manifest.self_report import ClientReport
 from loadgen.measure.aggregate import summarize
-from loadgen.records import SERVER
+from loadgen.records import SERVER, Status
 from loadgen.run.conclude import conclude
+from targets.openai_chat import OpenAIChat
+from targets.safe_text import SecretForms
 from tests.runs import measured_run, of_schema_2, with_manifest, write_to
 
 SLO = ["p90(ttft) <= 500ms"]
@@ -366,3 +371,84 @@ def test_a_damaged_engine_log_is_named(directory, read):
     flip(log, 5)
     with pytest.raises(RunInvalid, match=r"engine_steps\.parquet: damaged"):
         read(directory)
+
+
+@pytest.fixture
+def killed(crashed):
+    """The same with the rows of the second worker as received, as after `kill -9` of it."""
+    run, directory = crashed
+    (directory / "parts" / "shard-1.npz").unlink()
+    head = RawHead.of(0, OpenAIChat())
+    for number, suffix in enumerate([".raw", ".claimed", ".partial"]):
+        path = directory / "parts" / f"shard-1-{number:04}.raw"
+        file = RawFile(path, head, SecretForms(()))
+        for request_id in range(1 + 20 * number, 21 + 20 * number, 2):
+            exchange = Exchange(0, sent_ns=request_id, http_status=500, done_ns=request_id + 1)
+            file.append(Ended(request_id, 0.0, exchange))
+        file.close().rename(path.with_suffix(suffix))
+    return run, directory
+
+
+@pytest.mark.faults
+def test_rows_of_killed_workers_are_decoded_by_report_and_by_nothing_else(killed, page_cache):
+    run, directory = killed
+    for read in (store.read_run, slobench.read_run):
+        with pytest.raises(UsageError, match=r"slobench report .* recovers the rows recorded"):
+            read(directory)
+    conclude(directory, None, None, page_cache)
+    rows = store.read_run(directory).request_rows
+    assert rows["status"][1::2].tolist() == [Status.http_error] * 30
+    assert (rows["status"][::2] == run.request_rows["status"][::2]).all()
+    assert not (directory / "parts").exists()
+
+
+@pytest.mark.faults
+def test_60_bit_flips_of_rows_as_received_are_errors_that_name_the_file(killed, page_cache):
+    _, directory = killed
+    rng = random.Random(31)
+    for file in sorted((directory / "parts").glob("shard-1-*")):
+        whole = file.read_bytes()
+        for _ in range(20):
+            flip(file, rng.randrange(8 * len(whole)))
+            with pytest.raises(RunInvalid, match=file.stem):
+                conclude(directory, None, None, page_cache)
+            file.write_bytes(whole)
+    conclude(directory, None, None, page_cache)
+    assert len(store.read_run(directory).request_rows) == 60
+
+
+@pytest.mark.faults
+def test_rows_of_a_run_without_any_decoded_part_are_recovered(killed, page_cache):
+    _, directory = killed
+    (directory / "parts" / "shard-0.npz").unlink()
+    conclude(directory, None, None, page_cache)
+    rows = store.read_run(directory).request_rows
+    assert rows["status"].tolist() == [Status.lost, Status.http_error] * 30
+
+
+@pytest.mark.faults
+def test_a_report_waits_for_workers_that_still_write_and_does_not_touch_their_files(
+    killed, page_cache, monkeypatch
+):
+    _, directory = killed
+    parts = directory / "parts"
+    before = {path.name: path.read_bytes() for path in parts.iterdir()}
+    code = (
+        "import sys; from pathlib import Path; from loadgen.drive.part_decoder import *;"
+        "mark_as_written(Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
+    )
+    worker = subprocess.Popen(
+        [sys.executable, "-c", code, parts], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    monkeypatch.setattr("loadgen.run.conclude._WRITERS_S", 0.0)
+    assert worker.stdout is not None
+    assert worker.stdout.readline() == b"\n"
+    try:
+        with pytest.raises(UsageError, match="workers of this run still write their rows"):
+            conclude(directory, None, None, page_cache)
+        assert {path.name: path.read_bytes() for path in parts.iterdir()} == before
+    finally:
+        worker.kill()
+        worker.communicate()
+    conclude(directory, None, None, page_cache)
+    assert len(store.read_run(directory).request_rows) == 60

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from targets.endpoint import read_target
-from targets.safe_text import HIDDEN, hide_secrets, redact
+from targets.safe_text import HIDDEN, SecretForms, hide_secrets, redact
 
 KEY = "sk-do-not-show-me"
 FILE = "url: http://h\nheaders: {x-api-key: gw-4711-secret, x-tenant: blue, x-version: '1'}\n"
@@ -102,3 +102,20 @@ def test_a_secret_of_a_command_line_is_replaced_and_returned(words, shown):
 )
 def test_other_words_of_a_command_line_are_shown_as_written(words):
     assert hide_secrets(words) == (tuple(words), ())
+
+
+@pytest.mark.parametrize(
+    ("secrets", "body", "masked"),
+    [
+        ([KEY], f"a {KEY} b", "a ***************** b"),
+        ([f"Bearer {KEY}"], f"a {KEY} b", "a ***************** b"),
+        (["abcdefgh", "abcdefgh12345"], "abcdefgh abcdefgh12345", "******** *************"),
+        (['quo"te-é-key'], 'x quo\\"te-\\u00e9-key', "x ******************"),
+        (["data", "1"], "data: 1", "data: 1"),
+    ],
+)
+def test_secrets_in_a_body_are_masked_without_a_change_of_its_length(secrets, body, masked):
+    forms = SecretForms(secrets)
+    assert forms.masked(body.encode()) == masked.encode()
+    assert forms.are_in(body.encode()) is (body != masked)
+    assert bool(forms) is (body != masked)

@@ -43,7 +43,16 @@ def load_trace(path: str | Path, format: str | TraceFormat = "auto") -> Trace:
         reader = TRACES.build(format)
     except UnknownKind as error:
         raise TraceFileError(f"{path}: {error}") from None
-    return reader.parse(read_bytes(path), str(path))
+    content = read_bytes(path)
+    try:
+        return reader.parse(content, str(path))
+    except TraceFileError:
+        if Path(path).is_symlink():  # may lead to a file with secrets
+            raise TraceFileError(
+                f"{path}: cannot be read as a trace; it is a link to another file, whose content "
+                "is not shown here: name that file itself to see the mistake"
+            ) from None
+        raise
 
 
 def read_bytes(path: str | Path, most_bytes: int = _MOST_BYTES) -> bytes:

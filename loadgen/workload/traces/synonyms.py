@@ -79,7 +79,7 @@ def recognized(
         return {**keys, "unit": match["unit"]}
     first = first_row.get(keys["time"], "")
     if re.fullmatch(r"\d{12,}(\.\d+)?", first):
-        unit = next(unit for unit, n in (("ms", 14), ("us", 17), ("ns", 99)) if len(first) < n)
+        unit = next((unit for unit, n in (("ms", 14), ("us", 17)) if len(first) < n), "ns")
         listed = ", ".join(f"{key}: {name}" for key, name in keys.items())
         raise TraceFileError(
             f"{source}: {keys['time']} {first} are not seconds since 1970; name the unit, e.g. "
