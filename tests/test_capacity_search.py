@@ -169,6 +169,13 @@ def test_a_bound_says_that_the_search_ended_and_whether_it_is_proven():
     )
 
 
+def test_requests_of_a_probe_are_not_counted_as_independent():
+    """156 of 160 independent requests would prove 90 %; these are worth about 53."""
+    at_8 = Probe(8.0, (10,) * 16, (10, 10, 10, 9) * 4, 1.0, 10.0, 11.0, "measured")
+    answer = conclude(Question(target=0.9, start=8.0), [at_8], "req/s")
+    assert answer.sureness().startswith("not certain at 95 %: only 160 requests were sent")
+
+
 @pytest.mark.parametrize(
     ("n_refused", "at_the_end", "is_gone"),
     [(0, False, False), (1, False, False), (2, False, False), (3, False, True), (1, True, True)],

@@ -53,8 +53,8 @@ def drivers(run: Run, columns: PerRequest, due: Mask, confidence: float) -> Driv
     inputs, ttft_s = ttft_points(run, columns, successful)
     in_flight, tpot_s = tpot_points(run, columns, successful)
     return Drivers(
-        ttft_by_input=robust_line(inputs, ttft_s, confidence),
-        tpot_by_in_flight=robust_line(in_flight, tpot_s, confidence),
+        ttft_by_input=robust_line(inputs, ttft_s, confidence, is_series=True),
+        tpot_by_in_flight=robust_line(in_flight, tpot_s, confidence, is_series=True),
         split=_splits(run, columns, np.flatnonzero(successful)),
     )
 

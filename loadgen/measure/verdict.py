@@ -263,9 +263,10 @@ def _result(
     )  # fmt: skip
 
 
-def sentence(result: SloResult, confidence: float) -> str:
+def sentence(result: SloResult, confidence: float, is_overloaded: bool = False) -> str:
     """The result of an SLO as a sentence, for the reasons of a verdict: the value, and whether it
-    is proven."""
+    is proven. A growing queue (`is_overloaded`) has no lasting percentile that a longer run could
+    prove."""
     if result.met is None:
         return f"{result.text}: {result.note or 'no value, because there are no samples'}"
     if result.note:
@@ -278,6 +279,8 @@ def sentence(result: SloResult, confidence: float) -> str:
         error = f" {error_note(result)}" if result.has_shown_error else ""
         text += f" at {format_value(result.value, result.unit)}{error}"
         text += f", n = {format_count(result.n)}"
+    if is_overloaded and not result.proven:
+        return text
     if is_dependent(result):
         text += f" ({worth(result)})"
     if result.proven is None:
@@ -353,7 +356,7 @@ def decide(
         r for r, unknown in zip(judged, is_open, strict=True) if r.met is False and not unknown
     ]
     if missed or overload:
-        reasons = [f"{sentence(result, confidence)}." for result in missed]
+        reasons = [f"{sentence(result, confidence, bool(overload))}." for result in missed]
         return "missed", 1, (*([overload] if overload else []), *reasons)
     if any(is_open):
         unsettled = [r for r, unknown in zip(judged, is_open, strict=True) if unknown]

@@ -22,7 +22,7 @@ from loadgen.measure.catalog import METRICS, PASSES_UNDEFINED
 from loadgen.measure.per_request import PerRequest
 from loadgen.measure.statistics.dependence import Dependence
 from loadgen.measure.statistics.intervals import BoundTimes
-from loadgen.measure.summary import Attainment, Summary
+from loadgen.measure.summary import ClassSummary, Summary
 from loadgen.records import Run, Status
 from reports.redaction import redact
 
@@ -63,12 +63,10 @@ def embedded_rows(
         "n": int(np.count_nonzero(due)),
         "length_s": summary.window.length_s,
         "z": NormalDist().inv_cdf((1 + summary.confidence) / 2),
-        "times": _times(summary.attainment, summary.confidence),
+        "times": _times(summary, summary.confidence),
         "classes": [redact(name) for name in run.names.classes],
         "class_times": [
-            _times(summary.classes[name].attainment, summary.confidence)
-            if name in summary.classes
-            else _times(summary.attainment, summary.confidence)
+            _times(summary.classes.get(name, summary), summary.confidence)
             for name in run.names.classes
         ],
         "statuses": [status.name for status in Status],
@@ -78,12 +76,26 @@ def embedded_rows(
     }
 
 
-def _times(share: Attainment, confidence: float) -> BoundTimes | None:
+def _times(part: Summary | ClassSummary, confidence: float) -> BoundTimes | None:
     """The autocorrelation times of the attainment, for its lower and its upper bound. The page
-    takes them for other limits, too."""
-    if not share.due or share.n_effective is None:
+    takes them for other limits, too. Without a per-request limit in the run they are the longest of
+    the percentiles of its latencies."""
+    share = part.attainment
+    if not share.due:
         return 1.0, 1.0
-    return Dependence(share.due, share.due / share.n_effective).hit_times(confidence)
+    time_requests = share.due / share.n_effective if share.n_effective else _longest(part)
+    return Dependence(share.due, time_requests).hit_times(confidence)
+
+
+def _longest(part: Summary | ClassSummary) -> float:
+    shown = [part.metrics[name] for name in ALWAYS]
+    times = [
+        found.n / percentile.n_effective
+        for found in shown
+        for percentile in found.percentiles.values()
+        if percentile.n_effective
+    ]
+    return max(times, default=1.0)
 
 
 def _lines(texts: Sequence[str]) -> str:

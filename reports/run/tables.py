@@ -285,7 +285,7 @@ def _headroom(value_s: float, limit_s: float | None) -> str:
     if math.isnan(value_s):
         return limit
     if math.isinf(value_s):
-        return f"{limit}, exceeded: ∞ with failures"
+        return f"{limit}, exceeded: ∞ with unanswered requests"
     share = value_s / limit_s - 1
     word = "exceeded by" if share > 0 else "headroom"
     return f"{limit}, {word} {format_number(100 * abs(share))} %"

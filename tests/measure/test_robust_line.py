@@ -54,3 +54,26 @@ def test_many_points_are_thinned_and_counted():
     assert found is not None
     assert found.n == 10_000
     assert found.slope == pytest.approx(3.0)
+
+
+def test_the_interval_of_a_series_covers_where_neighbours_depend_on_each_other():
+    """x and y are unrelated AR(1) series with factor 0.8, so τ ≈ 4.6: stated 95 % cover in 63 %."""
+    rng, n_runs = np.random.default_rng(41), 150
+    steps = rng.normal(size=(n_runs, 2, 400))
+    for k in range(1, 400):
+        steps[:, :, k] += 0.8 * steps[:, :, k - 1]
+
+    def covered(is_series):
+        lines = [robust_line(x, y, 0.95, is_series) for x, y in steps[:, :, 100:]]
+        return np.mean([line.low <= 0 <= line.high for line in lines])
+
+    assert covered(is_series=False) < 0.75
+    assert covered(is_series=True) >= 0.93
+
+
+def test_a_series_of_a_few_waves_has_the_widest_interval():
+    x = np.sin(np.arange(100) / 10)
+    y = np.sin(np.arange(100) / 10 + 1)
+    found = robust_line(x, y, 0.95, is_series=True)
+    slopes = [(y[i] - y[j]) / (x[i] - x[j]) for i in range(100) for j in range(i)]
+    assert (found.low, found.high) == pytest.approx((min(slopes), max(slopes)))

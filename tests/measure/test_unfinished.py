@@ -9,6 +9,7 @@ from loadgen.measure.comparison.measures import Measured, measure
 from loadgen.measure.load import falls_behind
 from loadgen.measure.per_request import per_request
 from loadgen.records import Status
+from reports.run.verdict_section import banner
 from tests.runs import FROM_SERVER, cut_off, measured_run, two_classes, with_manifest
 
 
@@ -73,6 +74,14 @@ def test_an_overloaded_run_states_how_many_had_not_finished():
     assert summary.reasons[0] == (
         f"Overloaded: {n} of 200 requests had not finished 10 s after the last was sent."
     )
+    assert summary.reasons[1].endswith("too many requests failed or did not finish, n = 200.")
+
+
+@pytest.mark.parametrize("confidence", [None, 0.95])
+def test_the_banner_of_an_overloaded_run_does_not_doubt_the_overload(confidence):
+    run = overloaded_run(slo=["p99(ttft) <= 500ms"])
+    shown = banner(summarize(run, confidence=confidence))
+    assert (shown.word, shown.sure) == ("MISSED", "the server was overloaded")
 
 
 def test_a_few_requests_of_an_overloaded_server_are_enough():

@@ -182,7 +182,7 @@ def test_the_headline_does_not_name_limits_that_differ_between_classes():
     [
         (["p99(ttft) <= 500ms", "ttft <= 9s"], 0, "limit 500 ms, headroom 80.2 %"),
         (["ttft <= 50ms"], 0, "limit 50 ms, exceeded by 98 %"),
-        (["ttft <= 1s"], 5, "limit 1 s, exceeded: ∞ with failures"),
+        (["ttft <= 1s"], 5, "limit 1 s, exceeded: ∞ with unanswered requests"),
         ([], 0, "no limit in the SLOs"),
     ],
 )

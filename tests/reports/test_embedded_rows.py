@@ -4,6 +4,7 @@ import base64
 import zlib
 
 import numpy as np
+import pytest
 from hypothesis import given
 
 from loadgen.measure.aggregate import summarize
@@ -45,6 +46,29 @@ def test_promised_metrics_come_along_and_the_tightest_limit_is_asked():
     asked = {limit["metric"]: limit["asked_ms"] for limit in held["limits"]}
     assert asked == {"ttft_s": 200.0, "tpot_s": None, "e2e_s": None, "max_stall_s": 1000.0}
     assert set(asked) < set(held["columns"])
+
+
+def queued(slo):
+    """200 requests whose latencies come in four waves of 50."""
+    run = measured_run(slo=slo)
+    rows = run.request_rows
+    due = np.flatnonzero(due_rows(run))
+    later_s = 0.2 * np.sin(np.arange(len(due)) * 2 * np.pi / 50)
+    for name in ("first_chunk_s", "first_token_s", "last_token_s", "done_s"):
+        rows[name][due] += 0.3 + later_s
+    return run
+
+
+@pytest.mark.parametrize("slo", [[], ["p99(ttft) <= 2s"], ["ttft <= 2s"]])
+def test_the_page_counts_dependent_requests_as_few(slo):
+    run = queued(slo)
+    held = embedded_rows(run, summarize(run), per_request(run))
+    assert held is not None
+    assert held["times"] is None  # 200 requests of four waves: no bounds
+    plain = measured_run(slo=slo)
+    held = embedded_rows(plain, summarize(plain), per_request(plain))
+    assert held is not None
+    assert held["times"] == (1.0, 1.0)
 
 
 def test_a_page_that_would_get_too_large_carries_none(monkeypatch):

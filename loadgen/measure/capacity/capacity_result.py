@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from loadgen.measure.capacity.capacity_probe import Probe
+from loadgen.measure.capacity.dispersion import USUAL
 from loadgen.measure.capacity.next_probe import Question, SearchState, judge
 from loadgen.measure.statistics.proportions import wilson
 
@@ -104,8 +105,9 @@ class Capacity:
         """A warning where a bound rests on too few requests, else ""."""
         level = self.high if self.low is None else self.low
         shares = [p for p in self.probes if p.level == level and p.is_usable and p.n_due]
+        effect = self.design_effect or USUAL
         for probe in shares:
-            share = wilson(probe.n_met, probe.n_due, self.confidence)
+            share = wilson(probe.n_met, probe.n_due, self.confidence, (effect, effect))
             if share.low is not None and share.low < self.attainment <= (share.high or 0.0):
                 return (
                     f"not certain at {100 * self.confidence:g} %: only {probe.n_due} requests were "

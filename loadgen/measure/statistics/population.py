@@ -17,6 +17,7 @@ from loadgen.measure.statistics.intervals import Interval, Values, mean_bounds
 from loadgen.measure.statistics.percentiles import (
     Percentile,
     effective_n,
+    has_few,
     nearest_rank,
     percentile,
     percentile_bounds,
@@ -129,10 +130,11 @@ class Population:
     def percentile(self, quantile: float, confidence: float) -> Percentile:
         """Nearest-rank percentile with its two-sided interval."""
         found = self.dependence(quantile)
-        times = found.bound_times(confidence)
+        times, worth = found.bound_times(confidence), found.worth(self.n)
         return replace(
             percentile(self.ordered, quantile, confidence, self.n_infinite, times),
-            n_effective=found.worth(self.n),
+            few=has_few(worth, quantile),
+            n_effective=worth,
         )
 
     def percentile_bounds(self, quantile: float, confidence: float) -> Interval:

@@ -8,6 +8,7 @@ from statistics import NormalDist
 
 import numpy as np
 
+from loadgen.measure.statistics.dependence import of_values
 from loadgen.measure.statistics.intervals import Values
 
 MOST_POINTS = 300  # 45 000 pairs, a few milliseconds
@@ -27,10 +28,16 @@ class FittedLine:
     n: int
 
 
-def robust_line(x: Values, y: Values, confidence: float) -> FittedLine | None:
+def robust_line(
+    x: Values, y: Values, confidence: float, is_series: bool = False
+) -> FittedLine | None:
     """The Theil–Sen line: the median slope of all pairs of points, with Sen's interval.
 
-    None below 20 points or where x never changes. The interval treats the points as independent.
+    None below 20 points or where x never changes. The interval treats the points as independent,
+    unless they are a series in order of release (`is_series`): then it is √τ times as wide, with
+    the autocorrelation time τ of the points' shares in Kendall's S. If the series is shorter than
+    20 τ, the interval reaches from the least slope of a pair to the largest.
+
     Source: Sen, Estimates of the Regression Coefficient Based on Kendall's Tau, JASA 63, 1968.
     """
     n = len(x)
@@ -44,6 +51,11 @@ def robust_line(x: Values, y: Values, confidence: float) -> FittedLine | None:
     slope = float(np.median(slopes))
     z = NormalDist().inv_cdf(0.5 + confidence / 2)
     spread = z * math.sqrt(_variance(few_x, few_y))
+    if is_series:
+        shares = _centred_ranks(few_x) * _centred_ranks(few_y - slope * few_x)
+        times = of_values(shares).bound_times(confidence)
+        spread *= math.inf if times is None else math.sqrt(max(times))
+    spread = min(spread, len(slopes))
     first = max(round((len(slopes) - spread) / 2) - 1, 0)
     last = min(round((len(slopes) + spread) / 2), len(slopes) - 1)
     return FittedLine(
@@ -83,6 +95,12 @@ def _variance(x: Values, y: Values) -> float:
         _, counts = np.unique(values, return_counts=True)
         total -= int((counts * (counts - 1) * (2 * counts + 5)).sum())
     return max(total, 0) / 18
+
+
+def _centred_ranks(values: Values) -> Values:
+    ranks = _mean_ranks(values)
+    centred: Values = ranks - ranks.mean()
+    return centred
 
 
 def _mean_ranks(values: Values) -> Values:
