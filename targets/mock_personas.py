@@ -18,8 +18,9 @@ Fields = Mapping[str, Any]
 @dataclass(frozen=True)
 class Wire:
     """The form of a stream. `role`: in an event of its own before the first token, in each delta,
-    or never. `usage`: in an event of its own, with the finish reason, in every event, or never;
-    `usage_always`: also unrequested. `finish`: in an event of its own, or with the last token.
+    or never. `usage`: in an event of its own, with the finish reason, inside the choice or the
+    member `x_groq` of that event, in every event, or never; `usage_always`: also unrequested.
+    `finish`: in an event of its own, or with the last token.
     """
 
     role: Literal["own", "each", "off"] = "own"
@@ -35,7 +36,7 @@ class Wire:
     end_delta: Fields = field(default_factory=dict)
     finish: Literal["own", "last"] = "own"
     finish_word: str = ""  # the script's if empty
-    usage: Literal["own", "end", "every", "never"] = "own"
+    usage: Literal["own", "end", "choice", "x_groq", "every", "never"] = "own"
     usage_always: bool = False
     usage_null: bool = False  # `"usage": null` in events without usage
     usage_more: Fields = field(default_factory=dict)
@@ -43,6 +44,7 @@ class Wire:
     item: tuple[str, str] = (",", ":")  # separators of the JSON
     ascii: bool = False
     prefix: str = "data: "
+    finish_before: str | None = None  # the finish reason in events before the last
     line_end: str = "\n"
     opening: str = ""  # before the first event
     before_each: str = ""  # before every event
@@ -317,6 +319,32 @@ PERSONAS: Mapping[str, Persona] = {
             usage_always=True,
             usage_more={"cost": 0.0003},
         ),
+    ),
+    "openrouter-reasoning-details": Persona(
+        "OpenRouter docs, reasoning tokens: reasoning_details beside an empty content",
+        Wire(role="each", reasoning=3, reasoning_key="reasoning_details", delta={"content": ""}),
+    ),
+    "ollama-thinking-gateway": Persona(
+        "Ollama docs, thinking: its own key `thinking`, passed on by gateways",
+        Wire(role="each", reasoning=3, reasoning_key="thinking", delta={"content": ""}),
+    ),
+    "anthropic-ping": Persona(
+        "Anthropic API docs, streaming: ping events at any time, passed on by gateways",
+        Wire(before_each='event: ping\ndata: {"type": "ping"}\n\n'),
+    ),
+    "moonshot": Persona(
+        "Moonshot AI API reference: usage inside the choice with the finish reason",
+        Wire(usage="choice", usage_always=True, top=_FINGERPRINT),
+        {"reject": "ignore_eos", "coalesce": "2"},
+    ),
+    "dashscope-null-word": Persona(
+        'Alibaba Model Studio docs, DashScope: finish_reason is the text "null" until the last',
+        Wire(finish_before="null", usage="end", usage_always=True),
+    ),
+    "groq-old": Persona(
+        "Groq API reference (before include_usage): x_groq.usage holds the counts",
+        Wire(usage="x_groq", usage_always=True, top=_FINGERPRINT),
+        {"reject": "ignore_eos;stream_options", "coalesce": "3"},
     ),
     "groq": Persona(
         "Groq API reference: x_groq.usage with the finish reason",

@@ -268,18 +268,24 @@ class PersonaText(ReplyText):
         is_reasoning = first < wire.reasoning
         if wire.is_parts:
             text = [{"type": "text", "text": text}]
-        delta = {wire.reasoning_key if is_reasoning else wire.text_key: text, **wire.delta}
+        if is_reasoning and wire.reasoning_key == "reasoning_details":
+            text = [{"type": "reasoning.text", "text": text}]
+        delta = {**wire.delta, wire.reasoning_key if is_reasoning else wire.text_key: text}
         if wire.role == "each":
             delta = {"role": "assistant", **delta}
         is_end = wire.finish == "last" and event == self.n_events - 1
-        choice = self._choice_of(delta, self._finish if is_end else None)
+        choice = self._choice_of(delta, self._finish if is_end else wire.finish_before)
         return self._write([choice], after, wire.end_top if is_end else None, is_end=is_end)
 
     def tail(self) -> bytes:
         wire, out = self.wire, b""
         if wire.finish == "own":
-            choice = self._choice_of(wire.end_delta, self._finish)
-            out = self._write([choice], self.tokens, wire.end_top, is_end=True)
+            choice, end_top = self._choice_of(wire.end_delta, self._finish), wire.end_top
+            if self._sends_usage and wire.usage == "choice":
+                choice["usage"] = self._usage_of(self.tokens)
+            elif self._sends_usage and wire.usage == "x_groq":
+                end_top = {"x_groq": {"id": "req_1", "usage": self._usage_of(self.tokens)}}
+            out = self._write([choice], self.tokens, end_top, is_end=True)
         if wire.usage == "own" and self._sends_usage:
             out += self._write([], self.tokens, {"usage": self._usage_of(self.tokens)})
         return out + (DONE if wire.has_done and self.script.done == "on" else b"")

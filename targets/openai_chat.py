@@ -15,9 +15,11 @@ from targets.base import Delta, Request
 from targets.openai_wire import (
     OpenAICodec,
     StreamEvent,
+    UsageWire,
     failed_finish,
     finish_reason,
     has_text,
+    is_plain,
     tail,
 )
 
@@ -26,6 +28,8 @@ class _ChatMessage(msgspec.Struct):
     content: str | list[Any] | None = None  # a list of typed parts from some gateways
     reasoning_content: str | None = None
     reasoning: str | None = None
+    reasoning_details: list[Any] | None = None  # OpenRouter: typed parts, perhaps without the text
+    thinking: str | None = None  # Ollama's own word, through gateways
     refusal: str | None = None
     tool_calls: list[msgspec.Raw] | None = None
     function_call: dict[str, msgspec.Raw] | None = None
@@ -34,6 +38,7 @@ class _ChatMessage(msgspec.Struct):
 class _ChatChoice(msgspec.Struct):
     delta: _ChatMessage | None = None
     finish_reason: str | None = None
+    usage: UsageWire | None = None
 
 
 class OpenAIChat(OpenAICodec):
@@ -59,44 +64,54 @@ class OpenAIChat(OpenAICodec):
     @staticmethod
     def to_delta(event: StreamEvent[_ChatChoice]) -> Delta:
         choices = event.choices or ()
-        is_bare = event.usage is None and event.error is None and event.timings is None
+        is_bare = is_plain(event)
         if is_bare and len(choices) == 1 and choices[0].finish_reason is None:
             message = choices[0].delta  # nearly every event: one piece of text and nothing else
             if message is not None and message.content and isinstance(message.content, str):
                 return Delta(is_token=True, is_answer=True, text=message.content)
         text = ""
         is_token = is_answer = False
-        finish = None
+        finish = usage = None
         for choice in choices:
             finish = choice.finish_reason or finish
+            usage = choice.usage or usage
             if choice.delta is not None:
                 answer, reasoning = _texts(choice.delta)
                 text += answer or reasoning
                 is_answer = is_answer or bool(answer)
                 is_token = is_token or bool(answer or reasoning) or _has_call(choice.delta)
-        if choices and is_bare:
+        if choices and is_bare and usage is None:
             error = failed_finish(finish)
             return Delta(is_token, is_answer, text, finish_reason(finish), error=error)
-        return Delta(is_token, is_answer, text, finish_reason(finish), **tail(event, finish))
+        return Delta(is_token, is_answer, text, finish_reason(finish), **tail(event, finish, usage))
 
     def looks_like_token(self, fragment: bytes) -> bool:
-        """Whether the bytes hold a non-empty `content`, `reasoning…` or `refusal`, or a tool call;
-        a search for keys, without parsing.
+        """Whether the bytes hold a token's text under one of its keys, or a call; a search for
+        keys, without parsing.
         """
-        return (
-            has_text(fragment, b'content":')
-            or has_text(fragment, b'"reasoning":')
-            or has_text(fragment, b'"refusal":')
-            or b'"tool_calls":[{' in fragment
-            or b'"tool_calls": [{' in fragment
+        return any(has_text(fragment, key) for key in _TEXT_KEYS) or any(
+            call in fragment for call in _CALLS
         )
+
+
+_TEXT_KEYS = (
+    b'content":',  # also of `reasoning_content`
+    b'"reasoning":',
+    b'"refusal":',
+    b'"text":',  # of a typed part
+    b'"thinking":',
+    b'"summary":',
+)
+_CALLS = (b'"tool_calls":[{', b'"tool_calls": [{', b'"function_call":{', b'"function_call": {')
 
 
 def _texts(message: _ChatMessage) -> tuple[str, str]:
     """(answer text, reasoning text) of a delta. A typed part of type `text` is answer, and a part
     of any other type reasoning.
     """
-    reasoning = message.reasoning_content or message.reasoning or ""
+    reasoning = message.reasoning_content or message.reasoning or message.thinking or ""
+    if not reasoning and message.reasoning_details:
+        reasoning = "".join(map(_text_of_part, message.reasoning_details))
     if not isinstance(message.content, list):
         return message.content or message.refusal or "", reasoning
     answer = ""
@@ -106,6 +121,13 @@ def _texts(message: _ChatMessage) -> tuple[str, str]:
         else:
             reasoning += str(part)
     return answer, reasoning
+
+
+def _text_of_part(part: Any) -> str:
+    """The text of a part of `reasoning_details`; encrypted parts have none."""
+    if not isinstance(part, dict):
+        return ""
+    return str(part.get("text") or part.get("summary") or "")
 
 
 def _has_call(message: _ChatMessage) -> bool:

@@ -17,6 +17,7 @@ from targets.openai_wire import (
     failed_finish,
     finish_reason,
     has_text,
+    is_plain,
     tail,
 )
 
@@ -47,7 +48,7 @@ class OpenAICompletions(OpenAICodec):
             text += choice.text or ""
             finish = choice.finish_reason or finish
         has = bool(text)
-        if event.choices and event.usage is None and event.error is None and event.timings is None:
+        if event.choices and is_plain(event):
             error = failed_finish(finish)
             return Delta(has, has, text, finish_reason(finish), error=error)
         return Delta(has, has, text, finish_reason(finish), **tail(event, finish))

@@ -29,8 +29,11 @@ Choice = TypeVar("Choice", bound=msgspec.Struct)
 _DONE = Delta(is_done=True)
 _JSON_HEADERS = (("content-type", "application/json"), ("accept", "text/event-stream"))
 _ERROR_CHARS = 300
+_COUNT_DIGITS = 12  # more than any count has
 _FINISH = {
     "": FinishReason.none,
+    "null": FinishReason.none,  # written as a string in every event before the last
+    "none": FinishReason.none,
     "stop": FinishReason.stop,
     "eos_token": FinishReason.stop,  # TGI
     "stop_sequence": FinishReason.stop,  # TGI
@@ -81,6 +84,12 @@ class UsageWire(msgspec.Struct):
         )
 
 
+class ExtensionWire(msgspec.Struct):
+    """An extension of Groq, which states the usage also there."""
+
+    usage: UsageWire | None = None
+
+
 class StreamEvent(msgspec.Struct, Generic[Choice]):
     """An event of a stream. Some vLLM versions report an error by `object` and `message`, without
     an `error` key.
@@ -88,6 +97,7 @@ class StreamEvent(msgspec.Struct, Generic[Choice]):
 
     choices: list[Choice] | None = None
     usage: UsageWire | None = None
+    x_groq: ExtensionWire | None = None
     error: Any = None  # an object or a bare string
     timings: JsonObject | None = None
     object: Any = None
@@ -100,6 +110,9 @@ _ESCAPE = re.compile(
     re.DOTALL,
 )
 """An escape in JSON: a surrogate pair, half of a pair, or any other."""
+
+_COUNTS = ("prompt_tokens", "completion_tokens")
+_CHUNK_OBJECTS = ("chat.completion.chunk", "text_completion")
 
 _WHOLE_NUMBER = re.compile(rb"(?<=[:,\[ ])(0|[1-9][0-9]{0,8})(?=[,\]} ])")
 _TRIAL_NUMBER = 987_654_321
@@ -157,10 +170,42 @@ def _parse_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
         return decoder.decode(event)
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         whole = _ESCAPE.sub(lambda escape: rb"\ufffd" if escape["half"] else escape[0], event)
+        if whole == event:
+            whole = _with_plain_usage(event)
         if whole != event:
             return _parse_event(decoder, whole)
         head = event[:60].decode("utf-8", "replace")
         raise ValueError(f"not an event of this API: {error}; it starts {head!r}") from None
+
+
+def _with_plain_usage(event: bytes) -> bytes:
+    """`event` with the counts of its usage as JSON integers: 12.0 and "12" become 12. A negative
+    count (some servers' word for unknown) and a usage that is no object (PHP's empty `[]`) become
+    null. Other events are returned as they are."""
+    try:
+        content = msgspec.json.decode(event)
+    except (ValueError, RecursionError):
+        return event
+    if not isinstance(content, dict) or content.get("usage") is None:
+        return event
+    usage = content["usage"]
+    if not isinstance(usage, dict):
+        content["usage"] = None
+        return msgspec.json.encode(content)
+    counts = {key: _plain_count(usage[key]) for key in _COUNTS if key in usage}
+    if all(
+        type(usage[key]) is type(count) and usage[key] == count for key, count in counts.items()
+    ):
+        return event
+    return msgspec.json.encode({**content, "usage": {**usage, **counts}})
+
+
+def _plain_count(stated: Any) -> Any:
+    if isinstance(stated, str) and stated.isascii() and stated.isdigit():
+        return int(stated[:_COUNT_DIGITS])
+    if isinstance(stated, float) and stated.is_integer():
+        stated = int(stated)
+    return None if isinstance(stated, int) and stated < 0 else stated
 
 
 def _parse_events(decoder: msgspec.json.Decoder[EventT], events: Sequence[bytes]) -> list[EventT]:
@@ -307,17 +352,32 @@ def _finite(stated: Any) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def tail(event: StreamEvent[Any], finish: str | None) -> JsonObject:
-    """The Delta fields that are outside `choices`: usage, error, timings. `finish` is the finish
-    reason inside them, which may be an error, too.
+def is_plain(event: StreamEvent[Any]) -> bool:
+    """Whether an event has no usage, error or timings outside `choices`."""
+    return (
+        event.usage is None
+        and event.error is None
+        and event.timings is None
+        and event.x_groq is None
+    )
+
+
+def tail(
+    event: StreamEvent[Any], finish: str | None, usage_in_choice: UsageWire | None = None
+) -> JsonObject:
+    """The Delta fields that are outside `choices`: usage, error, timings. `finish` and
+    `usage_in_choice` (Moonshot's place for it) are inside them; a finish reason may be an error.
 
     Raises ValueError for an object with none of them and without choices: no chunk of this API.
     """
-    message = _error_message(event)
-    if event.choices is None and event.usage is None and message is None and not event.timings:
+    message, usage = _error_message(event), event.usage or usage_in_choice
+    if usage is None and event.x_groq is not None:
+        usage = event.x_groq.usage
+    is_empty = event.choices is None and usage is None and message is None and not event.timings
+    if is_empty and event.object not in _CHUNK_OBJECTS:  # such a chunk keeps the connection alive
         raise ValueError("not an event of this API: it has neither choices nor usage nor error")
     return {
-        "usage": event.usage.read() if event.usage is not None else None,
+        "usage": usage.read() if usage is not None else None,
         "error": message or failed_finish(finish),
         "server": server_timings(event.timings) if event.timings else {},
     }

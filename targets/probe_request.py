@@ -26,6 +26,7 @@ from targets.http_session import HttpSession, ProbeConnection
 from targets.safe_text import error_message, one_line, strip_controls
 
 _HANDSHAKE_S = 3.0
+_HEARTBEATS = (b"ping", b"heartbeat", b"keepalive", b"keep-alive")  # they hold no data of the API
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")
 _READ_BYTES = 4096
 _MODELS_BYTES = 1 << 20
@@ -78,6 +79,7 @@ class EventReader:
     def __init__(self) -> None:
         self._rest: list[bytes] = []  # pieces of a line without an end so far
         self._after_cr = False
+        self._name = b""
         self._data: list[bytes] = []
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -86,12 +88,15 @@ class EventReader:
         for line in self._lines(data):
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
+            elif line.startswith(b"event:"):
+                self._name = line[6:].strip()
             elif line.startswith(b"error:"):  # llama.cpp reports a failure after a 200 so
                 self._data.append(b'{"error":' + line[6:] + b"}")
             elif not line:
-                if any(data.strip() for data in self._data):  # else it keeps the connection alive
+                is_heartbeat = self._name in _HEARTBEATS
+                if not is_heartbeat and any(data.strip() for data in self._data):
                     events.append(b"\n".join(self._data))
-                self._data = []
+                self._name, self._data = b"", []
         return events
 
     def _lines(self, data: bytes) -> list[bytes]:

@@ -12,7 +12,16 @@ from typing import NamedTuple
 import httptools
 import msgspec
 
-from loadgen.drive.sse import BEFORE, BEHIND, BOM, N_FRAMING, SseDecoder, SseEvent, plain_events
+from loadgen.drive.sse import (
+    BEFORE,
+    BEHIND,
+    BOM,
+    HEARTBEATS,
+    N_FRAMING,
+    SseDecoder,
+    SseEvent,
+    plain_events,
+)
 from loadgen.drive.transport import Exchange
 from loadgen.records import FinishReason, Status, TokenSource
 from targets.base import Adapter, Delta, Shape, is_possible_count
@@ -89,7 +98,8 @@ class Decoded:
 
 def quick_status(exchange: Exchange) -> Status:
     """The status without decoding, for live views, stop rules and the release of child rows. An
-    error inside a 200 response counts as `ok` here."""
+    error inside a 200 response counts as `ok` here, and a 200 response in which no token was seen
+    as `stream_error`: only decoding finds a token in a form that the quick search misses."""
     if exchange.outcome is not None:
         return exchange.outcome
     if exchange.http_status != 200:
@@ -258,7 +268,7 @@ def _one_by_one(body: Body, adapter: Adapter, result: Decoded) -> Iterator[Event
 
 def _delta(event: SseEvent, adapter: Adapter, result: Decoded) -> Delta | None:
     is_error = event.name == b"error"
-    if not (event.data.strip() or is_error):
+    if event.name in HEARTBEATS or not (event.data.strip() or is_error):
         return None  # keeps the connection alive
     failure = f"error in the stream: {_excerpt(event.data)}" if is_error else ""
     try:

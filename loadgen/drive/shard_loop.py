@@ -242,10 +242,12 @@ class Shard:
             return f"HTTP {exchange.http_status}"
 
     def _status(self, exchange: Exchange) -> Status:
-        """The status of an ended request. It is decoded only if the release of a child depends on
-        it, so that an error inside a 200 response releases no child."""
+        """The status of an ended request. It is decoded if the release of a child depends on it, so
+        that an error inside a 200 response releases no child, and if no token was seen in a 200
+        response, so that an unusual form is not taken for a failure."""
         status = quick_status(exchange)
-        if not self._is_decisive[exchange.row] or status is not Status.ok:
+        is_unseen = status is Status.stream_error and exchange.outcome is None
+        if not is_unseen and not (self._is_decisive[exchange.row] and status is Status.ok):
             return status
         try:
             return decode(exchange, self._adapter).status

@@ -15,6 +15,9 @@ BOM = b"\xef\xbb\xbf"
 BEFORE, BEHIND = b"data: ", b"\n\n"
 """Bytes before and after the data of an event in the plain form."""
 
+HEARTBEATS = (b"ping", b"heartbeat", b"keepalive", b"keep-alive")
+"""Names of events that only keep the connection alive; their data is none of the API's."""
+
 _BETWEEN = BEHIND + BEFORE
 N_FRAMING = len(_BETWEEN)
 

@@ -251,6 +251,20 @@ def test_an_unasked_encoding_is_refused():
     assert "gzip" in result.error
 
 
+def test_ping_events_are_not_of_the_api():
+    ping = b'event: ping\ndata: {"type": "ping"}\n\n'
+    result = decode(exchange(ping, token("a"), ping, FINISH, DONE), ADAPTER)
+    assert (result.status, len(result.chunk_ns)) == (Status.ok, 1)
+    unnamed = decode(exchange(b'data: {"type": "ping"}\n\n', token("a"), FINISH), ADAPTER)
+    assert unnamed.status is Status.stream_error
+
+
+def test_a_stream_cut_after_the_word_null_is_no_success():
+    event = b'data: {"choices":[{"delta":{"content":"x"},"finish_reason":"null"}]}\n\n'
+    result = decode(exchange(event, event), ADAPTER)
+    assert (result.status, len(result.chunk_ns)) == (Status.stream_error, 2)
+
+
 def test_a_transport_failure_wins_and_keeps_the_tokens_before_it():
     cut = exchange(token("a"), outcome=Status.timeout, error="no complete answer")
     result = decode(cut, ADAPTER)

@@ -131,6 +131,11 @@ class Hostile:
             await writer.drain()
         writer.write(chunk(END + USAGE + DONE) + LAST)
 
+    async def spaced(self, writer):
+        """Tokens in a form that a search for `"content":` misses."""
+        text = token().replace(b'"content":', b'"content" :')
+        writer.write(HEAD + chunk(ROLE) + TOKENS * chunk(text) + chunk(END + USAGE + DONE) + LAST)
+
     async def refused(self, writer):
         body = b'{"error":{"message":"this id is refused"}}'
         head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"

@@ -43,6 +43,20 @@ def error_of(run, row):
     return run.names.errors[row["error_id"]]
 
 
+def test_tokens_that_the_quick_search_misses_do_not_end_the_run(cli, tmp_path):
+    with Hostile(lambda number: "spaced") as server:
+        result = cli(
+            "run", f"--target={server.url}", *flags("40/s", "1s"), "--slo=ttft<=1s",
+            *cli.lenient, cwd=tmp_path,
+        )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    run = accounted(tmp_path / "run")
+    assert run.manifest.ended == "completed"
+    assert len(run.request_rows) >= 40
+    assert (run.request_rows["status"] == Status.ok).all()
+    assert (run.request_rows["output_tokens"] == TOKENS).all()
+
+
 def test_a_run_whose_requests_are_all_refused_ends_at_once_without_a_verdict(cli, tmp_path):
     with Hostile(lambda number: "refused") as server:
         result = cli(

@@ -118,6 +118,71 @@ def test_the_largest_accepted_count(codec):
     assert usage == Usage(output_tokens=2147483647)
 
 
+@EITHER
+@pytest.mark.parametrize(
+    ("usage", "counts"),
+    [
+        (b'{"prompt_tokens":9.0,"completion_tokens":12.0}', (9, 12)),
+        (b'{"prompt_tokens":"9","completion_tokens":"12"}', (9, 12)),
+        (b'{"prompt_tokens":-1,"completion_tokens":-1}', (None, None)),  # unknown
+        (b'{"prompt_tokens":9,"completion_tokens":-1}', (9, None)),
+    ],
+)
+def test_counts_in_unusual_forms_are_read_or_unknown(codec, usage, counts):
+    found = codec.decode(b'{"choices":[],"usage":%b}' % usage).usage
+    assert (found.input_tokens, found.output_tokens) == counts
+
+
+@EITHER
+@pytest.mark.parametrize("usage", [b"[]", b'""', b"0", b'[{"prompt_tokens":9}]'])
+def test_a_usage_that_is_no_object_is_no_usage(codec, usage):
+    assert codec.decode(b'{"choices":[],"usage":%b}' % usage) == Delta()
+
+
+def test_usage_inside_the_choice_and_inside_an_extension():
+    inside = CODECS["chat"].decode(
+        b'{"choices":[{"delta":{},"finish_reason":"stop","usage":{"completion_tokens":7}}]}'
+    )
+    assert inside == Delta(finish_reason=FinishReason.stop, usage=Usage(output_tokens=7))
+    event = b'{"choices":[],"x_groq":{"id":"r","usage":{"completion_tokens":7}}%b}'
+    assert CODECS["chat"].decode(event % b"").usage == Usage(output_tokens=7)
+    both = CODECS["chat"].decode(event % b',"usage":{"completion_tokens":8}')
+    assert both.usage == Usage(output_tokens=8)
+
+
+@EITHER
+def test_a_chunk_without_choices_keeps_the_connection_alive(codec):
+    name = b"chat.completion.chunk" if codec.kind == "chat" else b"text_completion"
+    assert codec.decode(b'{"id":"x","object":"%b","choices":null}' % name) == Delta()
+
+
+@EITHER
+def test_the_word_null_is_no_finish_reason(codec):
+    event = b'{"choices":[{"delta":{"content":"x"},"text":"x","finish_reason":"null"}]}'
+    assert codec.decode(event) == Delta(True, True, "x")
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        b'{"content":"","reasoning_details":[{"type":"reasoning.text","text":"hm"}]}',
+        b'{"content":"","reasoning_details":[{"type":"reasoning.summary","summary":"hm"}]}',
+        b'{"content":"","thinking":"hm"}',
+        b'{"content":null,"reasoning":"hm","reasoning_details":[{"text":"hm"}]}',
+    ],
+)
+def test_reasoning_under_the_keys_of_gateways(delta):
+    event = b'{"choices":[{"delta":%b}]}' % delta
+    assert CODECS["chat"].decode(event) == Delta(is_token=True, text="hm")
+    assert CODECS["chat"].looks_like_token(event)
+
+
+def test_encrypted_reasoning_is_no_token():
+    details = b'[{"type":"reasoning.encrypted","data":"eyJ"},null]'
+    event = b'{"choices":[{"delta":{"content":"","reasoning_details":%b}}]}' % details
+    assert CODECS["chat"].decode(event) == Delta()
+
+
 def test_typed_content_parts_are_answers_and_thoughts():
     event = b'{"choices":[{"delta":{"content":[{"type":"thinking","thinking":"hm"}]}}]}'
     thought = CODECS["chat"].decode(event)

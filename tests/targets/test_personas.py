@@ -49,6 +49,7 @@ async def measure(url, name, number):
         payload = text.format_map({"content-length": len(http.body)}).encode() + http.body
         client = make("fast", loop, endpoint.route, looks_like_token=adapter.looks_like_token)
         (exchange,) = await send_all(client, payload, 1)
+        assert exchange.first_guess_ns, name  # else the live view and the stop rules see no token
         decoded.append((seq, decode(exchange, adapter)))
     return found, decoded
 

@@ -497,6 +497,11 @@ def test_events_come_out_whole_wherever_the_bytes_are_cut(end):
         assert reader.feed(stream[:cut]) + reader.feed(stream[cut:]) == [b"a\nb", b"c"]
 
 
+def test_a_ping_event_is_not_of_the_api():
+    stream = b'event: ping\ndata: {"type":"ping"}\n\nevent: message\ndata: a\n\ndata: b\n\n'
+    assert EventReader().feed(stream) == [b"a", b"b"]
+
+
 def test_an_error_line_of_llamacpp_is_an_error_event():
     events = EventReader().feed(b'error: {"message":"slot unavailable","code":503}\n\n')
     assert [OpenAIChat().decode(event).error for event in events] == ["slot unavailable"]
