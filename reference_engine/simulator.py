@@ -13,12 +13,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from loadgen.clock import VirtualClock
 from loadgen.errors import SlobenchError
 from reference_engine.accounting.explain import Account
-from reference_engine.core.core import EngineState, StartedStep, end_step, start_step
+from reference_engine.core.commit import StartedStep
+from reference_engine.core.core import EngineState, end_step, start_step
+from reference_engine.core.stretch import Repeating, Stretch, begin_lockstep, stretch_from
 from reference_engine.executors.base import Caps, Executor
 from reference_engine.executors.simulated import Simulated
 from reference_engine.policies.base import Policy
@@ -56,6 +58,9 @@ class SimulatedService(Protocol):
     def explain(self, request_id: str) -> Account | None:
         """The account of a live or recently finished request."""
 
+    def settle(self, request: Request) -> None:
+        """Bring a live request's tokens, and their times, up to date."""
+
 
 class EngineClient(Protocol):
     """A client of a simulated engine. It acts at instants of its own and on received tokens."""
@@ -75,6 +80,16 @@ class EngineClient(Protocol):
 
     def refuse(self, request: Request, error: AdmissionError) -> None:
         """Receive the refusal of a request that arrived during a step, at the end of the step."""
+
+
+@runtime_checkable
+class PatientClient(EngineClient, Protocol):
+    """A client that reacts to ends of requests only. `receive` may then be left out for steps
+    without an end, and is not passed the tokens of decoding requests: `token_times_s` of a request
+    holds their instants, once it is settled or has ended."""
+
+    def quiet_until_s(self) -> float:
+        """The instant before which `act` has no effect unless a request ends."""
 
 
 class Population:
@@ -123,12 +138,25 @@ class Replica:
 
     def __init__(self, state: EngineState, executor: Executor, name: str = "engine") -> None:
         self.state, self.executor, self.name = state, executor, name
+        self.repeating = executor if isinstance(executor, Repeating) else None
         self.population = Population()
         self.busy_s, self.n_received = 0.0, 0
-        self.started: StartedStep | None = None  # the step under way
+        self.number = 0  # its place among the replicas
+        self.started: StartedStep | None = None  # the step under way, or the first of a stretch
+        self.stretch: Stretch | None = None
+        self.n_starts = 0  # of steps and stretches; an older end is void
         # Requests and cancelled ids that arrived during it. As in a server, the engine reads them
         # between two steps.
         self.inbox: list[Request | str] = []
+
+    def commit(self, n: int) -> None:
+        """Commit the first `n` steps of the stretch."""
+        stretch = self.stretch
+        if stretch is None or n <= stretch.n_done:
+            return
+        for duration_s in stretch.durations_s[stretch.n_done + 1 : n + 1]:
+            self.busy_s += duration_s
+        stretch.commit(n)
 
     def submit(self, request: Request, arrived_s: float, now_s: float) -> None:
         if self.started is None:
@@ -159,20 +187,27 @@ def only_replica(request: Request) -> int:
 
 class Simulator:
     """Replicas on a virtual clock that starts at its present time (`SimulatedService`). `route`
-    selects the replica of each request at its arrival."""
+    selects the replica of each request at its arrival.
+
+    Steps that end at the same instant end in the order of their replicas' numbers."""
 
     def __init__(
         self, replicas: Sequence[Replica], clock: VirtualClock, route: Route = only_replica
     ) -> None:
         assert replicas, "a simulation needs a replica"
         self.replicas, self.clock, self._route = tuple(replicas), clock, route
+        for number, replica in enumerate(self.replicas):
+            replica.number = number
         self.population = Population()
         self._replica_of: dict[str, Replica] = {}
         self._at_router: dict[str, Request] = {}
-        self._ends: list[tuple[float, int, Replica]] = []  # heap of the steps under way
-        self._n_started = 0  # orders steps that end at the same instant
+        # Heap of the steps and stretches under way: the end (s), the numbers of the replica and of
+        # its start.
+        self._ends: list[tuple[float, int, int]] = []
+        self._reached: tuple[float, float] = (clock.now_s(), math.inf)  # all ends up to this one
         self._ready: dict[Replica, None] = {}  # engines that may start a step now
         self._waiting: dict[Replica, float] = {}  # engines whose policy waits, until when (s)
+        self._is_patient = False  # the client of the present run
 
     @property
     def now_s(self) -> float:
@@ -192,14 +227,30 @@ class Simulator:
             self.population.leave(request_id, self.now_s)
             return
         replica = self._replica_of.get(request_id)
-        if replica is not None and replica.cancel(request_id, self.now_s):
+        if replica is None:
+            return
+        self._interrupt(replica)
+        if replica.cancel(request_id, self.now_s):
             self.population.leave(request_id, self.now_s)
             self._ready[replica] = None
             self._empty_router()
 
     def explain(self, request_id: str) -> Account | None:
         replica = self._replica_of.get(request_id)
-        return None if replica is None else replica.state.explain(request_id)
+        return None if replica is None else self.present(replica).explain(request_id)
+
+    def settle(self, request: Request) -> None:
+        replica = self._replica_of.get(request.id)
+        if replica is not None and replica.state.queues.lockstep is not None:
+            lockstep = self.present(replica).queues.lockstep
+            assert lockstep is not None, "a stretch is taken in lockstep"
+            lockstep.settle(request)
+
+    def present(self, replica: Replica) -> EngineState:
+        """The state of an engine as of now: all steps that are over are committed."""
+        if replica.stretch is not None:
+            replica.commit(self._n_over(replica, replica.stretch))
+        return replica.state
 
     def run(self, client: EngineClient) -> None:
         """Run until the client will not act again and all requests have ended.
@@ -207,16 +258,22 @@ class Simulator:
         Raises SimulationStuck if a policy would wait for ever.
         """
         clock, was_closed, is_single = self.clock, None, len(self.replicas) == 1
+        patient = client if isinstance(client, PatientClient) else None
+        self._is_patient = patient is not None
         while True:
             client.act(self)
             is_closed = client.is_closed
             if is_closed is not was_closed:
                 was_closed = is_closed
                 for replica in self.replicas:
+                    self._interrupt(replica)
                     replica.state.is_source_closed = is_closed
                 self._ready.update(dict.fromkeys(self._waiting))
             if self._start_steps(client):
                 continue
+            self._drop_void_ends()
+            if patient is not None and self._ends:
+                self._shorten(patient, is_single)
             # A single engine reads what arrived during a step when the step ends: the client need
             # not act before.
             if self._ends and is_single:
@@ -227,6 +284,7 @@ class Simulator:
                 break
             else:
                 clock.advance_to(max(next_s, clock.now_s()))
+                self._reached = (clock.now_s(), math.inf)
         assert not self._at_router, f"{', '.join(self._at_router)} wait at the router for ever"
         for replica in self.replicas:
             replica.population.check(replica.name)
@@ -244,14 +302,20 @@ class Simulator:
                 self._waiting.pop(replica, None)
             if not replica.state.has_work:
                 continue
+            repeating = replica.repeating if self._is_patient else None
+            if repeating is not None:
+                begin_lockstep(replica.state, repeating)
             started = start_step(replica.state, replica.executor)
             duration_s = started.result.duration_s
             if duration_s is not None:  # else there was no batch to execute
                 replica.started = started
                 replica.busy_s += duration_s
-                self._n_started += 1
                 end_s = self.clock.now_s() + duration_s
-                heappush(self._ends, (end_s, self._n_started, replica))
+                if repeating is not None:
+                    replica.stretch = stretch_from(replica.state, started, repeating)
+                    if replica.stretch is not None:
+                        end_s = replica.stretch.ends_s[-1]
+                self._expect_end(replica, end_s)
                 continue
             assert not started.planned.batch.has_work, "a simulated step has a duration"
             events = end_step(replica.state, started)
@@ -263,12 +327,56 @@ class Simulator:
                 self._waiting[replica] = math.inf if until_s is None else until_s
         return is_delivered
 
+    def _expect_end(self, replica: Replica, end_s: float) -> None:
+        replica.n_starts += 1
+        heappush(self._ends, (end_s, replica.number, replica.n_starts))
+
+    def _drop_void_ends(self) -> None:
+        ends = self._ends
+        while ends and self.replicas[ends[0][1]].n_starts != ends[0][2]:
+            heappop(ends)
+
+    def _n_over(self, replica: Replica, stretch: Stretch) -> int:
+        """How many steps of a stretch are over."""
+        until_s, number = self._reached
+        return min(stretch.n_ended(until_s, number > replica.number), stretch.n_steps - 1)
+
+    def _interrupt(self, replica: Replica) -> None:
+        """Let a stretch end with the step that is computed now."""
+        if replica.stretch is not None:
+            self._cut(replica, replica.stretch, self._n_over(replica, replica.stretch))
+
+    def _cut(self, replica: Replica, stretch: Stretch, n: int) -> None:
+        """Let a stretch end with the step after its first `n`."""
+        replica.commit(n)
+        replica.started, replica.stretch = stretch.started(), None
+        self._expect_end(replica, stretch.ends_s[n])
+
+    def _shorten(self, client: PatientClient, is_single: bool) -> None:
+        """End stretches with their first step after which the client may act."""
+        quiet_until_s = client.quiet_until_s()
+        if self._ends[0][0] <= quiet_until_s:
+            return
+        if not is_single and quiet_until_s == client.next_s():
+            return  # it acts then, whatever the engines do
+        for replica in self.replicas:
+            stretch = replica.stretch
+            if stretch is not None and stretch.ends_s[-1] > quiet_until_s:
+                self._cut(replica, stretch, stretch.n_ended(quiet_until_s, is_inclusive=False))
+        self._drop_void_ends()
+
     def _end_step(self, client: EngineClient) -> None:
         """Advance to the end of the step that ends first."""
-        end_s, _, replica = heappop(self._ends)
+        end_s, number, _ = heappop(self._ends)
+        replica = self.replicas[number]
+        stretch = replica.stretch
+        if stretch is not None:
+            replica.commit(stretch.n_steps - 1)
+            replica.started, replica.stretch = stretch.started(), None
         started, replica.started = replica.started, None
         assert started is not None, f"{replica.name} ends a step that it never began"
         self.clock.jump_to(max(end_s, self.clock.now_s()))
+        self._reached = (end_s, number)
         self._deliver(replica, end_step(replica.state, started), client)
 
     def _advance(self, client: EngineClient) -> None:
@@ -288,6 +396,7 @@ class Simulator:
                 "wait and no more requests will arrive; use view.is_source_closed"
             )
         clock.advance_to(max(wake_s, clock.now_s()))
+        self._reached = (clock.now_s(), math.inf)
         for replica, until_s in waiting.items():
             if min(until_s, client_s) <= wake_s:
                 self._ready[replica] = None
@@ -296,6 +405,10 @@ class Simulator:
         """Pass the tokens of a step to the client, and the client's calls during it to the
         engine."""
         self._ready[replica] = None
+        now_s = self.clock.now_s()
+        for request in events.requests:
+            if request.token_times_s is not None:
+                request.token_times_s.append(now_s)
         for request in events.ends:
             self._leave(request.id, replica)
         refused = self._read_inbox(replica) if replica.inbox else []
@@ -323,6 +436,7 @@ class Simulator:
 
     def _send(self, request: Request, number: int, arrived_s: float) -> None:
         replica = self.replicas[number]
+        self._interrupt(replica)
         replica.submit(request, arrived_s, self.now_s)
         self._replica_of[request.id] = replica
         self._ready[replica] = None
@@ -403,6 +517,9 @@ class _Arrivals:
 
     def next_s(self) -> float | None:
         return self._queue[0].arrived_s if self._queue else None
+
+    def quiet_until_s(self) -> float:
+        return self._queue[0].arrived_s if self._queue else math.inf
 
     def act(self, engine: SimulatedService) -> None:
         while self._queue and self._queue[0].arrived_s <= engine.now_s:

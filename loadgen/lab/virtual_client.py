@@ -4,6 +4,7 @@ instead of a socket, and the tables that a perfect network and client would reco
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
@@ -68,7 +69,7 @@ class VirtualTimer:
 
 
 class VirtualClient:
-    """Sends a plan to a simulated engine (`reference_engine.simulator.EngineClient`).
+    """Sends a plan to a simulated engine (`reference_engine.simulator.PatientClient`).
 
     `declared_max_tokens` is the generation limit that every request declares; None declares its
     planned length. `on_step` is called each time the engine lets the client act; `early` may end
@@ -92,11 +93,11 @@ class VirtualClient:
         self._engine: SimulatedService | None = None
         self._live: dict[int, Request] = {}  # by row
         self._row: dict[Request, int] = {}
-        self._received_s: dict[Request, list[float]] = {}  # arrival times of its tokens
         self._chunks: list[tuple[int, list[float]]] = []
         self._errors: dict[str, int] = {"": 0}
         self._n_unreleased = len(plan.schedule)
         self._is_started = self._is_over = False
+        self._step_end_s = math.inf  # of the step whose end is being received
         self._on_step = on_step
         stop = scenario.stop_when
         self._rules = stop_rules(stop.error_rate, stop.over, stop.saturated) if stop else None
@@ -130,13 +131,20 @@ class VirtualClient:
             on_finished=self._finish,
         )
 
-    # simulator.EngineClient
+    # simulator.PatientClient
     @property
     def is_closed(self) -> bool:
         return self._n_unreleased == 0
 
     def next_s(self) -> float | None:
         return None if self._is_over else self._timer.next_s()
+
+    def quiet_until_s(self) -> float:
+        next_s = self._timer.next_s()
+        instants_s = [math.inf if self._is_over or next_s is None else next_s]
+        if self.ended[0] == "completed" and (self._rules is not None or self._early is not None):
+            instants_s.append(self._next_check_s)
+        return min(instants_s)
 
     def act(self, engine: SimulatedService) -> None:
         self._engine = engine
@@ -156,21 +164,19 @@ class VirtualClient:
         self._dispatcher.stop(reason, drain_s)
 
     def receive(self, events: StepTokens, engine: SimulatedService) -> None:
+        now_s = engine.now_s
         # Alarms during the step first: a request that timed out in it receives no more tokens.
-        self._timer.advance_to(engine.now_s)
-        now_s, received_s = engine.now_s, self._received_s
-        for request in events.requests:
-            times = received_s.get(request)
-            if times is not None:
-                times.append(now_s)
+        self._step_end_s = now_s
+        self._timer.advance_to(now_s)
+        self._step_end_s = math.inf
         for request, finish in events.ends.items():
-            if request in received_s:
+            if request in self._row:
                 self._answered(request, finish, now_s)
 
     def refuse(self, request: Request, error: AdmissionError) -> None:
         row = self._row.pop(request, None)
         if row is not None:
-            del self._live[row], self._received_s[request]
+            del self._live[row]
             self._refused(row, error, self._timer.now_s())
 
     # dispatch.Sender
@@ -185,7 +191,7 @@ class VirtualClient:
         except AdmissionError as error:
             self._refused(row, error, now_s)
         else:
-            self._live[row], self._row[request], self._received_s[request] = request, row, []
+            self._live[row], self._row[request] = request, row
 
     def sent_s(self, row: int) -> float:
         return float(self.rows["sent_s"][row])
@@ -195,7 +201,9 @@ class VirtualClient:
         request = self._live.pop(row)
         del self._row[request]
         self._engine.cancel(request.id)
-        self._write_tokens(row, self._received_s.pop(request))
+        self._engine.settle(request)
+        times = request.token_times_s or []
+        self._write_tokens(row, [at_s for at_s in times if at_s < self._step_end_s])
         self._n_withdrawn += reason == ON_PURPOSE
         self._end(row, outcome, reason, self._timer.now_s())
 
@@ -255,6 +263,7 @@ class VirtualClient:
             tpot_slo_s=tpot_slo_s,
             deadline_s=None if e2e_slo_s is None else now_s + e2e_slo_s,
             oracle_output_tokens=None if self._declared_max_tokens is None else n_output,
+            token_times_s=[],
         )
 
     def _refused(self, row: int, error: AdmissionError, now_s: float) -> None:
@@ -268,7 +277,7 @@ class VirtualClient:
     def _answered(self, request: Request, finish: State, now_s: float) -> None:
         rows, row = self.rows, self._row.pop(request)
         del self._live[row]
-        self._write_tokens(row, self._received_s.pop(request))
+        self._write_tokens(row, request.token_times_s or [])
         rows["http_status"][row] = 200
         rows["finish_reason"][row] = _REASONS[finish]
         rows["cached_tokens"][row] = request.n_cached

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from reference_engine.state.batch import Row, StepBatch
+from reference_engine.state.batch import Row, StepBatch, StepResult
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Plan
 from reference_engine.state.queues import Queues
@@ -68,17 +68,34 @@ class PlannedStep(NamedTuple):
         )
 
 
+class StartedStep(NamedTuple):
+    """A step that is being computed: its plan, the instant (s) at which it began, and the result
+    that it will have."""
+
+    planned: PlannedStep
+    began_s: float
+    result: StepResult
+
+
 def append_tokens(
-    batch: StepBatch, tokens: Sequence[int], queues: Queues, kv: KvPool
+    batch: StepBatch, tokens: Sequence[int], queues: Queues, kv: KvPool, now_s: float
 ) -> tuple[Milestones, int]:
     """Append the sampled tokens to their requests, publish full blocks and move requests between
     prefilling and decoding. Returns the milestones and the number of prompt tokens
     computed."""
     n_sampled = batch.n_tokens - len(batch.decodes)
     assert len(tokens) == batch.n_tokens, f"{len(tokens)} tokens for {batch.n_tokens} rows"
+    lockstep = queues.lockstep
+    if lockstep is not None and batch.decodes:
+        lockstep.advance((now_s,))  # first: a row that decodes from now on joins after this step
+        queues.context_tokens += len(batch.decodes)
     milestones, n_prompt = _append_to_rows(batch.rows, tokens, queues, kv)
-    decoded = tokens[n_sampled:] if n_sampled else tokens
-    decode_milestones = _append_to_decodes(batch.decodes, decoded, queues)
+    if lockstep is None:
+        decoded = tokens[n_sampled:] if n_sampled else tokens
+        decode_milestones = _append_to_decodes(batch.decodes, decoded, queues)
+    else:
+        due = [(request, request.tokens[-1]) for request in lockstep.pop_due()]
+        decode_milestones = _milestones(due, queues)
     n_prompt += sum(request.n_computed <= request.n_prompt for request, _ in decode_milestones)
     milestones += decode_milestones
     for request, _ in milestones:
@@ -119,6 +136,10 @@ def _append_to_decodes(
         request.tokens.append(token)
         if n == request._n_milestone or token in request.stop_ids:
             rare.append((request, token))
+    return _milestones(rare, queues)
+
+
+def _milestones(rare: Milestones, queues: Queues) -> Milestones:
     milestones: Milestones = []
     for entry in rare:
         request, token = entry

@@ -7,13 +7,17 @@ it gives and takes blocks, preempts when none are left, and turns sampled tokens
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 from loadgen.clock import Clock
 from reference_engine.accounting.accounting import Accounting
 from reference_engine.accounting.explain import Account
 from reference_engine.accounting.totals import EngineTotals
-from reference_engine.core.commit import Milestones, PlannedStep, append_tokens
+from reference_engine.core.commit import (
+    Milestones,
+    PlannedStep,
+    StartedStep,
+    append_tokens,
+)
 from reference_engine.core.held_answers import HeldAnswers
 from reference_engine.core.interventions import PausedTenants
 from reference_engine.core.pipelined import (
@@ -64,15 +68,6 @@ def step(
     planned = state.place(plan)  # preempts, gives blocks, admits
     result = executor.execute(planned.batch) if planned.batch.has_work else StepResult()
     return state.commit(planned, result)
-
-
-class StartedStep(NamedTuple):
-    """A step that is being computed: its plan, the instant (s) at which it began, and the result
-    that it will have."""
-
-    planned: PlannedStep
-    began_s: float
-    result: StepResult
 
 
 def start_step(state: EngineState, executor: Executor) -> StartedStep:
@@ -207,6 +202,8 @@ class EngineState:
 
     def plan(self, now_s: float | None = None) -> Plan:
         """The policy's plan as of `now_s` (the clock's, unless given), checked."""
+        if self.queues.lockstep is not None and not self.policy.counts_decodes:
+            self.queues.end_lockstep()
         view = self.view(now_s)
         try:
             return check_plan(self.policy.plan(view), view)
@@ -251,7 +248,9 @@ class EngineState:
         return self.finish_step(planned, result, milestones, planned.placed_s)
 
     def append_tokens(self, batch: StepBatch, tokens: Sequence[int]) -> Milestones:
-        milestones, n_prompt = append_tokens(batch, tokens, self.queues, self.kv)
+        queues = self.queues
+        now_s = 0.0 if queues.lockstep is None else self._clock.now_s()
+        milestones, n_prompt = append_tokens(batch, tokens, queues, self.kv, now_s)
         self.counters.prompt_tokens += n_prompt
         return milestones
 
@@ -277,11 +276,21 @@ class EngineState:
         self.policy.on_step_end(record, view)
         for request in ends:
             self.policy.on_finish(request, view)
-        events = StepTokens(batch.sampled_requests(), result.tokens, ends, result.logprobs)
+        if self.queues.lockstep is None:
+            requests = batch.sampled_requests()
+        else:  # the others keep the times of their tokens, if anything does
+            requests = [row.request for row in batch.rows if row.samples]
+        events = StepTokens(requests, result.tokens, ends, result.logprobs)
         if not is_held:
             return events
         self._held.add(events)
         return StepTokens() if is_at_end and self.queues.running else self._deliver(now_s)
+
+    def pass_steps(self, batch: StepBatch, end_s: float, n: int) -> int:
+        """Count `n` steps of a stretch as over at `end_s`; returns the number of the first."""
+        first, self._n_steps = self._n_steps, self._n_steps + n
+        self._last_batch, self._last_end_s = batch, end_s
+        return first
 
     # --- reading the state
 
@@ -294,6 +303,8 @@ class EngineState:
         request = self.find(request_id)
         if request is None:
             return self.accounting.accounts.get(request_id)
+        if self.queues.lockstep is not None:
+            self.queues.lockstep.settle(request)
         return self.accounting.explain(request, self._clock.now_s())
 
     def forecast(self, n_prompt: int) -> StartForecast:
@@ -323,9 +334,11 @@ class EngineState:
     # --- the parts of the parts
 
     def _place(self, plan: Plan) -> tuple[StepBatch, int]:
-        now_s = self._view.now_s
+        now_s, queues = self._view.now_s, self.queues
+        if queues.lockstep is not None and (plan.hold or _names_decodes(plan, queues)):
+            queues.end_lockstep()
         self.wait_until_s = plan.wait_until_s
-        placement = Placement(plan, self.policy, self._view, self.queues, self.host, self.preempt)
+        placement = Placement(plan, self.policy, self._view, queues, self.host, self.preempt)
         for request, cost in self.accounting.start(placement.admitted, now_s):
             self.log_event("jump", cost, now_s, request_id=request.id, tenant=request.tenant)
         for request in placement.admitted:
@@ -405,3 +418,8 @@ class EngineState:
 
     def _assign(self, request_id: str, segment: str) -> None:
         self.accounting.ledger.assign(request_id, segment, self._view.now_s)
+
+
+def _names_decodes(plan: Plan, queues: Queues) -> bool:
+    """Whether a plan gives single decoding requests a row, apart from all others."""
+    return any(item.request_id in queues.decoding for item in plan.items)

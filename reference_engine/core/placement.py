@@ -85,6 +85,7 @@ class Placement:
         if is_all and self._kv.extend(queues.out_of_room.values()):
             queues.room_added_to_all()
         else:
+            queues.settle()
             for request in list(queues.out_of_room.values()):
                 # Growing a request may have preempted another that is still on this list.
                 if request.id not in named and request.id in queues.decoding:
@@ -130,6 +131,7 @@ class Placement:
 
     def _victims(self, request: Request, n_tokens: int) -> Iterator[Request]:
         running = self._queues.running
+        self._queues.settle()  # a policy may rank the victims by their tokens
         need_blocks = self._kv.missing(request, n_tokens) - self._kv.n_free
         for request_id in self._policy.victims(self._view, request, need_blocks):
             victim = running.get(request_id)

@@ -13,7 +13,7 @@ from reference_engine.executors.base import Caps, Executor, ExecutorKind, Site
 from reference_engine.executors.delayed import NO_DELAY, StepDelay
 from reference_engine.model.hardware_file import simulated_model
 from reference_engine.state.batch import Logprob, StepBatch, StepResult
-from reference_engine.state.cost_model import CostModel, ModelOnHardware, WeightDtype
+from reference_engine.state.cost_model import CostModel, ModelOnHardware, WeightDtype, decode_s
 from reference_engine.state.model_config import KvDtype, ModelSource
 
 TOKEN = ord("x")
@@ -54,6 +54,18 @@ class Simulated:
         self._cost, self._delay = cost, delay
         self.caps = caps or Caps()
         self._has_logprobs = False  # whether any request so far has `logprobs`
+
+    @property
+    def token(self) -> int:
+        return TOKEN
+
+    def repeated_s(self, batch: StepBatch, n: int) -> list[float]:
+        """The seconds of `n` steps of a batch without rows, each with a token more of context for
+        each decode."""
+        durations_s = decode_s(self._cost, batch.shape(), n)
+        if self._delay is NO_DELAY:
+            return durations_s
+        return [duration_s + self._delay.of(duration_s) for duration_s in durations_s]
 
     def execute(self, batch: StepBatch) -> StepResult:
         duration_s = self._cost.estimate(batch.shape()) + len(batch.copies) * self.caps.copy_s

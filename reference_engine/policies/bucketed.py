@@ -43,6 +43,7 @@ class Bucketed(TokenBudgetPolicy):
     kind: ClassVar[str] = "bucketed"
     is_aged: ClassVar[bool] = True
     is_work_conserving: ClassVar[bool] = True
+    counts_decodes: ClassVar[bool] = True
 
     order: Literal["short_first", "oldest_first"] = "short_first"
     split_above: int = Field(default=1, ge=1)
@@ -91,6 +92,9 @@ class Bucketed(TokenBudgetPolicy):
             wait_until_s=None if budget.items or view.decoding else until_s,
             padding=Padding(prefill_tokens=budget.padding_tokens if is_padded else 0),
         )
+
+    def is_steady(self, view: View) -> bool:
+        return not view.waiting
 
     def explain(self, request_id: str, view: View) -> dict[str, object]:
         request, buckets = view.find(request_id), self._buckets(view)

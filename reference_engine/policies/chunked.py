@@ -10,7 +10,12 @@ from pydantic import Field
 
 from loadgen.units import Seconds
 from reference_engine.policies.base import Policy
-from reference_engine.policies.step_budget import Reserve, StepBudget, admit_in_order
+from reference_engine.policies.step_budget import (
+    Reserve,
+    StepBudget,
+    admit_in_order,
+    has_no_slot,
+)
 from reference_engine.state.cost_model import StepShape
 from reference_engine.state.plan import Plan, View
 from reference_engine.state.sequence import Request
@@ -43,6 +48,7 @@ class Chunked(Policy):
 
     kind: ClassVar[str] = "chunked"
     is_in_order: ClassVar[bool] = True
+    counts_decodes: ClassVar[bool] = True
 
     token_budget: Annotated[int, Field(ge=1)] | Literal["slo"] = 2048
     tpot_slo: Annotated[Seconds, Field(gt=0)] | None = None
@@ -70,6 +76,9 @@ class Chunked(Policy):
             budget, self._queue(budget, view), most=self.long_prefill_tokens, reserve=self.reserve
         )
         return Plan(tuple(budget.items), decode_all=True, causes=causes, rest=rest)
+
+    def is_steady(self, view: View) -> bool:
+        return not view.waiting or has_no_slot(view, self.max_num_seqs)
 
     def _queue(self, budget: StepBudget, view: View) -> Iterable[Request]:
         """The waiting requests in the order of admission."""

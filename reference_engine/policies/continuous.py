@@ -7,7 +7,12 @@ from typing import ClassVar
 from pydantic import Field
 
 from reference_engine.policies.base import Policy
-from reference_engine.policies.step_budget import Reserve, StepBudget, admit_in_order
+from reference_engine.policies.step_budget import (
+    Reserve,
+    StepBudget,
+    admit_in_order,
+    has_no_slot,
+)
 from reference_engine.state.plan import Plan, View
 
 
@@ -26,6 +31,7 @@ class Continuous(Policy):
 
     kind: ClassVar[str] = "continuous"
     is_in_order: ClassVar[bool] = True
+    counts_decodes: ClassVar[bool] = True
 
     max_num_seqs: int = Field(default=256, ge=1)
     reserve: Reserve = Reserve.watermark
@@ -33,6 +39,9 @@ class Continuous(Policy):
 
     def plan(self, view: View) -> Plan:
         return plan_whole_prompts(view, self.max_num_seqs, self.reserve, self.watermark)
+
+    def is_steady(self, view: View) -> bool:
+        return not view.waiting or has_no_slot(view, self.max_num_seqs)
 
 
 class Orca(Policy):
@@ -48,11 +57,15 @@ class Orca(Policy):
 
     kind: ClassVar[str] = "orca"
     is_in_order: ClassVar[bool] = True
+    counts_decodes: ClassVar[bool] = True
 
     max_num_seqs: int = Field(default=256, ge=1)
 
     def plan(self, view: View) -> Plan:
         return plan_whole_prompts(view, self.max_num_seqs, Reserve.max, watermark=0.0)
+
+    def is_steady(self, view: View) -> bool:
+        return not view.waiting or has_no_slot(view, self.max_num_seqs)
 
 
 def plan_whole_prompts(view: View, max_num_seqs: int, reserve: Reserve, watermark: float) -> Plan:

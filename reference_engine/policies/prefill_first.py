@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from reference_engine.policies.base import Policy
-from reference_engine.policies.step_budget import StepBudget, admit_in_order
+from reference_engine.policies.step_budget import StepBudget, admit_in_order, has_no_slot
 from reference_engine.state.plan import Plan, View
 
 
@@ -28,6 +28,7 @@ class PrefillFirst(Policy):
 
     kind: ClassVar[str] = "prefill_first"
     is_in_order: ClassVar[bool] = True
+    counts_decodes: ClassVar[bool] = True
 
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
     max_num_seqs: int = Field(default=256, ge=1)
@@ -42,3 +43,6 @@ class PrefillFirst(Policy):
         causes, rest = admit_in_order(budget, view.waiting, is_whole=True)
         is_decode = not budget.items
         return Plan(tuple(budget.items), decode_all=is_decode, causes=causes, rest=rest)
+
+    def is_steady(self, view: View) -> bool:
+        return not view.waiting or has_no_slot(view, self.max_num_seqs)

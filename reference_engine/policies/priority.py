@@ -113,6 +113,9 @@ class Priority(TokenBudgetPolicy):
             self._preempted_for.setdefault(victim.by, []).append(victim.request_id)
         return plan
 
+    def is_steady(self, view: View) -> bool:
+        return not view.waiting
+
     def victims(self, view: View, request: Request, need_blocks: int) -> Iterable[str]:
         scores, now_s = self._scores, view.now_s
         own = scores.running(request, now_s)

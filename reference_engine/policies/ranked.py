@@ -207,6 +207,9 @@ class RankedPolicy(TokenBudgetPolicy):
         ranking.waits.start(budget.admitted, view.now_s)
         return plan
 
+    def is_steady(self, view: View) -> bool:
+        return not view.waiting
+
     def candidates(self, view: View, blocked: BlockedRequest) -> Iterable[Request]:
         """Decoding requests to preempt for `blocked`, in the order of preemption."""
         return ()

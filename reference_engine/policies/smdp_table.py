@@ -43,6 +43,7 @@ class SmdpTable(Policy):
 
     kind: ClassVar[str] = "smdp_table"
     is_aged: ClassVar[bool] = True
+    counts_decodes: ClassVar[bool] = True
 
     table: str = "hand_made"
     max_num_seqs: int = Field(default=256, ge=1)

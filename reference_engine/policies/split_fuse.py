@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from reference_engine.policies.step_budget import TokenBudgetPolicy, admit_in_order
+from reference_engine.policies.step_budget import TokenBudgetPolicy, admit_in_order, has_no_slot
 from reference_engine.state.cost_model import Padding
 from reference_engine.state.plan import Plan, View
 
@@ -24,6 +24,7 @@ class SplitFuse(TokenBudgetPolicy):
 
     kind: ClassVar[str] = "split_fuse"
     is_in_order: ClassVar[bool] = True
+    counts_decodes: ClassVar[bool] = True
 
     token_budget: int = Field(default=512, ge=1)
     pad: Literal["none", "budget"] = "none"
@@ -35,3 +36,6 @@ class SplitFuse(TokenBudgetPolicy):
         n_left = max(0, budget.tokens) if self.pad == "budget" else 0
         padding = Padding(prefill_tokens=n_left)
         return Plan(tuple(budget.items), decode_all=True, causes=causes, rest=rest, padding=padding)
+
+    def is_steady(self, view: View) -> bool:
+        return not view.waiting or has_no_slot(view, self.max_num_seqs)

@@ -183,6 +183,11 @@ class StepBudget:
         self._is_busy = True
 
 
+def has_no_slot(view: View, max_num_seqs: int) -> bool:
+    """Whether no request can be admitted before another ends."""
+    return len(view.running) >= min(max_num_seqs, view.limits.max_num_seqs)
+
+
 class TokenBudgetPolicy(Policy):
     """A mode with a fixed token budget per step.
 

@@ -92,7 +92,17 @@ class StepCost:
     graph_rows: tuple[int, ...] = ()
 
     def estimate(self, shape: StepShape) -> float:
-        n_seqs, n_prefill, attention, n_rows, n_context, padding = shape
+        fixed_s, n_context = self.without_context(shape)
+        return (
+            fixed_s
+            + self.context_token_s * n_context
+            + self.prefill_attention_s * shape.prefill_attention
+        )
+
+    def without_context(self, shape: StepShape) -> tuple[float, int]:
+        """The part of `estimate` that does not depend on the context, and the tokens of context
+        that decodes and padding read; 0 and 0 for an empty step."""
+        n_seqs, n_prefill, _, n_rows, n_context, padding = shape
         if padding is not NO_PADDING:
             n_prefill += padding.prefill_tokens
             n_rows += padding.decode_rows
@@ -102,7 +112,7 @@ class StepCost:
             n_rows = self._captured(n_rows)
         n_tokens = n_prefill + n_rows
         if not n_tokens:
-            return 0.0
+            return 0.0, 0
         multiplying_s = self.token_s * n_tokens + self.head_s * n_seqs
         if self.weights_s:
             p = self.sharpness
@@ -111,18 +121,24 @@ class StepCost:
             multiplying_s -= max(0.0, self.reduce_saved_s - self.reduce_saved_token_s * n_tokens)
         if self.prefill_seq_s:
             multiplying_s += self.prefill_seq_s * max(0, n_seqs - n_rows)
-        return (
-            self.step_s
-            + self.seq_s * n_seqs
-            + self.added_token_s * n_tokens
-            + multiplying_s
-            + self.context_token_s * n_context
-            + self.prefill_attention_s * attention
-        )
+        fixed_s = self.step_s + self.seq_s * n_seqs + self.added_token_s * n_tokens + multiplying_s
+        return fixed_s, n_context
 
     def _captured(self, n_rows: int) -> int:
         at = bisect_left(self.graph_rows, n_rows)
         return self.graph_rows[at] if n_rows and at < len(self.graph_rows) else n_rows
+
+
+def decode_s(cost: CostModel, shape: StepShape, n: int) -> list[float]:
+    """`estimate` of `n` steps of a shape, each with a token more of context for each decode."""
+    n_decode, n_context = shape.n_decode, shape.context_tokens
+    if not isinstance(cost, StepCost):
+        contexts = range(n_context, n_context + n * n_decode, n_decode)
+        return [cost.estimate(shape._replace(context_tokens=c)) for c in contexts]
+    fixed_s, n_context = cost.without_context(shape)
+    token_s, attention_s = cost.context_token_s, cost.prefill_attention_s * shape.prefill_attention
+    contexts = range(n_context, n_context + n * n_decode, n_decode)
+    return [fixed_s + token_s * c + attention_s for c in contexts]
 
 
 @dataclass(frozen=True, slots=True)

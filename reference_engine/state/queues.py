@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 
+from reference_engine.state.lockstep import Lockstep
 from reference_engine.state.sequence import Request
 
 
@@ -18,7 +19,9 @@ class Queues:
     `waiting` is the queue, preempted requests at its head; `held` are waiting requests of paused
     tenants. `running` is in order of admission and split into `decoding`, `prefilling` and
     `ending`: requests with their last token being computed (only while a step is planned ahead).
-    `out_of_room` are the decoding requests whose next token needs a new block."""
+    `out_of_room` are the decoding requests whose next token needs a new block. During a
+    `lockstep`, which only a simulator begins, the decoding requests are not up to date until it
+    settles them."""
 
     def __init__(self) -> None:
         self.waiting: OrderedDict[str, Request] = OrderedDict()
@@ -30,6 +33,7 @@ class Queues:
         self.out_of_room: dict[str, Request] = {}
         self.queued_tokens = 0  # Σ tokens of `waiting`
         self.context_tokens = 0  # Σ n_computed of `decoding`
+        self.lockstep: Lockstep | None = None
 
     def find(self, request_id: str) -> Request | None:
         return (
@@ -42,6 +46,28 @@ class Queues:
         yield from self.running.values()
         yield from self.waiting.values()
         yield from self.held.values()
+
+    def begin_lockstep(self, token: int) -> Lockstep:
+        """Let the decoding requests take steps together, each with this token."""
+        self.lockstep = lockstep = Lockstep(token)
+        for request in self.decoding.values():
+            lockstep.join(request)
+            if request.id not in self.out_of_room:
+                lockstep.expect(request)
+        return lockstep
+
+    def end_lockstep(self) -> None:
+        """Bring the decoding requests up to date, for steps that differ from one to another."""
+        if self.lockstep is None:
+            return
+        for request in self.decoding.values():
+            self.lockstep.leave(request)
+        self.lockstep = None
+
+    def settle(self) -> None:
+        """Bring the decoding requests up to date."""
+        if self.lockstep is not None:
+            self.lockstep.settle_all()
 
     def enter(self, request: Request) -> None:
         """Add a request at the end of the queue."""
@@ -70,6 +96,8 @@ class Queues:
         del self.prefilling[request.id]
         self.decoding[request.id] = request
         self.context_tokens += request.n_computed
+        if self.lockstep is not None:
+            self.lockstep.join(request)
         self.set_milestone(request)
 
     def set_milestone(self, request: Request) -> None:
@@ -78,10 +106,13 @@ class Queues:
         n = request.n_computed
         if n == request.n_room:
             self.out_of_room[request.id] = request
-        elif request.first_token_s is None:
+            return
+        if request.first_token_s is None:
             request._n_milestone = n + 1
         else:
             request._n_milestone = min(request.n_room, request._n_last)
+        if self.lockstep is not None:
+            self.lockstep.expect(request)
 
     def room_added(self, request: Request) -> None:
         """Update a running request that was given blocks."""
@@ -133,11 +164,14 @@ class Queues:
 
     def _stop_decoding(self, request: Request) -> None:
         if self.decoding.pop(request.id, None) is not None:
+            if self.lockstep is not None:
+                self.lockstep.leave(request)
             self.context_tokens -= request.n_computed
             self.out_of_room.pop(request.id, None)
 
     def check(self) -> None:
         """Assert that the parts agree."""
+        self.settle()
         assert not self.ending, f"ending between steps: {', '.join(self.ending)}"
         assert self.decoding.keys() | self.prefilling.keys() == self.running.keys()
         assert not self.decoding.keys() & self.prefilling.keys()

@@ -101,7 +101,8 @@ class Request:
     elsewhere arrives with the prompt and the output so far.
 
     `oracle_output_tokens` is for simulation: the request stops after that many tokens. No policy
-    or predictor may read it.
+    or predictor may read it. A simulator appends the instants (s) of the tokens to `token_times_s`,
+    where it is a list.
     """
 
     id: str
@@ -118,6 +119,7 @@ class Request:
     deadline_s: float | None = None
     oracle_output_tokens: int | None = None
     n_prompt: int = 0
+    token_times_s: list[float] | None = None
     # --- owned by the core
     state: State = State.waiting
     n_computed: int = 0
@@ -142,6 +144,10 @@ class Request:
     _n_milestone: int = 0
     _n_last: int = field(init=False)
     _hits: tuple[int, list[int]] = (-1, [])  # see `kv`
+    # The place in a `lockstep` (0: none), and the steps at which it was settled and is due.
+    _order: int = 0
+    _since: int = 0
+    _due: int = -1
 
     def __post_init__(self) -> None:
         self.n_prompt = self.n_prompt or len(self.tokens)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from reference_engine.state.sequence import Request
@@ -94,19 +93,50 @@ def _no_listener(entry: object) -> None:
     pass
 
 
-@dataclass(slots=True)
-class StepLog:
-    """The most recent steps and events. Each is also passed to a listener as it happens."""
+Make = Callable[[], list[StepRecord]]
 
-    level: Level = "sizes"
-    steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=_N_RECENT))
-    events: deque[StepEvent] = field(default_factory=lambda: deque(maxlen=_N_RECENT))
-    on_step: Callable[[StepRecord], None] = _no_listener
-    on_event: Callable[[StepEvent], None] = _no_listener
+
+class StepLog:
+    """The most recent steps and events. Each is also passed to a listener as it happens; without a
+    listener, records of many steps are made only when they are read."""
+
+    def __init__(
+        self,
+        level: Level = "sizes",
+        on_step: Callable[[StepRecord], None] = _no_listener,
+        on_event: Callable[[StepEvent], None] = _no_listener,
+    ) -> None:
+        self.level, self.on_step, self.on_event = level, on_step, on_event
+        self.events: deque[StepEvent] = deque(maxlen=_N_RECENT)
+        self._steps: deque[StepRecord] = deque(maxlen=_N_RECENT)
+        self._unmade: deque[tuple[int, Make]] = deque()
+        self._n_unmade = 0
+
+    @property
+    def steps(self) -> deque[StepRecord]:
+        while self._unmade:
+            self._steps += self._unmade.popleft()[1]()
+        self._n_unmade = 0
+        return self._steps
 
     def add_step(self, record: StepRecord) -> None:
-        self.steps.append(record)
+        if self._unmade:
+            self._unmade.append((1, lambda: [record]))
+            self._n_unmade += 1
+            self._forget()
+        else:
+            self._steps.append(record)
         self.on_step(record)
+
+    def add_steps(self, n: int, make: Make) -> None:
+        """Add `n` records, which `make` returns."""
+        if self.on_step is not _no_listener:
+            for record in make():
+                self.add_step(record)
+            return
+        self._unmade.append((n, make))
+        self._n_unmade += n
+        self._forget()
 
     def add_event(self, event: StepEvent) -> None:
         self.events.append(event)
@@ -114,5 +144,10 @@ class StepLog:
 
     def last(self, n: int) -> Iterator[StepRecord]:
         """The last `n` steps, oldest first."""
-        first = max(0, len(self.steps) - n)
-        return (self.steps[i] for i in range(first, len(self.steps)))
+        steps = self.steps
+        first = max(0, len(steps) - n)
+        return (steps[i] for i in range(first, len(steps)))
+
+    def _forget(self) -> None:
+        while self._n_unmade - self._unmade[0][0] >= _N_RECENT:
+            self._n_unmade -= self._unmade.popleft()[0]

@@ -1,0 +1,177 @@
+"""Steps that follow from their first: no request arrives, ends, or gets more than its next token.
+
+A simulator computes the instants of all steps of a stretch at once and takes them together. The
+records, the KV blocks and the instants of every token are those of single steps.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from functools import partial
+from itertools import accumulate, repeat
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from reference_engine.core.commit import PlannedStep, StartedStep
+from reference_engine.policies.base import Policy
+from reference_engine.state.batch import StepBatch, StepResult
+from reference_engine.state.steps import StepRecord
+
+if TYPE_CHECKING:
+    from reference_engine.core.core import EngineState
+
+_MOST_STEPS, _LEAST_STEPS = 4096, 4
+_RECORD = partial(tuple.__new__, StepRecord)  # a third of the price of calling the class
+_MOST_TAKEN = 8  # blocks that a growing answer takes at once, at most; see `KvPool.extend`
+
+
+@runtime_checkable
+class Repeating(Protocol):
+    """An executor whose decode steps all return the same token, in a time that follows from the
+    batch."""
+
+    @property
+    def token(self) -> int: ...
+
+    def repeated_s(self, batch: StepBatch, n: int) -> list[float]:
+        """The seconds of `n` steps of a batch without rows, each with a token more of context for
+        each decode."""
+
+
+class Stretch:
+    """Steps under way: the first is placed, the last ends as any step does (`last`). `ends_s` are
+    the ends of all, `n_done` of them are committed."""
+
+    def __init__(self, state: EngineState, planned: PlannedStep, durations_s: list[float]) -> None:
+        self._state, self._planned, self.durations_s = state, planned, durations_s
+        self.ends_s = list(accumulate(durations_s, initial=planned.placed_s))[1:]
+        self.n_done = 0
+
+    @property
+    def n_steps(self) -> int:
+        return len(self.durations_s)
+
+    def n_ended(self, until_s: float, is_inclusive: bool) -> int:
+        """How many steps end before an instant, or (`is_inclusive`) by then."""
+        n = bisect_left(self.ends_s, until_s)
+        while is_inclusive and n < len(self.ends_s) and self.ends_s[n] == until_s:
+            n += 1
+        return n
+
+    def commit(self, n: int) -> None:
+        """Commit the first `n` steps, and place the next."""
+        if n > self.n_done:
+            _commit(self._state, self._planned, self, n)
+            self.n_done = n
+
+    def started(self) -> StartedStep:
+        """The step that is placed and not committed."""
+        n, planned, state = self.n_done, self._planned, self._state
+        if n:
+            batch = planned.batch._replace(context_tokens=state.queues.context_tokens)
+            began_s = self.ends_s[n - 1]
+            planned = planned._replace(
+                batch=batch,
+                t_s=began_s,
+                plan_s=0.0,
+                placed_s=began_s,
+                kv_used_blocks=state.kv.n_blocks - state.kv.n_free,
+            )
+        lockstep = state.queues.lockstep
+        assert lockstep is not None, "a stretch is taken in lockstep"
+        n_tokens = len(planned.batch.decodes)
+        result = StepResult([lockstep.token] * n_tokens, None, self.durations_s[n])
+        return StartedStep(planned, planned.placed_s, result)
+
+
+def begin_lockstep(state: EngineState, executor: Repeating) -> None:
+    """Let the decoding requests of an engine take steps together, where its mode only counts
+    them."""
+    policy, queues = state.policy, state.queues
+    if queues.lockstep is not None or not policy.counts_decodes or state.async_depth:
+        return
+    if not policy.is_answering_at_end:
+        queues.begin_lockstep(executor.token)
+
+
+def stretch_from(state: EngineState, started: StartedStep, executor: Repeating) -> Stretch | None:
+    """The stretch that begins with a step; None where other steps may follow."""
+    planned, policy, queues = started.planned, state.policy, state.queues
+    plan, batch = planned.plan, planned.batch
+    if plan.items or not batch.decodes or state.async_depth or planned.n_preempted:
+        return None
+    if policy.is_answering_at_end or type(policy).on_step_end is not Policy.on_step_end:
+        return None
+    if len(batch.decodes) < len(queues.decoding):
+        return None
+    if batch.copies or batch.rows or not policy.is_steady(state.view()):
+        return None
+    lockstep = queues.lockstep
+    if lockstep is None:
+        left = min(request._n_last - request.n_computed for request in batch.decodes)
+        if left < _LEAST_STEPS:
+            return None
+        lockstep = queues.begin_lockstep(executor.token)
+    if lockstep.has_unanswered:
+        return None
+    n = min(lockstep.next_end() - lockstep.n_steps, _MOST_STEPS, _most_with_blocks(state))
+    if n < 2:
+        return None
+    return Stretch(state, planned, executor.repeated_s(batch, n))
+
+
+def _most_with_blocks(state: EngineState) -> int:
+    """Steps for which the free blocks are certainly enough."""
+    kv = state.kv
+    n_each = kv.n_free // len(state.queues.decoding) - _MOST_TAKEN - 1
+    return n_each * kv.block_tokens
+
+
+def _commit(state: EngineState, planned: PlannedStep, stretch: Stretch, n: int) -> None:
+    first, queues, kv, counters = stretch.n_done, state.queues, state.kv, state.counters
+    lockstep, n_decode = queues.lockstep, len(planned.batch.decodes)
+    assert lockstep is not None, "a stretch is taken in lockstep"
+    used = kv.n_blocks - kv.n_free if first else planned.kv_used_blocks
+    used_blocks: list[int] = []
+    at = first
+    while at < n:
+        step = min(n - at, lockstep.next_due() - lockstep.n_steps)
+        assert step > 0, "a request is due in the past"
+        lockstep.advance(stretch.ends_s[at : at + step])
+        used_blocks += repeat(used, step)
+        at += step
+        for request in lockstep.pop_due():
+            queues.set_milestone(request)
+        if queues.out_of_room:
+            has_room = kv.extend(queues.out_of_room.values())
+            assert has_room, "a stretch has blocks for all its steps"
+            queues.room_added_to_all()
+            used = kv.n_blocks - kv.n_free
+    n_new, n_context = n - first, queues.context_tokens
+    queues.context_tokens += n_new * n_decode
+    counters.output_tokens += n_new * n_decode
+    counters.steps += n_new
+    padding = planned.batch.padding
+    counters.padding_tokens += n_new * (padding.prefill_tokens + padding.decode_rows)
+    ends_s, durations_s = stretch.ends_s[first:n], stretch.durations_s[first:n]
+    starts_s = [stretch.ends_s[first - 1] if first else planned.placed_s, *ends_s[:-1]]
+    if planned.n_waiting:
+        rate = state.accounting.prompt_rate
+        for start_s, end_s in zip(starts_s, ends_s, strict=True):
+            rate.add(0, start_s, end_s)
+    number, level = state.pass_steps(planned.batch, ends_s[-1], n_new), state.log.level
+
+    def records() -> list[StepRecord]:
+        like = planned.record(number, level, starts_s[0], ends_s[0], durations_s[0])
+        constant, rest = like[6:9], like[13:]
+        running, waiting = like.n_running, like.n_waiting
+        return [
+            _RECORD((
+                number + k, start_s, start_s, end_s, duration_s, 0.0, *constant,
+                n_context + k * n_decode, running, waiting, used, *rest,
+            ))
+            for k, (start_s, end_s, duration_s, used) in enumerate(
+                zip(starts_s, ends_s, durations_s, used_blocks, strict=True)
+            )
+        ]  # fmt: skip
+
+    state.log.add_steps(n_new, records)

@@ -1,0 +1,169 @@
+"""Decode steps that a simulator takes at once, against the same steps taken one by one."""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadgen.clock import VirtualClock
+from reference_engine.core.core import EngineState
+from reference_engine.executors.simulated import TOKEN, Simulated
+from reference_engine.policies.base import POLICIES
+from reference_engine.simulator import PatientClient, Replica, Simulator
+from reference_engine.state.cost_model import StepCost
+from reference_engine.state.kv import KvPool
+from reference_engine.state.plan import Limits
+from reference_engine.state.sequence import Request
+from reference_engine.state.steps import StepLog
+
+LIMITS = Limits(64, 16, 200, 400)
+COST = StepCost(
+    step_s=0.004, seq_s=0.0003, added_token_s=0.0002, context_token_s=1e-6, prefill_attention_s=1e-7
+)
+MODES = [
+    {"kind": "chunked", "token_budget": 24},
+    {"kind": "chunked", "max_num_seqs": 3},
+    {"kind": "continuous", "max_num_seqs": 4},
+    {"kind": "orca"},
+    {"kind": "prefill_first"},
+    {"kind": "split_fuse", "token_budget": 16},
+    {"kind": "bucketed"},
+    {"kind": "priority"},
+    {"kind": "sjf"},
+    {"kind": "mlfq"},
+    {"kind": "token_fair"},
+    {"kind": "dynamic"},
+    {"kind": "static"},
+]
+
+
+@dataclass(frozen=True)
+class Job:
+    at_s: float
+    n_prompt: int
+    n_output: int
+    priority: int = 0
+    cancel_after_s: float = math.inf
+    stops: bool = False
+    follow_ups: int = 0
+    """Requests of the same lengths, each sent when the one before has ended."""
+
+
+class StepByStep:
+    """Sends jobs and their follow-ups, and cancels some; the engines take single steps for it."""
+
+    def __init__(self, jobs):
+        self.jobs = sorted(jobs, key=lambda job: job.at_s)
+        self.todo = [(job.at_s, f"r{k}", job) for k, job in enumerate(self.jobs)]
+        self.cancels, self.requests, self.received, self.refused = [], {}, {}, []
+
+    @property
+    def is_closed(self):
+        return not self.todo and all(r.finished_s is not None for r in self.requests.values())
+
+    def next_s(self):
+        instants_s = [at_s for at_s, *_ in self.todo + self.cancels]
+        return min(instants_s, default=None)
+
+    def act(self, engine):
+        for due in [entry for entry in self.todo if entry[0] <= engine.now_s]:
+            self.todo.remove(due)
+            self.send(*due, engine)
+        for due in [entry for entry in self.cancels if entry[0] <= engine.now_s]:
+            self.cancels.remove(due)
+            engine.cancel(due[1])
+
+    def send(self, at_s, name, job, engine):
+        request = self.requests[name] = Request(
+            name,
+            [1] * job.n_prompt,
+            job.n_output,
+            at_s,
+            priority=job.priority,
+            stop_ids=frozenset({TOKEN}) if job.stops else frozenset(),
+            token_times_s=[],
+        )
+        engine.submit(request)
+        if job.cancel_after_s < math.inf:
+            self.cancels.append((at_s + job.cancel_after_s, name))
+
+    def receive(self, events, engine):
+        for event in events:
+            self.received.setdefault(event.request.id, []).append(engine.now_s)
+        for request in events.ends:
+            name, _, lap = request.id.partition("+")
+            job = self.jobs[int(name[1:])]
+            if int(lap or 0) < job.follow_ups:
+                self.todo.append((engine.now_s, f"{name}+{int(lap or 0) + 1}", job))
+
+    def refuse(self, request, error):
+        self.refused.append((request.id, error.code))
+        request.finished_s = math.nan
+
+
+class AtOnce(StepByStep):
+    def quiet_until_s(self):
+        next_s = self.next_s()
+        return math.inf if next_s is None else next_s
+
+
+JOBS = st.builds(
+    Job,
+    at_s=st.sampled_from([0.0, 0.01, 0.1, 0.137, 0.3, 0.9]),
+    n_prompt=st.integers(1, 60),
+    n_output=st.sampled_from([1, 2, 15, 16, 17, 40, 120]),
+    priority=st.integers(0, 2),
+    cancel_after_s=st.sampled_from([math.inf, math.inf, 0.05, 0.4]),
+    stops=st.sampled_from([False, False, False, True]),
+    follow_ups=st.integers(0, 2),
+)
+
+
+def played(client, mode, n_blocks, n_replicas):
+    """All that a run leaves behind."""
+    clock = VirtualClock()
+    replicas = [
+        Replica(
+            EngineState(
+                LIMITS, KvPool(n_blocks), clock, POLICIES.build(mode), log=StepLog(level="full")
+            ),
+            Simulated(COST),
+            f"replica {k}",
+        )
+        for k in range(n_replicas)
+    ]
+    Simulator(replicas, clock, lambda request: int(request.id[1]) % n_replicas).run(client)
+    return {
+        "requests": {
+            name: (r.token_times_s, r.tokens, r.state, r.first_token_s, r.finished_s, r.blocks)
+            for name, r in client.requests.items()
+            if (name, "refused") not in client.refused
+        },
+        "steps": [list(replica.state.log.steps) for replica in replicas],
+        "events": [list(replica.state.log.events) for replica in replicas],
+        "counters": [replica.state.counters for replica in replicas],
+        "busy_s": [pytest.approx(replica.busy_s) for replica in replicas],
+        "refused": client.refused,
+        "ended_s": clock.now_s(),
+    }
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    st.lists(JOBS, min_size=1, max_size=8),
+    st.sampled_from(MODES),
+    st.integers(14, 60),
+    st.integers(1, 2),
+)
+def test_steps_taken_at_once_leave_what_single_steps_leave(jobs, mode, n_blocks, n_replicas):
+    single, at_once = StepByStep(jobs), AtOnce(jobs)
+    expected = played(single, mode, n_blocks, n_replicas)
+    found = played(at_once, mode, n_blocks, n_replicas)
+    assert isinstance(at_once, PatientClient)
+    assert not isinstance(single, PatientClient)
+    for part, value in expected.items():
+        assert found[part] == value, part
+    times = {name: r.token_times_s for name, r in single.requests.items() if r.token_times_s}
+    assert times == single.received
