@@ -234,9 +234,7 @@ def check_chunk(
     )
     whole = Tiles(torch.tensor(prompt_pieces, dtype=torch.int32))  # uncut: tiling must not matter
     expected = plain.chunk_attention(q.double(), paged.cache, paged.tables, whole)
-    assert_close(
-        kernels(tuning).chunk_attention(q, paged.cache, paged.tables, tiles), expected
-    )
+    assert_close(kernels(tuning).chunk_attention(q, paged.cache, paged.tables, tiles), expected)
 
 
 def check_fused(
