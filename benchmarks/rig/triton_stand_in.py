@@ -33,6 +33,7 @@ class StandInDriver:
         self.utils = SimpleNamespace(
             get_device_properties=lambda device: properties,
             load_binary=lambda name, kernel, shared, device: (1, 1, 0, 0, 1024),
+            unload_module=lambda module: None,
         )
 
     def activate(self) -> None:

@@ -7,6 +7,7 @@ CUDA's own calls can be tested without a GPU.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -79,8 +80,9 @@ class CpuStream:
 class CudaStream:
     """The current stream of a CUDA device. `cuda` is torch's module, or a stand-in in a test.
 
-    All graphs share a memory pool, as they never run at the same time, and the stream that they are
-    captured on: libraries keep a workspace for each stream (cuBLAS 32 MiB on Hopper).
+    All graphs share a memory pool, as they never run at the same time. The stream that they are
+    captured on is the same for all of the process: libraries keep a workspace for each stream until
+    the process ends (cuBLAS 32 MiB on Hopper).
     """
 
     def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
@@ -90,7 +92,7 @@ class CudaStream:
         self.gpu, self.gpu_name = f"GPU-{properties.uuid}", str(properties.name)
         self.n_processors = int(properties.multi_processor_count)
         self.enter()
-        self._pool, self._side = cuda.graph_pool_handle(), cuda.Stream(device)
+        self._pool, self._side = cuda.graph_pool_handle(), _side_stream(cuda, device)
 
     def enter(self) -> None:
         self._cuda.set_device(self.device)
@@ -122,3 +124,8 @@ class CudaStream:
         cuda.empty_cache()
         free, total = cuda.mem_get_info(device)
         return DeviceMemory(int(total), int(total - free - cuda.memory_reserved(device)), peak)
+
+
+@cache
+def _side_stream(cuda: Any, device: torch.device) -> Any:
+    return cuda.Stream(device)

@@ -240,19 +240,22 @@ class TorchCuda:
     def launch(self, batch: StepBatch) -> WaitForTokens:
         """Start a step; the returned function waits for its tokens."""
         assert self._n_running < SIDES, f"{SIDES} steps before were not waited for"
-        self._side = (self._side + 1) % SIDES
         self._stream.enter()
-        if batch.copies:
-            self._host.copy_blocks(batch.copies, self._model.cache)
         rows, padding = batch.rows, batch.padding
         n_decode = len(batch.decodes) + padding.decode_rows
+        if not (n_decode or rows or padding.prefill_tokens or batch.copies):
+            # The side is not changed: the memory of the other may still be read.
+            return StepResult
+        self._side = (self._side + 1) % SIDES
+        if batch.copies:
+            self._host.copy_blocks(batch.copies, self._model.cache)
         bucket = bucket_of(n_decode, self._sizes)
         if n_decode and not rows and not padding.prefill_tokens and bucket in self._graphs:
             return self._replay(batch.decodes, padding, bucket)
         if n_decode or rows or padding.prefill_tokens:
             return self._compute(batch)
         # Copies alone are waited for, too: their block numbers are in memory that is reused.
-        return self._fetch(torch.empty(0), []) if batch.copies else StepResult
+        return self._fetch(torch.empty(0), [])
 
     def can_launch_ahead(self, batch: StepBatch) -> bool:
         """False if the host needs the values of unknown tokens, for penalties."""

@@ -127,8 +127,10 @@ def _decode_rows(group: int) -> int:
 
 
 def _partial_results(q: torch.Tensor, work: DecodeWork) -> tuple[torch.Tensor, torch.Tensor]:
-    """Memory for the results of pieces, float32: values [N, Hq, hd]; peaks and sums [2, N, Hq]."""
-    shape = (len(work.items), q.shape[1])
+    """Memory for the results of pieces, float32: values [N, Hq, hd]; peaks and sums [2, N, Hq]. N
+    is a multiple of 4, so that the sums begin at a multiple of 16 bytes: for other addresses Triton
+    would compile the kernels again."""
+    shape = (-(-len(work.items) // 4) * 4, q.shape[1])
     part = q.new_empty((*shape, q.shape[2]), dtype=torch.float32)
     return part, q.new_empty((2, *shape), dtype=torch.float32)
 

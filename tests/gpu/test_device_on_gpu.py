@@ -21,6 +21,7 @@ from loadgen.errors import UsageError  # noqa: E402 - only with a GPU
 from reference_engine.executors.base import EXECUTORS, Site  # noqa: E402
 from reference_engine.executors.cuda_stream import CudaStream  # noqa: E402
 from reference_engine.kernels import (  # noqa: E402
+    launching,
     paged_attention,
     pointwise,
     rope,
@@ -103,6 +104,7 @@ def test_no_kernel_is_compiled_while_requests_run(fused, monkeypatch):
     for function in {f for module in modules for f in vars(module).values()}:
         if hasattr(function, "device_caches"):
             function.device_caches.clear()
+    monkeypatch.setattr(launching, "CACHED", launching.CachedLaunches())
     compiled: list[str] = []
 
     def record(*, fn, **others: object) -> None:

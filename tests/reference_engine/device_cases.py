@@ -24,12 +24,13 @@ import torch
 from reference_engine.executors.base import Site
 from reference_engine.executors.cuda_stream import DeviceStream
 from reference_engine.executors.torch_cuda import TorchCuda, TorchCudaExecutor, buckets
+from reference_engine.executors.torch_memory import HostKv
 from reference_engine.kernels.kv_memory import Kv
 from reference_engine.kernels.ops import Kernels, ops
 from reference_engine.kernels.tiles import planned
 from reference_engine.model.paged import PagedLlama
 from reference_engine.model.zoo import resolve
-from reference_engine.state.batch import StepBatch
+from reference_engine.state.batch import Copy, StepBatch
 from reference_engine.state.model_config import KvDtype, ModelConfig, ModelSource
 from reference_engine.state.plan import How
 from reference_engine.state.sequence import Request
@@ -182,7 +183,8 @@ def check_builds_in_turn(device: Device, used_bytes: Callable[[], int], n: int =
 
 
 def check_top_blocks(device: Device, n_blocks: int) -> None:
-    """Writes and reads the last blocks of a layer's KV, as the first blocks of a small one."""
+    """Writes and reads the last blocks of a layer's KV, as the first blocks of a small memory, and
+    swaps them."""
     n_kv, head_dim, n_top, chosen = 8, 128, 4, ops(device.kernels)
     where, dtype = device.stream.device, device.dtype
     generator = torch.Generator().manual_seed(2)
@@ -207,6 +209,15 @@ def check_top_blocks(device: Device, n_blocks: int) -> None:
     for cache, slots in ((small, at + 60), (large, at + 60 + 16 * first)):
         chosen.rope_write(qkv, at, slots, rotary, None, 1e-5, cache)
     assert torch.equal(small.numbers, large.numbers[first:])
+    assert not large.numbers[: min(first, 4)].any()
+    # Out to the host, in another order back in.
+    layers, host = Kv(large.numbers.unsqueeze(0)), n_top - 1
+    before = large.numbers[first:].clone()
+    swapped = HostKv(layers, n_top, device.stream.is_pinning)
+    swapped.copy_blocks([Copy(first + i, i, is_out=True) for i in range(n_top)], layers)
+    large.numbers[first:] = 0
+    swapped.copy_blocks([Copy(first + i, host - i, is_out=False) for i in range(n_top)], layers)
+    assert torch.equal(large.numbers[first:], before.flip(0))
     assert not large.numbers[: min(first, 4)].any()
 
 

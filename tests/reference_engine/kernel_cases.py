@@ -6,14 +6,16 @@ device.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
 from reference_engine.kernels import plain
 from reference_engine.kernels.kv_memory import Kv
-from reference_engine.kernels.ops import Sample, ops
+from reference_engine.kernels.ops import Ops, Sample, ops
 from reference_engine.kernels.tiles import (
     DEFAULT_TUNING,
     PromptPiece,
@@ -33,6 +35,19 @@ VARIANTS = (
 )
 """Choices that the GPU suite's part `sweep` times, each with another kernel."""
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def kernels(tuning: Tuning = DEFAULT_TUNING) -> Ops:
+    """Triton's kernels, with NaN in all memory that they allocate: what they do not write fails."""
+    return Ops(*(partial(_in_poisoned_memory, operation) for operation in ops("triton", tuning)))
+
+
+def _in_poisoned_memory(operation: Callable[..., torch.Tensor], *arguments: Any) -> torch.Tensor:
+    torch.use_deterministic_algorithms(True)  # torch then fills new tensors
+    try:
+        return operation(*arguments)
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @dataclass(frozen=True)
@@ -123,14 +138,14 @@ def check_norm(draw: Draw, n_rows: int, width: int, has_delta: bool) -> None:
     expected = plain.add_rms_norm(
         wide, None if delta is None else delta.double(), weight.double(), 1e-5
     )
-    output = ops("triton").add_rms_norm(residual, delta, weight, 1e-5)
+    output = kernels().add_rms_norm(residual, delta, weight, 1e-5)
     assert_close(output, expected)
     assert_close(residual, wide)
 
 
 def check_silu(draw: Draw, n_rows: int, width: int) -> None:
     gate_up = draw(n_rows, 2 * width)
-    assert_close(ops("triton").silu_mul(gate_up), plain.silu_mul(gate_up.double()))
+    assert_close(kernels().silu_mul(gate_up), plain.silu_mul(gate_up.double()))
 
 
 def check_rope(
@@ -159,7 +174,7 @@ def check_rope(
     expected = plain.rope_write(
         qkv.double(), at, slots, rotary, None if norm is None else norm.double(), 1e-6, wide
     )
-    output = ops("triton").rope_write(qkv, at, slots, rotary, norm, 1e-6, cache)
+    output = kernels().rope_write(qkv, at, slots, rotary, norm, 1e-6, cache)
     assert_close(output, expected)
     if cache.scales is None:
         assert_close(cache.numbers, wide.numbers)
@@ -193,7 +208,7 @@ def check_decode(
     work = planned(contexts, n_programs, draw.device)
     reads = (paged.cache, paged.tables, paged.rows, lengths, work)
     expected = plain.decode_attention(q.double(), *reads)
-    output = ops("triton", tuning).decode_attention(q, *reads)
+    output = kernels(tuning).decode_attention(q, *reads)
     assert_close(output, expected)
 
 
@@ -219,9 +234,7 @@ def check_chunk(
     )
     whole = Tiles(torch.tensor(prompt_pieces, dtype=torch.int32))  # uncut: tiling must not matter
     expected = plain.chunk_attention(q.double(), paged.cache, paged.tables, whole)
-    assert_close(
-        ops("triton", tuning).chunk_attention(q, paged.cache, paged.tables, tiles), expected
-    )
+    assert_close(kernels(tuning).chunk_attention(q, paged.cache, paged.tables, tiles), expected)
 
 
 def check_fused(
@@ -249,9 +262,9 @@ def check_fused(
         torch.from_numpy(cut_tiles(prompt_pieces, group, tuning.chunk_rows)).to(draw.device)
     )
     reads = (paged.tables, paged.rows[:n], lengths, planned(contexts, n_programs, draw.device))
-    output = ops("triton", tuning).fused_attention(q, paged.cache, *reads, tiles)
-    decoded = ops("triton", tuning).decode_attention(q[:n], paged.cache, *reads)
-    chunks = ops("triton", tuning).chunk_attention(q[n:], paged.cache, paged.tables, tiles)
+    output = kernels(tuning).fused_attention(q, paged.cache, *reads, tiles)
+    decoded = kernels(tuning).decode_attention(q[:n], paged.cache, *reads)
+    chunks = kernels(tuning).chunk_attention(q[n:], paged.cache, paged.tables, tiles)
     if draw.device == "cpu":
         assert torch.equal(output, torch.cat((decoded, chunks)))
     whole = Tiles(torch.tensor(prompt_pieces, dtype=torch.int32))
@@ -265,7 +278,7 @@ def check_sample(draw: Draw, n_rows: int, n_vocab: int) -> None:
     bits = torch.randint(-(2**31), 2**31, (n_rows, 2), generator=draw.generator)
     keys = bits.to(draw.device, torch.int32)
     expected = plain.sample(logits, temperatures, keys)
-    assert ops("triton").sample(logits, temperatures, keys).tolist() == expected.tolist()
+    assert kernels().sample(logits, temperatures, keys).tolist() == expected.tolist()
 
 
 def check_frequencies(device: str, sample: Sample) -> None:

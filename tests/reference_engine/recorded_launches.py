@@ -8,7 +8,10 @@ replaced by a stand-in that records launches. By hand:
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,12 +21,21 @@ import triton.language as tl
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from rig.triton_stand_in import Launched, StandInDriver
 
+from reference_engine.executors.base import Site
+from reference_engine.executors.cuda_stream import CpuStream
+from reference_engine.executors.torch_cuda import TorchCuda
+from reference_engine.kernels import paged_attention, pointwise, rope, token_sampling
 from reference_engine.kernels.launching import CachedLaunches
+from reference_engine.kernels.launching import launch_by_triton as plain_launch
 from reference_engine.kernels.ops import Ops, ops
 from reference_engine.kernels.tiles import Tiles, planned
 from reference_engine.model.paged import PagedLlama, PagedStep
 from reference_engine.model.weights import random_weights
-from reference_engine.state.model_config import KvDtype, ModelConfig
+from reference_engine.state.batch import StepBatch
+from reference_engine.state.cost_model import Padding
+from reference_engine.state.model_config import KvDtype, ModelConfig, ModelSource
+from reference_engine.state.sequence import Sampling
+from tests.reference_engine.engine_kit import request, rig
 
 CONFIG = ModelConfig(2, 64, 4, 2, 16, 176, 320, qk_norm=True)
 DRIVER = StandInDriver()
@@ -136,3 +148,72 @@ def test_constants_in_another_order_are_an_error():
     launch, x = CachedLaunches(), torch.zeros(64)
     with pytest.raises(AssertionError, match=r"constants are \['BLOCK', 'IS_FAST'\]"):
         launch(doubled, (1,), (x, x), (9,), IS_FAST=True, BLOCK=16)
+
+
+SAMPLINGS = [
+    Sampling(), Sampling(0.8), Sampling(0.9, 0.95, 50, seed=4), Sampling(logprobs=True),
+    Sampling(presence_penalty=1.5),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments"),
+    [
+        (CONFIG, {"kv_dtype": "auto"}),
+        (CONFIG, {"kv_dtype": "fp8", "is_fused": True}),
+        # Groups of 7: an odd number of partial results times 14 heads is no multiple of 16 bytes.
+        (replace(CONFIG, n_heads=14, d_model=224, qk_norm=False), {"kv_dtype": "int8"}),
+    ],
+)
+@pytest.mark.parametrize("has_graphs", [True, False])
+def test_no_kernel_is_compiled_while_requests_run(config, arguments, has_graphs, monkeypatch):
+    """Whatever the number of decodes, prompts, padding and sampled rows of a step, and however long
+    the contexts: all that requests can need is compiled by the build. Steps outside graphs launch
+    cached kernels only."""
+    compiled: list[str] = []
+    by_triton: list[str] = []
+
+    def launch_by_triton(kernel: Any, *arguments: Any, **constants: Any) -> Any:
+        by_triton.append(kernel.fn.__name__)
+        return plain_launch(kernel, *arguments, **constants)
+
+    def record(*, fn: Any, **others: object) -> None:
+        compiled.append(fn.name)
+
+    for module in (paged_attention, pointwise, rope, token_sampling):
+        for function in vars(module).values():
+            if hasattr(function, "device_caches"):
+                function.device_caches.clear()
+    monkeypatch.setattr(triton.knobs.runtime, "jit_post_compile_hook", record)
+    monkeypatch.setitem(CachedLaunches.__call__.__globals__, "launch_by_triton", launch_by_triton)
+    chosen = zeroed_samples(ops("triton"), CachedLaunches())
+    weights = {name: w.bfloat16() for name, w in random_weights(config, 0).items()}
+    model = PagedLlama(config, weights, chosen, 16, 300, **arguments)
+    site = Site(ModelSource("case", config), 120, 16, 300, lambda s: None, 20, 20)
+    executor = TorchCuda(model, chosen, site, 120, CpuStream(), has_graphs)
+    executor.warm_up()
+    assert compiled
+    compiled.clear()
+    by_triton.clear()
+    engine = rig(n_blocks=120, max_model_len=300, token_budget=90, max_num_seqs=20, async_depth=1)
+    engine.executor = executor
+    for i in range(24):
+        how = SAMPLINGS[i % len(SAMPLINGS)]
+        engine.admit(request(f"r{i}", [3] * (1 + 11 * i), 3 + i % 17, sampling=how))
+        engine.step()
+    engine.drain()
+    for padding in (Padding(1, 0, 0), Padding(0, 3, 90), Padding(77, 0, 0), Padding(64, 17, 2000)):
+        executor.execute(StepBatch(padding=padding))
+    assert compiled == []
+    assert has_graphs or by_triton == []
+
+
+def zeroed_samples(operations: Ops, launch: CachedLaunches) -> Ops:
+    """The operations with launches that compute nothing: memory is zeroed, so that tokens are in
+    the vocabulary."""
+
+    def zeroed(operation: Any, *tensors: Any) -> Any:
+        return operation(*tensors).zero_()
+
+    cached = [partial(o.func, **o.keywords | {"launch": launch}) for o in operations]  # type: ignore[attr-defined]
+    return Ops(*(partial(zeroed, operation) for operation in cached))

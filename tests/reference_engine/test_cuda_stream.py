@@ -44,10 +44,11 @@ def test_a_graph_is_captured_after_a_trial_on_another_stream(stream):
     assert result.tolist() == [1, 1]
 
 
-def test_all_graphs_come_from_one_stream(stream):
+def test_all_graphs_come_from_one_stream_also_those_of_another_build(stream):
     """A library keeps a workspace for each stream that it was called on, up to 32 MiB."""
     for _ in range(20):
         stream.capture(lambda: torch.ones(2))
+    CudaStream(CPU, stream._cuda).capture(lambda: torch.ones(2))
     assert stream._cuda.calls.count("a stream") == 1
 
 
@@ -141,3 +142,17 @@ def test_an_empty_step_makes_no_calls(stream):
     stream._cuda.calls.clear()
     assert executor.execute(StepBatch()).tokens == ()
     assert stream._cuda.calls == ["enter cpu"]
+
+
+def test_an_empty_step_leaves_the_memory_of_a_running_step_alone(stream):
+    """Two steps have memory of their own; with a third in between they would share it."""
+    config = resolve("nano").config
+    model = PagedLlama(config, random_weights(config, 0), PLAIN, 16, 64)
+    site = Site(resolve("nano"), 4, 16, 64, lambda s: None, 0, 1)
+    executor = TorchCuda(model, PLAIN, site, 4, stream)
+    req = request("a", range(5), 9, blocks=[0], n_computed=4)
+    executor.launch(StepBatch(decodes=[req]))
+    side = executor._side
+    executor.launch(StepBatch())
+    executor.launch(StepBatch(decodes=[req]))
+    assert executor._side != side
