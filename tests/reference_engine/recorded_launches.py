@@ -215,5 +215,8 @@ def zeroed_samples(operations: Ops, launch: CachedLaunches) -> Ops:
     def zeroed(operation: Any, *tensors: Any) -> Any:
         return operation(*tensors).zero_()
 
-    cached = [partial(o.func, **o.keywords | {"launch": launch}) for o in operations]  # type: ignore[attr-defined]
+    cached: list[partial[torch.Tensor]] = []
+    for operation in operations:
+        assert isinstance(operation, partial)
+        cached.append(partial(operation.func, **operation.keywords | {"launch": launch}))
     return Ops(*(partial(zeroed, operation) for operation in cached))
