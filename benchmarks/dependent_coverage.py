@@ -105,7 +105,8 @@ def main() -> None:
     chosen = options.cases.split(",") if options.cases else names
     if unknown := set(chosen) - set(names):
         parser.error(f"--cases: {', '.join(sorted(unknown))} not in {', '.join(names)}")
-    earlier = json.loads(options.into.read_text()) if options.into else {}
+    is_begun = options.into is not None and options.into.exists()
+    earlier = json.loads(options.into.read_text()) if is_begun else {}
     powers: dict[str, Any] = earlier.get("powers", {})
     cells = {case: list(of_case) for case, of_case in groupby(earlier.get("cells", []), _case)}
     with ProcessPoolExecutor(options.workers) as pool:
