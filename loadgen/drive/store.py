@@ -369,7 +369,8 @@ def read_run(directory: Path | str) -> Run:
         names_read = [*_PLAN[1:], *(() if is_from_parts else _RESULTS)]
         if _SERVER in listed or (directory / _SERVER).exists():
             names_read.append(_SERVER)
-        if not is_from_parts and "requests.parquet" not in listed:
+        is_recorded = "requests.parquet" in listed or (directory / "requests.parquet").exists()
+        if not (is_from_parts or is_recorded):
             raise UsageError(f"{directory}: this run was never finished (no requests.parquet)")
         checksums.check(directory, listed, names_read)
     marks = {} if listed is None else _marks(manifest)
