@@ -25,6 +25,7 @@ from rig.gpu_peer import Peer
 from rig.gpu_server import (
     CLIENTS,
     MODES,
+    Mix,
     capacity_per_s,
     clients,
     mode_latencies,
@@ -248,7 +249,7 @@ def modes(session: Session) -> None:
     """Batching modes under the same schedule, at a share of the capacity of mode `chunked` with the
     same mix of requests."""
     name, is_small = session.shape("1b"), session.is_small
-    duration_s, longest, n = (6.0, 3500, 384) if not is_small else (1.0, 300, 4)
+    duration_s, mix, n = (6.0, Mix(), 384) if not is_small else (0.2, Mix((5, 34), 300, (5, 25)), 4)
     n_seqs = 256 if not is_small else 8
     log_dir = session.logs / "steps-modes"
     with (
@@ -256,16 +257,14 @@ def modes(session: Session) -> None:
         clients(min(CLIENTS, n)) as senders,
     ):
         set_mode(url, "chunked")
-        capacity_per_s(senders, url, n, longest)  # warms the server
-        capacity = [capacity_per_s(senders, url, n, longest) for _ in range(2)]
-        rate = _MODES_LOAD * sum(capacity) / 2 if not is_small else 2.0
+        capacity_per_s(senders, url, n, mix)  # warms the server
+        capacity = [capacity_per_s(senders, url, n, mix) for _ in range(2)]
+        rate = _MODES_LOAD * sum(capacity) / 2 if not is_small else 10.0
         figures: dict[str, Any] = {"capacity_per_s": capacity, "rate_per_s": rate, "of": {}}
         for mode in MODES:
 
             def measure(mode: str = mode) -> None:
-                runs = [
-                    mode_latencies(senders, url, mode, rate, duration_s, longest) for _ in range(2)
-                ]
+                runs = [mode_latencies(senders, url, mode, rate, duration_s, mix) for _ in range(2)]
                 figures["of"][mode] = _mean_of(runs) | {"runs": runs}
                 session.results.add("modes", figures)
 

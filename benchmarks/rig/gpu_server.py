@@ -10,7 +10,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -109,18 +109,27 @@ def tokens_per_s(timings: Sequence[Timing]) -> float:
     return sum(t[4] for t in timings) / (max(t[3] for t in timings) - min(t[0] for t in timings))
 
 
-def mixed_requests(n: int, longest: int, seed: int = 0) -> list[tuple[int, int]]:
-    """(prompt tokens, output tokens) of `n` requests; a tenth of the prompts has `longest`
-    tokens."""
+class Mix(NamedTuple):
+    """Lengths in tokens: nine tenths of the prompts are uniform in `short`, the others have
+    `longest`; outputs are uniform in `outputs`. Both ranges contain their ends."""
+
+    short: tuple[int, int] = (50, 349)
+    longest: int = 3500
+    outputs: tuple[int, int] = (50, 250)
+
+
+def mixed_requests(n: int, mix: Mix, seed: int = 0) -> list[tuple[int, int]]:
+    """(prompt tokens, output tokens) of `n` requests."""
     rng = np.random.default_rng(seed)
-    prompts = np.where(rng.random(n) < 0.1, longest, rng.integers(50, 350, n))
-    outputs = rng.integers(50, 250, n, endpoint=True)
+    is_long = rng.random(n) < 0.1
+    prompts = np.where(is_long, mix.longest, rng.integers(*mix.short, n, endpoint=True))
+    outputs = rng.integers(*mix.outputs, n, endpoint=True)
     return list(zip(prompts.tolist(), outputs.tolist(), strict=True))
 
 
-def capacity_per_s(clients: Clients, url: str, n: int, longest: int) -> float:
+def capacity_per_s(clients: Clients, url: str, n: int, mix: Mix) -> float:
     """Requests/s of the server in its present mode when `n` requests of the mix arrive at once."""
-    requests = [(0.0, *sizes) for sizes in mixed_requests(n, longest, seed=1)]
+    requests = [(0.0, *sizes) for sizes in mixed_requests(n, mix, seed=1)]
     timings = send_requests(clients, url, requests)
     return n / (max(t[3] for t in timings) - min(t[0] for t in timings))
 
@@ -139,14 +148,14 @@ def mode_latencies(
     mode: str,
     rate_per_s: float,
     duration_s: float,
-    longest: int,
+    mix: Mix,
     seed: int = 0,
 ) -> dict[str, Any]:
     """Latencies of a mode under a Poisson schedule that depends on the arguments alone, so that it
     is the same for each mode."""
     n = max(2, round(rate_per_s * duration_s))
     send_times = np.cumsum(np.random.default_rng(seed).exponential(1 / rate_per_s, n)).tolist()
-    sizes = mixed_requests(n, longest, seed)
+    sizes = mixed_requests(n, mix, seed)
     set_mode(url, mode)
     requests = [(at_s, *size) for at_s, size in zip(send_times, sizes, strict=True)]
     return _latencies(send_requests(clients, url, requests))
