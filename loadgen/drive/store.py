@@ -369,8 +369,7 @@ def read_run(directory: Path | str) -> Run:
         names_read = [*_PLAN[1:], *(() if is_from_parts else _RESULTS)]
         if _SERVER in listed or (directory / _SERVER).exists():
             names_read.append(_SERVER)
-        is_recorded = "requests.parquet" in listed or (directory / "requests.parquet").exists()
-        if not (is_from_parts or is_recorded):
+        if not (is_from_parts or any(name in listed for name in _RESULTS)):
             raise UsageError(f"{directory}: this run was never finished (no requests.parquet)")
         checksums.check(directory, listed, names_read)
     marks = {} if listed is None else _marks(manifest)
