@@ -132,12 +132,25 @@ class Population:
         self._until_s = now_s
 
 
+class Reached:
+    """The last step end that a simulation has come to: its instant (s), and the number of its
+    replica. All ends before it, and those at the same instant of lower numbers, are over."""
+
+    __slots__ = ("number", "until_s")
+
+    def __init__(self) -> None:
+        self.to(-math.inf)
+
+    def to(self, until_s: float, number: float = math.inf) -> None:
+        self.until_s, self.number = until_s, number
+
+
 class Replica:
     """An engine of a simulation. `population` are its requests, `busy_s` the time that its steps
     took, `n_received` the requests that it was given."""
 
     def __init__(self, state: EngineState, executor: Executor, name: str = "engine") -> None:
-        self.state, self.executor, self.name = state, executor, name
+        self._state, self.executor, self.name = state, executor, name
         self.repeating = executor if isinstance(executor, Repeating) else None
         self.population = Population()
         self.busy_s, self.n_received = 0.0, 0
@@ -148,6 +161,20 @@ class Replica:
         # Requests and cancelled ids that arrived during it. As in a server, the engine reads them
         # between two steps.
         self.inbox: list[Request | str] = []
+        self.reached = Reached()  # of the simulation, which replaces it
+
+    @property
+    def state(self) -> EngineState:
+        """The engine as of now: all steps that are over are committed. Tokens of single decoding
+        requests may be missing until `queues.settle()`."""
+        if self.stretch is not None:
+            self.commit(self.n_over(self.stretch))
+        return self._state
+
+    def n_over(self, stretch: Stretch) -> int:
+        """How many steps of the stretch are over, the last excepted."""
+        is_later = self.reached.number > self.number
+        return min(stretch.n_ended(self.reached.until_s, is_later), stretch.n_steps - 1)
 
     def commit(self, n: int) -> None:
         """Commit the first `n` steps of the stretch."""
@@ -196,15 +223,16 @@ class Simulator:
     ) -> None:
         assert replicas, "a simulation needs a replica"
         self.replicas, self.clock, self._route = tuple(replicas), clock, route
+        self._reached = Reached()
+        self._reached.to(clock.now_s())
         for number, replica in enumerate(self.replicas):
-            replica.number = number
+            replica.number, replica.reached = number, self._reached
         self.population = Population()
         self._replica_of: dict[str, Replica] = {}
         self._at_router: dict[str, Request] = {}
         # Heap of the steps and stretches under way: the end (s), the numbers of the replica and of
         # its start.
         self._ends: list[tuple[float, int, int]] = []
-        self._reached: tuple[float, float] = (clock.now_s(), math.inf)  # all ends up to this one
         self._ready: dict[Replica, None] = {}  # engines that may start a step now
         self._waiting: dict[Replica, float] = {}  # engines whose policy waits, until when (s)
         self._is_patient = False  # the client of the present run
@@ -237,20 +265,13 @@ class Simulator:
 
     def explain(self, request_id: str) -> Account | None:
         replica = self._replica_of.get(request_id)
-        return None if replica is None else self.present(replica).explain(request_id)
+        return None if replica is None else replica.state.explain(request_id)
 
     def settle(self, request: Request) -> None:
         replica = self._replica_of.get(request.id)
-        if replica is not None and replica.state.queues.lockstep is not None:
-            lockstep = self.present(replica).queues.lockstep
-            assert lockstep is not None, "a stretch is taken in lockstep"
+        lockstep = None if replica is None else replica.state.queues.lockstep
+        if lockstep is not None:
             lockstep.settle(request)
-
-    def present(self, replica: Replica) -> EngineState:
-        """The state of an engine as of now: all steps that are over are committed."""
-        if replica.stretch is not None:
-            replica.commit(self._n_over(replica, replica.stretch))
-        return replica.state
 
     def run(self, client: EngineClient) -> None:
         """Run until the client will not act again and all requests have ended.
@@ -283,8 +304,8 @@ class Simulator:
             elif (next_s := client.next_s()) is None:
                 break
             else:
-                clock.advance_to(max(next_s, clock.now_s()))
-                self._reached = (clock.now_s(), math.inf)
+                clock.jump_to(max(next_s, clock.now_s()))
+                self._reached.to(clock.now_s())
         assert not self._at_router, f"{', '.join(self._at_router)} wait at the router for ever"
         for replica in self.replicas:
             replica.population.check(replica.name)
@@ -336,15 +357,10 @@ class Simulator:
         while ends and self.replicas[ends[0][1]].n_starts != ends[0][2]:
             heappop(ends)
 
-    def _n_over(self, replica: Replica, stretch: Stretch) -> int:
-        """How many steps of a stretch are over."""
-        until_s, number = self._reached
-        return min(stretch.n_ended(until_s, number > replica.number), stretch.n_steps - 1)
-
     def _interrupt(self, replica: Replica) -> None:
         """Let a stretch end with the step that is computed now."""
         if replica.stretch is not None:
-            self._cut(replica, replica.stretch, self._n_over(replica, replica.stretch))
+            self._cut(replica, replica.stretch, replica.n_over(replica.stretch))
 
     def _cut(self, replica: Replica, stretch: Stretch, n: int) -> None:
         """Let a stretch end with the step after its first `n`."""
@@ -376,7 +392,7 @@ class Simulator:
         started, replica.started = replica.started, None
         assert started is not None, f"{replica.name} ends a step that it never began"
         self.clock.jump_to(max(end_s, self.clock.now_s()))
-        self._reached = (end_s, number)
+        self._reached.to(end_s, number)
         self._deliver(replica, end_step(replica.state, started), client)
 
     def _advance(self, client: EngineClient) -> None:
@@ -395,8 +411,8 @@ class Simulator:
                 f"policy '{kinds}' waits for ever at {self.now_s:g} s: {names} "
                 "wait and no more requests will arrive; use view.is_source_closed"
             )
-        clock.advance_to(max(wake_s, clock.now_s()))
-        self._reached = (clock.now_s(), math.inf)
+        clock.jump_to(max(wake_s, clock.now_s()))
+        self._reached.to(clock.now_s())
         for replica, until_s in waiting.items():
             if min(until_s, client_s) <= wake_s:
                 self._ready[replica] = None

@@ -151,8 +151,9 @@ class PredictedLoad(LoadRouter):
     kind: ClassVar[str] = "predicted_load"
 
     def load(self, replica: Replica) -> float:
-        view = replica.state.view()
-        requests = [*replica.state.queues]
+        view, queues = replica.state.view(), replica.state.queues
+        queues.settle()  # the predictor reads the output so far
+        requests = [*queues]
         requests += [entry for entry in replica.inbox if isinstance(entry, Request)]
         n_prompt = n_output = n_context = 0.0
         for request in requests:

@@ -172,10 +172,15 @@ class KvPool:
         references, hash_of = self._references, self._hash_of
         full: list[int] = []
         blank: list[int] = []
-        for block in reversed(request.blocks):
-            references[block] -= 1
-            if not references[block]:
-                (full if block in hash_of else blank).append(block)
+        if self.prefix_cache:
+            for block in reversed(request.blocks):
+                references[block] -= 1
+                if not references[block]:
+                    (full if block in hash_of else blank).append(block)
+        else:  # no block has a second owner or a hash
+            blank = request.blocks[::-1]
+            for block in blank:
+                references[block] = 0
         self._free.give(full, blank)
         request.blocks = []
         request.n_computed = request.n_room = request.n_published = 0
@@ -236,10 +241,14 @@ class KvPool:
 
     def _take(self, n: int) -> list[int]:
         """Take `n` blocks from the head of the free list, out of the prefix cache, too."""
-        references, hash_of, take = self._references, self._hash_of, self._free.take
-        taken = [take() for _ in range(n)]
+        references, hash_of = self._references, self._hash_of
+        taken = self._free.take_blank(n)
         for block in taken:
             references[block] = 1
+        while len(taken) < n:
+            block = self._free.take()
+            references[block] = 1
+            taken.append(block)
             if block in hash_of:
                 del self._block_of[hash_of.pop(block)]
                 self._n_index_changes += 1
@@ -291,7 +300,7 @@ class FreeList:
     """
 
     def __init__(self, n_blocks: int) -> None:
-        self._blank = deque(range(n_blocks))
+        self._blank = list(range(n_blocks - 1, -1, -1))  # the next is the last
         self._cached: deque[int] = deque()
         self._n_stale = [0] * n_blocks  # by block: entries of `_cached` to skip, the oldest first
         self._n_skipped = 0  # Σ of these
@@ -302,12 +311,22 @@ class FreeList:
     def give(self, cached: Iterable[int], blank: Iterable[int]) -> None:
         """Add blocks that have lost their last owner."""
         self._cached.extend(cached)
-        self._blank.extendleft(blank)
+        self._blank.extend(blank)
+
+    def take_blank(self, n: int) -> list[int]:
+        """Remove and return the first `n` blocks, or fewer, none of them cached."""
+        n = min(n, len(self._blank))
+        if not n:
+            return []
+        taken = self._blank[-n:]
+        del self._blank[-n:]
+        taken.reverse()
+        return taken
 
     def take(self) -> int:
         """Remove and return the first block. Raises IndexError when there is none."""
         if self._blank:
-            return self._blank.popleft()
+            return self._blank.pop()
         block = self._cached.popleft()
         while self._n_skipped and self._n_stale[block]:
             self._n_stale[block] -= 1
@@ -326,7 +345,7 @@ class FreeList:
 
     def __iter__(self) -> Iterator[int]:
         stale = list(self._n_stale)
-        yield from self._blank
+        yield from reversed(self._blank)
         for block in self._cached:
             if stale[block]:
                 stale[block] -= 1

@@ -1,41 +1,43 @@
 """Decode steps that a simulator takes at once, against the same steps taken one by one."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.clock import VirtualClock
+from reference_engine.cluster.routers import ROUTERS, Site, read_router
 from reference_engine.core.core import EngineState
+from reference_engine.executors.base import Caps
+from reference_engine.executors.delayed import NO_DELAY, StepDelay
 from reference_engine.executors.simulated import TOKEN, Simulated
 from reference_engine.policies.base import POLICIES
+from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.simulator import PatientClient, Replica, Simulator
 from reference_engine.state.cost_model import StepCost
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Limits
 from reference_engine.state.sequence import Request
 from reference_engine.state.steps import StepLog
+from reference_engine.state.swap import HostPool
 
 LIMITS = Limits(64, 16, 200, 400)
 COST = StepCost(
     step_s=0.004, seq_s=0.0003, added_token_s=0.0002, context_token_s=1e-6, prefill_attention_s=1e-7
 )
 MODES = [
+    *({"kind": kind} for kind in POLICIES.names()),
     {"kind": "chunked", "token_budget": 24},
     {"kind": "chunked", "max_num_seqs": 3},
-    {"kind": "continuous", "max_num_seqs": 4},
-    {"kind": "orca"},
-    {"kind": "prefill_first"},
-    {"kind": "split_fuse", "token_budget": 16},
-    {"kind": "bucketed"},
-    {"kind": "priority"},
-    {"kind": "sjf"},
-    {"kind": "mlfq"},
-    {"kind": "token_fair"},
-    {"kind": "dynamic"},
-    {"kind": "static"},
+    {"kind": "continuous", "max_num_seqs": 4, "reserve": "max"},
+    {"kind": "split_fuse", "token_budget": 16, "pad": "budget"},
+    {"kind": "sjf", "preempt": False},
+    {"kind": "priority", "preemptive": True},
+    {"kind": "mlfq", "base_quantum": "100ms", "n_levels": 3},
+    {"kind": "bucketed", "order": "oldest_first"},
 ]
 
 
@@ -49,6 +51,19 @@ class Job:
     stops: bool = False
     follow_ups: int = 0
     """Requests of the same lengths, each sent when the one before has ended."""
+    text: int = 1
+    """The token of the prompt: jobs with the same token share their prefix."""
+    tenant: str = "default"
+
+
+@dataclass(frozen=True)
+class Engine:
+    mode: dict[str, object]
+    n_blocks: int = 60
+    n_host_blocks: int = 0
+    prefix_cache: bool = True
+    delay: StepDelay = NO_DELAY
+    async_depth: int = 0
 
 
 class StepByStep:
@@ -78,9 +93,10 @@ class StepByStep:
     def send(self, at_s, name, job, engine):
         request = self.requests[name] = Request(
             name,
-            [1] * job.n_prompt,
+            [job.text] * job.n_prompt,
             job.n_output,
             at_s,
+            tenant=job.tenant,
             priority=job.priority,
             stop_ids=frozenset({TOKEN}) if job.stops else frozenset(),
             token_times_s=[],
@@ -118,23 +134,47 @@ JOBS = st.builds(
     cancel_after_s=st.sampled_from([math.inf, math.inf, 0.05, 0.4]),
     stops=st.sampled_from([False, False, False, True]),
     follow_ups=st.integers(0, 2),
+    text=st.integers(1, 3),
+    tenant=st.sampled_from(["default", "other"]),
 )
+ENGINES = st.builds(
+    Engine,
+    mode=st.sampled_from(MODES),
+    n_blocks=st.integers(14, 60),
+    n_host_blocks=st.sampled_from([0, 0, 40]),
+    prefix_cache=st.booleans(),
+    delay=st.sampled_from([NO_DELAY, StepDelay(share=0.1), StepDelay(seconds=0.003)]),
+    async_depth=st.sampled_from([0, 0, 0, 1]),
+)
+TWO_BEHIND = [f"{kind}:stale=50ms" for kind in ("least_kv", "prefix_aware")] + ROUTERS.names()
 
 
-def played(client, mode, n_blocks, n_replicas):
+def played(client, engine, n_replicas, router):
     """All that a run leaves behind."""
     clock = VirtualClock()
+    caps = Caps(n_host_blocks=engine.n_host_blocks, copy_s=1e-4)
     replicas = [
         Replica(
             EngineState(
-                LIMITS, KvPool(n_blocks), clock, POLICIES.build(mode), log=StepLog(level="full")
+                LIMITS,
+                KvPool(engine.n_blocks, prefix_cache=engine.prefix_cache),
+                clock,
+                POLICIES.build(engine.mode),
+                cost=COST,
+                predictor=QuantilePredictor(),
+                log=StepLog(level="full"),
+                host=HostPool(caps.n_host_blocks, caps.copy_s),
+                async_depth=engine.async_depth,
             ),
-            Simulated(COST),
+            Simulated(COST, caps, engine.delay),
             f"replica {k}",
         )
         for k in range(n_replicas)
     ]
-    Simulator(replicas, clock, lambda request: int(request.id[1]) % n_replicas).run(client)
+    route = read_router(router).route(Site(replicas, clock.now_s, np.random.default_rng(1)))
+    Simulator(replicas, clock, route).run(client)
+    for replica in replicas:
+        replica.state.check()
     return {
         "requests": {
             name: (r.token_times_s, r.tokens, r.state, r.first_token_s, r.finished_s, r.blocks)
@@ -144,26 +184,42 @@ def played(client, mode, n_blocks, n_replicas):
         "steps": [list(replica.state.log.steps) for replica in replicas],
         "events": [list(replica.state.log.events) for replica in replicas],
         "counters": [replica.state.counters for replica in replicas],
+        "accounts": [dict(replica.state.accounting.accounts) for replica in replicas],
         "busy_s": [pytest.approx(replica.busy_s) for replica in replicas],
         "refused": client.refused,
         "ended_s": clock.now_s(),
     }
 
 
-@settings(deadline=None, max_examples=60)
-@given(
-    st.lists(JOBS, min_size=1, max_size=8),
-    st.sampled_from(MODES),
-    st.integers(14, 60),
-    st.integers(1, 2),
-)
-def test_steps_taken_at_once_leave_what_single_steps_leave(jobs, mode, n_blocks, n_replicas):
+def assert_same(jobs, engine, n_replicas, router):
     single, at_once = StepByStep(jobs), AtOnce(jobs)
-    expected = played(single, mode, n_blocks, n_replicas)
-    found = played(at_once, mode, n_blocks, n_replicas)
+    expected = played(single, engine, n_replicas, router)
+    found = played(at_once, engine, n_replicas, router)
     assert isinstance(at_once, PatientClient)
     assert not isinstance(single, PatientClient)
     for part, value in expected.items():
         assert found[part] == value, part
     times = {name: r.token_times_s for name, r in single.requests.items() if r.token_times_s}
     assert times == single.received
+    return found
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(JOBS, min_size=1, max_size=8), ENGINES)
+def test_steps_taken_at_once_leave_what_single_steps_leave(jobs, engine):
+    assert_same(jobs, engine, 1, "round_robin")
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.lists(JOBS, min_size=1, max_size=8), ENGINES, st.sampled_from(TWO_BEHIND))
+def test_a_router_reads_steps_that_are_taken_at_once(jobs, engine, router):
+    assert_same(jobs, engine, 2, router)
+
+
+def test_a_stretch_is_taken_where_nothing_happens_and_preempts_where_memory_ends():
+    jobs = [Job(0.0, 20, 120, text=k) for k in range(4)]
+    engine = Engine({"kind": "chunked"}, n_blocks=24)
+    found = assert_same(jobs, engine, 1, "round_robin")
+    assert found["counters"][0].preemptions > 0
+    roomy = assert_same(jobs, replace(engine, n_blocks=200), 1, "round_robin")
+    assert roomy["counters"][0].preemptions == 0
