@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
@@ -29,7 +30,8 @@ HASHED_TOKENS = 512  # tokens per hash id of the trace
 
 
 class Trace:
-    """A client that submits the requests of a trace, repeated until `n` are sent."""
+    """A client (`simulator.PatientClient`) that submits the requests of a trace, repeated until `n`
+    are sent."""
 
     def __init__(self, lines: Sequence[dict[str, Any]], n: int, speedup: float) -> None:
         self._lines, self._n, self._speedup = lines, n, speedup
@@ -48,6 +50,10 @@ class Trace:
             return None
         lap, k = divmod(self._next, len(self._lines))
         return float(self._at_s[k]) + lap * self._period_s
+
+    def quiet_until_s(self) -> float:
+        next_s = self.next_s()
+        return math.inf if next_s is None else next_s
 
     def act(self, engine: SimulatedService) -> None:
         while (at_s := self.next_s()) is not None and at_s <= engine.now_s:
