@@ -159,11 +159,11 @@ def throughput(probes: Sequence[Probe], target: float) -> Throughput | None:
     shows it, or if a probe two standard errors above it met the target. No higher load can be
     sustained."""
     rates = [
-        (probe.served_per_s, probe.served_per_s * probe.measured_s)
+        (probe.served_per_s, n)
         for probe in probes
         if probe.served_per_s is not None
-        and probe.n_due - probe.served_per_s * probe.measured_s > _GREW * math.sqrt(probe.n_due)
-        and probe.served_per_s * probe.measured_s >= _LEAST_SERVED
+        and (n := probe.served_per_s * probe.measured_s) >= _LEAST_SERVED
+        and probe.n_due - n > _GREW * math.sqrt(probe.n_due)
     ]
     if not rates:
         return None
