@@ -65,9 +65,7 @@ def compare(spec: ModesSpec, directory: Path, console: Console) -> ModesResult:
     Ctrl-C keeps the finished cells and compares them. Raises UsageError before the first run.
     """
     tasks = list(_tasks(spec, directory))
-    if spec.target == "sim":
-        for mode in spec.modes:  # reports a wrong parameter now, not after an hour
-            sim_options({**spec.settings, **mode.parameters, "mode": mode.kind})
+    check_modes(spec)
     cells_dir = directory / "cells"
     cells_dir.mkdir(parents=True, exist_ok=True)
     done = {task.name: cell for task in tasks if (cell := load(cells_dir, task)) is not None}
@@ -89,6 +87,13 @@ def compare(spec: ModesSpec, directory: Path, console: Console) -> ModesResult:
         )
     cells = [done[task.name] for task in tasks if task.name in done]
     return ModesResult(_facts(spec, cells, len(tasks)), was_interrupted)
+
+
+def check_modes(spec: ModesSpec) -> None:
+    """Raises UsageError for a wrong parameter of a simulated mode now, not after an hour."""
+    if spec.target == "sim":
+        for mode in spec.modes:
+            sim_options({**spec.settings, **mode.parameters, "mode": mode.kind})
 
 
 def _tasks(spec: ModesSpec, directory: Path) -> Iterator[ModeRun]:
