@@ -521,7 +521,7 @@ def capacity(
     load = parse.read_choice("--over", over or loads[is_closed], loads)
     scenario = parse.choose_scenario(flags, traffic, defaults=_FIRST_PROBE[load])
     share = None if attainment is None else parse.read_share("--attainment", attainment)
-    scenario, share = _with_limits(scenario, share)
+    scenario, share = parse.with_limits(scenario, share)
     target = parse.read_target(target)
     if resume and out is None:
         raise UsageError("--resume: no search: name its directory with --out")
@@ -622,7 +622,7 @@ def size(
         )
     scenario = parse.choose_scenario(flags, traffic)
     share = None if attainment is None else parse.read_share("--attainment", attainment)
-    scenario, share = _with_limits(scenario, share)
+    scenario, share = parse.with_limits(scenario, share)
     try:
         peak_per_s = parse_rate_per_s(peak)
     except ValueError as error:
@@ -659,27 +659,6 @@ def size(
             typer.echo(line)
     typer.echo(f"result: {directory / 'size.json'}", err=True)
     raise typer.Exit(result.exit_code)
-
-
-def _with_limits(scenario: Scenario, attainment: float | None) -> tuple[Scenario, float | None]:
-    """The scenario with a limit per request in place of its percentile SLOs, if it has none, and
-    the attainment that they state. The search counts requests that meet their limits."""
-    from loadgen.measure.search_command import per_request_limits
-    from loadgen.workload.scenario import varied
-
-    limits, share = per_request_limits(scenario.slos())
-    if scenario.has_per_request_limit or scenario.classes or not limits:
-        return scenario, attainment
-    share = share if attainment is None else attainment
-    others = [slo.text for slo in scenario.slos() if not per_request_limits([slo])[0]]
-    typer.echo(
-        f"searching the load at which {100 * share:g} % of the requests meet {', '.join(limits)}"
-        + (
-            f"; without a value per request, so not searched: {', '.join(others)}" if others else ""
-        ),
-        err=True,
-    )
-    return varied(scenario, {"slo": limits}, "--slo"), share
 
 
 def _between(text: str, over: Over) -> tuple[float, float]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group
 
 from loadgen.cli import parse
 from loadgen.cli.exit_codes import INTERRUPTED
@@ -29,10 +30,14 @@ from loadgen.cli.measure import run_scenario
 from loadgen.cli.terminal import print_json, stdout
 from loadgen.errors import UsageError
 
+if TYPE_CHECKING:
+    from loadgen.lab.modes import ModesResult, ModesSpec
+
 PANEL = "Engine lab"
 verbs = typer.Typer()
 _DIFFERENT = 1
 _N_NAMED, _N_PRINTED = 3, 10
+_CAPACITY_SEEDS = 8
 
 
 @verbs.command(
@@ -258,8 +263,26 @@ def modes(
         typer.Option(help="Offered rates per second, from:to:step or a list: 2:20:2 or 2,4,8."),
     ] = None,
     seeds: Annotated[
-        int, typer.Option(min=1, help="Schedules per rate: the scenario's seed and the next ones.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Schedules per rate: the scenario's seed and the next ones. Default: 1, with "
+            "--capacity 8.",
+        ),
+    ] = None,
+    capacity: Annotated[
+        bool,
+        typer.Option(
+            "--capacity", help="Compare the highest rates that meet the SLO, seed by seed."
+        ),
+    ] = False,
+    attainment: Annotated[
+        str | None,
+        typer.Option(
+            help="With --capacity: the share of requests that must meet the SLO. Default: the "
+            "scenario's, or 99%."
+        ),
+    ] = None,
     target: Annotated[
         str, typer.Option(help="sim (virtual time), or reference: the real engine, mode by mode.")
     ] = "sim",
@@ -276,12 +299,17 @@ def modes(
     confidence: Confidence = None,
     json: Json = False,
 ) -> None:
-    """Run the same requests against several batching modes and compare them."""
+    """Run the same requests against several batching modes and compare them; with --capacity, the
+    highest rate of each that meets the SLO, and the ratios to the best."""
     from loadgen.lab.mode_spec import read_modes, read_rates
-    from loadgen.lab.modes import ModesSpec, check_target, compare, held_directory
+    from loadgen.lab.modes import ModesSpec, check_target, held_directory
     from loadgen.lab.simulated_engine import read_settings
     from loadgen.run.manifest import recorded_command
 
+    if capacity and rates is not None:
+        raise UsageError("--capacity finds the rates itself: leave out --rates")
+    if attainment is not None and not capacity:
+        raise UsageError("--attainment belongs to --capacity")
     scenario = parse.choose_scenario(flags, traffic)
     check_target(target)
     spec = ModesSpec(
@@ -290,26 +318,51 @@ def modes(
         target,
         read_settings(engine),
         None if rates is None else read_rates(rates),
-        seeds,
+        seeds or (_CAPACITY_SEEDS if capacity else 1),
         parse.read_confidence(confidence) or 0.95,
         parse.read_workers(workers),
         flags.plugin or [],
         recorded_command(["slobench", *sys.argv[1:]]),
         parse.cache_dir(os.environ),
     )
+    share = None if attainment is None else parse.read_share("--attainment", attainment)
+    compare, write, tables = _search_modes(spec, share) if capacity else _compare_modes(spec)
     directory = out or Path("runs") / f"modes-{scenario.name}-{datetime.now():%Y%m%d-%H%M%S}"
     with held_directory(directory, scenario):
-        result = compare(spec, directory, Console(stderr=True, highlight=False, markup=False))
+        result = compare(directory, Console(stderr=True, highlight=False, markup=False))
         if result.facts["n_done"]:
-            from loadgen.lab.mode_table import write_all
-
-            write_all(result.facts, directory, parse.cache_dir(os.environ))
+            write(result.facts, directory, parse.cache_dir(os.environ))
     if result.facts["n_done"]:
         if json:
             print_json(result.facts)
         else:
-            from reports.modes.view import tables
-
             stdout().print(tables(result.facts))
         typer.echo(f"report: {directory / 'modes.html'}", err=True)
     raise typer.Exit(INTERRUPTED if result.was_interrupted else 0)
+
+
+_Steps = tuple[
+    Callable[[Path, Console], "ModesResult"],
+    Callable[[dict[str, Any], Path, Path | None], None],
+    Callable[[dict[str, Any]], Group],
+]
+"""Running a comparison of modes, writing its files, and its tables."""
+
+
+def _compare_modes(spec: ModesSpec) -> _Steps:
+    from loadgen.lab.mode_table import write_all
+    from loadgen.lab.modes import compare
+    from reports.modes.view import tables
+
+    return partial(compare, spec), write_all, tables
+
+
+def _search_modes(spec: ModesSpec, attainment: float | None) -> _Steps:
+    from loadgen.capacity.capacity_spec import CapacitySpec, question_of
+    from loadgen.lab.mode_capacity import compare_capacity, write_capacity
+    from reports.modes.capacity_view import tables
+
+    scenario, share = parse.with_limits(spec.scenario, attainment)
+    question = question_of(CapacitySpec(scenario, spec.target, attainment=share))
+    limited = replace(spec, scenario=scenario)
+    return partial(compare_capacity, limited, question), write_capacity, tables

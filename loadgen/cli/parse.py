@@ -78,6 +78,27 @@ def choose_scenario(
     return scenario_from_flags(**values, overrides=settings)
 
 
+def with_limits(scenario: Scenario, attainment: float | None) -> tuple[Scenario, float | None]:
+    """The scenario with a limit per request in place of its percentile SLOs, if it has none, and
+    the attainment that they state. The search counts requests that meet their limits."""
+    from loadgen.measure.search_command import per_request_limits
+    from loadgen.workload.scenario import varied
+
+    limits, share = per_request_limits(scenario.slos())
+    if scenario.has_per_request_limit or scenario.classes or not limits:
+        return scenario, attainment
+    share = share if attainment is None else attainment
+    others = [slo.text for slo in scenario.slos() if not per_request_limits([slo])[0]]
+    typer.echo(
+        f"searching the load at which {100 * share:g} % of the requests meet {', '.join(limits)}"
+        + (
+            f"; without a value per request, so not searched: {', '.join(others)}" if others else ""
+        ),
+        err=True,
+    )
+    return varied(scenario, {"slo": limits}, "--slo"), share
+
+
 def load_plugins(paths: Sequence[Path] | None) -> None:
     for path in paths or ():
         load_plugin(path)

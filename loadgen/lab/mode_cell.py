@@ -29,6 +29,7 @@ def cell_of(
         "rate_per_s": rate_per_s,
         "seed": run.manifest.seed,
         "schedule_sha256": run.manifest.schedule_sha256,
+        "ended": run.manifest.ended,
         "verdict": summary.verdict,
         "is_trusted": summary.validity.trusted,
         "reasons": list(summary.reasons),
