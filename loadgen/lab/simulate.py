@@ -36,6 +36,7 @@ from loadgen.manifest.sections import (
     ReplicaSection,
     SimulatedEngineSection,
     TargetSection,
+    TransferSection,
 )
 from loadgen.measure.attainment import derived, with_counted_window
 from loadgen.records import Run
@@ -46,8 +47,9 @@ from loadgen.run.run_options import Early, RunSetup
 from loadgen.run.shown_run import ShownRun, shown
 from loadgen.workload.scenario import Scenario, load_scenario
 from loadgen.workload.schedule import Plan, make_plan
+from reference_engine.cluster.kv_links import KvLinks
+from reference_engine.cluster.transfers import Transfers
 from reference_engine.policies.base import Policy
-from reference_engine.simulator import Simulator
 
 if TYPE_CHECKING:
     from reports.run.engine_section import EngineSection
@@ -188,8 +190,10 @@ def record(
     return run
 
 
-def _sections(simulator: Simulator) -> tuple[ReplicaSection, ...]:
+def _sections(engine: SimulatedEngine) -> tuple[ReplicaSection, ...]:
+    simulator = engine.simulator
     now_s = simulator.now_s
+    links = KvLinks(1.0) if engine.transfers is None else engine.transfers.links
     return tuple(
         ReplicaSection(
             name=replica.name,
@@ -199,8 +203,24 @@ def _sections(simulator: Simulator) -> tuple[ReplicaSection, ...]:
             steps=replica.state.counters.steps,
             preemptions=replica.state.counters.preemptions,
             cached_tokens=replica.state.counters.cached_tokens,
+            role=replica.role,
+            sent_kv_bytes=links.sent_bytes.get(replica.number, 0.0),
+            received_kv_bytes=links.received_bytes.get(replica.number, 0.0),
+            link_share=links.busy_s.get(replica.number, 0.0) / max(now_s, 1e-9),
         )
         for replica in simulator.replicas
+    )
+
+
+def _transfer_section(transfers: Transfers | None) -> TransferSection | None:
+    if transfers is None:
+        return None
+    n = max(1, transfers.n_done)
+    return TransferSection(
+        requests=transfers.n_done,
+        kv_bytes=sum(transfers.links.sent_bytes.values()),
+        mean_copy_s=transfers.copied_s / n,
+        mean_wait_s=transfers.waited_s / n,
     )
 
 
@@ -254,7 +274,8 @@ class _Simulation:
             simulated_s=simulator.now_s,
             wall_s=wall_s,
             router=self._router if len(totals) > 1 else "",
-            replicas=_sections(simulator) if len(totals) > 1 else (),
+            replicas=_sections(self._engine) if len(totals) > 1 else (),
+            transfers=_transfer_section(self._engine.transfers),
         )
 
     @contextlib.contextmanager

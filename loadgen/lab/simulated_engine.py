@@ -12,7 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from loadgen.clock import VirtualClock
 from loadgen.errors import UsageError, nearest
+from loadgen.units import Seconds
+from reference_engine.cluster.disaggregation import disaggregated
+from reference_engine.cluster.kv_links import KvLinks
 from reference_engine.cluster.routers import Site, read_router
+from reference_engine.cluster.transfers import Transfers
 from reference_engine.core.core import EngineState
 from reference_engine.executors.base import Caps
 from reference_engine.executors.delayed import NO_DELAY, StepDelayOption
@@ -21,7 +25,7 @@ from reference_engine.model.hardware_file import simulated_model
 from reference_engine.model.zoo import resolve
 from reference_engine.policies.base import POLICIES, Policy, is_for_mode
 from reference_engine.predict.quantiles import QuantilePredictor
-from reference_engine.simulator import Replica, Simulator
+from reference_engine.simulator import Replica, Role, Simulator
 from reference_engine.state.cost_model import CPU, WeightDtype
 from reference_engine.state.kv import BLOCK_TOKENS, KvPool
 from reference_engine.state.model_config import KvDtype
@@ -33,6 +37,10 @@ from targets.mock_script import split_options
 _MAX_NUM_SEQS = 256
 _GROUP = re.compile(r"([1-9]\d{0,3})(?::(.+))?")  # of replicas: a number, and settings of theirs
 _STEP_TOKENS = 1 << 15
+_OF_THE_CLUSTER = {
+    *("replicas", "router", "router_seed"),
+    *("decode_router", "link_bytes_per_s", "link_latency", "kv_factor"),
+}
 
 
 class SimOptions(BaseModel):
@@ -47,6 +55,10 @@ class SimOptions(BaseModel):
 
     `replicas` of the engine stand behind a `router`: `8`, or groups that differ from the other
     settings, `4+4:hardware=a100;mode=static`. `router_seed` is the seed of its random choices.
+
+    A group with `role=prefill` computes prompts and first tokens; the KV of each request is then
+    copied over links of `link_bytes_per_s` to a replica with `role=decode`, which `decode_router`
+    selects. `kv_factor` is the share of the KV's bytes that is copied, as a compression leaves it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
@@ -69,16 +81,23 @@ class SimOptions(BaseModel):
     replicas: str = "1"
     router: str = "round_robin"
     router_seed: int = Field(default=0, ge=0)
+    role: Role = "both"
+    decode_router: str = "join_shortest_queue"
+    link_bytes_per_s: float = Field(default=50e9, gt=0, allow_inf_nan=False)
+    link_latency: Annotated[Seconds, Field(ge=0)] = 0.0
+    kv_factor: float = Field(default=1.0, gt=0, le=1)
     policy_args: dict[str, Any] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEngine:
-    """An engine, or replicas of it, at time zero; the policy of the first; a short description."""
+    """An engine, or replicas of it, at time zero; the policy of the first; a short description;
+    the transfers of KV between replicas, if any."""
 
     simulator: Simulator
     policy: Policy
     description: str
+    transfers: Transfers | None = None
 
 
 def read_settings(text: str) -> dict[str, str]:
@@ -116,12 +135,13 @@ def sim_options(settings: Mapping[str, Any]) -> SimOptions:
         raise UsageError(_problem(error)) from None
     each_replica(options)
     read_router(options.router)
+    read_router(options.decode_router)
     return options
 
 
 def each_replica(options: SimOptions) -> list[SimOptions]:
     """The settings of every replica. Raises UsageError for a malformed `replicas`."""
-    shared = options.model_dump(exclude_unset=True, exclude={"replicas", "router", "router_seed"})
+    shared = options.model_dump(exclude_unset=True, exclude=_OF_THE_CLUSTER)
     replicas: list[SimOptions] = []
     for group in options.replicas.split("+"):
         match = _GROUP.fullmatch(group.strip())
@@ -130,7 +150,7 @@ def each_replica(options: SimOptions) -> list[SimOptions]:
                 f"replicas: expected a number, or 4:hardware=h200;mode=static + …, got '{group}'"
             )
         own = read_settings((match[2] or "").replace(";", ","))
-        if own.keys() & {"replicas", "router", "router_seed", "declared_max_tokens"}:
+        if own.keys() & {*_OF_THE_CLUSTER, "declared_max_tokens"}:
             raise UsageError(f"replicas: '{group}': a setting of all replicas together")
         if "mode" in own and own["mode"] != options.mode:
             settings = {key: value for key, value in shared.items() if key != "policy_args"}
@@ -152,12 +172,27 @@ def build(
     texts = list(dict.fromkeys(text for _, text in engines))
     replicas = [replica for replica, _ in engines]
     chosen = replicas[0].state.policy
-    if len(replicas) == 1:
+    if len(replicas) == 1 and replicas[0].role == "both":
         return SimulatedEngine(Simulator(replicas, clock), chosen, texts[0])
     rng = np.random.default_rng(options.router_seed)
-    route = read_router(options.router).route(Site(replicas, clock.now_s, rng))
     description = f"{len(replicas)} replicas behind {options.router}: {'; '.join(texts)}"
-    return SimulatedEngine(Simulator(replicas, clock, route), chosen, description)
+    if all(replica.role == "both" for replica in replicas):
+        route = read_router(options.router).route(Site(replicas, clock.now_s, rng))
+        return SimulatedEngine(Simulator(replicas, clock, route), chosen, description)
+    transfers = Transfers(
+        KvLinks(options.link_bytes_per_s, options.link_latency), options.kv_factor
+    )
+    cluster = disaggregated(
+        replicas,
+        transfers,
+        clock.now_s,
+        rng,
+        read_router(options.router),
+        read_router(options.decode_router),
+    )
+    simulator = Simulator(replicas, clock, cluster.route, cluster)
+    description += f"; KV over {options.link_bytes_per_s / 1e9:g} GB/s to {options.decode_router}"
+    return SimulatedEngine(simulator, chosen, description, transfers)
 
 
 def _engine(
@@ -201,7 +236,10 @@ def _engine(
         description += f", weights of {options.weight_dtype}"
     if options.step_delay != NO_DELAY:
         description += f", every step delayed by {options.step_delay}"
-    return Replica(state, Simulated(fit.cost, caps, options.step_delay), name), description
+    if options.role != "both":
+        description += f", {options.role} only"
+    executor = Simulated(fit.cost, caps, options.step_delay)
+    return Replica(state, executor, name, options.role, fit.kv_token_bytes), description
 
 
 def make_policy(options: SimOptions) -> Policy:

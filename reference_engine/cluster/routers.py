@@ -112,12 +112,12 @@ class LoadRouter(Router, ABC):
 
 @ROUTERS.register
 class JoinShortestQueue(LoadRouter):
-    """The replica with the fewest requests, waiting and running."""
+    """The replica with the fewest requests: waiting, running, and on their way to it."""
 
     kind: ClassVar[str] = "join_shortest_queue"
 
     def load(self, replica: Replica) -> float:
-        return len(replica.population)
+        return len(replica.population) + len(replica.coming) + len(replica.copying)
 
 
 @ROUTERS.register
@@ -137,9 +137,8 @@ class LeastKv(LoadRouter):
 
     def load(self, replica: Replica) -> float:
         kv = replica.state.kv
-        n_waiting = replica.state.queues.queued_tokens + sum(
-            len(entry.tokens) for entry in replica.inbox if isinstance(entry, Request)
-        )
+        coming = [*replica.unread, *replica.coming.values()]
+        n_waiting = replica.state.queues.queued_tokens + sum(len(r.tokens) for r in coming)
         return kv.pressure + n_waiting / (kv.n_blocks * kv.block_tokens)
 
 
@@ -153,11 +152,11 @@ class PredictedLoad(LoadRouter):
     def load(self, replica: Replica) -> float:
         view, queues = replica.state.view(), replica.state.queues
         queues.settle()  # the predictor reads the output so far
-        requests = [*queues]
-        requests += [entry for entry in replica.inbox if isinstance(entry, Request)]
+        requests = [*queues, *replica.unread]
+        requests += [*replica.coming.values(), *replica.copying.values()]
         n_prompt = n_output = n_context = 0.0
         for request in requests:
-            n_left = max(0, request.n_remaining - 1)
+            n_left = max(0, request.n_remaining - request.n_swapped - 1)
             n_prompt += n_left
             n_output += view.predictor.predict(request).mean
             n_context += len(request.tokens)
@@ -202,7 +201,9 @@ class PrefixAware(Router):
                 n_missing = len(request.tokens) - n_hits * kv.block_tokens
                 n_active = queues.context_tokens + queues.queued_tokens
                 n_active += sum(len(r.tokens) for r in queues.prefilling.values())
-                n_active += sum(len(e.tokens) for e in replica.inbox if isinstance(e, Request))
+                n_active += sum(len(r.tokens) for r in replica.unread)
+                on_way = (*replica.coming.values(), *replica.copying.values())
+                n_active += sum(len(r.tokens) for r in on_way)
                 costs.append(self.overlap_weight * n_missing + n_active)
             return least(range(len(costs)), costs, site.rng)
 

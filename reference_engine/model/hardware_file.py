@@ -29,6 +29,7 @@ from reference_engine.state.model_config import KvDtype, ModelSource
 Cost = Annotated[Seconds, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _PRESET = HARDWARE["h100"]
+_BYTES = 2  # of a number of KV, on a calibrated server
 T = TypeVar("T", bound=Block)
 
 
@@ -201,7 +202,9 @@ def _calibrated(
             f"the fit, above {MOST_ERROR:.0%}; measure longer on an idle machine, or accept the "
             "error with slobench calibrate --force"
         )
-    return ModelOnHardware(file.costs.step_cost(), file.kv_tokens, 0.0, file.held_out_error)
+    token_bytes = source.config.kv_bytes_per_token(_BYTES)
+    cost = file.costs.step_cost()
+    return ModelOnHardware(cost, file.kv_tokens, 0.0, file.held_out_error, token_bytes)
 
 
 def _document(path: Path) -> Document:

@@ -168,22 +168,35 @@ class KvPool:
         answer's blocks are published here all at once: hashing them singly while decoding costs
         three times as much. The tail is freed first, so that it is evicted first: a prefix is
         worth more than the text after it."""
+        self.give_back(self.detach(request))
+
+    def detach(self, request: Request) -> list[int]:
+        """Take the blocks of a request from it, published, and leave them owned."""
         self.publish(request)
+        blocks, request.blocks = request.blocks, []
+        request.n_computed = request.n_room = request.n_published = 0
+        return blocks
+
+    def hold(self, n: int) -> list[int]:
+        """Take `n` blocks for a request that is to come. There must be as many."""
+        assert n <= self.n_free, f"{n} blocks of {self.n_free} free"
+        return self._take(n)
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """Free blocks without a request, the last first."""
         references, hash_of = self._references, self._hash_of
         full: list[int] = []
         blank: list[int] = []
         if self.prefix_cache:
-            for block in reversed(request.blocks):
+            for block in reversed(blocks):
                 references[block] -= 1
                 if not references[block]:
                     (full if block in hash_of else blank).append(block)
         else:  # no block has a second owner or a hash
-            blank = request.blocks[::-1]
+            blank = list(reversed(blocks))
             for block in blank:
                 references[block] = 0
         self._free.give(full, blank)
-        request.blocks = []
-        request.n_computed = request.n_room = request.n_published = 0
 
     def clear_prefix_cache(self) -> int:
         """Empty the prefix cache: no block computed so far is a hit again, owned blocks included.
@@ -194,16 +207,20 @@ class KvPool:
         self._n_index_changes += 1
         return n_cached
 
-    def check(self, owners: Iterable[Request]) -> None:
-        """Assert that every block is either free or owned exactly as often as `owners` list it, and
-        that no request computed more tokens than it has room for."""
-        for _ in self.checks(owners):
+    def check(self, owners: Iterable[Request], detached: Iterable[Sequence[int]] = ()) -> None:
+        """Assert that every block is either free or owned exactly as often as `owners` and
+        `detached` list it, and that no request computed more tokens than it has room for."""
+        for _ in self.checks(owners, detached):
             pass
 
-    def checks(self, owners: Iterable[Request]) -> Iterator[None]:
+    def checks(
+        self, owners: Iterable[Request], detached: Iterable[Sequence[int]] = ()
+    ) -> Iterator[None]:
         """As `check`, in pieces: a request or BLOCKS_PER_CHECK blocks between two `yield`s. The
         pool must not change in between; give the iteration up when it does."""
         n_owners: Counter[int] = Counter()
+        for blocks in detached:
+            n_owners.update(blocks)
         for request in owners:
             assert len(set(request.blocks)) == len(request.blocks), (
                 f"{request.id} has a block twice"

@@ -231,6 +231,25 @@ def test_replicas_may_differ_in_hardware_and_mode():
     assert "replicas=1+1:hardware=a100;mode=static" in json.dumps(run.manifest.target.labels.flags)
 
 
+def test_a_scenario_runs_with_prefill_and_decode_apart():
+    scenario = load_scenario("chat_bursty", ["phases.warmup=0s", "phases.measure=10s"])
+    run = simulate_scenario(
+        scenario, replicas="1:role=prefill+2:role=decode", link_bytes_per_s=10e9, kv_factor=0.5
+    )
+    engine = run.manifest.engine
+    assert engine is not None
+    assert engine.transfers is not None
+    rows = run.request_rows
+    moved = rows[rows["output_tokens"] > 1]
+    assert engine.transfers.requests == len(moved) == len(rows)
+    # an 8b token has 2 · 32 layers · 8 heads · 128 numbers of 2 bytes
+    assert engine.transfers.kv_bytes == pytest.approx(0.5 * 131_072 * moved["input_tokens"].sum())
+    assert [replica.role for replica in engine.replicas] == ["prefill", "decode", "decode"]
+    assert engine.replicas[0].requests == len(rows)
+    assert sum(replica.requests for replica in engine.replicas[1:]) == len(rows)
+    assert sum(seconds["kv_transfer"] for seconds in engine.waits_s.values()) > 0
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -240,6 +259,14 @@ def test_replicas_may_differ_in_hardware_and_mode():
         ({"replicas": 2, "router": "jsq:stal=1s"}, "router: stal: unknown key"),
         ({"replicas": 2, "router": "jsq:stale"}, "expected key=value after 'jsq:'"),
         ({"replicas": 2, "router": "round_robn"}, "did you mean 'round_robin'"),
+        ({"replicas": 2, "decode_router": "jqs"}, "did you mean 'jsq'|unknown router"),
+        ({"role": "prefill"}, "needs a group with role=decode"),
+        ({"replicas": "2+2:role=decode"}, "needs a group with role=decode"),
+        ({"replicas": "1:role=prefil+1:role=decode"}, "role: Input should be 'both', 'prefill'"),
+        ({"replicas": "1:role=prefill;mode=static+1:role=decode"}, "a mode that streams"),
+        ({"replicas": "1:role=prefill;async_depth=1+1:role=decode"}, "async_depth=0"),
+        ({"replicas": "1:role=prefill;shape=1b+1:role=decode"}, "equal shapes and kv_dtypes"),
+        ({"replicas": "1:kv_factor=0.5"}, "a setting of all replicas together"),
     ],
 )
 def test_a_malformed_cluster_is_named(settings, message):
