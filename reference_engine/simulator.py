@@ -250,8 +250,8 @@ class Conductor(Protocol):
     def check(self, request: Request) -> None:
         """Raises AdmissionError for a request that could never run."""
 
-    def next_s(self) -> float:
-        """The next instant (s) at which it acts; infinity: never."""
+    def next_s(self, simulator: Simulator) -> float:
+        """The next instant (s) at which it acts; infinity: none while nothing else happens."""
 
     def act(self, simulator: Simulator) -> None:
         """Do everything that is due by now, before the client acts."""
@@ -450,11 +450,10 @@ class Simulator:
 
     def interrupt(self, replica: Replica) -> None:
         """Let a stretch end with the step that is computed now."""
-        if replica.stretch is not None:
-            self._cut(replica, replica.stretch, replica.n_over(replica.stretch))
-
-    def _cut(self, replica: Replica, stretch: Stretch, n: int) -> None:
-        """Let a stretch end with the step after its first `n`."""
+        stretch = replica.stretch
+        if stretch is None:
+            return
+        n = replica.n_over(stretch)
         replica.commit(n)
         replica.started, replica.stretch = stretch.started(), None
         self._expect_end(replica, stretch.ends_s[n])
@@ -462,14 +461,19 @@ class Simulator:
     def _shorten(self, client: PatientClient, is_single: bool) -> None:
         """End stretches with their first step after which the client may act."""
         quiet_until_s = client.quiet_until_s()
-        if self._ends[0][0] <= quiet_until_s:
+        if self._ends[0][0] < quiet_until_s:
             return
-        if not is_single and quiet_until_s == client.next_s():
-            return  # it acts then, whatever the engines do
+        # Then it acts at that instant, whatever the engines do, and finds those between two steps
+        # of which a step ends right then.
+        is_punctual = not is_single and quiet_until_s == client.next_s()
         for replica in self.replicas:
             stretch = replica.stretch
-            if stretch is not None and stretch.ends_s[-1] > quiet_until_s:
-                self._cut(replica, stretch, stretch.n_ended(quiet_until_s, is_inclusive=False))
+            if stretch is None or stretch.ends_s[-1] <= quiet_until_s:
+                continue
+            n = stretch.n_ended(quiet_until_s, is_inclusive=False)
+            if not is_punctual or stretch.ends_s[n] == quiet_until_s:
+                stretch.shorten(n + 1)
+                self._expect_end(replica, stretch.ends_s[n])
         self._drop_void_ends()
 
     def _end_step(self, client: EngineClient) -> None:
@@ -494,7 +498,7 @@ class Simulator:
         client_s = math.inf if next_s is None else next_s
         wake_s = min(client_s, min(waiting.values())) if waiting else client_s
         if conductor is not None:
-            wake_s = min(wake_s, conductor.next_s())
+            wake_s = min(wake_s, conductor.next_s(self))
         if ends and ends[0][0] <= wake_s:
             self._end_step(client)
             return
@@ -507,7 +511,7 @@ class Simulator:
             )
         clock.jump_to(max(wake_s, clock.now_s()))
         self._reached.to(clock.now_s())
-        if conductor is not None and conductor.next_s() <= wake_s:
+        if conductor is not None:
             conductor.act(self)
         for replica, until_s in waiting.items():
             if min(until_s, client_s) <= wake_s:

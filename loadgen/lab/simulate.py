@@ -218,6 +218,7 @@ def _transfer_section(transfers: Transfers | None) -> TransferSection | None:
     n = max(1, transfers.n_done)
     return TransferSection(
         requests=transfers.n_done,
+        migrated=transfers.n_migrated,
         kv_bytes=sum(transfers.links.sent_bytes.values()),
         mean_copy_s=transfers.copied_s / n,
         mean_wait_s=transfers.waited_s / n,

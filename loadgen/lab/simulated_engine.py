@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -12,9 +12,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from loadgen.clock import VirtualClock
 from loadgen.errors import UsageError, nearest
-from loadgen.units import Seconds
-from reference_engine.cluster.disaggregation import disaggregated
+from loadgen.units import Seconds, Share
+from reference_engine.cluster.conductors import Cluster, Part
+from reference_engine.cluster.disaggregation import disaggregation
 from reference_engine.cluster.kv_links import KvLinks
+from reference_engine.cluster.rebalancing import rebalancing
 from reference_engine.cluster.routers import Site, read_router
 from reference_engine.cluster.transfers import Transfers
 from reference_engine.core.core import EngineState
@@ -25,7 +27,7 @@ from reference_engine.model.hardware_file import simulated_model
 from reference_engine.model.zoo import resolve
 from reference_engine.policies.base import POLICIES, Policy, is_for_mode
 from reference_engine.predict.quantiles import QuantilePredictor
-from reference_engine.simulator import Replica, Role, Simulator
+from reference_engine.simulator import Replica, Role, Route, Simulator
 from reference_engine.state.cost_model import CPU, WeightDtype
 from reference_engine.state.kv import BLOCK_TOKENS, KvPool
 from reference_engine.state.model_config import KvDtype
@@ -40,6 +42,7 @@ _STEP_TOKENS = 1 << 15
 _OF_THE_CLUSTER = {
     *("replicas", "router", "router_seed"),
     *("decode_router", "link_bytes_per_s", "link_latency", "kv_factor"),
+    *("rebalance", "rebalance_gap"),
 }
 
 
@@ -59,6 +62,8 @@ class SimOptions(BaseModel):
     A group with `role=prefill` computes prompts and first tokens; the KV of each request is then
     copied over links of `link_bytes_per_s` to a replica with `role=decode`, which `decode_router`
     selects. `kv_factor` is the share of the KV's bytes that is copied, as a compression leaves it.
+    Each `rebalance` (a duration; None: never), a decoding request moves from the most to the least
+    loaded replica if their loads differ by more than `rebalance_gap` of the mean.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
@@ -86,6 +91,8 @@ class SimOptions(BaseModel):
     link_bytes_per_s: float = Field(default=50e9, gt=0, allow_inf_nan=False)
     link_latency: Annotated[Seconds, Field(ge=0)] = 0.0
     kv_factor: float = Field(default=1.0, gt=0, le=1)
+    rebalance: Annotated[Seconds, Field(gt=0)] | None = None
+    rebalance_gap: Annotated[Share, Field(ge=0)] = 0.2
     policy_args: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -172,27 +179,37 @@ def build(
     texts = list(dict.fromkeys(text for _, text in engines))
     replicas = [replica for replica, _ in engines]
     chosen = replicas[0].state.policy
-    if len(replicas) == 1 and replicas[0].role == "both":
+    if len(replicas) == 1 and replicas[0].role == "both" and options.rebalance is None:
         return SimulatedEngine(Simulator(replicas, clock), chosen, texts[0])
-    rng = np.random.default_rng(options.router_seed)
     description = f"{len(replicas)} replicas behind {options.router}: {'; '.join(texts)}"
-    if all(replica.role == "both" for replica in replicas):
-        route = read_router(options.router).route(Site(replicas, clock.now_s, rng))
-        return SimulatedEngine(Simulator(replicas, clock, route), chosen, description)
-    transfers = Transfers(
-        KvLinks(options.link_bytes_per_s, options.link_latency), options.kv_factor
-    )
-    cluster = disaggregated(
-        replicas,
-        transfers,
-        clock.now_s,
-        rng,
-        read_router(options.router),
-        read_router(options.decode_router),
-    )
-    simulator = Simulator(replicas, clock, cluster.route, cluster)
-    description += f"; KV over {options.link_bytes_per_s / 1e9:g} GB/s to {options.decode_router}"
+    route, parts, transfers = _cluster(options, replicas, clock)
+    conductor = Cluster(transfers, parts) if parts else None
+    simulator = Simulator(replicas, clock, route, conductor)
+    if conductor is None:
+        return SimulatedEngine(simulator, chosen, description)
+    description += f"; KV over links of {options.link_bytes_per_s / 1e9:g} GB/s"
     return SimulatedEngine(simulator, chosen, description, transfers)
+
+
+def _cluster(
+    options: SimOptions, replicas: Sequence[Replica], clock: VirtualClock
+) -> tuple[Route, list[Part], Transfers]:
+    """The router of several replicas, the parts of their conductor, and the transfers that these
+    begin."""
+    rng, router = np.random.default_rng(options.router_seed), read_router(options.router)
+    links = KvLinks(options.link_bytes_per_s, options.link_latency)
+    transfers, parts = Transfers(links, options.kv_factor), list[Part]()
+    if all(replica.role == "both" for replica in replicas):
+        route = router.route(Site(replicas, clock.now_s, rng))
+    else:
+        decode_router = read_router(options.decode_router)
+        split = disaggregation(replicas, transfers, clock.now_s, rng, router, decode_router)
+        route = split.route
+        parts.append(split)
+    if options.rebalance is not None:
+        movable = [replica for replica in replicas if replica.role != "prefill"]
+        parts.append(rebalancing(movable, transfers, options.rebalance, options.rebalance_gap))
+    return route, parts, transfers
 
 
 def _engine(

@@ -187,10 +187,11 @@ class ReplicaSection(JsonSection, frozen=True, omit_defaults=True):
 
 class TransferSection(JsonSection, frozen=True):
     """Transfers of requests and their KV between simulated replicas: their number and bytes, the
-    mean time of a copy (s, with the wait for links), and the mean wait for memory of the receiving
-    replica (s)."""
+    mean pause of a request for copying (s, with the wait for links), and its mean wait for memory
+    of the receiving replica (s). `migrated` of the requests were decoding, to balance loads."""
 
     requests: int
+    migrated: int
     kv_bytes: float
     mean_copy_s: float
     mean_wait_s: float

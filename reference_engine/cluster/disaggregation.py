@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from loadgen.errors import UsageError
+from reference_engine.cluster.conductors import Part
 from reference_engine.cluster.routers import Router, Site
 from reference_engine.cluster.transfers import Transfers
 from reference_engine.simulator import Replica, Route, Simulator
@@ -20,30 +21,23 @@ from reference_engine.state.plan import check_admission
 from reference_engine.state.sequence import Request
 
 
-class Disaggregation:
+class Disaggregation(Part):
     """Hands each request with a first token over to the decode replica that `decode_route` selects.
     `route` selects the replica of a new request (`simulator.Route`)."""
 
     def __init__(
         self, transfers: Transfers, route: Route, decoders: Sequence[Replica], decode_route: Route
     ) -> None:
-        self.transfers, self.route = transfers, route
-        self._decoders, self._decode_route = decoders, decode_route
+        self.route = route
+        self._transfers, self._decoders, self._decode_route = transfers, decoders, decode_route
 
     def check(self, request: Request) -> None:
         for replica in self._decoders:
             state = replica.state
             check_admission(request.n_prompt, request.max_tokens, state.limits, state.kv)
 
-    def next_s(self) -> float:
-        return self.transfers.next_s()
-
-    def act(self, simulator: Simulator) -> None:
-        self.transfers.act(simulator)
-
     def stepped(self, replica: Replica, events: StepTokens, simulator: Simulator) -> None:
         if replica.role != "prefill":
-            self.transfers.begin(replica, simulator)
             return
         for request in events.requests:
             if request.state.is_over:
@@ -51,16 +45,10 @@ class Disaggregation:
             number = self._decode_route(request)
             assert number is not None, "a decode router selects at once"
             handover = simulator.hand_over(replica, request.id)
-            self.transfers.send(handover, replica, self._decoders[number], simulator)
-
-    def freed(self, replica: Replica, simulator: Simulator) -> None:
-        self.transfers.begin(replica, simulator)
-
-    def cancel(self, request_id: str, simulator: Simulator) -> None:
-        self.transfers.cancel(request_id, simulator)
+            self._transfers.send(handover, replica, self._decoders[number], simulator)
 
 
-def disaggregated(
+def disaggregation(
     replicas: Sequence[Replica],
     transfers: Transfers,
     now_s: Callable[[], float],
@@ -68,8 +56,7 @@ def disaggregated(
     router: Router,
     decode_router: Router,
 ) -> Disaggregation:
-    """The conductor of replicas with roles. Raises UsageError where a role has no partner, or a
-    replica cannot hand its requests over."""
+    """Raises UsageError where a role has no partner, or a replica cannot hand its requests over."""
     entry = [(number, r) for number, r in enumerate(replicas) if r.role != "decode"]
     decoders = [replica for replica in replicas if replica.role == "decode"]
     if not decoders or all(replica.role != "prefill" for replica in replicas):
@@ -78,14 +65,9 @@ def disaggregated(
             "2:role=prefill+6:role=decode"
         )
     for replica in replicas:
-        state = replica.state
-        if replica.role == "prefill" and (state.async_depth or state.policy.is_answering_at_end):
-            raise UsageError(
-                "replicas: a prefill replica hands a request over with its first token: use "
-                "async_depth=0 and a mode that streams, e.g. chunked"
-            )
-        if replica.kv_token_bytes != replicas[0].kv_token_bytes:
-            raise UsageError("replicas: KV can only be copied between equal shapes and kv_dtypes")
+        if replica.role == "prefill":
+            check_can_leave(replica)
+    check_same_kv(replicas)
     front = router.route(Site([replica for _, replica in entry], now_s, rng))
     back = decode_router.route(Site(decoders, now_s, rng))
 
@@ -94,3 +76,19 @@ def disaggregated(
         return None if number is None else entry[number][0]
 
     return Disaggregation(transfers, route, decoders, back)
+
+
+def check_can_leave(replica: Replica) -> None:
+    """Raises UsageError for a replica that requests cannot leave between two tokens."""
+    state = replica.state
+    if state.async_depth or state.policy.is_answering_at_end:
+        raise UsageError(
+            f"replicas: a request cannot leave {replica.name} between two tokens: use "
+            "async_depth=0 and a mode that streams, e.g. chunked"
+        )
+
+
+def check_same_kv(replicas: Sequence[Replica]) -> None:
+    """Raises UsageError for replicas whose KV is not the same."""
+    if len({replica.kv_token_bytes for replica in replicas}) > 1:
+        raise UsageError("replicas: KV can only be copied between equal shapes and kv_dtypes")

@@ -57,6 +57,11 @@ class Stretch:
             n += 1
         return n
 
+    def shorten(self, n_steps: int) -> None:
+        """Leave out the steps after the first `n_steps`, of which none is committed."""
+        assert n_steps > self.n_done, f"{n_steps} steps of which {self.n_done} are committed"
+        del self.ends_s[n_steps:], self.durations_s[n_steps:]
+
     def commit(self, n: int) -> None:
         """Commit the first `n` steps, and place the next."""
         if n > self.n_done:

@@ -118,9 +118,11 @@ def replica_table(engine: SimulatedEngineSection) -> ReplicaTable:
         columns["KV received"] = lambda r: f"{r.received_kv_bytes / 1e9:.3g} GB"
         columns["sending"] = lambda r: format_value(r.link_share, "share")
         notes.append(
-            f"{format_count(transfers.requests)} requests moved with {transfers.kv_bytes / 1e9:.3g}"
-            f" GB of KV: {format_value(transfers.mean_wait_s, 's')} of waiting for memory and "
-            f"{format_value(transfers.mean_copy_s, 's')} of copying each, on average."
+            f"Requests moved {format_count(transfers.requests)} times with "
+            f"{transfers.kv_bytes / 1e9:.3g} GB of KV, {format_count(transfers.migrated)} times to "
+            f"balance loads. A move took {format_value(transfers.mean_wait_s, 's')} of waiting for "
+            f"memory and a pause of {format_value(transfers.mean_copy_s, 's')} for copying, on "
+            "average."
         )
     rows = [[cell(replica) for cell in columns.values()] for replica in engine.replicas]
     return ReplicaTable(list(columns), rows, notes)

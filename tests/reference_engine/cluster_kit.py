@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadgen.clock import VirtualClock
-from reference_engine.cluster.disaggregation import disaggregated as conductor_of
+from reference_engine.cluster.conductors import Cluster
+from reference_engine.cluster.disaggregation import disaggregation
 from reference_engine.cluster.kv_links import KvLinks
+from reference_engine.cluster.rebalancing import Rebalancing
 from reference_engine.cluster.routers import read_router
 from reference_engine.cluster.transfers import Transfers
 from reference_engine.core.core import EngineState
@@ -53,16 +55,35 @@ def replicas_of(parts, clock, kv_token_bytes=1.0):
     return replicas
 
 
-def disaggregated(parts, link, kv_factor=1.0, router="round_robin", decode_router="round_robin"):
+def disaggregated(
+    parts,
+    link,
+    kv_factor=1.0,
+    router="round_robin",
+    decode_router="round_robin",
+    rebalance_s=None,
+):
     """A simulator of prefill and decode replicas; its transfers."""
     clock, rng = VirtualClock(), np.random.default_rng(0)
     replicas = replicas_of(parts, clock)
     transfers = Transfers(link, kv_factor)
-    cluster = conductor_of(
+    part = disaggregation(
         replicas, transfers, clock.now_s, rng, read_router(router), read_router(decode_router)
     )
-    simulator = Simulator(replicas, clock, cluster.route, cluster)
+    parts = [part]
+    if rebalance_s is not None:
+        decoders = [replica for replica in replicas if replica.role == "decode"]
+        parts.append(Rebalancing(transfers, decoders, rebalance_s, gap=0.2))
+    simulator = Simulator(replicas, clock, part.route, Cluster(transfers, parts))
     return simulator, transfers
+
+
+def rebalanced(parts, link, every_s, gap, route):
+    """A simulator of equal replicas that rebalance; its transfers."""
+    clock, transfers = VirtualClock(), Transfers(link)
+    replicas = replicas_of(parts, clock)
+    part = Rebalancing(transfers, replicas, every_s, gap)
+    return Simulator(replicas, clock, route, Cluster(transfers, [part])), transfers
 
 
 class Steps:

@@ -266,6 +266,8 @@ def test_a_scenario_runs_with_prefill_and_decode_apart():
         ({"replicas": "1:role=prefill;mode=static+1:role=decode"}, "a mode that streams"),
         ({"replicas": "1:role=prefill;async_depth=1+1:role=decode"}, "async_depth=0"),
         ({"replicas": "1:role=prefill;shape=1b+1:role=decode"}, "equal shapes and kv_dtypes"),
+        ({"rebalance": "1s"}, "needs two replicas that decode"),
+        ({"replicas": "2", "mode": "static", "rebalance": "1s"}, "a mode that streams"),
         ({"replicas": "1:kv_factor=0.5"}, "a setting of all replicas together"),
     ],
 )

@@ -216,6 +216,17 @@ def test_a_router_reads_steps_that_are_taken_at_once(jobs, engine, router):
     assert_same(jobs, engine, 2, router)
 
 
+def test_a_request_that_arrives_at_the_end_of_a_step_joins_the_next():
+    # Steps of 7.7 ms and more: the request arrives when the second decode step of a replica ends.
+    first = Job(0.0, 1, 40)
+    engine = Engine({"kind": "chunked"}, prefix_cache=False)
+    client = StepByStep([first])
+    played(client, engine, 2, "round_robin")
+    end_s = client.requests["r0"].token_times_s[2]
+    jobs = [first, first, Job(end_s, 1, 40), Job(end_s, 1, 40)]
+    assert_same(jobs, engine, 2, "round_robin")
+
+
 def test_a_stretch_is_taken_where_nothing_happens_and_preempts_where_memory_ends():
     jobs = [Job(0.0, 20, 120, text=k) for k in range(4)]
     engine = Engine({"kind": "chunked"}, n_blocks=24)

@@ -169,7 +169,7 @@ def test_the_replicas_of_a_cluster_are_listed_with_the_kv_that_moved(run):
     engine = SimulatedEngineSection(
         steps=990, preemptions=2, padding_tokens=0, cached_tokens=1600, waits_s={},
         simulated_s=10.0, wall_s=0.1, router="jsq", replicas=(first, second),
-        transfers=TransferSection(40, 2e9, 0.02, 0.5),
+        transfers=TransferSection(40, 3, 2e9, 0.02, 0.5),
     )  # fmt: skip
     table = replica_table(engine)
     assert table.rows == [
@@ -177,10 +177,10 @@ def test_the_replicas_of_a_cluster_are_listed_with_the_kv_that_moved(run):
         ["replica 2", "decode", "40", "3", "75 %", "2", "0", "0 GB", "2 GB", "0 %"],
     ]
     assert table.notes[1].startswith(
-        "40 requests moved with 2 GB of KV: 500 ms of waiting for memory and 20 ms of copying"
+        "Requests moved 40 times with 2 GB of KV, 3 times to balance loads. A move took 500 ms of"
     )
     page = render(with_manifest(run, engine=engine), summarize(run))
-    assert "40 requests moved with 2 GB of KV" in page
+    assert "Requests moved 40 times with 2 GB of KV" in page
     assert '<th scope="row">replica 2</th><td>decode</td>' in page
     alone = SimulatedEngineSection(
         steps=990, preemptions=0, padding_tokens=0, cached_tokens=0, waits_s={}, simulated_s=10.0,
