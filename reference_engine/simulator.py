@@ -18,9 +18,17 @@ from typing import Literal, Protocol, runtime_checkable
 from loadgen.clock import VirtualClock
 from loadgen.errors import SlobenchError
 from reference_engine.accounting.explain import Account
+from reference_engine.accounting.totals import EngineTotals
 from reference_engine.core.commit import StartedStep
 from reference_engine.core.core import EngineState, end_step, start_step
-from reference_engine.core.handover import Handover, hand_over, take_over
+from reference_engine.core.handover import (
+    FAILURE,
+    Handover,
+    begin_anew,
+    hand_over,
+    lose,
+    take_over,
+)
 from reference_engine.core.stretch import Repeating, Stretch, begin_lockstep, stretch_from
 from reference_engine.executors.base import Caps, Executor
 from reference_engine.executors.simulated import Simulated
@@ -28,7 +36,7 @@ from reference_engine.policies.base import Policy
 from reference_engine.state.batch import StepTokens
 from reference_engine.state.cost_model import CostModel, StepCost
 from reference_engine.state.kv import BLOCK_TOKENS, KvPool
-from reference_engine.state.plan import AdmissionError, Cause, Limits, Why
+from reference_engine.state.plan import AdmissionError, Limits
 from reference_engine.state.predictor import Predictor
 from reference_engine.state.sequence import Request, State
 from reference_engine.state.steps import StepLog, StepRecord
@@ -37,7 +45,6 @@ Role = Literal["both", "prefill", "decode"]
 """The requests of a replica: all; up to their first token; from then on."""
 
 _LITTLE_TOLERANCE = 1e-6
-_TRANSFERRED = Cause(Why.kv_transfer)
 
 
 class SimulationStuck(SlobenchError):
@@ -95,6 +102,14 @@ class PatientClient(EngineClient, Protocol):
 
     def quiet_until_s(self) -> float:
         """The instant before which `act` has no effect unless a request ends."""
+
+
+@runtime_checkable
+class LossyClient(EngineClient, Protocol):
+    """A client of engines that may fail."""
+
+    def lose(self, request: Request, reason: str, engine: SimulatedService) -> None:
+        """Receive the failure of a request whose replica has failed."""
 
 
 class Population:
@@ -166,7 +181,8 @@ class Replica:
         self.role, self.kv_token_bytes = role, kv_token_bytes
         self.repeating = executor if isinstance(executor, Repeating) else None
         self.population = Population()
-        self.busy_s, self.n_received = 0.0, 0
+        self.busy_s, self.n_received, self.n_failures = 0.0, 0, 0
+        self._past = EngineTotals()  # of the engines before a failure
         self.number = 0  # its place among the replicas
         self.started: StartedStep | None = None  # the step under way, or the first of a stretch
         self.stretch: Stretch | None = None
@@ -208,6 +224,35 @@ class Replica:
             self.busy_s += duration_s
         stretch.commit(n)
 
+    @property
+    def totals(self) -> EngineTotals:
+        """The totals of all engines that ran here."""
+        return self._past.plus(self.state.counters)
+
+    def fail(self, renewed: EngineState, now_s: float) -> tuple[list[Handover], list[str]]:
+        """Lose all requests and KV, and the step under way; continue as `renewed`. Returns the lost
+        requests, and the ids of those that were cancelled during the step."""
+        state, inbox = self.state, self.inbox
+        if self.stretch is not None:
+            self.busy_s -= self.stretch.ends_s[self.stretch.n_done] - now_s
+        elif self.started is not None:
+            assert self.started.result.duration_s is not None, "a simulated step has a duration"
+            self.busy_s -= self.started.began_s + self.started.result.duration_s - now_s
+        self._past = self.totals
+        lost = lose(state)
+        for entry in inbox:
+            if isinstance(entry, Request):
+                lost.append(Handover(begin_anew(entry), 0, {}, entry.arrived_s, FAILURE))
+            elif isinstance(entry, Handover):
+                request = begin_anew(entry.request)
+                lost.append(Handover(request, 0, entry.waits, entry.since_s, FAILURE))
+        cancelled = [entry for entry in inbox if isinstance(entry, str)]
+        renewed.is_source_closed = state.is_source_closed
+        self._state, self.inbox, self.started, self.stretch = renewed, [], None, None
+        self.n_starts += 1
+        self.n_failures += 1
+        return lost, cancelled
+
     def submit(self, request: Request, arrived_s: float, now_s: float) -> None:
         if self.started is None:
             self.state.admit(request)
@@ -218,7 +263,7 @@ class Replica:
 
     def take_over(self, handover: Handover, now_s: float) -> None:
         if self.started is None:
-            take_over(self.state, handover, _TRANSFERRED)
+            take_over(self.state, handover)
         else:
             self.inbox.append(handover)
         self.population.enter(handover.request.id, now_s, now_s)
@@ -296,7 +341,8 @@ class Simulator:
         self._ends: list[tuple[float, int, int]] = []
         self._ready: dict[Replica, None] = {}  # engines that may start a step now
         self._waiting: dict[Replica, float] = {}  # engines whose policy waits, until when (s)
-        self._is_patient = False  # the client of the present run
+        self._client: EngineClient | None = None  # of the present run
+        self._is_patient = False
 
     @property
     def now_s(self) -> float:
@@ -329,7 +375,7 @@ class Simulator:
             self._ready[replica] = None
             if self._conductor is not None:
                 self._conductor.freed(replica, self)
-            self._empty_router()
+            self.empty_router()
 
     def explain(self, request_id: str) -> Account | None:
         replica = self._replica_of.get(request_id)
@@ -359,6 +405,32 @@ class Simulator:
         self._replica_of[request_id] = replica
         self._ready[replica] = None
 
+    def fail(self, replica: Replica, renewed: EngineState) -> list[Handover]:
+        """Let a replica fail and continue as `renewed`, empty. Returns its requests, each to be
+        passed to `take_over` or `lose`."""
+        lost, cancelled = replica.fail(renewed, self.now_s)
+        self._waiting.pop(replica, None)
+        handovers: list[Handover] = []
+        for handover in lost:
+            request = handover.request
+            replica.population.leave(request.id, self.now_s)
+            del self._replica_of[request.id]
+            if request.id in cancelled:
+                request.state, request.finished_s = State.finished_abort, self.now_s
+                self.population.leave(request.id, self.now_s)
+            else:
+                self._moving[request.id] = request
+                handovers.append(handover)
+        return handovers
+
+    def lose(self, request: Request, reason: str) -> None:
+        """End a request that is in no replica with an error."""
+        del self._moving[request.id]
+        request.state, request.finished_s = State.finished_abort, self.now_s
+        self.population.leave(request.id, self.now_s)
+        assert isinstance(self._client, LossyClient), "this client cannot lose a request"
+        self._client.lose(request, reason, self)
+
     def wake(self, replica: Replica) -> None:
         """Let a replica plan again, because its memory has changed."""
         self._ready[replica] = None
@@ -371,7 +443,7 @@ class Simulator:
         clock, was_closed, conductor = self.clock, None, self._conductor
         is_single = len(self.replicas) == 1 and conductor is None
         patient = client if isinstance(client, PatientClient) else None
-        self._is_patient = patient is not None
+        self._client, self._is_patient = client, patient is not None
         while True:
             client.act(self)
             is_closed = client.is_closed
@@ -390,7 +462,11 @@ class Simulator:
             # not act before.
             if self._ends and is_single:
                 self._end_step(client)
-            elif self._ends or self._waiting or (conductor is not None and len(self.population)):
+            elif self._ends or self._waiting:
+                self._advance(client)
+            elif conductor is not None:
+                if client.next_s() is None and not self.population:
+                    break
                 self._advance(client)
             elif (next_s := client.next_s()) is None:
                 break
@@ -531,7 +607,7 @@ class Simulator:
         if self._conductor is not None:
             self._conductor.stepped(replica, events, self)
         if events.ends:
-            self._empty_router()
+            self.empty_router()
         client.receive(events, self)
         for request, error in refused:
             client.refuse(request, error)
@@ -546,7 +622,7 @@ class Simulator:
                     self._leave(entry, replica)
                 continue
             if isinstance(entry, Handover):
-                take_over(replica.state, entry, _TRANSFERRED)
+                take_over(replica.state, entry)
                 continue
             try:
                 replica.state.admit(entry)
@@ -562,7 +638,7 @@ class Simulator:
         self._replica_of[request.id] = replica
         self._ready[replica] = None
 
-    def _empty_router(self) -> None:
+    def empty_router(self) -> None:
         """Send the requests that wait at the router, in order, as far as it finds replicas."""
         while self._at_router:
             request = next(iter(self._at_router.values()))

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from loadgen.clock import VirtualClock
 from loadgen.errors import UsageError, nearest
+from loadgen.lab.simulated_cluster import Wiring, read_failures, wire
 from loadgen.units import Seconds, Share
-from reference_engine.cluster.conductors import Cluster, Part
-from reference_engine.cluster.disaggregation import disaggregation
-from reference_engine.cluster.kv_links import KvLinks
-from reference_engine.cluster.rebalancing import rebalancing
-from reference_engine.cluster.routers import Site, read_router
-from reference_engine.cluster.transfers import Transfers
+from reference_engine.cluster.routers import read_router
 from reference_engine.core.core import EngineState
 from reference_engine.executors.base import Caps
 from reference_engine.executors.delayed import NO_DELAY, StepDelayOption
@@ -27,7 +22,7 @@ from reference_engine.model.hardware_file import simulated_model
 from reference_engine.model.zoo import resolve
 from reference_engine.policies.base import POLICIES, Policy, is_for_mode
 from reference_engine.predict.quantiles import QuantilePredictor
-from reference_engine.simulator import Replica, Role, Route, Simulator
+from reference_engine.simulator import Replica, Role, Simulator
 from reference_engine.state.cost_model import CPU, WeightDtype
 from reference_engine.state.kv import BLOCK_TOKENS, KvPool
 from reference_engine.state.model_config import KvDtype
@@ -43,6 +38,8 @@ _OF_THE_CLUSTER = {
     *("replicas", "router", "router_seed"),
     *("decode_router", "link_bytes_per_s", "link_latency", "kv_factor"),
     *("rebalance", "rebalance_gap"),
+    *("fail", "mtbf", "repair", "retries", "resume"),
+    *("min_replicas", "target_requests", "autoscale_every", "startup", "scale_down_after"),
 }
 
 
@@ -64,6 +61,15 @@ class SimOptions(BaseModel):
     selects. `kv_factor` is the share of the KV's bytes that is copied, as a compression leaves it.
     Each `rebalance` (a duration; None: never), a decoding request moves from the most to the least
     loaded replica if their loads differ by more than `rebalance_gap` of the mean.
+
+    `fail` lists failures (`2@30s:60s`: replica 2 fails after 30 s and is back 60 s later); with
+    `mtbf` replicas fail at random, after this mean time of service, and are back after `repair`. A
+    request without a token is sent again up to `retries` times, and with `resume` also a request
+    with a part of its answer.
+
+    With `target_requests` per replica, `min_replicas` to all replicas are on: their number is
+    computed every `autoscale_every`, a replica receives requests `startup` after its start, and
+    replicas stop only for numbers that were lower during all of `scale_down_after`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
@@ -93,18 +99,28 @@ class SimOptions(BaseModel):
     kv_factor: float = Field(default=1.0, gt=0, le=1)
     rebalance: Annotated[Seconds, Field(gt=0)] | None = None
     rebalance_gap: Annotated[Share, Field(ge=0)] = 0.2
+    fail: str = ""
+    mtbf: Annotated[Seconds, Field(gt=0)] | None = None
+    repair: Annotated[Seconds, Field(gt=0)] = 60.0
+    retries: int = Field(default=0, ge=0)
+    resume: bool = False
+    min_replicas: int = Field(default=1, ge=1)
+    target_requests: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    autoscale_every: Annotated[Seconds, Field(gt=0)] = 15.0
+    startup: Annotated[Seconds, Field(ge=0)] = 60.0
+    scale_down_after: Annotated[Seconds, Field(ge=0)] = 300.0
     policy_args: dict[str, Any] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEngine:
     """An engine, or replicas of it, at time zero; the policy of the first; a short description;
-    the transfers of KV between replicas, if any."""
+    the connection of the replicas."""
 
     simulator: Simulator
     policy: Policy
     description: str
-    transfers: Transfers | None = None
+    wiring: Wiring
 
 
 def read_settings(text: str) -> dict[str, str]:
@@ -143,6 +159,7 @@ def sim_options(settings: Mapping[str, Any]) -> SimOptions:
     each_replica(options)
     read_router(options.router)
     read_router(options.decode_router)
+    read_failures(options.fail)
     return options
 
 
@@ -173,43 +190,24 @@ def build(
     """Idle engines behind their router. `policy` replaces the policy that the options name; `log`
     receives the steps of all replicas."""
     clock = VirtualClock()
-    engines: list[tuple[Replica, str]] = []
+    texts: list[str] = []
+    renewals: dict[Replica, Callable[[], EngineState]] = {}
     for own in each_replica(options):
-        engines.append(_engine(own, is_sharing, clock, policy, log, f"replica {len(engines) + 1}"))
-    texts = list(dict.fromkeys(text for _, text in engines))
-    replicas = [replica for replica, _ in engines]
+        name = f"replica {len(renewals) + 1}"
+        replica, renew, text = _engine(own, is_sharing, clock, policy, log, name)
+        renewals[replica] = renew
+        if text not in texts:
+            texts.append(text)
+    replicas = list(renewals)
     chosen = replicas[0].state.policy
-    if len(replicas) == 1 and replicas[0].role == "both" and options.rebalance is None:
-        return SimulatedEngine(Simulator(replicas, clock), chosen, texts[0])
+    wiring = wire(options, replicas, clock, lambda replica: renewals[replica]())
+    simulator = Simulator(replicas, clock, wiring.route, wiring.conductor)
+    if len(replicas) == 1 and wiring.conductor is None:
+        return SimulatedEngine(simulator, chosen, texts[0], wiring)
     description = f"{len(replicas)} replicas behind {options.router}: {'; '.join(texts)}"
-    route, parts, transfers = _cluster(options, replicas, clock)
-    conductor = Cluster(transfers, parts) if parts else None
-    simulator = Simulator(replicas, clock, route, conductor)
-    if conductor is None:
-        return SimulatedEngine(simulator, chosen, description)
-    description += f"; KV over links of {options.link_bytes_per_s / 1e9:g} GB/s"
-    return SimulatedEngine(simulator, chosen, description, transfers)
-
-
-def _cluster(
-    options: SimOptions, replicas: Sequence[Replica], clock: VirtualClock
-) -> tuple[Route, list[Part], Transfers]:
-    """The router of several replicas, the parts of their conductor, and the transfers that these
-    begin."""
-    rng, router = np.random.default_rng(options.router_seed), read_router(options.router)
-    links = KvLinks(options.link_bytes_per_s, options.link_latency)
-    transfers, parts = Transfers(links, options.kv_factor), list[Part]()
-    if all(replica.role == "both" for replica in replicas):
-        route = router.route(Site(replicas, clock.now_s, rng))
-    else:
-        decode_router = read_router(options.decode_router)
-        split = disaggregation(replicas, transfers, clock.now_s, rng, router, decode_router)
-        route = split.route
-        parts.append(split)
-    if options.rebalance is not None:
-        movable = [replica for replica in replicas if replica.role != "prefill"]
-        parts.append(rebalancing(movable, transfers, options.rebalance, options.rebalance_gap))
-    return route, parts, transfers
+    if wiring.transfers is not None:
+        description += f"; KV over links of {options.link_bytes_per_s / 1e9:g} GB/s"
+    return SimulatedEngine(simulator, chosen, description, wiring)
 
 
 def _engine(
@@ -219,8 +217,8 @@ def _engine(
     policy: Policy | None,
     log: StepLog | None,
     name: str,
-) -> tuple[Replica, str]:
-    """An idle engine, and its description."""
+) -> tuple[Replica, Callable[[], EngineState], str]:
+    """An idle engine, a function that builds it anew, and its description."""
     model = resolve(options.shape)
     fit = simulated_model(model, options.hardware, options.kv_dtype, options.weight_dtype)
     context = model.config.max_model_len if options.hardware == CPU else SIMULATED_CONTEXT
@@ -230,18 +228,21 @@ def _engine(
     chosen = policy if policy is not None else make_policy(options)
     limits = _limits(options, chosen, max_model_len, model.config.vocab_size)
     caps = Caps(options.swap_blocks, copy_s=fit.copy_token_s * BLOCK_TOKENS)
-    state = EngineState(
-        limits,
-        KvPool(n_blocks, BLOCK_TOKENS, prefix_cache),
-        clock,
-        chosen,
-        cost=fit.cost,
-        predictor=QuantilePredictor(),
-        log=log,
-        host=HostPool(caps.n_host_blocks, caps.copy_s),
-        preempt=options.preempt,
-        async_depth=options.async_depth,
-    )
+
+    def renew() -> EngineState:
+        return EngineState(
+            limits,
+            KvPool(n_blocks, BLOCK_TOKENS, prefix_cache),
+            clock,
+            chosen,
+            cost=fit.cost,
+            predictor=QuantilePredictor(),
+            log=log,
+            host=HostPool(caps.n_host_blocks, caps.copy_s),
+            preempt=options.preempt,
+            async_depth=options.async_depth,
+        )
+
     description = (
         f"{model.name} on {options.hardware}, {_policy_text(chosen)}, {n_blocks} KV blocks"
     )
@@ -256,7 +257,8 @@ def _engine(
     if options.role != "both":
         description += f", {options.role} only"
     executor = Simulated(fit.cost, caps, options.step_delay)
-    return Replica(state, executor, name, options.role, fit.kv_token_bytes), description
+    replica = Replica(renew(), executor, name, options.role, fit.kv_token_bytes)
+    return replica, renew, description
 
 
 def make_policy(options: SimOptions) -> Policy:

@@ -179,6 +179,23 @@ class VirtualClient:
             del self._live[row]
             self._refused(row, error, self._timer.now_s())
 
+    def lose(self, request: Request, reason: str, engine: SimulatedService) -> None:
+        now_s = self._step_end_s = engine.now_s
+        self._timer.advance_to(now_s)  # a request that timed out before is not lost
+        self._step_end_s = math.inf
+        row = self._row.pop(request, None)
+        if row is None:
+            return
+        del self._live[row]
+        times = request.token_times_s or []
+        self._write_tokens(row, times)
+        if times:  # headers and tokens were sent before
+            self.rows["http_status"][row] = 200
+            self._end(row, Status.stream_error, reason, now_s)
+        else:
+            self.rows["http_status"][row] = 502
+            self._end(row, Status.http_error, f"HTTP 502: {reason}", now_s)
+
     # dispatch.Sender
     def send(self, row: int) -> None:
         assert self._engine is not None, "the engine acts first"

@@ -26,6 +26,13 @@ class Part:
     def stepped(self, replica: Replica, events: StepTokens, simulator: Simulator) -> None:
         return
 
+    def freed(self, replica: Replica, simulator: Simulator) -> None:
+        return
+
+    def cancel(self, request_id: str, simulator: Simulator) -> bool:
+        """Forget a request that is in no replica; False if it is not here."""
+        return False
+
 
 class Cluster:
     """Parts that act one after the other, and the transfers that they begin
@@ -53,7 +60,10 @@ class Cluster:
         self.transfers.stepped(replica, simulator)
 
     def freed(self, replica: Replica, simulator: Simulator) -> None:
+        for part in self._parts:
+            part.freed(replica, simulator)
         self.transfers.begin(replica, simulator)
 
     def cancel(self, request_id: str, simulator: Simulator) -> None:
-        self.transfers.cancel(request_id, simulator)
+        if not any(part.cancel(request_id, simulator) for part in self._parts):
+            self.transfers.cancel(request_id, simulator)

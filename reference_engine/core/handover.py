@@ -13,22 +13,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from reference_engine.accounting.ledger import Ticks, charge
-from reference_engine.state.plan import Cause
+from reference_engine.state.plan import Cause, Why
 from reference_engine.state.sequence import Request, State
 
 if TYPE_CHECKING:
     from reference_engine.core.core import EngineState
 
 
+_TRANSFER, FAILURE = Cause(Why.kv_transfer), Cause(Why.replica_failed)
+
+
 @dataclass(slots=True, eq=False)
 class Handover:
     """A request between two engines. `n_tokens` are in KV; `waits` are its waits up to `since_s`,
-    from which on it waits for a cause that is not known yet."""
+    from which on it waits for `cause`."""
 
     request: Request
     n_tokens: int
     waits: Ticks
     since_s: float
+    cause: Cause = _TRANSFER
 
     def charge(self, cause: Cause, until_s: float) -> None:
         """Charge the wait since `since_s`."""
@@ -61,14 +65,34 @@ def give_back(state: EngineState, request_id: str) -> None:
     state.kv.give_back(state.lent.pop(request_id))
 
 
-def take_over(state: EngineState, handover: Handover, cause: Cause) -> None:
-    """Put a request of another engine into the queue; it has waited for `cause` since the
-    handover's `since_s`."""
+def take_over(state: EngineState, handover: Handover) -> None:
+    """Put a request of another engine into the queue."""
     request, view = handover.request, state.view()
-    state.accounting.take_over(request, handover.waits, handover.since_s, cause)
+    state.accounting.take_over(request, handover.waits, handover.since_s, handover.cause)
     state.queues.enter(request)
     _log(state, "take_over", request, handover.n_tokens)
     state.policy.on_arrival(request, view)
+
+
+def lose(state: EngineState) -> list[Handover]:
+    """The requests of an engine that has failed, as they would begin anew elsewhere: with the
+    tokens of their answers so far and without KV. The engine cannot be used any more."""
+    now_s, queues = state.view().now_s, state.queues
+    queues.settle()
+    return [
+        Handover(begin_anew(request), 0, state.accounting.hand_over(request, now_s), now_s, FAILURE)
+        for request in queues
+    ]
+
+
+def begin_anew(request: Request) -> Request:
+    """The request without anything that an engine gave it, its answer and its times excepted."""
+    request.state, request.blocks, request.host_blocks = State.waiting, [], []
+    request.n_computed = request.n_room = request.n_published = request.n_swapped = 0
+    request._hits, request._order, request._due = (-1, []), 0, -1
+    if request.first_token_s is None:
+        request.scheduled_s, request.n_cached = None, 0
+    return request
 
 
 def _log(state: EngineState, kind: str, request: Request, n_tokens: int) -> None:

@@ -112,7 +112,19 @@ def replica_table(engine: SimulatedEngineSection) -> ReplicaTable:
         "preemptions": lambda r: format_count(r.preemptions),
         "cached tokens": lambda r: format_count(r.cached_tokens),
     }
-    notes = [f"Router: {engine.router}."]
+    notes, failures, scaling = [f"Router: {engine.router}."], engine.failures, engine.scaling
+    if failures is not None:
+        columns["failures"] = lambda r: format_count(r.failures)
+        notes.append(
+            f"{format_count(failures.failures)} failures: requests were sent again "
+            f"{format_count(failures.retried)} times, {format_count(failures.lost)} failed."
+        )
+    if scaling is not None:
+        columns["switched on"] = lambda r: format_value(r.on_share, "share")
+        notes.append(
+            f"{scaling.mean_replicas:.3g} replicas were on, on average; "
+            f"{format_count(scaling.starts)} were started."
+        )
     if transfers is not None:
         columns["KV sent"] = lambda r: f"{r.sent_kv_bytes / 1e9:.3g} GB"
         columns["KV received"] = lambda r: f"{r.received_kv_bytes / 1e9:.3g} GB"

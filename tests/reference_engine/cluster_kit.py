@@ -6,9 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadgen.clock import VirtualClock
+from reference_engine.cluster.autoscaling import Autoscaling
 from reference_engine.cluster.conductors import Cluster
+from reference_engine.cluster.conductors import Part as Part_
 from reference_engine.cluster.disaggregation import disaggregation
+from reference_engine.cluster.failures import Failures
 from reference_engine.cluster.kv_links import KvLinks
+from reference_engine.cluster.membership import Membership
 from reference_engine.cluster.rebalancing import Rebalancing
 from reference_engine.cluster.routers import read_router
 from reference_engine.cluster.transfers import Transfers
@@ -78,6 +82,27 @@ def disaggregated(
     return simulator, transfers
 
 
+def lossy(parts, planned=(), retries=None, rule=None, router="round_robin"):
+    """A simulator of replicas that fail as planned and scale by a rule; failures and scaling."""
+    clock, rng = VirtualClock(), np.random.default_rng(0)
+    replicas = replicas_of(parts, clock)
+    members = Membership(replicas, read_router(router), clock.now_s, rng)
+
+    def renew(replica):
+        old = replica.state
+        kv, cost = KvPool(old.kv.n_blocks), StepCost(step_s=parts[0].step_s)
+        return EngineState(WIDE, kv, clock, old.policy, cost=cost, log=old.log)
+
+    failures = Failures(members, renew, planned, retries=retries)
+    cluster: list[Part_] = [failures]
+    scaling = None
+    if rule is not None:
+        scaling = Autoscaling(members, rule)
+        cluster.append(scaling)
+    conductor = Cluster(Transfers(KvLinks(1.0)), cluster)
+    return Simulator(replicas, clock, members.route, conductor), failures, scaling
+
+
 def rebalanced(parts, link, every_s, gap, route):
     """A simulator of equal replicas that rebalance; its transfers."""
     clock, transfers = VirtualClock(), Transfers(link)
@@ -94,7 +119,7 @@ class Steps:
         self.todo += [(at_s, 1, k, name) for k, (at_s, name) in enumerate(cancel_s)]
         self.todo.sort(key=lambda entry: entry[:3], reverse=True)
         self.requests = requests
-        self.ended, self.accounts = [], {}
+        self.ended, self.lost, self.accounts = [], [], {}
 
     @property
     def is_closed(self):
@@ -118,6 +143,9 @@ class Steps:
 
     def refuse(self, request, error):
         raise error
+
+    def lose(self, request, reason, engine):
+        self.lost.append((request.id, reason, engine.now_s))
 
 
 class Jumps(Steps):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from loadgen.clock import VirtualClock
 from loadgen.errors import UnknownKind, UsageError
 from loadgen.lab.simulate import simulate as simulate_scenario
+from loadgen.records import Status
 from loadgen.workload.scenario import load_scenario
 from reference_engine.cluster.routers import ROUTERS, Site, read_router
 from reference_engine.core.core import EngineState
@@ -250,6 +251,53 @@ def test_a_scenario_runs_with_prefill_and_decode_apart():
     assert sum(seconds["kv_transfer"] for seconds in engine.waits_s.values()) > 0
 
 
+def test_requests_of_a_failed_replica_are_recorded_as_a_gateway_would():
+    scenario = load_scenario(
+        "long_prompt_interference",
+        ["phases.warmup=0s", "phases.measure=20s", "arrivals.rate=60/s"],
+    )
+    lost = {}
+    for retries, resume in ((0, False), (1, False), (1, True)):
+        run = simulate_scenario(
+            scenario,
+            replicas=3,
+            router="jsq",
+            fail="2@10s:5s",
+            retries=retries,
+            resume=resume,
+        )
+        engine, rows = run.manifest.engine, run.request_rows
+        assert engine is not None
+        assert engine.failures is not None
+        failed = rows[rows["status"] != Status.ok]
+        assert engine.failures.lost == len(failed)
+        begun = failed["chunks"] > 0
+        assert (failed["status"][begun] == Status.stream_error).all()
+        assert (failed["http_status"][~begun] == 502).all()
+        assert (failed["done_s"] == 10.0).all()
+        assert [replica.failures for replica in engine.replicas] == [0, 1, 0]
+        lost[retries, resume] = engine.failures.lost
+    assert lost[0, False] > lost[1, False] > lost[1, True] == 0
+
+
+def test_replicas_scale_with_a_flash_crowd():
+    scenario = load_scenario(
+        "flash_crowd", ["phases.warmup=0s", "phases.measure=2m", "arrivals.peak=60/s"]
+    )
+    run = simulate_scenario(
+        scenario, replicas=4, hardware="a100", router="jsq", target_requests=24, startup="10s"
+    )
+    engine = run.manifest.engine
+    assert engine is not None
+    assert engine.scaling is not None
+    assert engine.scaling.starts > 0
+    shares = [replica.on_share for replica in engine.replicas]
+    assert shares[0] == 1.0
+    assert engine.scaling.mean_replicas == pytest.approx(sum(shares))
+    assert 1.0 < engine.scaling.mean_replicas < 4.0
+    assert all(replica.busy_share <= replica.on_share for replica in engine.replicas)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -268,6 +316,11 @@ def test_a_scenario_runs_with_prefill_and_decode_apart():
         ({"replicas": "1:role=prefill;shape=1b+1:role=decode"}, "equal shapes and kv_dtypes"),
         ({"rebalance": "1s"}, "needs two replicas that decode"),
         ({"replicas": "2", "mode": "static", "rebalance": "1s"}, "a mode that streams"),
+        ({"replicas": 2, "fail": "3@10s:10s"}, "fail: replica 3 of 2"),
+        ({"replicas": 2, "fail": "1@10:10s"}, "fail: '1@10:10s': .*e.g. 2@30s:60s"),
+        ({"replicas": 2, "fail": "0@10s:10s"}, "expected replica@instant:repair"),
+        ({"replicas": 2, "target_requests": 8, "min_replicas": 3}, "min_replicas: 3 of 2"),
+        ({"replicas": 2, "mtbf": "1m", "rebalance": "1s"}, "not simulated together with role"),
         ({"replicas": "1:kv_factor=0.5"}, "a setting of all replicas together"),
     ],
 )

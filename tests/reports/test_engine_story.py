@@ -9,7 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from loadgen.lab.engine_report import engine_section
-from loadgen.manifest.sections import ReplicaSection, SimulatedEngineSection, TransferSection
+from loadgen.manifest.sections import (
+    FailureSection,
+    ReplicaSection,
+    ScalingSection,
+    SimulatedEngineSection,
+    TransferSection,
+)
 from loadgen.measure.aggregate import summarize
 from loadgen.run.conclude import summarized
 from reference_engine.core.setup import Setup
@@ -182,6 +188,20 @@ def test_the_replicas_of_a_cluster_are_listed_with_the_kv_that_moved(run):
     page = render(with_manifest(run, engine=engine), summarize(run))
     assert "Requests moved 40 times with 2 GB of KV" in page
     assert '<th scope="row">replica 2</th><td>decode</td>' in page
+    changing = SimulatedEngineSection(
+        steps=990, preemptions=2, padding_tokens=0, cached_tokens=1600, waits_s={},
+        simulated_s=10.0, wall_s=0.1, router="jsq", replicas=(
+            ReplicaSection("replica 1", 40, 0.5, 0.25, 90, 0, 0, failures=1, on_share=0.5),
+        ),
+        failures=FailureSection(1, 3, 2), scaling=ScalingSection(4, 2.5),
+    )  # fmt: skip
+    table = replica_table(changing)
+    assert table.head[-2:] == ["failures", "switched on"]
+    assert table.rows[0][-2:] == ["1", "50 %"]
+    assert table.notes[1:] == [
+        "1 failures: requests were sent again 3 times, 2 failed.",
+        "2.5 replicas were on, on average; 4 were started.",
+    ]
     alone = SimulatedEngineSection(
         steps=990, preemptions=0, padding_tokens=0, cached_tokens=0, waits_s={}, simulated_s=10.0,
         wall_s=0.1, router="jsq", replicas=(ReplicaSection("replica 1", 40, 0.5, 0.25, 9, 0, 0),),
