@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import time
 from collections.abc import Sequence
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,10 @@ class Trace:
         lap, k = divmod(self._next, len(self._lines))
         return float(self._at_s[k]) + lap * self._period_s
 
+    def quiet_until_s(self) -> float:
+        next_s = self.next_s()
+        return math.inf if next_s is None else next_s
+
     def act(self, engine: SimulatedService) -> None:
         while (at_s := self.next_s()) is not None and at_s <= engine.now_s:
             try:
@@ -65,7 +71,7 @@ class Trace:
 
     def _request(self, at_s: float) -> Request:
         line = self._lines[self._next % len(self._lines)]
-        tokens = [number for number in line["hash_ids"] for _ in range(HASHED_TOKENS)]
+        tokens = list(chain.from_iterable(repeat(k, HASHED_TOKENS) for k in line["hash_ids"]))
         del tokens[line["input_length"] :]
         return Request(f"q{self._next}", tokens, max(1, line["output_length"]), at_s)
 
@@ -96,12 +102,18 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=4000)
     parser.add_argument("--speedup", type=float, default=8.0)
     parser.add_argument("--router", default="jsq")
+    parser.add_argument("--block-tokens", type=int, default=16)
     arguments = parser.parse_args()
     shared = Path(os.environ.get("SLOBENCH_SHARED", "../shared"))
     path = shared / "traces" / "mooncake_synthetic_trace.jsonl"
     if not path.is_file():
         raise SystemExit(f"{path} is not there (set SLOBENCH_SHARED to the folder with traces/)")
-    settings = {"replicas": 8, "router": arguments.router, "max_model_len": 131_072}
+    settings = {
+        "replicas": 8,
+        "router": arguments.router,
+        "max_model_len": 131_072,
+        "block_tokens": arguments.block_tokens,
+    }
     rate, counts = requests_per_minute(path, arguments.requests, arguments.speedup, settings)
     print(f"{rate:,.0f} requests/min; {counts}")  # the output of this script
 

@@ -82,6 +82,7 @@ class SimOptions(BaseModel):
     max_model_len: int | None = Field(default=None, ge=2)
     max_num_seqs: int | None = Field(default=None, ge=1)
     token_budget: Annotated[int, Field(ge=1)] | Literal["slo"] | None = None
+    block_tokens: int = Field(default=BLOCK_TOKENS, ge=1)
     kv_blocks: int | None = Field(default=None, ge=1)
     swap_blocks: int = Field(default=0, ge=0)
     preempt: How = How.auto
@@ -223,16 +224,17 @@ def _engine(
     fit = simulated_model(model, options.hardware, options.kv_dtype, options.weight_dtype)
     context = model.config.max_model_len if options.hardware == CPU else SIMULATED_CONTEXT
     max_model_len = options.max_model_len or context
-    n_blocks = options.kv_blocks or fit.kv_tokens // BLOCK_TOKENS
+    block_tokens = options.block_tokens
+    n_blocks = options.kv_blocks or fit.kv_tokens // block_tokens
     prefix_cache = is_sharing if options.prefix_cache is None else options.prefix_cache
     chosen = policy if policy is not None else make_policy(options)
     limits = _limits(options, chosen, max_model_len, model.config.vocab_size)
-    caps = Caps(options.swap_blocks, copy_s=fit.copy_token_s * BLOCK_TOKENS)
+    caps = Caps(options.swap_blocks, copy_s=fit.copy_token_s * block_tokens)
 
     def renew() -> EngineState:
         return EngineState(
             limits,
-            KvPool(n_blocks, BLOCK_TOKENS, prefix_cache),
+            KvPool(n_blocks, block_tokens, prefix_cache),
             clock,
             chosen,
             cost=fit.cost,
