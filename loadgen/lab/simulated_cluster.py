@@ -55,6 +55,10 @@ def wire(
         raise UsageError(
             "replicas: failures and autoscaling are not simulated together with role or rebalance"
         )
+    if has_members and options.pipeline > 1:
+        raise UsageError(
+            "pipeline: failures and autoscaling of a part of a pipeline are not simulated"
+        )
     if has_members:
         return _changing(options, replicas, clock, renew)
     if has_moves:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -17,6 +17,7 @@ from reference_engine.cluster.routers import read_router
 from reference_engine.core.core import EngineState
 from reference_engine.executors.base import Caps
 from reference_engine.executors.delayed import NO_DELAY, StepDelayOption
+from reference_engine.executors.pipelined import Pipelined, Stages
 from reference_engine.executors.simulated import SIMULATED_CONTEXT, Simulated
 from reference_engine.model.hardware_file import simulated_model
 from reference_engine.model.zoo import resolve
@@ -52,6 +53,9 @@ class SimOptions(BaseModel):
     text. `declared_max_tokens` is the generation limit that every request declares, although it
     ends at its planned length; None declares the planned length. `step_delay` makes every step
     longer, as an injected fault.
+
+    With a `pipeline` of n stages, a replica has the layers on n times the hardware, and n engines
+    whose steps pass the stages one after the other; the router selects among all engines.
 
     `replicas` of the engine stand behind a `router`: `8`, or groups that differ from the other
     settings, `4+4:hardware=a100;mode=static`. `router_seed` is the seed of its random choices.
@@ -93,6 +97,7 @@ class SimOptions(BaseModel):
     replicas: str = "1"
     router: str = "round_robin"
     router_seed: int = Field(default=0, ge=0)
+    pipeline: int = Field(default=1, ge=1, le=64)
     role: Role = "both"
     decode_router: str = "join_shortest_queue"
     link_bytes_per_s: float = Field(default=50e9, gt=0, allow_inf_nan=False)
@@ -193,12 +198,11 @@ def build(
     clock = VirtualClock()
     texts: list[str] = []
     renewals: dict[Replica, Callable[[], EngineState]] = {}
-    for own in each_replica(options):
-        name = f"replica {len(renewals) + 1}"
-        replica, renew, text = _engine(own, is_sharing, clock, policy, log, name)
-        renewals[replica] = renew
-        if text not in texts:
-            texts.append(text)
+    for number, own in enumerate(each_replica(options), 1):
+        for replica, renew, text in _engines(own, is_sharing, clock, policy, log, number):
+            renewals[replica] = renew
+            if text not in texts:
+                texts.append(text)
     replicas = list(renewals)
     chosen = replicas[0].state.policy
     wiring = wire(options, replicas, clock, lambda replica: renewals[replica]())
@@ -211,21 +215,22 @@ def build(
     return SimulatedEngine(simulator, chosen, description, wiring)
 
 
-def _engine(
+def _engines(
     options: SimOptions,
     is_sharing: bool,
     clock: VirtualClock,
     policy: Policy | None,
     log: StepLog | None,
-    name: str,
-) -> tuple[Replica, Callable[[], EngineState], str]:
-    """An idle engine, a function that builds it anew, and its description."""
-    model = resolve(options.shape)
-    fit = simulated_model(model, options.hardware, options.kv_dtype, options.weight_dtype)
+    number: int,
+) -> Iterator[tuple[Replica, Callable[[], EngineState], str]]:
+    """The idle engine of a replica, or as many as its pipeline has stages: each with a function
+    that builds it anew, and a description."""
+    model, n_stages = resolve(options.shape), options.pipeline
+    fit = simulated_model(model, options.hardware, options.kv_dtype, options.weight_dtype, n_stages)
     context = model.config.max_model_len if options.hardware == CPU else SIMULATED_CONTEXT
     max_model_len = options.max_model_len or context
     block_tokens = options.block_tokens
-    n_blocks = options.kv_blocks or fit.kv_tokens // block_tokens
+    n_blocks = options.kv_blocks or fit.kv_tokens // block_tokens // n_stages
     prefix_cache = is_sharing if options.prefix_cache is None else options.prefix_cache
     chosen = policy if policy is not None else make_policy(options)
     limits = _limits(options, chosen, max_model_len, model.config.vocab_size)
@@ -258,9 +263,14 @@ def _engine(
         description += f", every step delayed by {options.step_delay}"
     if options.role != "both":
         description += f", {options.role} only"
-    executor = Simulated(fit.cost, caps, options.step_delay)
-    replica = Replica(renew(), executor, name, options.role, fit.kv_token_bytes)
-    return replica, renew, description
+    if n_stages > 1:
+        description += f", one of {n_stages} engines of a pipeline of {n_stages} stages"
+    stages = Stages(n_stages, fit.hop_s, fit.hop_token_s)
+    for k in range(n_stages):
+        simulated = Simulated(fit.cost, caps, options.step_delay)
+        executor = simulated if n_stages == 1 else Pipelined(simulated, stages, clock)
+        name = f"replica {number}" if n_stages == 1 else f"replica {number}, engine {k + 1}"
+        yield Replica(renew(), executor, name, options.role, fit.kv_token_bytes), renew, description
 
 
 def make_policy(options: SimOptions) -> Policy:

@@ -168,19 +168,21 @@ def simulated_model(
     hardware: str,
     kv_dtype: KvDtype = "auto",
     weight_dtype: WeightDtype = "auto",
+    pipeline: int = 1,
 ) -> ModelOnHardware:
     """`model_on_hardware`, where `hardware` may also name a file: `my_gpu.yaml`, `4xmy_gpu.yaml`
     for four of them, or a file of `slobench calibrate`."""
     match = re.fullmatch(r"(?:([1-9]\d*)x)?(.+\.ya?ml)", hardware.strip())
     if match is None:
-        return model_on_hardware(source, hardware, kv_dtype, weight_dtype)
+        return model_on_hardware(source, hardware, kv_dtype, weight_dtype, pipeline)
     path = Path(match[2])
     document = _document(path)
     if "costs" in document.values:
         is_changed = match[1] is not None or (kv_dtype, weight_dtype) != ("auto", "auto")
+        is_changed = is_changed or pipeline > 1
         return _calibrated(source, path, _validated(CalibratedFile, document), is_changed)
     chosen = replace(_validated(HardwareFile, document).hardware(), n=int(match[1] or 1))
-    return model_on_hardware(source, chosen, kv_dtype, weight_dtype)
+    return model_on_hardware(source, chosen, kv_dtype, weight_dtype, pipeline)
 
 
 def _calibrated(
@@ -194,7 +196,7 @@ def _calibrated(
     if is_changed:
         raise UsageError(
             f"hardware: {path} has the costs of one server as it was measured; a number of "
-            "devices, kv_dtype and weight_dtype need another calibration"
+            "devices or stages, kv_dtype and weight_dtype need another calibration"
         )
     if file.held_out_error > MOST_ERROR and not file.forced:
         raise UsageError(
