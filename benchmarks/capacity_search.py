@@ -1,13 +1,16 @@
 """Measures how often the interval of a capacity search holds, and the cost of a search and a sweep.
 
     python benchmarks/capacity_search.py [--seeds 100] [--servers md1,mm8] [--attainment 0.9]
-        [--precision 0.05] [--gaps 1.0] [--budget 3000] [--engine-seeds 0] [--keep]
+        [--precision 0.05] [--gaps 1.0] [--budget 3000] [--requests 2000] [--engine-seeds 0]
+        [--keep]
 
 Servers are queues whose capacity is known (closed form for Poisson arrivals at M/D/1 and M/M/c,
 else bisection over ten runs of a million arrivals). The search is that of `slobench capacity`: the
 same probes, early ends and answers, on outcomes from the queue. `--engine-seeds N` also searches
 the bundled engine's simulator through all of `slobench capacity`; its truth is a bisection over
-long runs. `--budget` ends each search after so many (virtual) seconds, and no sweep is made.
+long runs. `--budget` ends each search after so many (virtual) seconds, `--requests` after the time
+in which so many requests arrive at the capacity (with warm-ups of 2 s and windows of at least 5 s);
+no sweep is made then.
 
 The fixed sweep has ten rates, evenly spaced in their logarithm from half to twice the true capacity
 (a hint that a search does not get), each measured equally long after the same warm-up as a search's
@@ -68,6 +71,8 @@ SERVERS = {
     "md1-loose": Queue(limit_s=6.0),
     "mm1": Queue(service=1),
     "mm8": Queue(servers=8, service=1, limit_s=1.0),
+    "mm12": Queue(servers=12, service=1, limit_s=1.0),
+    "gg4": Queue(servers=4, service=1.5, gaps=1.4, limit_s=2.0),
     "mm8-loose": Queue(servers=8, service=1, limit_s=4.0),
     "md64": Queue(servers=64, limit_s=0.3),
     "lognormal": Queue(service=2, limit_s=6.0),
@@ -86,17 +91,25 @@ def truth(queue: Queue, target: float) -> float:
 
 
 def searches(
-    queue: Queue, target: float, precision: float, n_seeds: int, budget_s: float = math.inf
+    queue: Queue,
+    target: float,
+    precision: float,
+    n_seeds: int,
+    budget_s: float = math.inf,
+    n_requests: int = 0,
 ) -> dict[str, Any]:
     """Coverage, widths and costs of `n_seeds` searches from starts between an eighth of and just
     above the capacity."""
     capacity = truth(queue, target)
+    warmup_s, measure_s = (2.0, 5.0) if n_requests else (10.0, 20.0)
+    if n_requests:
+        budget_s = n_requests / capacity
     hits, below, n_found, widths, costs, n_probes, longest, values = 0, 0, 0, [], [], [], [], []
     began_s = time.process_time()
     for seed in range(n_seeds):
         rng = np.random.default_rng([seed, 4711])
         start = capacity * math.exp(rng.uniform(-2.0, 0.2))
-        question = Question(target, start, precision, warmup_s=10.0, measure_s=20.0)
+        question = Question(target, start, precision, warmup_s=warmup_s, measure_s=measure_s)
         state, probes = search(queue, question, rng, budget_s)
         n_found += state.outcome == "found"
         if state.value is None or state.low is None or state.high is None:
@@ -120,6 +133,7 @@ def searches(
         "median_probes": statistics.median(n_probes),
         "median_error": statistics.median(values),
         "sd_of_error": statistics.pstdev(values),
+        "rms_error": math.sqrt(statistics.fmean(math.expm1(value) ** 2 for value in values)),
         "warmup_s": statistics.median(longest),
         "cpu_s_per_search": (time.process_time() - began_s) / n_seeds,
     }
@@ -133,7 +147,7 @@ def sweep_interval(
     levels = np.geomspace(capacity / 2, capacity * 2, _SWEEP_POINTS)
     lows, highs = [], []
     for level in levels.tolist():
-        instants_s, kept = queue.arrive(level, warmup_s + length_s, rng)
+        instants_s, kept, _ = queue.arrive(level, warmup_s + length_s, rng)
         counted = instants_s >= warmup_s
         due, met = in_blocks(instants_s[counted], kept[counted], warmup_s, warmup_s + length_s)
         probe = Probe(level, due, met, warmup_s, length_s, warmup_s + length_s)
@@ -262,6 +276,7 @@ def main() -> None:
     parser.add_argument("--precision", type=float, default=0.05)
     parser.add_argument("--gaps", type=float, default=1.0)
     parser.add_argument("--budget", type=float, default=math.inf)
+    parser.add_argument("--requests", type=int, default=0)
     parser.add_argument("--engine-seeds", type=int, default=0)
     parser.add_argument("--keep", action="store_true")
     asked = parser.parse_args()
@@ -269,9 +284,11 @@ def main() -> None:
     results: dict[str, Any] = {}
     for name in filter(None, asked.servers.split(",")):
         plain = SERVERS[name]
-        queue = Queue(plain.servers, plain.service, asked.gaps, plain.limit_s)
-        found = searches(queue, asked.attainment, asked.precision, asked.seeds, asked.budget)
-        if not math.isfinite(asked.budget):
+        gaps = plain.gaps if asked.gaps == 1 else asked.gaps
+        queue = Queue(plain.servers, plain.service, gaps, plain.limit_s)
+        share, precision, n = asked.attainment, asked.precision, asked.requests
+        found = searches(queue, share, precision, asked.seeds, asked.budget, n)
+        if not n and not math.isfinite(asked.budget):
             found |= sweeps(queue, asked.attainment, found)
             for name_of, over in (("sweep", "over_the_sweep"), ("honest_sweep", "over_an_honest")):
                 time_s = found[f"{name_of}_time_s"]
@@ -286,7 +303,8 @@ def main() -> None:
         results["engine"] = engine(asked.engine_seeds, asked.attainment, asked.precision)
         print("engine", results["engine"], flush=True)
     if asked.keep:
-        print(keep("capacity_search", vars(asked), {"servers": results}))
+        name = f"capacity_of_{asked.requests}" if asked.requests else "capacity_search"
+        print(keep(name, vars(asked), {"servers": results}))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,8 @@ HASHED_TOKENS = 512  # tokens per hash id of the trace
 
 
 class Trace:
-    """A client that submits the requests of a trace, repeated until `n` are sent."""
+    """A client (`simulator.PatientClient`) that submits the requests of a trace, repeated until `n`
+    are sent."""
 
     def __init__(self, lines: Sequence[dict[str, Any]], n: int, speedup: float) -> None:
         self._lines, self._n, self._speedup = lines, n, speedup

@@ -1,8 +1,13 @@
 """Measures how often intervals and proofs hold where requests depend on each other: response times
 of queues, autoregressions, and the simulated engine.
 
-Run: python benchmarks/dependent_coverage.py [--repetitions 400] [--cases mm1-0.7,ar-0.9] \
-         > benchmarks/results/dependent_coverage.json
+Run: python benchmarks/dependent_coverage.py [--repetitions 400] [--first-seed 10000] \
+         [--cases mm1-0.7,ar-0.9] [--into benchmarks/results/dependent_coverage.json]
+
+A run has the seeds from `--first-seed` on; the committed figures have seeds that no constant of the
+estimator was calibrated on. With `--into` the chosen cases replace theirs in a file, so that a long
+measurement can be taken in pieces; without it the result is printed. `--table FILE` prints a file's
+cells as the Markdown table of docs/decisions/0041.
 
 Each cell (process, n, percentile) draws `--repetitions` runs of n requests. A run *covers* when the
 true percentile lies in its two-sided interval; an open bound covers its side. A *false proof* is a
@@ -24,6 +29,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,45 +73,104 @@ PROCESSES: Mapping[str, Process] = {
 ENGINE_RATES = (8.0, 11.0, 13.0)
 ENGINE: dict[str, Any] = {"shape": "8b", "hardware": "h200", "max_num_seqs": 8}
 
+TITLES = {
+    "independent": "independent",
+    "mm1-0.5": "M/M/1, load 0.5",
+    "mm1-0.7": "M/M/1, load 0.7",
+    "mm1-0.9": "M/M/1, load 0.9",
+    "mm1-0.9-warm-up": "M/M/1, load 0.9, empty at first",
+    "ar-0.5": "AR(1), 0.5",
+    "ar-0.9": "AR(1), 0.9",
+    "mmpp-0.6": "MMPP/M/1, load 0.6",
+    "ps-0.7": "processor sharing, load 0.7",
+    "ps-0.9": "processor sharing, load 0.9",
+    **{f"engine-{rate:g}": f"simulated engine, {rate:g}/s" for rate in ENGINE_RATES},
+}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repetitions", type=int, default=400)
     parser.add_argument("--engine-repetitions", type=int, default=100)
-    parser.add_argument("--cases", default="")
+    parser.add_argument("--first-seed", type=int, default=10_000)
+    parser.add_argument("--cases", default="", help="processes, or 'powers'; default: all")
+    parser.add_argument("--into", type=Path, help="a file of results whose cases are replaced")
+    parser.add_argument("--table", type=Path, help="a file of results to print as a table")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
-    names = [*PROCESSES, *(f"engine-{rate:g}" for rate in ENGINE_RATES)]
+    if options.table:
+        print("\n".join(table(json.loads(options.table.read_text())["cells"])))
+        return
+    names = [*PROCESSES, *(f"engine-{rate:g}" for rate in ENGINE_RATES), "powers"]
     chosen = options.cases.split(",") if options.cases else names
-    cells, powers = [], {}
+    if unknown := set(chosen) - set(names):
+        parser.error(f"--cases: {', '.join(sorted(unknown))} not in {', '.join(names)}")
+    is_begun = options.into is not None and options.into.exists()
+    earlier = json.loads(options.into.read_text()) if is_begun else {}
+    powers: dict[str, Any] = earlier.get("powers", {})
+    cells = {case: list(of_case) for case, of_case in groupby(earlier.get("cells", []), _case)}
     with ProcessPoolExecutor(options.workers) as pool:
         for name in chosen:
             n_runs = options.engine_repetitions if "engine" in name else options.repetitions
-            cells += (found := cells_of(name, n_runs, pool))
-            report(found)
-        if not options.cases:
-            powers = {case: power(case, options.repetitions, pool) for case in POWERS}
-    result = {
+            seeds = range(options.first_seed, options.first_seed + n_runs)
+            if name == "powers":
+                powers = {case: power(case, seeds, pool) for case in POWERS}
+            else:
+                cells[name] = cells_of(name, seeds, pool)
+                report(cells[name])
+    result = result_of([cell for name in names for cell in cells.get(name, [])], powers)
+    text = json.dumps(result, indent=1)
+    if options.into:
+        options.into.write_text(text + "\n")
+    else:
+        print(text)
+
+
+def _case(cell: Mapping[str, Any]) -> str:
+    return str(cell["case"])
+
+
+def result_of(cells: Sequence[Mapping[str, Any]], powers: Mapping[str, Any]) -> dict[str, Any]:
+    """The cells, the worst of them, and the machine."""
+    long = [cell for cell in cells if is_long(cell)]
+    return {
         "benchmark": "dependent_coverage",
-        "repetitions": options.repetitions,
-        "engine_repetitions": options.engine_repetitions,
         "worst": {
-            "coverage": min(cell["coverage"] for cell in cells),
+            "coverage": min((c["coverage"] for c in cells), default=None),
             "false_proof_from_20_times": max(
                 (c["false_proof"] for c in cells if c["n"] >= 20 * c["time"]), default=None
             ),
             "false_proof_below": max(
                 (c["false_proof"] for c in cells if c["n"] < 20 * c["time"]), default=None
             ),
-            "closed_from_100_times": min((c["closed"] for c in cells if is_long(c)), default=None),
-            "width_from_100_times": max((c["width"] for c in cells if is_long(c)), default=None),
+            "closed_from_100_times": min((c["closed"] for c in long), default=None),
+            "width_from_100_times": max((c["width"] or 0.0 for c in long), default=None),
         },
         "powers": powers,
         "machine": machine_line(),
         "python": platform.python_version(),
         "cells": cells,
     }
-    print(json.dumps(result, indent=1))
+
+
+def table(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Markdown tables, one per set of run lengths: covered / false proofs in %, a row per process
+    and percentile."""
+    lines: list[str] = []
+    heading: tuple[int, ...] = ()
+    for (case, quantile), group in groupby(cells, lambda cell: (_case(cell), cell["quantile"])):
+        row = sorted(group, key=lambda cell: cell["n"])
+        sizes = tuple(cell["n"] for cell in row)
+        if sizes != heading:
+            titles = [f"n = {n:,}".replace(",", " ") for n in sizes]
+            lines += [""] * bool(lines)
+            lines += ["| process | percentile | τ | runs | " + " | ".join(titles) + " |"]
+            lines += ["|---|---|--:|--:|" + "--:|" * len(sizes)]
+            heading = sizes
+        found = [f"{100 * c['coverage']:.0f} / {100 * c['false_proof']:.0f}" for c in row]
+        values = [TITLES[case], f"p{100 * quantile:g}", f"{row[0]['time']:.0f}", row[0]["n_runs"]]
+        lines.append("| " + " | ".join(map(str, [*values, *found])) + " |")
+    return lines
 
 
 def is_long(cell: Mapping[str, Any]) -> bool:
@@ -113,10 +179,10 @@ def is_long(cell: Mapping[str, Any]) -> bool:
     return bool(worth >= 100 and cell["quantile"] ** worth <= (1 - CONFIDENCE) / 2)
 
 
-def cells_of(name: str, n_runs: int, pool: ProcessPoolExecutor) -> list[dict[str, Any]]:
+def cells_of(name: str, seeds: range, pool: ProcessPoolExecutor) -> list[dict[str, Any]]:
     sizes = ENGINE_SIZES if "engine" in name else SIZES
     truths = true_percentiles(name, pool)
-    runs = list(pool.map(partial(judge, name, truths, sizes), range(n_runs), chunksize=8))
+    runs = list(pool.map(partial(judge, name, truths, sizes), seeds, chunksize=8))
     cells = []
     for at, quantile in enumerate(QUANTILES):
         shares = [run[-1][at]["share"] for run in runs]
@@ -130,8 +196,9 @@ def cells_of(name: str, n_runs: int, pool: ProcessPoolExecutor) -> list[dict[str
             cells.append(
                 {"case": name, "n": n, "quantile": quantile, "time": round(time, 1)}
                 | {key: share_of(rows, key) for key in KEYS}
-                | {"closed": round(len(closed) / n_runs, 4)}
-                | {"width": median_width(closed, time), "n_runs": n_runs}
+                | {"closed": round(len(closed) / len(seeds), 4)}
+                | {"width": median_width(closed, time), "n_runs": len(seeds)}
+                | {"first_seed": seeds[0]}
             )
     return cells
 
@@ -237,15 +304,19 @@ POWERS = {
 }
 
 
-def power(case: str, n_runs: int, pool: ProcessPoolExecutor) -> dict[str, float]:
+def power(case: str, seeds: range, pool: ProcessPoolExecutor) -> dict[str, float]:
     """The share of runs that prove it, and of runs whose count would prove it if requests were
     independent."""
     name, n, quantile, level, factor = POWERS[case]
     load = 0.0 if name == "independent" else float(name.split("-")[1])
     limit = -math.log(1 - level) / (1 - load) * factor
-    rows = list(pool.map(partial(proves, name, n, quantile, limit), range(n_runs), chunksize=8))
+    rows = list(pool.map(partial(proves, name, n, quantile, limit), seeds, chunksize=8))
     ours, by_count = np.mean(rows, axis=0)
-    return {"proven": round(float(ours), 4), "proven_as_independent": round(float(by_count), 4)}
+    return {
+        "proven": round(float(ours), 4),
+        "proven_as_independent": round(float(by_count), 4),
+        "n_runs": len(seeds),
+    }
 
 
 def proves(name: str, n: int, quantile: float, limit: float, seed: int) -> tuple[bool, bool]:

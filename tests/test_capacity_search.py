@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 import slobench as sb
 from loadgen.capacity.capacity_spec import CapacitySpec, question_of
 from loadgen.capacity.early_stop import EarlyStop
-from loadgen.capacity.observed import why_gone
+from loadgen.capacity.observed import served_per_s, why_gone
 from loadgen.capacity.search import search
 from loadgen.cli.app import app
 from loadgen.errors import TargetError, UsageError
 from loadgen.measure.aggregate import summarize
-from loadgen.measure.attainment import due_rows
+from loadgen.measure.attainment import due_rows, measured_window
 from loadgen.measure.capacity.capacity_probe import Probe
 from loadgen.measure.capacity.capacity_result import conclude
 from loadgen.measure.capacity.next_probe import Question
@@ -194,6 +194,20 @@ def test_a_server_that_was_away_is_not_one_that_was_slow(n_refused, at_the_end, 
     if is_gone:
         assert why.startswith(f"{n_refused} of 200 requests got no connection, the first ")
         assert why.endswith("gpu-7:8000: Connection refused")
+
+
+@pytest.mark.parametrize(
+    ("answer_s", "n_failed", "served"),
+    [(0.5, 0, 10.0), (0.5, 5, 9.8), (0.5, 40, None), (1.1, 0, None)],
+)
+def test_answers_are_counted_where_they_end_as_they_begin(answer_s, n_failed, served):
+    """10 requests a second from the start, 2 s of warm-up, a window of 20 s."""
+    run = measured_run()
+    rows = run.request_rows.copy()
+    rows["done_s"] = rows["first_token_s"] + answer_s
+    rows["status"][100 : 100 + n_failed] = Status.timeout
+    found = served_per_s(replace(run, request_rows=rows), measured_window(run))
+    assert found == (None if served is None else pytest.approx(served, abs=0.11))
 
 
 FULL = "connect to gpu-7:8000: Cannot assign requested address (the client's own limit)"

@@ -128,6 +128,13 @@ LINES = {
         V + "--dataset-name timed_trace --dataset-path trace.jsonl",
         {"arrivals": {"kind": "trace", "path": "trace.jsonl"}},
     ),
+    "vllm_order_of_the_prompts": Line(
+        VLLM_ARGS,
+        V + "--dataset-name custom --dataset-path p.jsonl --request-rate 1 --disable-shuffle "
+        "--no-oversample",
+        {"prompts.path": "p.jsonl"},
+        ("--disable-shuffle", "--no-oversample"),
+    ),
     "vllm_linear_ramp": Line(
         VLLM_ARGS,
         V + "--ramp-up-strategy linear --ramp-up-start-rps 1 --ramp-up-end-rps 10 "
@@ -229,6 +236,13 @@ LINES = {
         ("--dataset-name random-mm", "--random-mm-base-items-per-request 2"),
     ),
     # SGLang
+    "sglang_body_and_wait": Line(
+        SGLANG_ARGS,
+        S + "--dataset-name random --request-rate 1 --num-prompts 9 --return-logprob "
+        "--ready-check-timeout-sec 60",
+        {"command": "--wait-ready 60s"},
+        ("--return-logprob",),
+    ),
     "sglang_lora": Line(
         SGLANG_ARGS,
         S + "--backend sglang --dataset-name image --image-count 2 --lora-name a b "
@@ -521,6 +535,14 @@ LINES = {
         {"arrivals.rate": "1/s"},
         ("kind=vllm_python: slobench measures servers over HTTP",),
     ),
+    "guidellm_request_type": Line(
+        GUIDELLM_07,
+        "guidellm benchmark run --target http://localhost:8000 --request-type text_completions "
+        "--profile constant --rate 2 --max-seconds 20 --data prompt_tokens=9,output_tokens=5 "
+        "--data-sampler random",
+        {"target.api": "completions", "arrivals.rate": "2/s"},
+        ("--data-sampler random",),
+    ),
     # aiperf
     "aiperf_telemetry": Line(
         AIPERF_HELP,
@@ -625,6 +647,18 @@ LINES = {
         {},
         ("--search-recipe max-throughput-ttft-sla", "--ttft-sla-ms 200"),
     ),
+    "aiperf_pattern_without_a_rate": Line(
+        AIPERF_HELP,
+        A + "--concurrency 2 --request-count 9 --arrival-pattern gamma --arrival-smoothness 2.0",
+        {"arrivals.users": 2, "phases.requests": 9},
+        ("--arrival-pattern gamma", "--arrival-smoothness 2"),
+    ),
+    "aiperf_smoothness_of_poisson": Line(
+        AIPERF_HELP,
+        A + "--request-rate 2 --request-count 9 --arrival-smoothness 2.0",
+        {"arrivals": {"kind": "poisson", "rate": "2/s"}},
+        ("--arrival-smoothness 2",),
+    ),
     # genai-perf
     "genai_chat": Line(
         GENAI_ARGS,
@@ -645,6 +679,13 @@ LINES = {
         "--max-threads=256",
         {"arrivals": {"kind": "constant", "rate": "3/s"}, "target.api": "completions"},
         ("--max-threads=256",),
+    ),
+    "genai_backend_of_triton": Line(
+        GENAI_ARGS,
+        "genai-perf profile -m m --endpoint-type chat --service-kind openai --backend vllm "
+        "--streaming --osl 9 --concurrency 2",
+        {"arrivals.users": 2},
+        ("--backend vllm",),
     ),
     "genai_payload": Line(
         GENAI_README,
@@ -791,6 +832,7 @@ def test_an_unknown_flag_is_always_named(name):
     ("command", "message"),
     [
         ("genai-perf profile -m gpt2 --backend tensorrtllm --streaming", "kserve"),
+        ("genai-perf profile -m gpt2 --service-kind triton --backend tensorrtllm", "kserve"),
         (L + "--llm-api anthropic", "OpenAI's API only"),
         (S + "--backend trt", "chat and completions only"),
         (G + "--profile kind=replay" + GD, "trace_synthetic"),
@@ -828,6 +870,13 @@ def test_a_ramp_sends_its_prompts_in_the_time_that_the_gaps_of_vllm_take(name, t
     times_s = make_schedule(scenario)["scheduled_s"]
     assert len(times_s) == 300
     assert float(times_s[-1]) == pytest.approx(over_s, rel=0.4)  # random: 300 gaps
+
+
+@pytest.mark.parametrize("tool", ["aiperf", "genai-perf"])
+def test_answers_that_do_not_stream_are_noted(tool):
+    command = f"{tool} profile -m m --endpoint-type chat --osl 9 --concurrency 2"
+    assert any("without --streaming" in note for note in translate(command).notes)
+    assert not any("streaming" in note for note in translate(command + " --streaming").notes)
 
 
 def test_inference_perf_reads_its_configuration_file(tmp_path):

@@ -1,11 +1,12 @@
 """A client process of the GPU suite: streams over HTTP at scheduled send times.
 
-    python gpu_client.py        # prints `ready`, reads the plan, prints the timings
+    python gpu_client.py        # prints `ready`; reads plans and prints the timings of each
 
-Plan on stdin: `{"url", "model", "epoch_s", "requests": [[at_s, prompt_tokens, output_tokens], …]}`,
-with `epoch_s` on CLOCK_MONOTONIC and `at_s` since then. Timings on stdout: `[[at_s, sent_s,
-first_s, last_s, tokens], …]`. Streams are not decoded, so that the client's own work is not part of
-the measurement; the tokens are those of the last `usage`.
+A plan is a line on stdin: `{"url", "model", "epoch_s", "requests": [[at_s, prompt_tokens,
+output_tokens], …]}`, with `epoch_s` on CLOCK_MONOTONIC and `at_s` since then. Its timings are a
+line on stdout: `[[at_s, sent_s, first_s, last_s, tokens], …]`. Ends with stdin. Streams are not
+decoded, so that the client's own work is not part of the measurement; the tokens are those of the
+last `usage`.
 """
 
 from __future__ import annotations
@@ -58,4 +59,5 @@ async def _send_all(plan: dict[str, Any]) -> Sequence[list[float | None]]:
 
 if __name__ == "__main__":
     print("ready", flush=True)
-    json.dump(asyncio.run(_send_all(json.load(sys.stdin))), sys.stdout)
+    for line in sys.stdin:
+        print(json.dumps(asyncio.run(_send_all(json.loads(line)))), flush=True)

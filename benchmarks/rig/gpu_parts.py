@@ -23,8 +23,11 @@ from rig.gpu_engine import (
 from rig.gpu_kernels import KernelTiming, decode_timings, kernel_cases
 from rig.gpu_peer import Peer
 from rig.gpu_server import (
+    CLIENTS,
     MODES,
+    Mix,
     capacity_per_s,
+    clients,
     mode_latencies,
     send_requests,
     server,
@@ -226,10 +229,14 @@ def over_http(session: Session) -> None:
     del engine
     session.place.release_memory()
     log_dir = session.logs / "steps-http"
-    with server(name, session.place, log_dir, 256 if not session.is_small else 8) as url:
-        send_requests(url, [(0.0, n_prompt, 8)] * n)
+    n_seqs = 256 if not session.is_small else 8
+    with (
+        server(name, session.place, log_dir, n_seqs) as url,
+        clients(min(CLIENTS, n)) as senders,
+    ):
+        send_requests(senders, url, [(0.0, n_prompt, 8)] * n)
         requests = [(0.0, n_prompt, n_output)] * n
-        served = [tokens_per_s(send_requests(url, requests)) for _ in range(2)]
+        served = [tokens_per_s(send_requests(senders, url, requests)) for _ in range(2)]
     share = sum(served) / sum(alone)
     session.results.add("http", {"alone": alone, "served": served, "share": share})
     session.results.add_goal(
@@ -242,18 +249,22 @@ def modes(session: Session) -> None:
     """Batching modes under the same schedule, at a share of the capacity of mode `chunked` with the
     same mix of requests."""
     name, is_small = session.shape("1b"), session.is_small
-    duration_s, longest, n = (6.0, 3500, 384) if not is_small else (1.0, 300, 4)
+    duration_s, mix, n = (6.0, Mix(), 384) if not is_small else (0.2, Mix((5, 34), 300, (5, 25)), 4)
     n_seqs = 256 if not is_small else 8
-    with server(name, session.place, session.logs / "steps-modes", n_seqs) as url:
+    log_dir = session.logs / "steps-modes"
+    with (
+        server(name, session.place, log_dir, n_seqs) as url,
+        clients(min(CLIENTS, n)) as senders,
+    ):
         set_mode(url, "chunked")
-        capacity_per_s(url, n, longest)  # warms the server
-        capacity = [capacity_per_s(url, n, longest) for _ in range(2)]
-        rate = _MODES_LOAD * sum(capacity) / 2 if not is_small else 2.0
+        capacity_per_s(senders, url, n, mix)  # warms the server
+        capacity = [capacity_per_s(senders, url, n, mix) for _ in range(2)]
+        rate = _MODES_LOAD * sum(capacity) / 2 if not is_small else 10.0
         figures: dict[str, Any] = {"capacity_per_s": capacity, "rate_per_s": rate, "of": {}}
         for mode in MODES:
 
             def measure(mode: str = mode) -> None:
-                runs = [mode_latencies(url, mode, rate, duration_s, longest) for _ in range(2)]
+                runs = [mode_latencies(senders, url, mode, rate, duration_s, mix) for _ in range(2)]
                 figures["of"][mode] = _mean_of(runs) | {"runs": runs}
                 session.results.add("modes", figures)
 

@@ -8,9 +8,9 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,7 @@ _LEAD_S = 0.5
 MODES = ("static", "continuous", "prefill_first", "chunked")
 Scheduled = tuple[float, int, int]  # send time, prompt tokens, output tokens
 Timing = list[float]  # scheduled, sent, first token, last token (s), tokens
+Clients = Sequence[subprocess.Popen[str]]
 
 
 @contextmanager
@@ -53,43 +54,53 @@ def server(shape: str, place: Place, log_dir: Path, max_num_seqs: int = 256) -> 
         process.stdout.close()
 
 
-def send_requests(url: str, requests: Sequence[Scheduled]) -> list[Timing]:
-    """Send requests from several client processes, dealt out in turn; the timing of each, client by
-    client."""
-    model = json.load(urllib.request.urlopen(url + "/v1/models"))["data"][0]["id"]
-    clients = [
+@contextmanager
+def clients(n: int = CLIENTS) -> Iterator[Clients]:
+    """Start `n` client processes, which then serve any number of `send_requests`; end them."""
+    processes = [
         subprocess.Popen(
             [sys.executable, str(CLIENT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        for _ in range(min(CLIENTS, len(requests)))
+        for _ in range(n)
     ]
-    out: list[Timing] = []
     try:
-        for client in clients:
-            assert client.stdout is not None
-            client.stdout.readline()  # `ready`: its imports are done
-        epoch_s = time.monotonic() + _LEAD_S
-        for k, client in enumerate(clients):
-            assert client.stdin is not None
-            plan = {
-                "url": url,
-                "model": model,
-                "epoch_s": epoch_s,
-                "requests": list(requests[k::CLIENTS]),
-            }
-            client.stdin.write(json.dumps(plan))
-            client.stdin.close()
-        for client in clients:
-            assert client.stdout is not None
-            text = client.stdout.read()
-            client.stdout.close()
-            if client.wait():
-                raise RuntimeError(f"a client failed with exit code {client.returncode}")
-            out += json.loads(text)
+        for process in processes:
+            assert process.stdout is not None
+            process.stdout.readline()  # `ready`: its imports are done
+        yield processes
     finally:
-        for client in clients:
-            client.kill()  # after an error; otherwise it has exited
-            client.wait()
+        for process in processes:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.kill()
+            process.wait()
+            process.stdout.close()
+            with suppress(BrokenPipeError):  # a plan that a failed client did not read
+                process.stdin.close()
+
+
+def send_requests(clients: Clients, url: str, requests: Sequence[Scheduled]) -> list[Timing]:
+    """Send requests from the client processes, dealt out in turn; the timing of each, client by
+    client. Raises RuntimeError if a client fails."""
+    model = json.load(urllib.request.urlopen(url + "/v1/models"))["data"][0]["id"]
+    epoch_s = time.monotonic() + _LEAD_S
+    for k, client in enumerate(clients):
+        assert client.stdin is not None
+        plan = {
+            "url": url,
+            "model": model,
+            "epoch_s": epoch_s,
+            "requests": list(requests[k :: len(clients)]),
+        }
+        client.stdin.write(json.dumps(plan) + "\n")
+        client.stdin.flush()
+    out: list[Timing] = []
+    for client in clients:
+        assert client.stdout is not None
+        line = client.stdout.readline()
+        if not line:
+            raise RuntimeError(f"a client failed with exit code {client.wait()}")
+        out += json.loads(line)
     return out
 
 
@@ -98,18 +109,28 @@ def tokens_per_s(timings: Sequence[Timing]) -> float:
     return sum(t[4] for t in timings) / (max(t[3] for t in timings) - min(t[0] for t in timings))
 
 
-def mixed_requests(n: int, longest: int, seed: int = 0) -> list[tuple[int, int]]:
-    """(prompt tokens, output tokens) of `n` requests; a tenth of the prompts has `longest`
-    tokens."""
+class Mix(NamedTuple):
+    """Lengths in tokens: nine tenths of the prompts are uniform in `short`, the others have
+    `longest`; outputs are uniform in `outputs`. Both ranges contain their ends."""
+
+    short: tuple[int, int] = (50, 349)
+    longest: int = 3500
+    outputs: tuple[int, int] = (50, 250)
+
+
+def mixed_requests(n: int, mix: Mix, seed: int = 0) -> list[tuple[int, int]]:
+    """(prompt tokens, output tokens) of `n` requests."""
     rng = np.random.default_rng(seed)
-    prompts = np.where(rng.random(n) < 0.1, longest, rng.integers(50, 350, n))
-    outputs = rng.integers(50, 250, n, endpoint=True)
+    is_long = rng.random(n) < 0.1
+    prompts = np.where(is_long, mix.longest, rng.integers(*mix.short, n, endpoint=True))
+    outputs = rng.integers(*mix.outputs, n, endpoint=True)
     return list(zip(prompts.tolist(), outputs.tolist(), strict=True))
 
 
-def capacity_per_s(url: str, n: int, longest: int) -> float:
+def capacity_per_s(clients: Clients, url: str, n: int, mix: Mix) -> float:
     """Requests/s of the server in its present mode when `n` requests of the mix arrive at once."""
-    timings = send_requests(url, [(0.0, *sizes) for sizes in mixed_requests(n, longest, seed=1)])
+    requests = [(0.0, *sizes) for sizes in mixed_requests(n, mix, seed=1)]
+    timings = send_requests(clients, url, requests)
     return n / (max(t[3] for t in timings) - min(t[0] for t in timings))
 
 
@@ -122,17 +143,22 @@ def set_mode(url: str, mode: str) -> None:
 
 
 def mode_latencies(
-    url: str, mode: str, rate_per_s: float, duration_s: float, longest: int, seed: int = 0
+    clients: Clients,
+    url: str,
+    mode: str,
+    rate_per_s: float,
+    duration_s: float,
+    mix: Mix,
+    seed: int = 0,
 ) -> dict[str, Any]:
     """Latencies of a mode under a Poisson schedule that depends on the arguments alone, so that it
     is the same for each mode."""
     n = max(2, round(rate_per_s * duration_s))
     send_times = np.cumsum(np.random.default_rng(seed).exponential(1 / rate_per_s, n)).tolist()
-    sizes = mixed_requests(n, longest, seed)
+    sizes = mixed_requests(n, mix, seed)
     set_mode(url, mode)
-    return _latencies(
-        send_requests(url, [(at_s, *size) for at_s, size in zip(send_times, sizes, strict=True)])
-    )
+    requests = [(at_s, *size) for at_s, size in zip(send_times, sizes, strict=True)]
+    return _latencies(send_requests(clients, url, requests))
 
 
 def _latencies(timings: Sequence[Timing]) -> dict[str, Any]:

@@ -41,15 +41,17 @@ class Queue:
 
     def arrive(
         self, rate: float, horizon_s: float, rng: np.random.Generator
-    ) -> tuple[Values, NDArray[np.bool_]]:
-        """(instants, kept or not) of all arrivals before the horizon, from an empty system."""
+    ) -> tuple[Values, NDArray[np.bool_], Values]:
+        """Instants of all arrivals before the horizon, whether each was kept, and the instants of
+        their ends, from an empty system."""
         n = rate * horizon_s
         n = int(n + 8 * math.sqrt(n) * max(1.0, self.gaps)) + 50
         shape = 1 / self.gaps**2
         instants_s = np.cumsum(rng.gamma(shape, 1 / (shape * rate), n))
         instants_s = instants_s[instants_s < horizon_s]
-        waits_s = self._waits_s(instants_s, self._services_s(len(instants_s), rng))
-        return instants_s, waits_s <= self.limit_s
+        services_s = self._services_s(len(instants_s), rng)
+        waits_s = self._waits_s(instants_s, services_s)
+        return instants_s, waits_s <= self.limit_s, instants_s + waits_s + services_s
 
     def _services_s(self, n: int, rng: np.random.Generator) -> Values:
         if self.service == 0:
@@ -116,7 +118,7 @@ class Queue:
         low, high = 0.02 * self.servers, 1.2 * self.servers
         for _ in range(14):
             middle = (low + high) / 2
-            _, kept = self.arrive(middle, n / middle, rng)
+            _, kept, _ = self.arrive(middle, n / middle, rng)
             share = kept[len(kept) // 10 :].mean()
             low, high = (middle, high) if share >= target else (low, middle)
         return (low + high) / 2
@@ -125,7 +127,7 @@ class Queue:
 def probe(queue: Queue, ask: NextProbe, target: float, rng: np.random.Generator) -> Probe:
     """The queue probed as asked, ended early where it is clear."""
     horizon_s = ask.warmup_s + ask.measure_s
-    instants_s, kept = queue.arrive(ask.level, horizon_s, rng)
+    instants_s, kept, ends_s = queue.arrive(ask.level, horizon_s, rng)
     measured = instants_s >= ask.warmup_s
     instants_s, kept = instants_s[measured], kept[measured]
     grade: Grade = "measured"
@@ -136,7 +138,10 @@ def probe(queue: Queue, ask: NextProbe, target: float, rng: np.random.Generator)
         if found is not None and end_s < horizon_s:
             grade = found
             break
-    return Probe(ask.level, due, met, ask.warmup_s, end_s - ask.warmup_s, end_s, grade)
+    n_ended = int(np.count_nonzero((ends_s >= ask.warmup_s) & (ends_s < end_s)))
+    took_s = end_s - ask.warmup_s
+    ended_per_s = n_ended / took_s
+    return Probe(ask.level, due, met, ask.warmup_s, took_s, end_s, grade, served_per_s=ended_per_s)
 
 
 def search(

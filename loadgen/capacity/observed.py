@@ -8,7 +8,13 @@ from dataclasses import replace
 import numpy as np
 
 from loadgen.drive.first_failures import ALL_REFUSED
-from loadgen.measure.attainment import due_rows, measured_window, meets_own, slos_by_class
+from loadgen.measure.attainment import (
+    MeasuredWindow,
+    due_rows,
+    measured_window,
+    meets_own,
+    slos_by_class,
+)
 from loadgen.measure.capacity.capacity_probe import N_BLOCKS, Grade, Probe, in_blocks, overloaded
 from loadgen.measure.capacity.next_probe import NextProbe
 from loadgen.measure.per_request import Mask, per_request
@@ -18,6 +24,8 @@ from loadgen.run.execute import FinishedRun
 
 LEAST_SEEN = 4
 """Misses per block assumed for a probe that was stopped in its warm-up."""
+_FILLED = 2.0  # times the seconds of an answer, after which answers end as they begin
+_MOST_FAILED = 0.05  # of the requests that ended
 _STRAY = 0.01  # share of due requests without a connection that counts as ordinary misses
 
 
@@ -59,11 +67,28 @@ def probe_of(
         grade=grade,
         name=name,
         why=why,
+        served_per_s=served_per_s(run, window),
     )
     grows = any(check.name == "load" and check.ok is False for check in summary.validity.checks)
     if grade in ("measured", "saturated") and grows and probe.n_due:
         return replace(overloaded(probe, target), why=why or "its queue grew until the end")
     return probe
+
+
+def served_per_s(run: Run, window: MeasuredWindow) -> float | None:
+    """Successful requests that ended in the window, per second. None where requests failed, or
+    where the warm-up was shorter than twice the seconds of nearly every answer: before that,
+    answers begin and do not end yet."""
+    rows = run.request_rows
+    ended = (rows["done_s"] >= window.start_s) & (rows["done_s"] < window.end_s)
+    is_ok = rows["status"] == Status.ok
+    n_ended, n_ok = int(np.count_nonzero(ended)), int(np.count_nonzero(ended & is_ok))
+    answers_s = (rows["done_s"] - rows["first_token_s"])[ended & is_ok]
+    if not n_ok or n_ok < (1 - _MOST_FAILED) * n_ended or window.length_s <= 0:
+        return None
+    if not window.start_s >= _FILLED * float(np.quantile(answers_s, 0.9)):
+        return None
+    return n_ok / window.length_s
 
 
 def why_gone(run: Run, due: Mask) -> str:

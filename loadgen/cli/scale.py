@@ -35,6 +35,7 @@ from loadgen.cli.flags import (
 from loadgen.cli.parse import cache_dir
 from loadgen.endings import ending_signals
 from loadgen.errors import MissingDependency, UsageError
+from loadgen.units import write_duration
 
 PANEL = "Scale"
 verbs = typer.Typer()
@@ -84,6 +85,26 @@ WorkerSecretEnv = Annotated[
         help="Environment variable with a secret that master and workers share.",
     ),
 ]
+
+
+SpawnRate = Annotated[
+    float | None,
+    typer.Option(
+        "--spawn-rate", "-r", help="With --users: users that join per second; else all at once."
+    ),
+]
+
+
+def ramp_up(spawn_rate_per_s: float | None, n_users: int | None) -> list[str]:
+    """The assignment for --set that lets `n_users` join at a rate. Raises UsageError without
+    users, or for a rate that is not above 0."""
+    if spawn_rate_per_s is None:
+        return []
+    if n_users is None:
+        raise UsageError("--spawn-rate needs --users, e.g. --users 32 --spawn-rate 4")
+    if not 0 < spawn_rate_per_s < float("inf"):
+        raise UsageError(f"--spawn-rate {spawn_rate_per_s:g}: expected users per second above 0")
+    return [f"arrivals.ramp_up={write_duration(n_users / spawn_rate_per_s)}"]
 
 
 @dataclass(frozen=True)
@@ -151,8 +172,10 @@ def web(
     out: RunDirectory = None,
     force: Force = False,
     plugin: Plugin = None,
+    spawn_rate: SpawnRate = None,
 ) -> None:
     """Run on Locust: its page with our numbers, and load from several machines."""
+    set_ = [*(set_ or []), *ramp_up(spawn_rate, traffic.users)]
     options = (
         form_options(form)
         | traffic_options(traffic)

@@ -96,11 +96,8 @@ class Dispatcher:
         self._unaccounted = 0
         # Arrays, not lists: a list of a million floats takes 32 MB, its array 8 MB.
         self.families = Families(schedule, edges)
-        self._n_waiting_for, self._think_s, self._cancel_after_s = (
-            array("i"),
-            array("d"),
-            array("d"),
-        )
+        self._n_waiting_for = array("i")
+        self._think_s, self._cancel_after_s = array("d"), array("d")
         self._cancels: list[tuple[float, int]] = []  # heap of (cancel time, row)
         self._goes_on, self._is_orphan, self._parents_done_s = bytearray(), bytearray(), array("d")
         self._append(schedule)

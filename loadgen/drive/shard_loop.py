@@ -19,16 +19,17 @@ from loadgen.drive.first_failures import FirstFailures
 from loadgen.drive.instrument import GcPauses, ThreadMeter
 from loadgen.drive.live_sample import LiveSamples
 from loadgen.drive.loop_probe import LoopProbe, ProcessorSpeed, ReceiveBacklog
-from loadgen.drive.more_rows import MoreRows
 from loadgen.drive.part_decoder import PartDecoder
 from loadgen.drive.payloads import ENCODE_SHARE, Payloads
 from loadgen.drive.recorder import PART_BYTES, PART_REQUESTS, ShardRecorder
 from loadgen.drive.stall_watch import WATCH_EVERY_S, ProgressCounter
+from loadgen.drive.store import MORE, append_more
 from loadgen.drive.task import ShardTask
 from loadgen.drive.transport import Exchange, Transport
 from loadgen.manifest.self_report import ConnectionsReport, DecodingReport, SelfReport
-from loadgen.records import ON_PURPOSE, Status
+from loadgen.records import ON_PURPOSE, Edges, Schedule, Status
 from loadgen.timer import EARLY_NS, make_quiet_timer, make_timer
+from loadgen.workload.more_units import Continuation
 
 _BEAT_S = 0.25  # between two progress messages
 _BEATS_PER_USE = 4  # reading the use of the core takes 0.1 ms
@@ -369,3 +370,30 @@ def memory_for(n_reads: int) -> list[bytes]:
     n_bytes = min(n_reads * _READ_BYTES, _MOST_BYTES)
     blocks = [bytes(_READ_BYTES - sys.getsizeof(b"")) for _ in range(n_bytes // _READ_BYTES)]
     return blocks[:: _ARENA_BYTES // 2 // _READ_BYTES]  # enough to keep every arena allocated
+
+
+class MoreRows:
+    """The rows that a shard adds to its plan for users of a closed loop who get through it
+    (`workload.more_units`), and the file that keeps them. `last_units` maps the first row of each
+    user's last unit to the class of the user: when that row is released, the user needs more."""
+
+    def __init__(self, task: ShardTask) -> None:
+        assert task.more is not None, "rows beyond the plan of an open loop"
+        self._continuation = Continuation(task.more, task.schedule, task.edges)
+        self._path = task.part_path.with_suffix(MORE)
+        schedule = task.schedule
+        places = np.flatnonzero(schedule["after_failure"])
+        users = schedule["session_id"][places]
+        last = dict(zip(users.tolist(), places.tolist(), strict=True))
+        self.last_units = {row: int(schedule["class_id"][row]) for row in last.values()}
+        self.is_of_loop: NDArray[np.bool_] = np.isin(schedule["session_id"], users)
+        """Whether each row of the task is of a user."""
+
+    def take(self, row: int, user: int, n_rows: int) -> tuple[Schedule, Edges]:
+        """The next rows of the user with `row`, to be added after `n_rows`, and the edges that lead
+        to them. They are in the file before any of them can be recorded."""
+        class_id = self.last_units.pop(row)
+        rows, edges = self._continuation.more(user, class_id)
+        append_more(self._path, rows, edges)
+        self.last_units[n_rows + int(np.flatnonzero(rows["after_failure"])[-1])] = class_id
+        return rows, edges

@@ -369,7 +369,9 @@ def read_run(directory: Path | str) -> Run:
         names_read = [*_PLAN[1:], *(() if is_from_parts else _RESULTS)]
         if _SERVER in listed or (directory / _SERVER).exists():
             names_read.append(_SERVER)
-        if not is_from_parts and "requests.parquet" not in listed:
+        are_listed = [name in listed for name in _RESULTS]
+        is_there = any(are_listed) and (directory / "requests.parquet").exists()
+        if not (is_from_parts or all(are_listed) or is_there):
             raise UsageError(f"{directory}: this run was never finished (no requests.parquet)")
         checksums.check(directory, listed, names_read)
     marks = {} if listed is None else _marks(manifest)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,17 @@ from rich.console import Console
 
 from loadgen.capacity.capacity_spec import CapacitySpec, question_of
 from loadgen.capacity.search import search, seed_of
+from loadgen.drive.store import read_run
 from loadgen.errors import UsageError
 from loadgen.lab.simulate import record
 from loadgen.lab.simulated_engine import read_settings, sim_options
-from loadgen.measure.attainment import due_rows, meets_own, slos_by_class
+from loadgen.measure.attainment import due_rows, measured_window, meets_own, slos_by_class
 from loadgen.measure.per_request import per_request
+from loadgen.measure.server_load import points
 from loadgen.measure.slo import parse_slo
 from loadgen.records import Run
 from loadgen.run.run_options import RunOptions
 from loadgen.sizing.demand import Costs, Demand, Interval, Variant, by_division, costs, sensitivity
-from loadgen.sizing.measured_power import measured_power
 from loadgen.whole_file import read_result, replacing
 from loadgen.workload.scaling import scaled, with_window
 from loadgen.workload.scenario import Scenario
@@ -36,6 +37,7 @@ from loadgen.workload.schedule import make_plan
 
 _ROUTERS = ("round_robin", "power_of_two", "join_shortest_queue")
 SIMULATED = "sim"
+_POWER = "gpu_power_w"  # of all GPUs of the server together
 
 
 @dataclass(frozen=True)
@@ -327,3 +329,30 @@ def _tokens_per_s(scenario: Scenario, peak_per_s: float) -> tuple[float, float]:
     length_s = scenario.phases.warmup + scenario.phases.measure
     n_input, n_output = (float(schedule[f"{k}_tokens"].sum()) for k in ("input", "output"))
     return n_input / length_s, n_output / length_s
+
+
+@dataclass(frozen=True)
+class MeasuredPower:
+    """Watts of a GPU, the mean over the measured window of a probe at `level_per_s` requests/s."""
+
+    watts_per_gpu: float
+    level_per_s: float
+
+
+def measured_power(
+    directory: Path, content: Mapping[str, Any], near_per_s: float, gpus_per_replica: int
+) -> MeasuredPower | None:
+    """The power in the probe with the load nearest to `near_per_s`, of a search whose
+    `capacity.json` has `content`. None if no measured probe read the power."""
+    probes = [probe for probe in content.get("probes", ()) if probe["grade"] == "measured"]
+    for probe in sorted(probes, key=lambda probe: abs(probe["level"] - near_per_s)):
+        place = directory / "probes" / probe["name"]
+        if not (place / "server.parquet").is_file():
+            continue
+        run = read_run(place)
+        window = measured_window(run)
+        t_s, watts = points(run, _POWER)
+        watts = watts[(t_s >= window.start_s) & (t_s <= window.end_s)]
+        if len(watts):
+            return MeasuredPower(float(watts.mean()) / gpus_per_replica, float(probe["level"]))
+    return None

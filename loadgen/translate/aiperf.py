@@ -15,11 +15,11 @@ _IGNORED = """
     artifact-dir output-artifact-dir profile-export-file profile-export-prefix ui ui-type
     no-gpu-telemetry gpu-telemetry no-server-metrics server-metrics verbose extra-verbose tokenizer
     tokenizer-revision tokenizer-trust-remote-code use-server-token-count workers-max max-workers
-    record-processors streaming log-level export-level slice-duration random-pool
+    record-processors log-level export-level slice-duration random-pool
     profile-export-level auto-plot no-auto-plot plot-required export-http-trace show-trace-timing
     generate-plots checkpoint-dir v vv use-legacy-max-tokens stats-interval per-chunk-usage
-    output-tokens-mean-deterministic fixed-schedule-auto-offset no-fixed-schedule service-kind
-    record-processor-service-count backend
+    output-tokens-mean-deterministic fixed-schedule-auto-offset no-fixed-schedule
+    record-processor-service-count
 """
 _METRICS = {
     "time_to_first_token": "ttft_from_send",
@@ -47,11 +47,18 @@ def translate(words: list[str], tool: str = "aiperf") -> Draft:
     draft.url = url if "://" in url else f"http://{url}"
     draft.model = flags.text("model", "model-names") or ""
     is_genai_perf = tool == "genai-perf"
-    default = "kserve" if is_genai_perf and flags.texts("service-kind") is None else "chat"
+    service = flags.text("service-kind") or ("triton" if is_genai_perf else "openai")
+    default = "chat" if service == "openai" else "kserve"
     endpoint = flags.text("endpoint-type") or default
     if endpoint not in ("chat", "completions"):
         raise UsageError(f"--endpoint-type {endpoint}: slobench supports chat and completions only")
     draft.api = endpoint
+    if (backend := flags.text("backend")) is not None:
+        draft.add_missing(f"--backend {backend}", "it concerns Triton's own protocol")
+    if flags.texts("streaming") is None:
+        draft.notes.append(
+            f"without --streaming {draft.tool} receives whole answers; slobench always streams"
+        )
     draft.seed = flags.count("random-seed")
     if not _is_replay(flags, draft):
         _lengths(flags, draft)
@@ -201,8 +208,9 @@ def _values(text: str | None) -> list[float]:
 
 def _arrivals(flags: Flags, draft: Draft, default: str) -> None:
     rates = _values(flags.text("request-rate"))
-    pattern = flags.text("arrival-pattern", "request-rate-mode") or default
-    smoothness = flags.number("arrival-smoothness", "vllm-burstiness") or 1.0
+    stated_pattern = flags.text("arrival-pattern", "request-rate-mode")
+    stated_smoothness = flags.number("arrival-smoothness", "vllm-burstiness")
+    pattern = stated_pattern or default
     in_flight = [round(n) for n in _values(flags.text("concurrency", "session-concurrency"))]
     n_requests = flags.count("request-count", "num-requests")
     seconds = flags.number("benchmark-duration")
@@ -218,11 +226,18 @@ def _arrivals(flags: Flags, draft: Draft, default: str) -> None:
         if len(in_flight) > 1:
             draft.set_sweep("arrivals.users", list(map(str, in_flight)))
     elif pattern == "gamma":
-        draft.set_gamma(rate, smoothness)
+        draft.set_gamma(rate, stated_smoothness or 1.0)
     elif pattern in ("poisson", "constant"):
         draft.arrivals = {"kind": pattern, "rate": rate_text(rate)}
     else:
         raise UsageError(f"--arrival-pattern {pattern}: no equivalent is known")
+    if rate is None and stated_pattern is not None:
+        draft.add_missing(f"--arrival-pattern {stated_pattern}", "needs --request-rate")
+    if stated_smoothness is not None and (rate is None or pattern != "gamma"):
+        draft.add_missing(
+            f"--arrival-smoothness {stated_smoothness:g}",
+            "needs --request-rate and --arrival-pattern gamma",
+        )
     if len(rates) > 1:
         draft.set_sweep("arrivals.rate", [rate_text(rate) for rate in rates])
     _warmup(flags, draft, rate)

@@ -16,7 +16,7 @@ from loadgen.yaml_document import parse_document
 _IGNORED = """
     output output-path output-dir outputs output-extras display-scheduler-stats
     disable-console disable-console-outputs disable-console-interactive disable-progress processor
-    processor-args tokenizer backend-type request-type label data-sampler
+    processor-args tokenizer backend-type label
 """
 _CONSTRAINTS = {  # a flag to 0.7: a constraint from 0.8, and its key
     "max-errors": ("max_errors", "count"),
@@ -85,6 +85,7 @@ def _target(flags: Flags, draft: Draft) -> None:
     draft.url = flags.text("target") or backend.text("target") or draft.url
     draft.model = flags.text("model") or backend.text("model")
     request_format = backend.text("request_format")
+    request_format = flags.text("request-type", "request-format") or request_format
     if "completions" in request_format and "chat" not in request_format:
         draft.api = "completions"
     elif request_format and "chat" not in request_format:

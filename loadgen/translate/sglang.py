@@ -9,8 +9,7 @@ from loadgen.translate.draft import Draft, Flags, rate_text
 
 _IGNORED = """
     output-file output-details disable-tqdm tokenizer print-requests plot-throughput tag
-    ready-check-timeout-sec return-logprob flush-cache-timeout gsp-fast-prepare
-    gsp-send-routing-key cache-report rust-client rust-worker-threads
+    flush-cache-timeout gsp-fast-prepare cache-report rust-client rust-worker-threads
 """
 _PORTS = {"vllm": 8000, "lmdeploy": 23333}  # of every other backend: 30000
 _OPENAI = ("sglang-oai", "sglang-oai-chat", "vllm", "vllm-chat", "lmdeploy", "lmdeploy-chat")
@@ -44,6 +43,8 @@ def translate(words: list[str]) -> Draft:
     if flags.texts("disable-ignore-eos") is not None:
         draft.extra_body["ignore_eos"] = False
     draft.add_goodput(flags)
+    if ready_s := flags.count("ready-check-timeout-sec"):
+        draft.options += ["--wait-ready", f"{ready_s}s"]
     return draft.finish(flags, _IGNORED)
 
 

@@ -13,7 +13,7 @@ _IGNORED = """
     percentile-metrics metric-percentiles save-result save-detailed append-result result-dir
     result-filename label metadata disable-tqdm plot-timeline plot-dataset-stats
     tokenizer tokenizer-mode trust-remote-code ignore-eos
-    disable-shuffle no-oversample skip-tokenizer-init timeline-itl-thresholds self-timed
+    skip-tokenizer-init timeline-itl-thresholds self-timed
 """
 _SAMPLINGS = (
     *("top-p", "top-k", "min-p", "frequency-penalty", "presence-penalty", "repetition-penalty"),

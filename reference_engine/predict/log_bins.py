@@ -65,7 +65,7 @@ class Survival:
         probability 0, all three figures are max_tokens − n_output. Never below 1."""
         most = max(1, max_tokens - n_output)
         tail = self.at_least(n_output + 1)
-        if tail <= 0.0:
+        if tail <= _TOLERANCE:
             return LengthDist(float(most), float(most), float(most))
         mean = (self.sum_to(max_tokens) - self.sum_to(n_output)) / tail
         q50, q90 = (

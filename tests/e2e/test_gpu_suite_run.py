@@ -36,6 +36,93 @@ def small(name, result, merged, logs):
     return [*SMALL, name, str(result), str(merged), str(logs), "--small"]
 
 
+# On the GPU machine, by scripts/gpu-wheels; the wheels are read from the script itself.
+ON_THE_MACHINE = (
+    "torch", "triton", "numpy", "aiohttp", "typer", "pyarrow", "safetensors", "transformers"
+)  # fmt: skip
+BLOCKING = """
+import subprocess
+import sys
+
+BLOCKED = frozenset({blocked!r})
+
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in BLOCKED:
+            raise ModuleNotFoundError(f"blocked: {{name}}", name=name)
+
+
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+def carried() -> set[str]:
+    """Distributions of the GPU machine: the wheels of `scripts/gpu-wheels`, and what is installed
+    there with all that it requires."""
+    script = (ROOT / "scripts" / "gpu-wheels").read_text(encoding="utf-8")
+    wheels = script.partition("--only-binary=:all:")[2].partition("\nkib=")[0]
+    names = set(re.findall(r"[a-z][a-z0-9-]+", wheels))
+    pending = list(ON_THE_MACHINE)
+    while pending:
+        name = canonical(pending.pop())
+        if name not in names:
+            names.add(name)
+            pending += required(name)
+    return names
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def required(name: str) -> list[str]:
+    """The distributions that `name` requires without extras; none if it is not installed here."""
+    try:
+        lines = metadata.requires(name) or []
+    except metadata.PackageNotFoundError:
+        return []
+    return [re.split(r"[^\w.-]", line)[0] for line in lines if "extra ==" not in line]
+
+
+@pytest.fixture(autouse=True)
+def only_carried(tmp_path, monkeypatch):
+    """In all processes that a test starts, only packages of the GPU machine can be imported: all
+    others that are installed here are blocked."""
+    own = {"slobench", "setuptools"}
+    names = carried() | own
+    blocked = {
+        module
+        for module, dists in metadata.packages_distributions().items()
+        if not {canonical(dist) for dist in dists} & names
+    }
+    assert "mypy" in blocked
+    assert not {"torch", "pydantic", "rich", "yaml", "msgspec"} & blocked
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(BLOCKING.format(blocked=sorted(blocked)))
+    monkeypatch.setenv("PYTHONPATH", str(site))
+
+
+def test_a_rehearsal_imports_only_what_the_gpu_machine_has(tmp_path):
+    """As the stages of the other tests, but with the command and without a stand-in for the GPU."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=300,
+            check=False,
+        )  # fmt: skip
+
+    assert "blocked: " in run("-c", "import mypy").stderr
+    done = run(
+        *("benchmarks/gpu_suite.py", "--rehearse", "--only", "ceilings", "--out", str(tmp_path))
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (result,) = tmp_path.glob("gpu-rehearsal-*.json")
+    parts = json.loads(result.read_text(encoding="utf-8"))["parts"]
+    assert {name: part["failures"] for name, part in parts.items()} == {"ceilings": {}}
+
+
 def measured(tmp_path, number: int) -> tuple[int, dict[str, Any]]:
     """The exit code and the result of a stage."""
     if torch.cuda.is_available():
@@ -124,89 +211,12 @@ def test_stage_3_measures_mixed_contexts_other_tiles_and_whole_outputs(tmp_path,
 
 def test_the_clients_count_the_tokens_of_a_real_server(tmp_path):
     with engine({"device": "toy", "shape": "nano"}, tmp_path) as served:
-        timings = gpu_server.send_requests(served.endpoint.url, [(0.0, 20, 5), (0.1, 30, 6)])
+        url = served.endpoint.url
+        with gpu_server.clients(2) as clients:
+            timings = gpu_server.send_requests(clients, url, [(0.0, 20, 5), (0.1, 30, 6)])
+            again = gpu_server.send_requests(clients, url, [(0.0, 20, 7)])
+            with pytest.raises(RuntimeError, match="a client failed with exit code 1"):
+                gpu_server.send_requests(clients, url, [(0.0, 20, -1)])
     assert sorted(int(timing[4]) for timing in timings) == [5, 6]
+    assert [int(timing[4]) for timing in again] == [7]
     assert all(at <= sent <= first <= last for at, sent, first, last, _ in timings)
-
-
-# On the GPU machine, by scripts/gpu-wheels; the wheels are read from the script itself.
-ON_THE_MACHINE = (
-    "torch", "triton", "numpy", "aiohttp", "typer", "pyarrow", "safetensors", "transformers"
-)  # fmt: skip
-BLOCKING = """
-import subprocess
-import sys
-
-BLOCKED = frozenset({blocked!r})
-
-
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in BLOCKED:
-            raise ModuleNotFoundError(f"blocked: {{name}}", name=name)
-
-
-sys.meta_path.insert(0, Blocked())
-"""
-
-
-def carried() -> set[str]:
-    """Distributions of the GPU machine: the wheels of `scripts/gpu-wheels`, and what is installed
-    there with all that it requires."""
-    script = (ROOT / "scripts" / "gpu-wheels").read_text(encoding="utf-8")
-    wheels = script.partition("--only-binary=:all:")[2].partition("\nkib=")[0]
-    names = set(re.findall(r"[a-z][a-z0-9-]+", wheels))
-    pending = list(ON_THE_MACHINE)
-    while pending:
-        name = canonical(pending.pop())
-        if name not in names:
-            names.add(name)
-            pending += required(name)
-    return names
-
-
-def canonical(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
-def required(name: str) -> list[str]:
-    """The distributions that `name` requires without extras; none if it is not installed here."""
-    try:
-        lines = metadata.requires(name) or []
-    except metadata.PackageNotFoundError:
-        return []
-    return [re.split(r"[^\w.-]", line)[0] for line in lines if "extra ==" not in line]
-
-
-def test_the_stages_import_only_what_the_gpu_machine_has(tmp_path):
-    """All other packages that are installed here are blocked, in every process of the suite."""
-    names, owners = carried(), metadata.packages_distributions()
-    own = {"slobench", "setuptools"}
-    blocked = {
-        module
-        for module, dists in owners.items()
-        if not {canonical(dist) for dist in dists} & (names | own)
-    }
-    assert "mypy" in blocked
-    assert not {"torch", "pydantic", "rich", "yaml", "msgspec"} & blocked
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(BLOCKING.format(blocked=sorted(blocked)))
-    environment = os.environ | {"PYTHONPATH": str(site)}
-    proof = subprocess.run(
-        [sys.executable, "-c", "import mypy"], env=environment, capture_output=True,
-        text=True, check=False,
-    )  # fmt: skip
-    assert "blocked: " in proof.stderr
-    done = subprocess.run(
-        [
-            *(sys.executable, "benchmarks/gpu_suite.py", "--rehearse", "--out", str(tmp_path)),
-            *("--only", "throughput,tests,http"),
-        ],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=500, check=False,
-    )  # fmt: skip
-    (result,) = tmp_path.glob("gpu-rehearsal-*.json")
-    parts = json.loads(result.read_text(encoding="utf-8"))["parts"]
-    assert {name: part["failures"] for name, part in parts.items()} == {
-        name: {} for name in ("ceilings", "throughput", "tests", "http")
-    }, done.stdout + done.stderr

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.e2e
 SWEEP = (
     "sweep", "quickstart", "--target=reference", "--engine=device=toy,shape=nano",
     "--over=rate=6/s,12/s", "--repeats=1",
-    "--duration=1s", "--warmup=0s", "--set=phases.drain=5s",
+    "--duration=3s", "--warmup=0s", "--set=phases.drain=5s",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from rig.queues import Queue
 
 from loadgen.measure.capacity.capacity_probe import N_BLOCKS, Probe, in_blocks, overloaded
 from loadgen.measure.capacity.capacity_result import Capacity
-from loadgen.measure.capacity.curve import Posterior, posterior
+from loadgen.measure.capacity.curve import Posterior, posterior, throughput
 from loadgen.measure.capacity.dispersion import Dispersion, clear, dispersion
 from loadgen.measure.capacity.next_probe import NextProbe, Question, judge, next_probe
 
@@ -52,7 +52,7 @@ class Cliff(Queue):
 
     def arrive(self, rate, horizon_s, rng):
         instants_s = np.sort(rng.uniform(0, horizon_s, rng.poisson(rate * horizon_s)))
-        return instants_s, np.full(len(instants_s), rate <= self.last)
+        return instants_s, np.full(len(instants_s), rate <= self.last), instants_s
 
 
 instants = st.lists(st.floats(0, 10, exclude_max=True), min_size=1, max_size=50)
@@ -313,7 +313,7 @@ def test_closed_forms_of_the_queues_agree_with_simulating_them():
     for queue in (Queue(), Queue(servers=4, service=1, limit_s=1.0)):
         rate = queue.capacity(0.9)
         n = 300_000
-        _, kept = queue.arrive(rate, n / rate, rng)
+        _, kept, _ = queue.arrive(rate, n / rate, rng)
         assert kept[n // 20 :].mean() == pytest.approx(0.9, abs=0.012)
 
 
@@ -396,3 +396,47 @@ def test_a_narrow_answer_cut_off_early_does_not_ask_to_be_narrower():
     )  # fmt: skip
     assert answer.sureness() == "± 2.7 %, not yet confirmed by long probes; 0 probes, 60 s"
     assert "more time would narrow it" in replace(answer, low=6.0, high=8.0).sureness()
+    wide = replace(answer, low=2.0, high=12.0)
+    assert wide.sureness() == (
+        "a wide interval, requested ± 5 %: more time would narrow it; 0 probes, 60 s"
+    )
+
+
+def probe_at(level, share, served_per_s=None, n_due=320, measured_s=None):
+    measured_s = n_due / level if measured_s is None else measured_s
+    due = (n_due // 16,) * 16
+    met = (round(share * n_due / 16),) * 16
+    return Probe(level, due, met, 2.0, measured_s, measured_s + 2, served_per_s=served_per_s)
+
+
+def test_an_overloaded_probe_shows_what_the_server_serves():
+    """320 arrivals in 20 s at 16/s, and 200 answers: a queue of 120 more."""
+    found = throughput([probe_at(4, 1.0, 4.0), probe_at(16, 0.0, 10.0)], 0.9)
+    assert found is not None
+    assert found.log_rate == pytest.approx(math.log(10))
+    assert found.se == pytest.approx(math.hypot(1.5 / math.sqrt(200), 0.08))
+
+
+@pytest.mark.parametrize(
+    "probes",
+    [
+        [probe_at(4, 1.0), probe_at(16, 0.0)],  # unknown
+        [probe_at(4, 1.0, 4.0), probe_at(16, 0.5, 15.0)],  # the queue hardly grew
+        [probe_at(14, 1.0, 14.0), probe_at(16, 0.0, 10.0)],  # it serves more without overload
+        [probe_at(4, 1.0, 4.0), probe_at(16, 0.0, 0.5)],  # ten answers
+    ],
+)
+def test_no_throughput_is_taken_from_a_probe_that_does_not_show_it(probes):
+    assert throughput(probes, 0.9) is None
+
+
+def test_the_capacity_lies_below_the_throughput():
+    fine, over = probe_at(4, 1.0, 4.0), probe_at(16, 0.1, 10.0)
+    known, unknown = (
+        posterior([fine, replace(over, served_per_s=rate)], 0.9, 2.0, 32.0) for rate in (10.0, None)
+    )
+    assert unknown.quantile(0.975) > 14
+    assert known.quantile(0.975) < 11
+    assert known.quantile(0.975) - known.quantile(0.025) < 0.7 * (
+        unknown.quantile(0.975) - unknown.quantile(0.025)
+    )

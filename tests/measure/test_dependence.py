@@ -1,8 +1,10 @@
 """The autocorrelation time of a run: known processes, the white test against an independent
 implementation, and bounds that are open where the run is too short."""
 
+import json
 import math
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +35,7 @@ from loadgen.measure.statistics.proportions import (
 )
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from dependent_coverage import TITLES
 from rig.processes import autoregression, mm1, processor_sharing
 
 
@@ -235,3 +238,24 @@ def test_intervals_cover_and_proofs_hold_behind_a_queue(name):
         proven += bound is not None and bound < truth
     assert covered >= 150 * (0.95 - 4 * math.sqrt(0.95 * 0.05 / 150)), f"{covered} of 150"
     assert proven <= 150 * (0.05 + 4 * math.sqrt(0.95 * 0.05 / 150)), f"{proven} of 150"
+
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("decisions/0041-interval-coverage.md", "metrics.md", "reading-a-report.md")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_printed_coverage_is_the_measured_one(page):
+    """Each row of a page is a row of benchmarks/results/dependent_coverage.json."""
+    cells = json.loads((ROOT / "benchmarks/results/dependent_coverage.json").read_text())["cells"]
+    measured = defaultdict(list)
+    for cell in cells:
+        shown = f"{100 * cell['coverage']:.0f} / {100 * cell['false_proof']:.0f}"
+        measured[TITLES[cell["case"]], f"p{100 * cell['quantile']:g}"].append(shown)
+    n_rows = 0
+    for line in (ROOT / "docs" / page).read_text().splitlines():
+        fields = [field.strip() for field in line.strip().strip("|").split("|")]
+        if tuple(fields[:2]) in measured:
+            assert [field for field in fields if " / " in field] == measured[tuple(fields[:2])]
+            n_rows += 1
+    assert n_rows >= 9

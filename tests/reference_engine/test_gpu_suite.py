@@ -21,7 +21,7 @@ from rig.gpu_kernels import chunk_flops, decode_bytes  # noqa: E402
 from rig.gpu_parts import extrapolated_s, mixed_batches  # noqa: E402
 from rig.gpu_peer import common_step_s  # noqa: E402
 from rig.gpu_results import PartResult, markdown  # noqa: E402
-from rig.gpu_server import mixed_requests, tokens_per_s  # noqa: E402
+from rig.gpu_server import Mix, mixed_requests, tokens_per_s  # noqa: E402
 from rig.gpu_session import Session  # noqa: E402
 from rig.gpu_stages import PARTS, STAGES  # noqa: E402
 from rig.gpu_sweep import CHUNKS, DECODES, SCALINGS, Times, choose, table_entry, tuning_with  # noqa: E402
@@ -88,11 +88,13 @@ def test_mixed_batches_have_a_long_row_among_short_rows():
 
 
 def test_every_mode_and_the_calibration_have_the_same_mix():
-    sizes = mixed_requests(4000, 3500)
+    sizes = mixed_requests(4000, Mix())
     prompts, outputs = zip(*sizes, strict=True)
     assert sum(prompt == 3500 for prompt in prompts) == pytest.approx(400, abs=60)
+    short = {*prompts} - {3500}
+    assert (min(short), max(short)) == (50, 349)
     assert (min(outputs), max(outputs)) == (50, 250)
-    assert sizes == mixed_requests(4000, 3500)
+    assert sizes == mixed_requests(4000, Mix())
 
 
 def test_the_table_lists_missed_goals_missing_parts_and_failures():

@@ -8,9 +8,13 @@ import pytest
 import yaml
 from typer.main import get_command
 
+from loadgen.cli import parse
 from loadgen.cli.app import app
-from loadgen.cli.scale import locustfile_path
+from loadgen.cli.flags import ScenarioFlags, TrafficFlags
+from loadgen.cli.scale import locustfile_path, ramp_up
+from loadgen.errors import UsageError
 from loadgen.web.form import add_options
+from loadgen.workload.arrivals import Users
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 OBJECTS = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
@@ -51,6 +55,24 @@ def test_web_and_worker_take_the_names_that_locust_gives_its_flags():
     words = ["--master-host", "10.0.0.1", "--master-port", "6001"]
     found = commands["worker"].make_context("worker", words).params
     assert (found["master"], found["port"]) == ("10.0.0.1", 6001)
+
+
+def test_users_join_at_the_spawn_rate_of_locust():
+    words = ["-u", "3", "-r", "0.9", "-t", "30s"]
+    commands = get_command(app).commands  # type: ignore[attr-defined]  # a group
+    found = commands["web"].make_context("web", words).params
+    (assignment,) = ramp_up(found["spawn_rate"], found["users"])
+    scenario = parse.choose_scenario(
+        ScenarioFlags(set_=[assignment]),
+        TrafficFlags(users=3, input_len=9, output_len=3, duration="30s"),
+    )
+    assert isinstance(scenario.arrivals, Users)
+    assert scenario.arrivals.ramp_up == pytest.approx(10 / 3)
+    assert ramp_up(None, None) == []
+    with pytest.raises(UsageError, match="needs --users"):
+        ramp_up(2.0, None)
+    with pytest.raises(UsageError, match="above 0"):
+        ramp_up(0.0, 3)
 
 
 def test_as_many_workers_are_started_as_are_waited_for():

@@ -26,7 +26,8 @@ class Probe:
 
     `due` and `met` count, for each of `N_BLOCKS` stretches of equal length of the measured window,
     the requests due in it and the requests among them that met every SLO. `spent_s` is the time the
-    probe took: warm-up, window and drain.
+    probe took: warm-up, window and drain. `served_per_s` are the requests that ended in the window,
+    per second; None where the window is too near the first answers to show a rate.
     """
 
     level: float
@@ -38,6 +39,7 @@ class Probe:
     grade: Grade = "measured"
     name: str = ""
     why: str = ""
+    served_per_s: float | None = None
 
     def __post_init__(self) -> None:
         assert len(self.due) == len(self.met) == N_BLOCKS, f"{len(self.due)} blocks"

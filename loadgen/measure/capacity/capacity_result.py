@@ -93,6 +93,8 @@ class Capacity:
         if self.half_width is None:
             return self._doubt() + spent
         reach = f"± {100 * self.half_width:.2g} %"
+        if self.half_width > _MOST_REACH:  # the ends are on the line before
+            reach = "a wide interval"
         if self.outcome == "found":
             return f"{reach} in {spent}"
         if self.half_width <= self.precision:
@@ -173,6 +175,9 @@ def read_answer(content: Mapping[str, Any]) -> Capacity:
 
 def _client_limit(state: SearchState, untrusted_levels: Sequence[float]) -> float | None:
     return min(untrusted_levels) if untrusted_levels and state.value is None else None
+
+
+_MOST_REACH = 0.5
 
 
 def _digits(half_width: float) -> int:

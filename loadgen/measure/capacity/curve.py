@@ -29,6 +29,10 @@ _LEAST_COUNTED = 2.0  # near probes' worth that count however short all probes a
 _SHORTER = 1.25  # factor by which the memory is shortened until enough probes count
 _PASSES = 3
 _MOST_LOGIT = 2.5
+_GREW = 3.0  # standard errors of a Poisson count, by which a queue grew
+_LEAST_SERVED, _SERVED_CV = 20.0, 1.5
+_FALL, _FALL_SD = 3.0, 0.7  # log-odds from the target to the attainment at the throughput
+_COLLAPSE = 0.08  # a server may serve so much less when overloaded than at its best (sd)
 _MOST_UNSEEN = 32.0  # the memory may be at most this many times what the probes showed
 _LEAST_NEAR = 6
 
@@ -122,11 +126,16 @@ def posterior(
     short, the longer probes among them count. `is_fixed`: the window is the scenario's own, and no
     probe is too short. The likelihood is binomial with D for its scale, integrated over the
     uncertainty of D: a Student t kernel (1 + deviance / (df · D))^(−(df + 1)/2).
+
+    Where an overloaded probe shows the server's `throughput`, the curve must have fallen by about
+    3 log-odds there: at that load a queue grows without end, and nothing meets an SLO in the long
+    run. So the capacity lies below it, and the nearer it is the steeper is the curve.
     """
     levels = np.linspace(math.log(low), math.log(high), _N_LEVELS)
     equal_weights = _Weights(*np.ones((3, len(probes))))
     slopes = np.geomspace(_LEAST_SLOPE, _MOST_SLOPE, _N_SLOPES)
-    estimate = _on_grid(probes, target, levels, slopes, equal_weights)
+    most = None if is_fixed else throughput(probes, target)
+    estimate = _on_grid(probes, target, levels, slopes, equal_weights, most)
     for _ in range(_PASSES):
         first, last = (math.log(estimate.quantile(share)) for share in (0.001, 0.999))
         margin = max(0.25 * (last - first), 1e-3)
@@ -134,8 +143,36 @@ def posterior(
         levels = np.linspace(begin, end, _N_LEVELS)
         slopes = _slopes_of(estimate)
         weights = _weights(probes, target, estimate, is_fixed)
-        estimate = _on_grid(probes, target, levels, slopes, weights)
+        estimate = _on_grid(probes, target, levels, slopes, weights, most)
     return estimate
+
+
+class Throughput(NamedTuple):
+    """The rate at which an overloaded server ended requests: ln(rate), and its standard error."""
+
+    log_rate: float
+    se: float
+
+
+def throughput(probes: Sequence[Probe], target: float) -> Throughput | None:
+    """The highest rate at which the server ended requests while its queue grew; None if no probe
+    shows it, or if a probe two standard errors above it met the target. No higher load can be
+    sustained."""
+    rates = [
+        (probe.served_per_s, n)
+        for probe in probes
+        if probe.served_per_s is not None
+        and (n := probe.served_per_s * probe.measured_s) >= _LEAST_SERVED
+        and probe.n_due - n > _GREW * math.sqrt(probe.n_due)
+    ]
+    if not rates:
+        return None
+    rate, n = max(rates)
+    found = Throughput(math.log(rate), math.hypot(_SERVED_CV / math.sqrt(n), _COLLAPSE))
+    least = rate * math.exp(2 * found.se)
+    if any(probe.level > least and probe.attainment >= target for probe in probes):
+        return None
+    return found
 
 
 def _slopes_of(estimate: Posterior) -> Array:
@@ -216,6 +253,7 @@ def _on_grid(
     log_levels: Array,
     slopes: Array,
     weights: _Weights,
+    most: Throughput | None,
 ) -> Posterior:
     x = np.log([probe.level for probe in probes])
     due, met = (values.sum(axis=1) for values in counts(probes))
@@ -231,6 +269,10 @@ def _on_grid(
     prior = -0.5 * np.square(np.log(slopes / _USUAL_SLOPE) / _SLOPE_SD)
     above = (deviance - deviance.min()) / (spread.df * spread.effect)
     log_joint = -(spread.df + 1) / 2 * np.log1p(above) + prior
+    if most is not None:
+        fall = slopes[None, :] * (most.log_rate + most.se - log_levels[:, None])
+        lacking = np.maximum(0.0, _FALL - fall) / _FALL_SD
+        log_joint = log_joint - 0.5 * np.square(lacking)
     joint = np.exp(log_joint - log_joint.max())
     joint /= joint.sum()
     return Posterior(log_levels, slopes, joint, spread, weights.relevance, weights.nearness)
