@@ -27,6 +27,7 @@ from reference_engine.simulator import Replica, Route, only_replica
 if TYPE_CHECKING:
     from loadgen.lab.simulated_engine import SimOptions
 
+_OF_COPIES = {"decode_router", "link_bytes_per_s", "link_latency", "kv_factor"}
 _FAILURE = re.compile(r"([1-9]\d*)@([^:]+):(.+)")  # replica, instant, time of repair
 
 
@@ -58,6 +59,12 @@ def wire(
     if has_members and options.pipeline > 1:
         raise UsageError(
             "pipeline: failures and autoscaling of a part of a pipeline are not simulated"
+        )
+    idle = sorted(_OF_COPIES & options.model_fields_set)
+    if idle and not has_moves:
+        raise UsageError(
+            f"{idle[0]}: has no effect, because no KV is copied; set rebalance=1s, or replicas of "
+            "two roles: 2:role=prefill+6:role=decode"
         )
     if has_members:
         return _changing(options, replicas, clock, renew)
@@ -123,7 +130,9 @@ def _changing(
     planned = read_failures(options.fail)
     for failure in planned:
         if failure.number >= len(replicas):
-            raise UsageError(f"fail: replica {failure.number + 1} of {len(replicas)}")
+            raise UsageError(
+                f"fail: there is no replica {failure.number + 1}; known: 1 to {len(replicas)}"
+            )
     if planned or options.mtbf is not None:
         random = None
         if options.mtbf is not None:
@@ -134,7 +143,9 @@ def _changing(
         parts.append(failures)
     if options.target_requests is not None:
         if options.min_replicas > len(replicas):
-            raise UsageError(f"min_replicas: {options.min_replicas} of {len(replicas)} replicas")
+            raise UsageError(
+                f"min_replicas: {options.min_replicas} is more than the {len(replicas)} of replicas"
+            )
         rule = ScalingRule(
             options.min_replicas,
             options.target_requests,

@@ -43,6 +43,20 @@ _OF_THE_CLUSTER = {
     *("min_replicas", "target_requests", "autoscale_every", "startup", "scale_down_after"),
 }
 
+# Settings without an effect unless another is set, too.
+_NEEDS = {
+    ("retries", "resume"): ("fail", "mtbf"),
+    ("repair",): ("mtbf",),
+    ("min_replicas", "autoscale_every", "startup", "scale_down_after"): ("target_requests",),
+    ("rebalance_gap",): ("rebalance",),
+}
+_NEEDED_EXAMPLE = {
+    "fail": "fail=2@30s:60s",
+    "mtbf": "mtbf=1h",
+    "target_requests": "target_requests=64",
+    "rebalance": "rebalance=1s",
+}
+
 
 class SimOptions(BaseModel):
     """The settings of a simulated engine. All other keys are parameters of the mode
@@ -162,11 +176,24 @@ def sim_options(settings: Mapping[str, Any]) -> SimOptions:
         )
     except ValidationError as error:
         raise UsageError(_problem(error)) from None
+    _check_has_effect(options)
     each_replica(options)
     read_router(options.router)
-    read_router(options.decode_router)
+    read_router(options.decode_router, "decode_router")
     read_failures(options.fail)
     return options
+
+
+def _check_has_effect(options: SimOptions) -> None:
+    """Raises UsageError for a setting of failures, scaling or migration in a cluster without it."""
+    given = options.model_fields_set
+    for keys, needed in _NEEDS.items():
+        idle = [key for key in keys if key in given]
+        if idle and not any(getattr(options, key) for key in needed):
+            raise UsageError(
+                f"{idle[0]}: has no effect without {' or '.join(needed)}, "
+                f"e.g. {_NEEDED_EXAMPLE[needed[0]]}"
+            )
 
 
 def each_replica(options: SimOptions) -> list[SimOptions]:
@@ -303,4 +330,10 @@ def _policy_text(policy: Policy) -> str:
 
 def _problem(error: ValidationError) -> str:
     first = error.errors()[0]
-    return f"{first['loc'][0]}: {first['msg']}, got {first['input']!r}"
+    key, value = first["loc"][0], first["input"]
+    if first["type"] == "literal_error":
+        known = re.findall(r"'([^']*)'", first["ctx"]["expected"])
+        return f"{key}: unknown value {value!r}; {nearest(str(value), known)}"
+    if first["type"] == "value_error":  # of this project, with the value
+        return f"{key}: {first['ctx']['error']}"
+    return f"{key}: {first['msg']}, got {value!r}"

@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Generic, NamedTuple, TypeVar
 import numpy as np
 from pydantic import Field, ValidationError
 
-from loadgen.errors import UsageError
+from loadgen.errors import UsageError, nearest
 from loadgen.registry import Plugin, Registry
 from loadgen.units import Seconds
 from reference_engine.simulator import Replica, Route
@@ -236,17 +236,21 @@ def least(numbers: Sequence[int], loads: Sequence[float], rng: np.random.Generat
     return ties[0] if len(ties) == 1 else ties[int(rng.integers(len(ties)))]
 
 
-def read_router(text: str) -> Router:
-    """`jsq`, or `power_of_two:choices=3:stale=1s`. Raises UsageError naming the key."""
+def read_router(text: str, setting: str = "router") -> Router:
+    """`jsq`, or `power_of_two:choices=3:stale=1s`. Raises UsageError naming the key, or the nearest
+    router."""
     name, *pairs = text.split(":")
     spec: dict[str, object] = {"kind": SHORT_NAMES.get(name, name)}
+    names = [*ROUTERS.names(), *SHORT_NAMES]
+    if name not in names:
+        raise UsageError(f"{setting}: unknown router '{name}'; {nearest(name, names)}")
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
-            raise UsageError(f"router: expected key=value after '{name}:', got '{pair}'")
+            raise UsageError(f"{setting}: expected key=value after '{name}:', got '{pair}'")
         spec[key] = value
     try:
         return ROUTERS.build(spec)
     except ValidationError as error:
         first = error.errors()[0]
-        raise UsageError(f"router: {first['loc'][0]}: {first['msg']}") from None
+        raise UsageError(f"{setting}: {first['loc'][0]}: {first['msg']}") from None

@@ -82,8 +82,9 @@ def disaggregated(
     return simulator, transfers
 
 
-def lossy(parts, planned=(), retries=None, rule=None, router="round_robin"):
-    """A simulator of replicas that fail as planned and scale by a rule; failures and scaling."""
+def lossy(parts, planned=(), retries=None, rule=None, router="round_robin", random=None):
+    """A simulator of replicas that fail, as planned or at random, and scale by a rule; failures and
+    scaling."""
     clock, rng = VirtualClock(), np.random.default_rng(0)
     replicas = replicas_of(parts, clock)
     members = Membership(replicas, read_router(router), clock.now_s, rng)
@@ -93,7 +94,7 @@ def lossy(parts, planned=(), retries=None, rule=None, router="round_robin"):
         kv, cost = KvPool(old.kv.n_blocks), StepCost(step_s=parts[0].step_s)
         return EngineState(WIDE, kv, clock, old.policy, cost=cost, log=old.log)
 
-    failures = Failures(members, renew, planned, retries=retries)
+    failures = Failures(members, renew, planned, random, retries)
     cluster: list[Part_] = [failures]
     scaling = None
     if rule is not None:

@@ -1,5 +1,6 @@
 """Prefill and decode on different replicas, against timelines worked out by hand."""
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -109,6 +110,18 @@ def test_a_request_too_large_for_a_decode_replica_is_refused_at_once():
     simulator, _ = disaggregated(parts, link(16.0))
     with pytest.raises(AdmissionError, match="need 3 KV blocks"):
         simulator.run(Steps([prompt("a", 16, 30)]))
+
+
+def test_a_link_is_an_m_d_1_queue():
+    # Prompts take no time to compute, so that copies of 1 s arrive as a Poisson process, 0.6 a
+    # second: they wait rho / (2 (1 - rho)) = 0.75 s on average (Pollaczek-Khinchine).
+    instant = Part("prefill", step_s=1e-9, n_blocks=100_000)
+    simulator, _ = disaggregated([instant, Part("decode", 1, 1e-9, 100_000)], link(16.0))
+    at_s = np.cumsum(np.random.default_rng(5).exponential(1 / 0.6, 5000))
+    client = Jumps([prompt(f"q{k}", 16, 2, float(t)) for k, t in enumerate(at_s)])
+    simulator.run(client)
+    waits_s = [request.token_times_s[1] - request.token_times_s[0] for request in client.requests]
+    assert np.mean(waits_s) - 1.0 == pytest.approx(0.75, rel=0.15)
 
 
 REQUESTS = st.tuples(

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_engine.cluster.failures import Failure, Retries
+from reference_engine.cluster.failures import Failure, RandomFailures, Retries
 from reference_engine.state.sequence import State
 from tests.reference_engine.cluster_kit import Jumps, Part, Steps, lossy, prompt
 
@@ -93,6 +93,26 @@ def test_a_replica_forgets_its_prefix_cache():
     simulator.run(client)
     assert [request.n_cached for request in client.requests] == [0, 32, 0]
     assert simulator.replicas[0].totals.cached_tokens == 32
+
+
+def test_random_failures_are_a_renewal_process():
+    # Each of 3 replicas serves for 30 s on average and is repaired in 10 s: 100 failures in 4 000 s
+    # with a variance of 100 · 30² / 40² = 56, and there for 3/4 of the time.
+    random = RandomFailures(30.0, 10.0, np.random.default_rng(4))
+    simulator, failures, _ = lossy([Part(n=3)], random=random)
+    n_there = []
+
+    class Observer(Steps):
+        def act(self, engine):
+            members = failures._members
+            n_there.append(sum(not members.is_closed(r, "failed") for r in simulator.replicas))
+            super().act(engine)
+
+    simulator.run(Observer([prompt(f"q{k}", 1, 1, 0.5 + k) for k in range(4000)]))
+    n_failures = [replica.n_failures for replica in simulator.replicas]
+    assert all(abs(n - 100) < 4 * 7.5 for n in n_failures)
+    assert len(set(n_failures)) > 1
+    assert np.mean(n_there) / 3 == pytest.approx(0.75, abs=0.05)
 
 
 REQUESTS = st.tuples(
