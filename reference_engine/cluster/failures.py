@@ -50,9 +50,20 @@ class RandomFailures(NamedTuple):
     rng: np.random.Generator
 
 
+class _Event(NamedTuple):
+    """A failure or a repair to come, of the replica with this number."""
+
+    at_s: float
+    number: int
+    is_repair: bool = False
+    is_random: bool = False
+    repair_s: float = 0.0
+
+
 class Failures(Part):
-    """Lets replicas fail: as listed in `planned`, and at random. `renew` builds the engine of a
-    replica after its repair. `n_retried` requests went to another replica, `n_lost` failed."""
+    """Lets replicas fail: as listed in `planned`, and at random. A replica that is switched off
+    does not fail. `renew` builds the engine of a replica after its repair. `n_retried` requests
+    went to another replica, `n_lost` failed."""
 
     def __init__(
         self,
@@ -65,11 +76,11 @@ class Failures(Part):
         self._members, self._renew = members, renew
         self._random, self._retries = random, retries or Retries()
         self.n_retried = self.n_lost = 0
-        self._due: list[tuple[float, int, bool, float]] = []  # instant, number, is repair, repair
+        self._due: list[_Event] = []
         self._n_retries: Counter[str] = Counter()
         self._stranded: dict[str, Handover] = {}  # while no replica receives requests
         for failure in planned:
-            heappush(self._due, (failure.at_s, failure.number, False, failure.repair_s))
+            heappush(self._due, _Event(failure.at_s, failure.number, repair_s=failure.repair_s))
         for number in range(len(members.replicas)):
             self._plan_random(number, 0.0)
 
@@ -78,22 +89,26 @@ class Failures(Part):
 
     def act(self, simulator: Simulator) -> None:
         while self._due and self._due[0][0] <= simulator.now_s:
-            _, number, is_repair, repair_s = heappop(self._due)
-            replica = self._members.replicas[number]
-            if is_repair:
+            event = heappop(self._due)
+            number, replica = event.number, self._members.replicas[event.number]
+            if event.is_repair:
                 self._members.open(replica, _FAILED)
-                self._plan_random(number, simulator.now_s)
                 self._send_stranded(simulator)
                 simulator.empty_router()
-            elif not self._members.is_closed(replica, _FAILED):
-                self._fail(replica, repair_s, simulator)
+                continue
+            is_serving = self._members.is_open(replica) or len(replica.population) > 0
+            back_s = simulator.now_s + (event.repair_s if is_serving else 0.0)
+            if is_serving:
+                self._fail(replica, event.repair_s, simulator)
+            if event.is_random:  # without a memory: time out of service does not count
+                self._plan_random(number, back_s)
 
     def cancel(self, request_id: str, simulator: Simulator) -> bool:
         return self._stranded.pop(request_id, None) is not None
 
     def _fail(self, replica: Replica, repair_s: float, simulator: Simulator) -> None:
         self._members.close(replica, _FAILED)
-        heappush(self._due, (simulator.now_s + repair_s, replica.number, True, 0.0))
+        heappush(self._due, _Event(simulator.now_s + repair_s, replica.number, is_repair=True))
         handovers = simulator.fail(replica, self._renew(replica))
         for handover in handovers:
             request = handover.request
@@ -117,7 +132,8 @@ class Failures(Part):
             del self._stranded[request_id]
             simulator.take_over(self._members.replicas[number], handover)
 
-    def _plan_random(self, number: int, now_s: float) -> None:
+    def _plan_random(self, number: int, since_s: float) -> None:
         if self._random is not None:
-            at_s = now_s + float(self._random.rng.exponential(self._random.mean_s))
-            heappush(self._due, (at_s, number, False, self._random.repair_s))
+            at_s = since_s + float(self._random.rng.exponential(self._random.mean_s))
+            event = _Event(at_s, number, is_random=True, repair_s=self._random.repair_s)
+            heappush(self._due, event)

@@ -38,6 +38,10 @@ class Membership:
         self._closed[replica].discard(reason)
         self._route = self._routed()
 
+    def is_open(self, replica: Replica) -> bool:
+        """Whether it receives requests."""
+        return not self._closed[replica]
+
     def is_closed(self, replica: Replica, reason: str) -> bool:
         return reason in self._closed[replica]
 

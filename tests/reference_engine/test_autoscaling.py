@@ -63,6 +63,16 @@ def test_a_replica_that_stops_ends_its_requests_and_returns_at_once_if_needed():
     assert on_s[simulator.replicas[1]] == 22.5  # 1–23.5 s
 
 
+def test_a_replica_that_is_off_does_not_fail():
+    simulator, _, _ = lossy([Part(n=2)], [Failure(1.5, 1, 50.0)], rule=RULE, router="jsq")
+    requests = [prompt(name, 16, 10, 4.0) for name in "abcd"]
+    requests += [prompt(name, 16, 5, 8.5) for name in "ef"]
+    simulator.run(Steps(requests))
+    # 5 s: 4 requests, so that the second replica receives requests from 7 s on
+    assert [replica.n_failures for replica in simulator.replicas] == [0, 0]
+    assert [request.token_times_s[0] for request in requests[4:]] == [9.5, 9.5]
+
+
 REQUESTS = st.tuples(
     st.sampled_from([0.0, 0.3, 1.0, 2.7, 5.0]),  # arrival
     st.integers(1, 70),  # prompt

@@ -115,6 +115,15 @@ def test_random_failures_are_a_renewal_process():
     assert np.mean(n_there) / 3 == pytest.approx(0.75, abs=0.05)
 
 
+def test_planned_failures_do_not_multiply_random_ones():
+    # 4 000 s hold 133 random failures, with a standard deviation of 11.5, and 50 planned failures.
+    random = RandomFailures(30.0, 0.01, np.random.default_rng(4))
+    planned = [Failure(10.3 + k, 0, 0.01) for k in range(50)]
+    simulator, _, _ = lossy([Part(n=1)], planned, random=random)
+    simulator.run(Steps([prompt(f"q{k}", 1, 1, 0.5 + k) for k in range(4000)]))
+    assert abs(simulator.replicas[0].n_failures - 183) < 4 * 11.5
+
+
 REQUESTS = st.tuples(
     st.sampled_from([0.0, 0.3, 1.0, 2.7, 5.0]),  # arrival
     st.integers(1, 70),  # prompt
