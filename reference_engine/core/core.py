@@ -212,11 +212,9 @@ class EngineState:
         view = self.view(now_s)
         try:
             return check_plan(self.policy.plan(view), view)
-        except NoProgress:
-            if not self.lent:
-                raise
-            return Plan(rest=Cause(Why.no_kv_blocks), wait_until_s=inf)
         except PlanError as error:
+            if self.lent and isinstance(error, NoProgress):  # until a copy frees memory
+                return Plan(rest=Cause(Why.no_kv_blocks), wait_until_s=inf)
             if self.is_strict:
                 raise
             self.counters.rejected_plans += 1
