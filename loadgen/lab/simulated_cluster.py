@@ -22,6 +22,7 @@ from reference_engine.cluster.rebalancing import rebalancing
 from reference_engine.cluster.routers import Site, read_router
 from reference_engine.cluster.transfers import Transfers
 from reference_engine.core.core import EngineState
+from reference_engine.executors.staged import Staged
 from reference_engine.simulator import Replica, Route, only_replica
 
 if TYPE_CHECKING:
@@ -56,9 +57,10 @@ def wire(
         raise UsageError(
             "replicas: failures and autoscaling are not simulated together with role or rebalance"
         )
-    if has_members and options.pipeline > 1:
+    if (has_moves or has_members) and any(isinstance(r.executor, Staged) for r in replicas):
         raise UsageError(
-            "pipeline: failures and autoscaling of a part of a pipeline are not simulated"
+            "pipeline: roles, migration, failures and autoscaling of the engines of a pipeline are "
+            "not simulated; use pipeline=1"
         )
     idle = sorted(_OF_COPIES & options.model_fields_set)
     if idle and not has_moves:

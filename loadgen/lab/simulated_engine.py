@@ -17,8 +17,8 @@ from reference_engine.cluster.routers import read_router
 from reference_engine.core.core import EngineState
 from reference_engine.executors.base import Caps
 from reference_engine.executors.delayed import NO_DELAY, StepDelayOption
-from reference_engine.executors.pipelined import Pipelined, Stages
 from reference_engine.executors.simulated import SIMULATED_CONTEXT, Simulated
+from reference_engine.executors.staged import Staged, Stages
 from reference_engine.model.hardware_file import simulated_model
 from reference_engine.model.zoo import resolve
 from reference_engine.policies.base import POLICIES, Policy, is_for_mode
@@ -68,8 +68,9 @@ class SimOptions(BaseModel):
     ends at its planned length; None declares the planned length. `step_delay` makes every step
     longer, as an injected fault.
 
-    With a `pipeline` of n stages, a replica has the layers on n times the hardware, and n engines
-    whose steps pass the stages one after the other; the router selects among all engines.
+    With a `pipeline` of n stages, a replica has its layers on n times the hardware, and n engines
+    whose steps pass the stages one after the other, each with a part of the KV memory; the router
+    selects among all engines.
 
     `replicas` of the engine stand behind a `router`: `8`, or groups that differ from the other
     settings, `4+4:hardware=a100;mode=static`. `router_seed` is the seed of its random choices.
@@ -295,7 +296,7 @@ def _engines(
     stages = Stages(n_stages, fit.hop_s, fit.hop_token_s)
     for k in range(n_stages):
         simulated = Simulated(fit.cost, caps, options.step_delay)
-        executor = simulated if n_stages == 1 else Pipelined(simulated, stages, clock)
+        executor = simulated if n_stages == 1 else Staged(simulated, stages, clock)
         name = f"replica {number}" if n_stages == 1 else f"replica {number}, engine {k + 1}"
         yield Replica(renew(), executor, name, options.role, fit.kv_token_bytes), renew, description
 

@@ -7,8 +7,8 @@ from loadgen.errors import UsageError
 from loadgen.lab.simulate import simulate
 from loadgen.lab.simulated_engine import build, sim_options
 from loadgen.workload.scenario import load_scenario
-from reference_engine.executors.pipelined import Pipelined, Stages
 from reference_engine.executors.simulated import Simulated
+from reference_engine.executors.staged import Staged, Stages
 from reference_engine.simulator import Replica, Simulator
 from reference_engine.state.cost_model import StepCost
 from tests.reference_engine.cluster_kit import Part, Steps, prompt, replicas_of
@@ -18,7 +18,7 @@ def pipeline(n, cost, hop_s=0.0, hop_token_s=0.0):
     """A simulator of the engines of a pipeline; requests go to them in turn."""
     clock, stages = VirtualClock(), Stages(n, hop_s, hop_token_s)
     engines = [
-        Replica(replica.state, Pipelined(Simulated(cost), stages, clock), replica.name)
+        Replica(replica.state, Staged(Simulated(cost), stages, clock), replica.name)
         for replica in replicas_of([Part(n=n)], clock)
     ]
     return Simulator(engines, clock, lambda request: "ab".index(request.id) % n)
@@ -64,6 +64,20 @@ def test_steps_pass_stages_in_their_order():
     assert stages.enter(10.0, 3.0, 1) == 13.0
 
 
+def test_saturated_engines_share_the_pipeline():
+    # 3 engines, each with a decoding request: a step of 1.5 s leaves the last stage every 0.5 s.
+    stages = 3
+    client = Steps([prompt(name, 16, 40) for name in "abc"])
+    clock, shared = VirtualClock(), Stages(stages)
+    engines = [
+        Replica(r.state, Staged(Simulated(StepCost(step_s=1.5)), shared, clock), r.name)
+        for r in replicas_of([Part(n=stages)], clock)
+    ]
+    Simulator(engines, clock, lambda request: "abc".index(request.id)).run(client)
+    times_s = sorted(t for request in client.requests for t in request.token_times_s)
+    assert times_s == [1.5 + 0.5 * k for k in range(120)]
+
+
 def test_a_replica_of_the_settings_has_an_engine_per_stage():
     whole = build(sim_options({"shape": "70b", "hardware": "4xh200"}), is_sharing=False)
     staged = build(
@@ -92,7 +106,10 @@ def test_a_pipeline_serves_a_scenario():
     ("settings", "message"),
     [
         ({"pipeline": 2, "shape": "tiny", "hardware": "cpu"}, "no costs of several stages"),
-        ({"pipeline": 2, "mtbf": "1m"}, "a part of a pipeline"),
+        ({"pipeline": 2, "mtbf": "1m"}, "failures and autoscaling of the engines of a pipeline"),
+        ({"replicas": "1:pipeline=2+1", "fail": "1@1s:1s"}, "of the engines of a pipeline"),
+        ({"replicas": 2, "pipeline": 2, "rebalance": "1s"}, "of the engines of a pipeline"),
+        ({"replicas": "1:role=prefill+1:role=decode", "pipeline": 2}, "roles, migration"),
         ({"pipeline": 0}, "pipeline"),
     ],
 )

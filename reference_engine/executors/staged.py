@@ -3,8 +3,9 @@
     stage 1   A1 B1 A2 B2         A and B are engines of one pipeline, as many as it has stages.
     stage 2      A1 B1 A2 B2      A step passes all stages; then the engine begins its next.
 
-Every engine has a queue, a scheduler and an equal part of the KV memory of its own, and a step of
-each is in the pipeline at a time, as in vLLM's first engine (`VirtualEngine`).
+Every engine has a queue, a scheduler and an equal part of the KV memory, and has one step in the
+pipeline at a time, as the virtual engines of vLLM's first engine
+(https://github.com/vllm-project/vllm/pull/4412). A stage takes an equal part of the step.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from reference_engine.state.batch import StepBatch, StepResult
 
 
 class Stages:
-    """The stages of a pipeline. Steps do not overtake each other."""
+    """The stages of a pipeline, each with one step at a time; steps keep their order. Between two
+    stages, activations take `hop_s`, and `hop_token_s` per token."""
 
     def __init__(self, n: int, hop_s: float = 0.0, hop_token_s: float = 0.0) -> None:
         assert n >= 1, f"a pipeline has at least 1 stage, got {n}"
@@ -42,8 +44,8 @@ class Stages:
         return ready_s
 
 
-class Pipelined:
-    """The steps of one engine of a pipeline, with their waits for stages that are busy."""
+class Staged:
+    """The steps of an engine of a pipeline; their duration includes waits for busy stages."""
 
     def __init__(self, executor: Simulated, stages: Stages, clock: Clock) -> None:
         self._executor, self._stages, self._clock = executor, stages, clock
