@@ -215,6 +215,8 @@ def each_replica(options: SimOptions) -> list[SimOptions]:
         else:
             settings = shared
         replicas += [sim_options({**settings, **own}) if own else options] * int(match[1])
+    if len({replica.block_tokens for replica in replicas}) > 1:  # a request has one chain of hashes
+        raise UsageError("replicas: block_tokens is a setting of all replicas together")
     return replicas
 
 

@@ -327,6 +327,7 @@ def test_replicas_scale_with_a_flash_crowd():
         ({"replicas": 2, "startup": "5s"}, "startup: has no effect without target_requests"),
         ({"replicas": 2, "kv_factor": 0.5}, "kv_factor: has no effect, because no KV is copied"),
         ({"replicas": 2, "rebalance": "1"}, "rebalance: '1' is not a duration"),
+        ({"replicas": "1+1:block_tokens=64"}, "block_tokens is a setting of all"),
         ({"replicas": "1:kv_factor=0.5"}, "a setting of all replicas together"),
     ],
 )
