@@ -254,8 +254,10 @@ class _Simulation:
         self._n_interrupts = self._n_handled = 0
         self._next_beat = time.monotonic() + _BEAT_S
         self._started = time.monotonic()
+        kv = engine.simulator.replicas[0].state.kv
+        block_tokens = kv.block_tokens if kv.prefix_cache else None
         self.client = VirtualClient(
-            scenario, plan, options.declared_max_tokens, self._on_step, early
+            scenario, plan, options.declared_max_tokens, self._on_step, early, block_tokens
         )
 
     def run(self) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from itertools import pairwise
@@ -336,18 +337,41 @@ def test_a_malformed_cluster_is_named(settings, message):
         simulate_scenario(load_scenario("chat_bursty"), **settings)
 
 
-def test_eight_replicas_serve_a_published_trace():
-    path = Path(os.environ.get("SLOBENCH_SHARED", "../shared")) / "traces" / MOONCAKE
-    if not path.is_file():
-        pytest.skip(f"{path} is not there (set SLOBENCH_SHARED to the folder that holds traces/)")
+def cluster_speed(shared, *arguments):
     program = Path(__file__).parents[2] / "benchmarks" / "cluster_speed.py"
-    shown = subprocess.run(
-        [sys.executable, str(program), "--requests", "150"],
+    return subprocess.run(
+        [sys.executable, str(program), *arguments],
         capture_output=True,
         text=True,
         check=True,
         timeout=300,
-        env={**os.environ, "SLOBENCH_SHARED": str(path.parents[1])},
+        env={**os.environ, "SLOBENCH_SHARED": str(shared)},
     ).stdout
+
+
+def test_eight_replicas_serve_a_published_trace():
+    path = Path(os.environ.get("SLOBENCH_SHARED", "../shared")) / "traces" / MOONCAKE
+    if not path.is_file():
+        pytest.skip(f"{path} is not there (set SLOBENCH_SHARED to the folder that holds traces/)")
+    shown = cluster_speed(path.parents[1], "--requests", "150")
     assert "'ended': 150, 'refused': 0" in shown
-    assert float(shown.split(" ", 1)[0].replace(",", "")) > 100  # requests per minute
+
+
+def test_keys_of_hashed_blocks_hit_the_cache_as_hashes_of_tokens(tmp_path):
+    rng = np.random.default_rng(8)
+    lines = []
+    for k in range(60):
+        n_shared = int(rng.integers(0, 6))
+        n_tokens = 512 * n_shared + int(rng.integers(1, 3000))
+        n_ids = -(-n_tokens // 512)
+        hash_ids = [*range(n_shared), *range(100 * k + 100, 100 * k + 200)][:n_ids]
+        line = {"timestamp": 40 * k, "input_length": n_tokens, "output_length": 40}
+        lines.append(json.dumps(line | {"hash_ids": hash_ids}))
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces" / MOONCAKE).write_text("\n".join(lines))
+    words = ("--requests", "150", "--speedup", "1")
+    by_keys, by_tokens = (
+        cluster_speed(tmp_path, *words, *more) for more in ((), ("--hash-tokens",))
+    )
+    assert "'cached_tokens': 0," not in by_keys
+    assert re.findall(r"'cached_tokens.*", by_keys) == re.findall(r"'cached_tokens.*", by_tokens)
