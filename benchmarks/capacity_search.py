@@ -34,6 +34,9 @@ of 0.5 log-odds took twice as long where attainment stops falling at 80 %, and h
 30 of 30. Probes off the middle of a clean cliff settle it in 9 to 24 probes instead of more than
 80.
 
+`consistent_probes` are the probes of all searches that agree with the probes before them, and
+`widened_by_5_percent` those after which the interval was more than 5 % wider than before.
+
 Where the budget ends a search before long probes confirm it, 82 to 90 of 100 intervals covered
 (M/D/1, M/M/8, M/D/64), nearly all misses too high; with the lower bound moved down, 98 to 100.
 """
@@ -61,7 +64,7 @@ from loadgen.lab.simulate import simulate
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.capacity.capacity_probe import Probe, in_blocks
 from loadgen.measure.capacity.capacity_result import Capacity
-from loadgen.measure.capacity.next_probe import Question
+from loadgen.measure.capacity.next_probe import Question, judge
 from loadgen.run.run_options import RunOptions
 from loadgen.workload.scaling import scaled, with_window
 from loadgen.workload.scenario import Scenario, load_scenario
@@ -76,6 +79,8 @@ SERVERS = {
     "mm8-loose": Queue(servers=8, service=1, limit_s=4.0),
     "md64": Queue(servers=64, limit_s=0.3),
     "lognormal": Queue(service=2, limit_s=6.0),
+    "ps": Queue(service=1, order="ps", limit_s=4.0),
+    "pauses": Queue(servers=4, service=1, limit_s=1.0, pause_s=2.0, period_s=60.0),
 }
 _SWEEP_SEEDS, _SWEEP_POINTS = 40, 10
 _SWEEP_HOLDS = 0.9  # of its intervals, for one that can be trusted
@@ -83,7 +88,8 @@ _MOST_DOUBLINGS = 9
 
 
 def truth(queue: Queue, target: float) -> float:
-    if queue.gaps == 1 and (queue.service == 1 or (queue.servers, queue.service) == (1, 0)):
+    is_plain = (queue.gaps, queue.order, queue.pause_s) == (1, "fcfs", 0)
+    if is_plain and (queue.service == 1 or (queue.servers, queue.service) == (1, 0)):
         return queue.capacity(target)
     rng = np.random.default_rng(77)
     n = 1_000_000 if queue.servers == 1 or queue.service == 0 else 200_000
@@ -105,6 +111,7 @@ def searches(
     if n_requests:
         budget_s = n_requests / capacity
     hits, below, n_found, widths, costs, n_probes, longest, values = 0, 0, 0, [], [], [], [], []
+    grown: list[float] = []
     began_s = time.process_time()
     for seed in range(n_seeds):
         rng = np.random.default_rng([seed, 4711])
@@ -112,6 +119,7 @@ def searches(
         question = Question(target, start, precision, warmup_s=warmup_s, measure_s=measure_s)
         state, probes = search(queue, question, rng, budget_s)
         n_found += state.outcome == "found"
+        grown += widened(question, probes)
         if state.value is None or state.low is None or state.high is None:
             continue
         hits += state.low <= capacity <= state.high
@@ -135,8 +143,34 @@ def searches(
         "sd_of_error": statistics.pstdev(values),
         "rms_error": math.sqrt(statistics.fmean(math.expm1(value) ** 2 for value in values)),
         "warmup_s": statistics.median(longest),
+        "consistent_probes": len(grown),
+        "widened_by_5_percent": sum(times > 1.05 for times in grown),
+        "most_widened": max(grown, default=None),
         "cpu_s_per_search": (time.process_time() - began_s) / n_seeds,
     }
+
+
+def widened(question: Question, probes: list[Probe]) -> list[float]:
+    """The factor by which the half-width changes with each probe that is consistent with the
+    earlier probes: its attainment lies within two standard errors of the attainment that they
+    predict at its load (their posterior's, and n / design effect independent requests)."""
+    factors = []
+    for k in range(2, len(probes)):
+        before = judge(question, probes[:k])
+        added = probes[k]
+        if before.posterior is None or not math.isfinite(before.half_width):
+            continue
+        known = before.posterior
+        goal = math.log(question.target / (1 - question.target))
+        distance = np.log(added.level) - known.log_levels[:, None]
+        shares = 1 / (1 + np.exp(np.clip(known.slopes[None, :] * distance - goal, -50, 50)))
+        mean = float((known.joint * shares).sum())
+        variance = float((known.joint * np.square(shares - mean)).sum())
+        variance += mean * (1 - mean) * known.dispersion.effect / max(1, added.n_due)
+        if abs(added.attainment - mean) <= 2 * math.sqrt(variance):
+            after = judge(question, probes[: k + 1])
+            factors.append(after.half_width / before.half_width)
+    return factors
 
 
 def sweep_interval(

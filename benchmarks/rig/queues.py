@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,33 +28,62 @@ _LOOKS = 40  # at a probe, for an early end
 
 @dataclass(frozen=True)
 class Queue:
-    """`servers` in parallel, first come first served, mean service time 1 s; a request keeps its
-    promise where it waits at most `limit_s`.
+    """`servers` in parallel, first come first served, mean service time 1 s; a request meets its
+    SLO where it waits at most `limit_s`.
 
     `service` is the cv of service times (0 fixed, 1 exponential, else lognormal), `gaps` that of
-    the gaps between arrivals (1 Poisson, else gamma, in equilibrium enough for long probes).
+    the gaps between arrivals (1 Poisson, else gamma, in equilibrium enough for long probes). With
+    `order` ps a single server is shared equally by all requests in it, and the wait is the time
+    beyond a request's own service. All servers pause for the last `pause_s` of every `period_s`.
     """
 
     servers: int = 1
     service: float = 0.0
     gaps: float = 1.0
     limit_s: float = 3.0
+    order: Literal["fcfs", "ps"] = "fcfs"
+    pause_s: float = 0.0
+    period_s: float = 60.0
 
     def arrive(
         self, rate: float, horizon_s: float, rng: np.random.Generator
     ) -> tuple[Values, NDArray[np.bool_], Values]:
-        """Instants of all arrivals before the horizon, whether each was kept, and the instants of
-        their ends, from an empty system."""
+        """Instants of all arrivals before the horizon, whether each met its SLO, and the instants
+        of their ends, from an empty system."""
         n = rate * horizon_s
         n = int(n + 8 * math.sqrt(n) * max(1.0, self.gaps)) + 50
         shape = 1 / self.gaps**2
         instants_s = np.cumsum(rng.gamma(shape, 1 / (shape * rate), n))
         instants_s = instants_s[instants_s < horizon_s]
-        services_s = self._services_s(len(instants_s), rng)
-        waits_s = self._waits_s(instants_s, services_s)
-        return instants_s, waits_s <= self.limit_s, instants_s + waits_s + services_s
+        services_s = self.services_s(len(instants_s), rng)
+        waits_s, ends_s = self._served(instants_s, services_s)
+        return instants_s, waits_s <= self.limit_s, ends_s
 
-    def _services_s(self, n: int, rng: np.random.Generator) -> Values:
+    def met(self, instants_s: Values, services_s: Values) -> NDArray[np.bool_]:
+        """Whether each request of these arrivals and services met its SLO."""
+        return self._served(instants_s, services_s)[0] <= self.limit_s
+
+    def _served(self, instants_s: Values, services_s: Values) -> tuple[Values, Values]:
+        """Waits and instants of ends."""
+        if self.order == "ps":
+            assert (self.servers, self.pause_s) == (1, 0.0), "one server without pauses is shared"
+            ends_s = shared_ends_s(instants_s, services_s)
+            return ends_s - instants_s - services_s, ends_s
+        if not self.pause_s:
+            waits_s = self._waits_s(instants_s, services_s)
+            return waits_s, instants_s + waits_s + services_s
+        # On a clock that stands still in the pauses, the server never pauses.
+        active_s = self.period_s - self.pause_s
+        n_periods, inside_s = np.divmod(instants_s, self.period_s)
+        worked_s = n_periods * active_s + np.minimum(inside_s, active_s)
+        waits_s = self._waits_s(worked_s, services_s)
+        begins_s, ends_s = (
+            at_s + self.pause_s * np.floor(at_s / active_s)
+            for at_s in (worked_s + waits_s, worked_s + waits_s + services_s)
+        )
+        return np.maximum(begins_s - instants_s, 0.0), ends_s
+
+    def services_s(self, n: int, rng: np.random.Generator) -> Values:
         if self.service == 0:
             return np.ones(n)
         if self.service == 1:
@@ -86,7 +116,7 @@ class Queue:
         Source: L. Kleinrock, Queueing Systems 1 (1975), §3.5; Erlang (1909) in Tijms, A First
         Course in Stochastic Models (2003), §9.6.
         """
-        assert self.gaps == 1, "no closed form"
+        assert (self.gaps, self.order, self.pause_s) == (1, "fcfs", 0), "no closed form"
         if self.service == 1:
             share = self._kept_mmc
         else:
@@ -122,6 +152,32 @@ class Queue:
             share = kept[len(kept) // 10 :].mean()
             low, high = (middle, high) if share >= target else (low, middle)
         return (low + high) / 2
+
+
+def shared_ends_s(instants_s: Values, services_s: Values) -> Values:
+    """The instants at which requests leave a server that all share equally: a request leaves when
+    the service that each present request received since its arrival equals its own.
+
+    Source: L. Kleinrock, Queueing Systems 2 (1976), §4.4.
+    """
+    ends_s = np.empty(len(instants_s))
+    leaving: list[tuple[float, int]] = []  # (received per request at its end, row)
+    now_s = received_s = 0.0
+    for row, (at_s, takes_s) in enumerate(
+        zip([*instants_s.tolist(), math.inf], [*services_s.tolist(), 0.0], strict=True)
+    ):
+        while leaving:
+            left_s, first = leaving[0]
+            end_s = now_s + (left_s - received_s) * len(leaving)
+            if end_s > at_s:
+                received_s += (at_s - now_s) / len(leaving)
+                break
+            heapq.heappop(leaving)
+            now_s, received_s = end_s, left_s
+            ends_s[first] = end_s
+        now_s = at_s
+        heapq.heappush(leaving, (received_s + takes_s, row))
+    return ends_s
 
 
 def probe(queue: Queue, ask: NextProbe, target: float, rng: np.random.Generator) -> Probe:

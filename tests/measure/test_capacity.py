@@ -15,7 +15,7 @@ from loadgen.measure.capacity.capacity_probe import N_BLOCKS, Probe, in_blocks, 
 from loadgen.measure.capacity.capacity_result import Capacity
 from loadgen.measure.capacity.curve import Posterior, posterior, throughput
 from loadgen.measure.capacity.dispersion import Dispersion, clear, dispersion
-from loadgen.measure.capacity.next_probe import NextProbe, Question, judge, next_probe
+from loadgen.measure.capacity.next_probe import NextProbe, Question, fit_into, judge, next_probe
 
 
 def probe(level, share, n=1600, warmup_s=1e6, grade="measured"):
@@ -440,3 +440,44 @@ def test_the_capacity_lies_below_the_throughput():
     assert known.quantile(0.975) - known.quantile(0.025) < 0.7 * (
         unknown.quantile(0.975) - unknown.quantile(0.025)
     )
+
+
+def test_the_load_rises_fourfold_until_a_probe_misses():
+    question = Question(0.9, 5.0)
+    assert next_probe(question, [probe(5.0, 1.0)]).level == pytest.approx(20.0)
+    assert next_probe(question, [probe(5.0, 1.0), probe(20.0, 1.0)]).level == pytest.approx(80.0)
+
+
+def test_below_an_overloaded_probe_the_search_starts_from_the_throughput():
+    question = Question(0.9, 100.0)
+    overload = replace(probe(100.0, 0.1), served_per_s=40.0)  # 1600 due and 400 ended in 10 s
+    assert next_probe(question, [overload]).level == pytest.approx(30.0)
+    again = [overload, probe(30.0, 0.1)]
+    assert next_probe(question, again).level == pytest.approx(15.0)
+    assert next_probe(question, [probe(100.0, 0.1)]).level == pytest.approx(50.0)
+
+
+def test_the_last_probe_uses_the_time_that_is_left():
+    """It keeps the proportion of warm-up and window, and leaves time for its drain."""
+    question = Question(0.9, 5.0, warmup_s=2.0, measure_s=5.0)
+    probes = [replace(p, warmup_s=2.0, measured_s=10.0, spent_s=15.0)
+              for p in (probe(4.0, 0.99), probe(6.0, 0.5))]  # fmt: skip
+    planned = NextProbe(5.0, 40.0, 80.0)
+    cut = fit_into(question, probes, planned, 63.0)  # 3 s of drain in each probe before
+    assert (cut.warmup_s, cut.measure_s) == (pytest.approx(20.0), pytest.approx(40.0))
+    assert fit_into(question, probes, planned, 123.0) == planned
+    assert fit_into(question, probes, planned, 18.0) is None  # 10 of 80 s
+
+
+def test_equal_sharing_delays_each_request_by_the_requests_beside_it():
+    """Work 2, 1 and 1 from 0, 1 and 1.5 s: alone, two, three, two, one at a time."""
+    ends_s = queues.shared_ends_s(np.array([0.0, 1.0, 1.5]), np.array([2.0, 1.0, 1.0]))
+    assert ends_s.tolist() == pytest.approx([3.75, 3.75, 4.0])
+
+
+def test_a_pause_delays_the_requests_in_it_and_their_followers():
+    queue = Queue(limit_s=1.0, pause_s=2.0, period_s=10.0)
+    instants_s = np.array([1.0, 8.5, 9.0, 12.0])
+    met = queue.met(instants_s, np.array([1.0, 0.5, 1.0, 1.0]))
+    assert met.tolist() == [True, False, False, True]
+    assert queue._served(np.array([7.5, 8.5]), np.ones(2))[1].tolist() == [10.5, 11.5]

@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
+from statistics import NormalDist, median
 from typing import Literal
 
 from loadgen.measure.capacity.capacity_probe import Probe
-from loadgen.measure.capacity.curve import REACH_LOGIT, Posterior, posterior
+from loadgen.measure.capacity.curve import REACH_LOGIT, Posterior, posterior, throughput
 from loadgen.measure.capacity.dispersion import USUAL
 
 LEAST_NEAR = 5.0
@@ -22,6 +22,8 @@ MOST_PROBES = 80
 _FIRST_REQUESTS = 200
 _MISSES_TO_SEE = 4.0
 _MOST_STEPS = 10  # of a factor two, until both sides of the target are seen
+_UP = 4.0  # an overloaded probe is short, and shows the throughput
+_OF_THROUGHPUT, _MOST_DOWN, _LEAST_DOWN = 0.75, 8.0, 0.85
 _GROWTH = 4.0
 _LENGTHENS, _LONGEST = 1.6, 16.0  # growth per refining probe, and its limit
 _LONG, _LEAST_LONG = 5.0, 2.0  # two probes near the target are as long as five first probes
@@ -194,14 +196,24 @@ def _within(question: Question, level: float) -> float:
 
 
 def _bracketing(question: Question, usable: Sequence[Probe]) -> NextProbe:
-    """Doubles the load while every probe is fine, halves it while every probe misses."""
+    """Four times the load while every probe is fine; while every probe misses, half the load, or a
+    load below the rate that the overloaded server served."""
     level = question.start
     if usable:
         levels = [probe.level for probe in usable]
         is_fine = usable[0].attainment >= question.target
-        level = max(levels) * 2 if is_fine else min(levels) / 2
+        level = _UP * max(levels) if is_fine else _lower(question, usable)
     level = _within(question, level)
     return _sized(question, usable, level, _first_requests(question), USUAL)
+
+
+def _lower(question: Question, missed: Sequence[Probe]) -> float:
+    """The next load after probes that all missed the target."""
+    lowest = min(probe.level for probe in missed)
+    most = throughput(missed, question.target)
+    below = 0.0 if most is None else _OF_THROUGHPUT * math.exp(most.log_rate)
+    is_new = below < _LEAST_DOWN * lowest  # else a load near it was tried
+    return max(below, lowest / _MOST_DOWN) if below and is_new else lowest / 2
 
 
 def _refining(question: Question, usable: Sequence[Probe], estimate: Posterior) -> NextProbe:
@@ -255,25 +267,36 @@ _FAIR_SHARE = 0.25  # of the remaining budget, for a probe before the capacity i
 
 _LEAST_HURRIED = 0.1  # of the planned window: some twenty requests still carry information
 
-_LEAST_PROBE = 0.5  # of the planned window; a shorter probe is not started
+_LEAST_PROBE = 0.2  # of the planned window; a shorter probe is not started
 
 
 def fit_into(
     question: Question, probes: Sequence[Probe], planned: NextProbe, left_s: float
 ) -> NextProbe | None:
-    """The planned probe as far as it fits into `left_s`; None where too little of it does."""
-    if planned.warmup_s + planned.measure_s <= _FAIR_SHARE * left_s:
+    """The planned probe as far as it fits into `left_s` with the time that a probe takes beyond its
+    warm-up and window; None where too little of it does."""
+    left_s -= _beyond_s(probes)
+    length_s = planned.warmup_s + planned.measure_s
+    if length_s <= _FAIR_SHARE * left_s:
         return planned
     if question.is_fixed:
-        return planned if planned.warmup_s + planned.measure_s <= left_s else None
+        return planned if length_s <= left_s else None
     if judge(question, probes).posterior is None:
         return _hurried(question, planned, left_s)
-    measure_s = min(planned.measure_s, left_s - planned.warmup_s)
-    return (
-        None
-        if measure_s < _LEAST_PROBE * planned.measure_s
-        else replace(planned, measure_s=measure_s)
-    )
+    if length_s <= left_s:
+        return planned
+    warmup_s = max(question.warmup_s, planned.warmup_s * left_s / length_s)
+    measure_s = left_s - warmup_s
+    if measure_s < _LEAST_PROBE * planned.measure_s:
+        return None
+    return replace(planned, warmup_s=warmup_s, measure_s=measure_s)
+
+
+def _beyond_s(probes: Sequence[Probe]) -> float:
+    """The median time of the probes so far beyond warm-up and window: last answers, a drain,
+    requests before the first."""
+    beyond_s = [probe.spent_s - probe.warmup_s - probe.measured_s for probe in probes]
+    return max(0.0, median(beyond_s)) if beyond_s else 0.0
 
 
 def _hurried(question: Question, planned: NextProbe, left_s: float) -> NextProbe | None:
