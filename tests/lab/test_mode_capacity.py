@@ -85,7 +85,7 @@ def test_modes_differ_by_their_paired_ratio(compared):
     best, other = facts["capacity"]["modes"]
     (row,) = facts["capacity"]["ratios"]
     assert (row["best"], row["mode"]) == ("chunked", "static batch_size=4")
-    by_mode = {mode: {} for mode in facts["modes"]}
+    by_mode: dict[str, dict[int, float]] = {mode: {} for mode in facts["modes"]}
     for search in facts["searches"]:
         by_mode[search["mode"]][search["seed"]] = search["rate_per_s"]
         fine = [r["rate_per_s"] for r in search["runs"] if r["n_met"] >= 0.9 * r["n_due"]]
@@ -138,9 +138,10 @@ def test_files_page_and_terminal_show_the_same(compared, tmp_path, page_cache):
     assert json.loads((tmp_path / "modes.json").read_text()) == json.loads(json.dumps(facts))
     lines = list(csv.DictReader(io.StringIO((tmp_path / "modes.csv").read_text())))
     assert len(lines) == facts["n_runs"]
-    console = Console(file=io.StringIO(), width=100)
+    written = io.StringIO()
+    console = Console(file=written, width=100)
     console.print(tables(facts))
-    page, printed = (tmp_path / "modes.html").read_text(), console.file.getvalue()
+    page, printed = (tmp_path / "modes.html").read_text(), written.getvalue()
     (ratio,) = facts["capacity"]["ratios"]
     text = f"{ratio['value']:.4g} ({ratio['low']:.4g} to {ratio['high']:.4g})"
     for shown in (page, printed):
