@@ -49,6 +49,7 @@ import statistics
 import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -319,7 +320,7 @@ def main() -> None:
     for name in filter(None, asked.servers.split(",")):
         plain = SERVERS[name]
         gaps = plain.gaps if asked.gaps == 1 else asked.gaps
-        queue = Queue(plain.servers, plain.service, gaps, plain.limit_s)
+        queue = replace(plain, gaps=gaps)
         share, precision, n = asked.attainment, asked.precision, asked.requests
         found = searches(queue, share, precision, asked.seeds, asked.budget, n)
         if not n and not math.isfinite(asked.budget):
