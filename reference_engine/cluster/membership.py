@@ -42,9 +42,6 @@ class Membership:
         """Whether it receives requests."""
         return not self._closed[replica]
 
-    def is_closed(self, replica: Replica, reason: str) -> bool:
-        return reason in self._closed[replica]
-
     def route(self, request: Request) -> int | None:
         if not self._members:
             return None
