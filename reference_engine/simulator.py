@@ -236,8 +236,7 @@ class Replica:
         if self.stretch is not None:
             self.busy_s -= self.stretch.ends_s[self.stretch.n_done] - now_s
         elif self.started is not None:
-            assert self.started.result.duration_s is not None, "a simulated step has a duration"
-            self.busy_s -= self.started.began_s + self.started.result.duration_s - now_s
+            self.busy_s -= self.started.began_s + self.started.result.simulated_s - now_s
         self._past = self.totals
         lost = lose(state)
         for entry in inbox:

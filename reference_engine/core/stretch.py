@@ -44,7 +44,7 @@ class Repeating(Protocol):
 
 
 class Stretch(ABC):
-    """Steps under way: the first is placed, the last ends as any step does . `ends_s` are
+    """Steps under way: the first is placed, the last ends as any step does. `ends_s` are
     the ends of all, `n_done` of them are committed."""
 
     def __init__(self, state: EngineState, planned: PlannedStep, durations_s: list[float]) -> None:
@@ -226,13 +226,8 @@ def _prompt_stretch(
     if len(rows) < 2 or n_blocks > state.kv.n_free:
         return None
     batches = (batch._replace(rows=(row,)) for row in rows)
-    durations_s = [step_s(executor.execute(batch)) for batch in batches]
+    durations_s = [executor.execute(batch).simulated_s for batch in batches]
     return PromptStretch(state, planned, durations_s, rows, executor)
-
-
-def step_s(result: StepResult) -> float:
-    assert result.duration_s is not None, "a simulated step has a duration"
-    return result.duration_s
 
 
 def _most_with_blocks(state: EngineState) -> int:

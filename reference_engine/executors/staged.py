@@ -56,8 +56,6 @@ class Staged:
 
     def execute(self, batch: StepBatch) -> StepResult:
         result = self._executor.execute(batch)
-        assert result.duration_s is not None, "a simulated step has a duration"
-        n_tokens = sum(row.n_tokens for row in batch.rows) + len(batch.decodes)
         now_s = self._clock.now_s()
-        end_s = self._stages.enter(now_s, result.duration_s, n_tokens)
+        end_s = self._stages.enter(now_s, result.simulated_s, batch.n_computed_tokens)
         return replace(result, duration_s=end_s - now_s)
