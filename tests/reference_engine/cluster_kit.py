@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 
 from loadgen.clock import VirtualClock
 from reference_engine.cluster.autoscaling import Autoscaling
@@ -23,7 +24,7 @@ from reference_engine.simulator import Replica, Simulator
 from reference_engine.state.cost_model import StepCost
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Limits
-from reference_engine.state.sequence import Request
+from reference_engine.state.sequence import Request, State
 from reference_engine.state.steps import StepLog
 
 WIDE = Limits(1000, 1 << 20, 1 << 17, 1 << 17)
@@ -164,3 +165,30 @@ def prompt(name, n_prompt, n_output, at_s=0.0, text=None):
 
 def link(bytes_per_s, latency_s=0.0):
     return KvLinks(bytes_per_s, latency_s)
+
+
+def check_conserved(simulator, transfers, requests, n_blocks):
+    """After a run: no request is on its way, the bytes sent were received, every block is free or
+    lent, and every request has ended, with all its tokens unless it was cancelled."""
+    transfers.population.check("transfers")
+    assert len(transfers.population) == 0
+    links = transfers.links
+    assert sum(links.sent_bytes.values()) == pytest.approx(sum(links.received_bytes.values()))
+    for replica in simulator.replicas:
+        replica.state.check()
+        lent = replica.state.lent  # the run may end before a copy
+        assert replica.state.kv.n_free + sum(map(len, lent.values())) == n_blocks
+    for request in requests:
+        assert request.state.is_over
+        if request.state is not State.finished_abort:
+            assert len(request.token_times_s) == request.max_tokens
+
+
+def course_of(simulator, client):
+    """All that single steps and many at once must have in common."""
+    return (
+        [(r.token_times_s, r.state, r.finished_s) for r in client.requests],
+        [list(replica.state.log.steps) for replica in simulator.replicas],
+        [list(replica.state.log.events) for replica in simulator.replicas],
+        client.accounts,
+    )

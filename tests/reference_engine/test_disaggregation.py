@@ -7,7 +7,16 @@ from hypothesis import strategies as st
 
 from reference_engine.state.plan import AdmissionError
 from reference_engine.state.sequence import State
-from tests.reference_engine.cluster_kit import Jumps, Part, Steps, disaggregated, link, prompt
+from tests.reference_engine.cluster_kit import (
+    Jumps,
+    Part,
+    Steps,
+    check_conserved,
+    course_of,
+    disaggregated,
+    link,
+    prompt,
+)
 
 # A prefill step takes 1 s and a decode step 0.1 s, whatever is in it; a token has a byte of KV.
 PREFILL, DECODE = Part("prefill"), Part("decode", step_s=0.1)
@@ -160,34 +169,18 @@ def test_bytes_requests_and_memory_are_conserved(jobs, n_prefill, n_decode, n_bl
         cancels = [(s + after, f"q{k}") for k, (s, _, _, after) in enumerate(jobs) if after]
         client = client_kind(requests, cancels)
         simulator.run(client)
-        transfers.population.check("transfers")
-        assert len(transfers.population) == 0
+        check_conserved(simulator, transfers, requests, n_blocks)
         links = transfers.links
-        assert sum(links.sent_bytes.values()) == pytest.approx(sum(links.received_bytes.values()))
         if not cancels:
             n_tokens = sum(request.n_prompt for request in requests if request.max_tokens > 1)
             assert sum(links.sent_bytes.values()) == pytest.approx(0.5 * n_tokens)
             assert transfers.n_done == sum(request.max_tokens > 1 for request in requests)
         for replica in simulator.replicas:
-            replica.state.check()
-            lent = replica.state.lent  # the run may end before the copy of a cancelled request
-            assert set(lent) <= {name for _, name in cancels}
-            assert replica.state.kv.n_free + sum(map(len, lent.values())) == n_blocks
+            # The run may end before the copy of a cancelled request.
+            assert set(replica.state.lent) <= {name for _, name in cancels}
             assert not replica.coming
             assert not replica.copying or cancels
-        for request in requests:
-            assert request.state.is_over
-            if request.state is not State.finished_abort:
-                assert len(request.token_times_s) == request.max_tokens
-        left.append(
-            (
-                [(r.token_times_s, r.state, r.finished_s) for r in requests],
-                [list(replica.state.log.steps) for replica in simulator.replicas],
-                [list(replica.state.log.events) for replica in simulator.replicas],
-                client.accounts,
-                (links.sent_bytes, links.busy_s),
-            )
-        )
+        left.append((*course_of(simulator, client), (links.sent_bytes, links.busy_s)))
     single, at_once = left
     for part, same in zip(single, at_once, strict=True):
         assert part == same

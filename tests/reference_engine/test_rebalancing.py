@@ -4,11 +4,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reference_engine.state.sequence import State
 from tests.reference_engine.cluster_kit import (
     Jumps,
     Part,
     Steps,
+    check_conserved,
+    course_of,
     disaggregated,
     link,
     prompt,
@@ -102,27 +103,10 @@ def test_migration_conserves_requests_memory_and_bytes(
         cancels = [(s + after, f"q{k}") for k, (s, _, _, after) in enumerate(jobs) if after]
         client = client_kind(requests, cancels)
         simulator.run(client)
-        transfers.population.check("transfers")
-        assert len(transfers.population) == 0
+        check_conserved(simulator, transfers, requests, n_blocks)
         links = transfers.links
-        assert sum(links.sent_bytes.values()) == pytest.approx(sum(links.received_bytes.values()))
-        for replica in simulator.replicas:
-            replica.state.check()
-            lent = replica.state.lent  # the run may end before a copy
-            assert replica.state.kv.n_free + sum(map(len, lent.values())) == n_blocks
-        for request in requests:
-            assert request.state.is_over
-            if request.state is not State.finished_abort:
-                assert len(request.token_times_s) == request.max_tokens
-        left.append(
-            (
-                [(r.token_times_s, r.state, r.finished_s) for r in requests],
-                [list(replica.state.log.steps) for replica in simulator.replicas],
-                [list(replica.state.log.events) for replica in simulator.replicas],
-                client.accounts,
-                (links.sent_bytes, links.busy_s, transfers.n_migrated, transfers.n_done),
-            )
-        )
+        moved = (links.sent_bytes, links.busy_s, transfers.n_migrated, transfers.n_done)
+        left.append((*course_of(simulator, client), moved))
     single, at_once = left
     for part, same in zip(single, at_once, strict=True):
         assert part == same
