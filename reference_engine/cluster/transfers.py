@@ -231,8 +231,8 @@ class Transfers:
         kv, queues, policy = state.kv, state.queues, state.policy
         n_coming = len(target.copying) + len(target.unread)
         n_requests = len(queues.running) + len(queues.waiting) + n_coming
-        if not n_requests:
-            return True
+        if not n_requests:  # its blocks may still be lent to copies that leave it
+            return n_blocks <= kv.n_free
         first = next(iter(queues.waiting.values()), None)
         if first is not None and first.state is not State.received:
             return False  # a preempted request comes back first

@@ -1,7 +1,7 @@
 """Migration of decoding requests, against timelines worked out by hand."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.reference_engine.cluster_kit import (
@@ -73,6 +73,11 @@ REQUESTS = st.tuples(
 )
 
 
+# A decode replica without requests, some of whose blocks are still being copied away.
+@example(
+    [(0.0, 60, 60, None), (0.0, 1, 3, None), (2.7, 48, 3, None)],
+    *(1, 2, 11, 0.07, 1000.0, "chunked"),
+)
 @settings(deadline=None, max_examples=40)
 @given(
     st.lists(REQUESTS, min_size=1, max_size=9),
