@@ -15,11 +15,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from functools import cache
 from hashlib import blake2b
-from itertools import islice
 
 from reference_engine.state.prefix_tree import Keys, Node, PrefixTree, Run
+from reference_engine.state.run_keys import RunKeys
 from reference_engine.state.sequence import Request
 
 BLOCK_TOKENS = 16
@@ -27,7 +26,6 @@ BLOCKS_PER_CHECK = 256  # between two `yield`s of a check: some 50 µs
 _RUN = 8  # most blocks given to a growing answer at once; see decision 53
 _PLENTY = 16  # free blocks for each block taken that way
 _HASH_BYTES = 16
-_NUMBER_BYTES = 4
 _EMPTY = blake2b(digest_size=_HASH_BYTES)
 
 
@@ -125,7 +123,7 @@ class KvPool:
         """The hashes of the blocks in the prefix cache."""
         for node in self._tree.nodes():
             if node.blocks:
-                yield from node.keys[node.start : node.end]
+                yield from map(node.keys.__getitem__, range(node.start, node.end))
 
     def admit(self, request: Request, n_tokens: int, reserve_tokens: int = 0) -> bool:
         """Give a request without blocks its cached prefix, room for its swapped-out tokens and
@@ -319,7 +317,7 @@ class KvPool:
             request._hits = (self._tree.n_changes, nodes, n_hits)
         return nodes, n_hits
 
-    def _chain(self, request: Request, n: int) -> list[bytes]:
+    def _chain(self, request: Request, n: int) -> list[bytes] | RunKeys:
         """Hashes of the first `n` (or more) full blocks. They stay valid, because tokens are only
         ever appended."""
         chain, size = request.chain, self.block_tokens
@@ -333,21 +331,6 @@ class KvPool:
                 before = hashed.digest()
                 chain.append(before)
         return chain
-
-
-def run_keys(before: bytes, token: int, n: int) -> list[bytes]:
-    """Keys of `n` blocks of a token repeated, after the text of which `before` is a key; in place
-    of their hashes, at a tenth of the price. Texts must be divided into such runs in only one way:
-    then two blocks have equal keys where they and all before them are equal."""
-    if n <= 0:
-        return []
-    run = blake2b(before + token.to_bytes(8, "big"), digest_size=_HASH_BYTES - _NUMBER_BYTES)
-    return list(map(run.digest().__add__, islice(_numbers((n - 1).bit_length()), n)))
-
-
-@cache
-def _numbers(n_bits: int) -> tuple[bytes, ...]:
-    return tuple(k.to_bytes(_NUMBER_BYTES, "big") for k in range(1 << n_bits))
 
 
 def _salt(tenant: str) -> bytes:

@@ -21,6 +21,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from reference_engine.state.prefix_tree import Node, Run
+from reference_engine.state.run_keys import RunKeys
 
 
 class State(Enum):
@@ -134,7 +135,7 @@ class Request:
     n_preemptions: int = 0
     blocks: list[int] = field(default_factory=list)
     n_room: int = 0  # tokens that `blocks` can hold
-    chain: list[bytes] = field(default_factory=list)
+    chain: list[bytes] | RunKeys = field(default_factory=list)
     n_published: int = 0  # leading blocks already handed to the prefix cache
     host_blocks: list[int] = field(default_factory=list)
     n_swapped: int = 0  # tokens with KV in `host_blocks`, or received
