@@ -67,9 +67,15 @@ class Simulated:
             return durations_s
         return [duration_s + self._delay.of(duration_s) for duration_s in durations_s]
 
-    def execute(self, batch: StepBatch) -> StepResult:
+    def duration_s(self, batch: StepBatch) -> float:
+        """The seconds of a step."""
         duration_s = self._cost.estimate(batch.shape()) + len(batch.copies) * self.caps.copy_s
-        duration_s += self._delay.of(duration_s)
+        if self._delay is NO_DELAY:
+            return duration_s
+        return duration_s + self._delay.of(duration_s)
+
+    def execute(self, batch: StepBatch) -> StepResult:
+        duration_s = self.duration_s(batch)
         n_tokens = len(batch.decodes) + sum(row.samples for row in batch.rows)
         # The first step of every request is a row, so that decodes need no check.
         if not self._has_logprobs:

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
+import numpy as np
+
 from loadgen.errors import UsageError, nearest
 from reference_engine.state.model_config import KvDtype, ModelConfig, ModelSource
 
@@ -137,8 +139,9 @@ def decode_s(cost: CostModel, shape: StepShape, n: int) -> list[float]:
         return [cost.estimate(shape._replace(context_tokens=c)) for c in contexts]
     fixed_s, n_context = cost.without_context(shape)
     token_s, attention_s = cost.context_token_s, cost.prefill_attention_s * shape.prefill_attention
-    contexts = range(n_context, n_context + n * n_decode, n_decode)
-    return [fixed_s + token_s * c + attention_s for c in contexts]
+    contexts = n_context + n_decode * np.arange(n)
+    durations_s: list[float] = (fixed_s + token_s * contexts + attention_s).tolist()
+    return durations_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from hashlib import blake2b
+from itertools import pairwise
 
 from reference_engine.state.prefix_tree import Keys, Node, PrefixTree, Run
 from reference_engine.state.run_keys import RunKeys
@@ -165,12 +166,38 @@ class KvPool:
         n_free = self.n_free
         if len(requests) > n_free:
             return False
-        n_most = min(_RUN, n_free // (_PLENTY * max(1, len(requests))))
+        n_most, size = min(_RUN, n_free // (_PLENTY * max(1, len(requests)))), self.block_tokens
+        blank = self._blank
         for request in requests:
-            n = max(1, min(n_most, self.blocks_for(request.n_most - request.n_room)))
-            request.blocks += sorted(self._take(n))
-            request.n_room += n * self.block_tokens
+            n = -(-(request.n_most - request.n_room) // size)
+            if n > n_most:
+                n = n_most
+            if n < 1:
+                n = 1
+            if n <= len(blank):
+                blocks = blank[-n:]
+                del blank[-n:]
+            else:
+                blocks = self._take(n)
+            blocks.sort()
+            request.blocks += blocks
+            request.n_room += n * size
         return True
+
+    def compute_pieces(self, request: Request, sizes: Sequence[int], last: int) -> list[int]:
+        """Count pieces of `sizes` tokens of a prompt, for which there is room, as computed: each is
+        published, and then room is given for the next, the last for `last` tokens. There must be
+        free blocks for all. Returns the free blocks after each."""
+        n_free: list[int] = []
+        for at, n_tokens in enumerate(sizes):
+            if at and self._is_alone(request):
+                return n_free + self._compute_at_once(request, [*sizes[at:], last])
+            request.n_computed += n_tokens
+            self.publish(request)
+            has_room = self.grow(request, sizes[at + 1] if at + 1 < len(sizes) else last)
+            assert has_room, f"{request.id}: no room for the next piece of its prompt"
+            n_free.append(self.n_free)
+        return n_free
 
     def publish(self, request: Request) -> None:
         """Add the blocks that became full to the prefix cache. Of two equal blocks the
@@ -282,6 +309,28 @@ class KvPool:
             assert bool(node.n_owners) == (bool(node.blocks) and node.entry is None)
             yield
         assert n_cached == self._tree.n_cached, f"{n_cached} cached, {self._tree.n_cached} by count"
+
+    def _is_alone(self, request: Request) -> bool:
+        """Whether no text in the cache goes on as a request's, which is published so far: whatever
+        is evicted, its next blocks will be the first of their keys."""
+        runs = request._runs
+        if not self.prefix_cache or not runs or runs[-1].end != request.n_published:
+            return not self.prefix_cache
+        return runs[-1].last_node(request.chain).is_growing(request.chain)
+
+    def _compute_at_once(self, request: Request, sizes: Sequence[int]) -> list[int]:
+        """`compute_pieces` of all but the last size, which gets room."""
+        n_blocks, n_free, n_computed = len(request.blocks), self.n_free, request.n_computed
+        left: list[int] = []
+        for n_tokens, n_next in pairwise(sizes):
+            n_computed += n_tokens
+            n_needed = self.blocks_for(n_computed + n_next)
+            left.append(n_free - max(0, n_needed - n_blocks))
+        request.n_computed = n_computed
+        has_room = self.grow(request, sizes[-1])
+        assert has_room, f"{request.id}: no room for the next piece of its prompt"
+        self.publish(request)
+        return left
 
     def _strip(self, request: Request) -> None:
         request.blocks, request._runs = [], []

@@ -47,6 +47,11 @@ class Node:
         self.entry: list[Node] | None = None
         self.is_indexed = True
 
+    def is_growing(self, keys: Keys) -> bool:
+        """Whether the blocks of the request with these keys are the only blocks here, with nothing
+        behind them: the next then continue the node."""
+        return self.keys is keys and self.n_owners == 1 and not self.children and self.is_indexed
+
 
 class Run:
     """Blocks `start … end` of a request that are in the tree, from node `first` on. `last` is the
@@ -121,7 +126,7 @@ class PrefixTree:
             node = runs[-1].last_node(keys)
             if not node.is_indexed:
                 node = None
-            elif node.keys is keys and node.n_owners == 1 and not node.children:
+            elif node.is_growing(keys):
                 node.blocks += blocks
                 node.end = runs[-1].end = end
                 self.n_cached += len(blocks)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -68,6 +70,24 @@ class Pair:
             self.oracle.grow(req, req.n_computed + n_tokens)
             self.compute(req, n_tokens)
 
+    def pieces(self, req: Request, n_tokens: int) -> None:
+        """Compute the rest of a prompt in pieces; the oracle computes one after the other."""
+        pool, oracle = self.pool, self.oracle
+        n_left, n_blocks = req.n_remaining, pool.missing(req, req.n_remaining)
+        sizes = [min(n_tokens, n_left - at) for at in range(0, n_left, n_tokens)]
+        if len(sizes) < 2 or n_blocks > pool.n_free:
+            return
+        assert pool.grow(req, sizes[0])
+        oracle.grow(req, req.n_computed + sizes[0])
+        n_computed, expected = req.n_computed, list[int]()
+        for size, following in pairwise(sizes):
+            n_computed += size
+            oracle.publish(req, n_computed)
+            oracle.grow(req, n_computed + following)
+            expected.append(oracle.n_free)
+        assert pool.compute_pieces(req, sizes[:-1], sizes[-1]) == expected
+        self.compute(req, sizes[-1])
+
     def answer(self, req: Request, n_tokens: int) -> None:
         """Tokens of an answer, which are published only at its end."""
         for _ in range(n_tokens):
@@ -111,7 +131,7 @@ class Pair:
 
 
 @pytest.mark.parametrize("n_blocks", [6, 24, 60])
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=100)
 @given(moves=moves, prompts=st.lists(texts, min_size=8, max_size=8))
 def test_any_order_of_moves_does_to_each_block_what_the_blockwise_pool_does(
     n_blocks, moves, prompts
@@ -140,6 +160,84 @@ def test_any_order_of_moves_does_to_each_block_what_the_blockwise_pool_does(
             else:
                 getattr(pair, move)(req, n_tokens)
         pair.check(requests)
+
+
+TEXT = [1] * 10 + [2] * 8
+A, B, OTHER = TEXT[:11], TEXT[:17], [3] * 40
+
+
+def two_at_once(n_blocks: int) -> tuple[Pair, Request, Request]:
+    """`a` holds blocks 0–4 of the text, `b` blocks 5–7 behind them and others that equal those of
+    `a`: both were admitted before either was computed."""
+    pair = Pair(n_blocks)
+    a, b = request("a", A, 9), request("b", B, 9)
+    for req, n_tokens in ((a, 10), (b, 16)):
+        assert pair.pool.admit(req, n_tokens)
+        pair.oracle.admit(req, n_tokens)
+        pair.inside.append(req)
+    pair.compute(a, 10)
+    pair.compute(b, 16)
+    pair.check([a, b])
+    return pair, a, b
+
+
+def leave(pair: Pair, *requests: Request) -> None:
+    for req in requests:
+        pair.inside.remove(req)
+        pair.free(req)
+
+
+def take(pair: Pair, name: str, n_blocks: int) -> Request:
+    """A request that holds blocks and computes none of them."""
+    req = request(name, OTHER, 9)
+    assert pair.pool.admit(req, SIZE * n_blocks)
+    pair.oracle.admit(req, SIZE * n_blocks)
+    pair.inside.append(req)
+    return req
+
+
+@pytest.mark.parametrize("n_evicted", range(6))
+def test_a_run_with_others_behind_it_is_evicted_from_its_end(n_evicted):
+    pair, a, b = two_at_once(14)
+    leave(pair, a)
+    take(pair, "x", 1 + n_evicted)
+    pair.check([a, b, request("again", TEXT, 1)])
+    leave(pair, b)
+    pair.check([a, b, request("again", TEXT, 1)])
+
+
+@pytest.mark.parametrize("n_evicted", range(6))
+def test_an_idle_run_that_another_text_divides_keeps_its_order(n_evicted):
+    pair = Pair(13)
+    a, b = request("a", A, 9), request("b", [*TEXT[:6], 4, 4, 4, 4, 4], 9)
+    for req in (a, b):
+        assert pair.pool.admit(req, 10)
+        pair.oracle.admit(req, 10)
+        pair.inside.append(req)
+    pair.compute(a, 10)
+    leave(pair, a)
+    pair.compute(b, 10)
+    take(pair, "x", 3 + n_evicted)
+    pair.check([a, b, request("again", TEXT, 1)])
+
+
+def test_a_block_that_is_evicted_between_two_pieces_is_not_replaced_by_an_equal():
+    pair, a, b = two_at_once(16)
+    leave(pair, a, b)
+    x = take(pair, "x", 13)  # evicts the blocks of `a`; those of `b` stay, and are not found
+    leave(pair, x)
+    take(pair, "y", 7)
+    r = request("r", [*TEXT, 5], 9)
+    assert pair.pool.cached_tokens(r) == 0
+    assert pair.pool.admit(r, 4)
+    pair.oracle.admit(r, 4)
+    pair.inside.append(r)
+    r.tokens.pop()
+    assert pair.pool.n_free == 7
+    pair.pieces(r, 4)
+    pair.check([a, b, r])
+    assert r.n_computed == 18
+    assert pair.pool.cached_tokens(request("again", [*TEXT, 1], 1)) == 10
 
 
 def test_a_prefix_that_is_found_without_end_takes_no_more_memory():
