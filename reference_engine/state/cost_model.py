@@ -139,8 +139,8 @@ def decode_s(cost: CostModel, shape: StepShape, n: int) -> list[float]:
         return [cost.estimate(shape._replace(context_tokens=c)) for c in contexts]
     fixed_s, n_context = cost.without_context(shape)
     token_s, attention_s = cost.context_token_s, cost.prefill_attention_s * shape.prefill_attention
-    contexts = n_context + n_decode * np.arange(n)
-    durations_s: list[float] = (fixed_s + token_s * contexts + attention_s).tolist()
+    growing = n_context + n_decode * np.arange(n)
+    durations_s: list[float] = (fixed_s + token_s * growing + attention_s).tolist()
     return durations_s
 
 

@@ -278,8 +278,10 @@ class KvPool:
             count(blocks[end:])
 
         for blocks in detached:
-            is_cached = isinstance(blocks, Detached)
-            own(blocks, blocks.runs if is_cached else (), blocks.keys if is_cached else ())
+            if isinstance(blocks, Detached):
+                own(blocks, blocks.runs, blocks.keys)
+            else:
+                own(blocks, (), ())
             yield
         for request in owners:
             room = len(request.blocks) * self.block_tokens
