@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -64,9 +64,10 @@ class SimOptions(BaseModel):
 
     None means: `max_model_len` 32 768 (on `cpu` the shape's), `max_num_seqs` and `token_budget` the
     mode's, `kv_blocks` as many as fit next to the weights, `prefix_cache` on if the scenario shares
-    text. `declared_max_tokens` is the generation limit that every request declares, although it
-    ends at its planned length; None declares the planned length. `step_delay` makes every step
-    longer, as an injected fault.
+    text. `fused_attention` is the efficiency of a kernel that computes the attention of prompts and
+    decodes at the same time; None computes them one after the other. `declared_max_tokens` is the
+    generation limit that every request declares, although it ends at its planned length; None
+    declares the planned length. `step_delay` makes every step longer, as an injected fault.
 
     With a `pipeline` of n stages, a replica has its layers on n times the hardware, and n engines
     whose steps pass the stages one after the other, each with a part of the KV memory; the router
@@ -98,6 +99,7 @@ class SimOptions(BaseModel):
     hardware: str = "h200"
     kv_dtype: KvDtype = "auto"
     weight_dtype: WeightDtype = "auto"
+    fused_attention: Annotated[Share, Field(gt=0, le=1)] | None = None
     max_model_len: int | None = Field(default=None, ge=2)
     max_num_seqs: int | None = Field(default=None, ge=1)
     token_budget: Annotated[int, Field(ge=1)] | Literal["slo"] | None = None
@@ -257,6 +259,7 @@ def _engines(
     that builds it anew, and a description."""
     model, n_stages = resolve(options.shape), options.pipeline
     fit = simulated_model(model, options.hardware, options.kv_dtype, options.weight_dtype, n_stages)
+    cost = replace(fit.cost, fused_attention=options.fused_attention or 0.0)
     context = model.config.max_model_len if options.hardware == CPU else SIMULATED_CONTEXT
     max_model_len = options.max_model_len or context
     block_tokens = options.block_tokens
@@ -272,7 +275,7 @@ def _engines(
             KvPool(n_blocks, block_tokens, prefix_cache),
             clock,
             chosen,
-            cost=fit.cost,
+            cost=cost,
             predictor=QuantilePredictor(),
             log=log,
             host=HostPool(caps.n_host_blocks, caps.copy_s),
@@ -289,6 +292,8 @@ def _engines(
         description += f" of {options.kv_dtype}"
     if options.weight_dtype != "auto":
         description += f", weights of {options.weight_dtype}"
+    if options.fused_attention is not None:
+        description += f", attention of prompts and decodes fused at {options.fused_attention:.0%}"
     if options.step_delay != NO_DELAY:
         description += f", every step delayed by {options.step_delay}"
     if options.role != "both":
@@ -297,7 +302,7 @@ def _engines(
         description += f", one of {n_stages} engines of a pipeline of {n_stages} stages"
     stages = Stages(n_stages, fit.hop_s, fit.hop_token_s)
     for k in range(n_stages):
-        simulated = Simulated(fit.cost, caps, options.step_delay)
+        simulated = Simulated(cost, caps, options.step_delay)
         executor = simulated if n_stages == 1 else Staged(simulated, stages, clock)
         name = f"replica {number}" if n_stages == 1 else f"replica {number}, engine {k + 1}"
         yield Replica(renew(), executor, name, options.role, fit.kv_token_bytes), renew, description

@@ -7,8 +7,12 @@ parameter has an effect.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from dataclasses import replace
+from typing import Annotated, ClassVar
 
+from pydantic import Field
+
+from loadgen.units import Share
 from reference_engine.executors.base import Caps, Executor, ExecutorKind, Site
 from reference_engine.executors.delayed import NO_DELAY, StepDelay
 from reference_engine.model.hardware_file import simulated_model
@@ -25,18 +29,23 @@ that reserves memory for the longest sequence would then serve one request at a 
 
 class SimulatedExecutor(ExecutorKind):
     """The steps of `hardware`: `h200`, `4xh200`, `h100`, `a100`, a YAML file of your own, or `cpu`
-    for a small shape; `kv_dtype` and `weight_dtype` select KV and weights in 8 bits. A server
-    spends the time of each step on its real clock."""
+    for a small shape; `kv_dtype` and `weight_dtype` select KV and weights in 8 bits.
+    `fused_attention` is the efficiency of a kernel that computes the attention of prompts and
+    decodes at the same time (`StepCost`). A server spends the time of each step on its real
+    clock."""
 
     kind: ClassVar[str] = "simulated"
 
     hardware: str = "h200"
     kv_dtype: KvDtype = "auto"
     weight_dtype: WeightDtype = "auto"
+    fused_attention: Annotated[Share, Field(gt=0, le=1)] | None = None
 
     def model(self, source: ModelSource) -> ModelOnHardware:
         """A model on this hardware."""
-        return simulated_model(source, self.hardware, self.kv_dtype, self.weight_dtype)
+        model = simulated_model(source, self.hardware, self.kv_dtype, self.weight_dtype)
+        cost = replace(model.cost, fused_attention=self.fused_attention or 0.0)
+        return replace(model, cost=cost)
 
     def build(self, site: Site) -> Executor:
         simulated = self.model(site.model)
