@@ -17,6 +17,7 @@ from reference_engine.cluster.routers import read_router
 from reference_engine.core.core import EngineState
 from reference_engine.executors.base import Caps
 from reference_engine.executors.delayed import NO_DELAY, StepDelayOption
+from reference_engine.executors.halves import SIDES, SPLIT_GAIN, DividedGpu, Half
 from reference_engine.executors.simulated import SIMULATED_CONTEXT, Simulated
 from reference_engine.executors.staged import Staged, Stages
 from reference_engine.model.hardware_file import simulated_model
@@ -24,7 +25,7 @@ from reference_engine.model.zoo import resolve
 from reference_engine.policies.base import POLICIES, Policy, is_for_mode
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.simulator import Replica, Role, Simulator
-from reference_engine.state.cost_model import CPU, WeightDtype
+from reference_engine.state.cost_model import CPU, StepCost, WeightDtype
 from reference_engine.state.kv import BLOCK_TOKENS, KvPool
 from reference_engine.state.model_config import KvDtype
 from reference_engine.state.plan import How, Limits
@@ -49,12 +50,14 @@ _NEEDS = {
     ("repair",): ("mtbf",),
     ("min_replicas", "autoscale_every", "startup", "scale_down_after"): ("target_requests",),
     ("rebalance_gap",): ("rebalance",),
+    ("split_gain", "split_slack"): ("split",),
 }
 _NEEDED_EXAMPLE = {
     "fail": "fail=2@30s:60s",
     "mtbf": "mtbf=1h",
     "target_requests": "target_requests=64",
     "rebalance": "rebalance=1s",
+    "split": "split=70%",
 }
 
 
@@ -72,6 +75,11 @@ class SimOptions(BaseModel):
     With a `pipeline` of n stages, a replica has its layers on n times the hardware, and n engines
     whose steps pass the stages one after the other, each with a part of the KV memory; the router
     selects among all engines.
+
+    With `split`, a replica computes prompts and decodes at the same time, on two parts of its GPU:
+    prompts on this share of the multiprocessors; with `auto` on the largest with which decodes
+    take at most `split_slack` times as long as on the whole GPU. Both parts together do at most
+    `split_gain` times the work of the whole GPU.
 
     `replicas` of the engine stand behind a `router`: `8`, or groups that differ from the other
     settings, `4+4:hardware=a100;mode=static`. `router_seed` is the seed of its random choices.
@@ -116,6 +124,9 @@ class SimOptions(BaseModel):
     router_seed: int = Field(default=0, ge=0)
     pipeline: int = Field(default=1, ge=1, le=64)
     role: Role = "both"
+    split: Annotated[Share, Field(gt=0, lt=1)] | Literal["auto"] | None = None
+    split_gain: float = Field(default=SPLIT_GAIN, ge=1, le=2)
+    split_slack: float = Field(default=1.3, ge=1, allow_inf_nan=False)
     decode_router: str = "join_shortest_queue"
     link_bytes_per_s: float = Field(default=50e9, gt=0, allow_inf_nan=False)
     link_latency: Annotated[Seconds, Field(ge=0)] = 0.0
@@ -241,7 +252,10 @@ def build(
     simulator = Simulator(replicas, clock, wiring.route, wiring.conductor)
     if len(replicas) == 1 and wiring.conductor is None:
         return SimulatedEngine(simulator, chosen, texts[0], wiring)
-    description = f"{len(replicas)} replicas behind {options.router}: {'; '.join(texts)}"
+    n_whole = sum(r.partner is None or r.role == "prefill" for r in replicas)
+    description = f"{n_whole} replicas behind {options.router}: {'; '.join(texts)}"
+    if n_whole == 1:
+        description = texts[0]
     if wiring.transfers is not None:
         description += f"; KV over links of {options.link_bytes_per_s / 1e9:g} GB/s"
     return SimulatedEngine(simulator, chosen, description, wiring)
@@ -269,19 +283,26 @@ def _engines(
     limits = _limits(options, chosen, max_model_len, model.config.vocab_size)
     caps = Caps(options.swap_blocks, copy_s=fit.copy_token_s * block_tokens)
 
-    def renew() -> EngineState:
+    def new(cost: StepCost, kv: KvPool, host: HostPool) -> EngineState:
         return EngineState(
             limits,
-            KvPool(n_blocks, block_tokens, prefix_cache),
+            kv,
             clock,
             chosen,
             cost=cost,
             predictor=QuantilePredictor(),
             log=log,
-            host=HostPool(caps.n_host_blocks, caps.copy_s),
+            host=host,
             preempt=options.preempt,
             async_depth=options.async_depth,
         )
+
+    def memory() -> tuple[KvPool, HostPool]:
+        kv = KvPool(n_blocks, block_tokens, prefix_cache)
+        return kv, HostPool(caps.n_host_blocks, caps.copy_s)
+
+    def renew() -> EngineState:
+        return new(cost, *memory())
 
     description = (
         f"{model.name} on {options.hardware}, {_policy_text(chosen)}, {n_blocks} KV blocks"
@@ -300,12 +321,30 @@ def _engines(
         description += f", {options.role} only"
     if n_stages > 1:
         description += f", one of {n_stages} engines of a pipeline of {n_stages} stages"
+    if options.split is not None:
+        if n_stages > 1 or options.role != "both":
+            raise UsageError("split: not simulated together with pipeline or role")
+        is_auto = options.split == "auto"
+        description += f", its GPU divided: {_split_text(options.split)}"
+        share = None if is_auto else float(options.split)
+        gpu = DividedGpu(cost, share, options.split_gain, options.split_slack)
+        kv, host = memory()
+        for side in SIDES:
+            state = new(cost if is_auto else gpu.part(side), kv, host)
+            half = Half(gpu, side, caps, options.step_delay)
+            name = f"replica {number}, {side} half"
+            yield Replica(state, half, name, side, fit.kv_token_bytes), renew, description
+        return
     stages = Stages(n_stages, fit.hop_s, fit.hop_token_s)
     for k in range(n_stages):
         simulated = Simulated(cost, caps, options.step_delay)
         executor = simulated if n_stages == 1 else Staged(simulated, stages, clock)
         name = f"replica {number}" if n_stages == 1 else f"replica {number}, engine {k + 1}"
         yield Replica(renew(), executor, name, options.role, fit.kv_token_bytes), renew, description
+
+
+def _split_text(split: float | str) -> str:
+    return "by the present decodes" if split == "auto" else f"{split:.0%} for prompts"
 
 
 def make_policy(options: SimOptions) -> Policy:

@@ -132,6 +132,10 @@ class EngineState:
         self.lent: dict[
             str, list[int]
         ] = {}  # blocks of requests that leave or come, see `handover`
+        # An engine with the same KV memory; while it has preempted requests, a yielding engine
+        # admits none.
+        self.sharing: EngineState | None = None
+        self.is_yielding = False
         self._held = HeldAnswers()
         self.ahead: PlannedStep | None = None  # the next step, where it is planned already
         self.launched: Launched | None = None  # `ahead`, where it is launched already
@@ -213,7 +217,8 @@ class EngineState:
         try:
             return check_plan(self.policy.plan(view), view)
         except PlanError as error:
-            if self.lent and isinstance(error, NoProgress):  # until a copy frees memory
+            # until a copy, or the other engine, frees memory
+            if isinstance(error, NoProgress) and (self.lent or self.sharing is not None):
                 return Plan(rest=Cause(Why.no_kv_blocks), wait_until_s=inf)
             if self.is_strict:
                 raise
@@ -335,7 +340,11 @@ class EngineState:
                 assert bool(request.host_blocks) == is_swapped, f"{request.id}: {request.state}"
         n_running = len(self.queues.running)
         assert n_running <= self.limits.max_num_seqs, f"{n_running} run"
-        yield from self.kv.checks(requests, self.lent.values())
+        lent = [*self.lent.values()]
+        if self.sharing is not None:
+            requests += self.sharing.queues
+            lent += self.sharing.lent.values()
+        yield from self.kv.checks(requests, lent)
         yield from self.host.checks(requests)
 
     # --- the parts of the parts
@@ -345,7 +354,10 @@ class EngineState:
         if queues.lockstep is not None and (plan.hold or _names_decodes(plan, queues)):
             queues.end_lockstep()
         self.wait_until_s = plan.wait_until_s
-        placement = Placement(plan, self.policy, self._view, queues, self.host, self.preempt)
+        is_full = self.is_yielding and self._is_owing()
+        placement = Placement(
+            plan, self.policy, self._view, queues, self.host, self.preempt, not is_full
+        )
         for request, cost in self.accounting.start(placement.admitted, now_s):
             self.log_event("jump", cost, now_s, request_id=request.id, tenant=request.tenant)
         for request in placement.admitted:
@@ -358,6 +370,12 @@ class EngineState:
         causes = (*plan.causes, *placement.left_out, *named)
         self.accounting.record_plan(plan, causes, now_s)
         return placement.batch(plan.padding), len(placement.preempted)
+
+    def _is_owing(self) -> bool:
+        """Whether preempted requests wait in the engine with which this one shares memory."""
+        sharing = self.sharing
+        first = None if sharing is None else next(iter(sharing.queues.waiting.values()), None)
+        return first is not None and first.n_preemptions > 0
 
     def _requeue(self, request: Request, by: str, now_s: float) -> None:
         self.counters.preemptions += 1

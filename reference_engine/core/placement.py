@@ -31,10 +31,17 @@ class Preempted(NamedTuple):
 
 class Placement:
     """Places a plan when constructed; its fields hold the outcome. `left_out` are the items of
-    the plan that were not admitted."""
+    the plan that were not admitted: all unless `is_admitting`."""
 
     def __init__(
-        self, plan: Plan, policy: Policy, view: View, queues: Queues, host: HostPool, preempt: How
+        self,
+        plan: Plan,
+        policy: Policy,
+        view: View,
+        queues: Queues,
+        host: HostPool,
+        preempt: How,
+        is_admitting: bool = True,
     ) -> None:
         self.rows: dict[str, Row] = {}
         self.decodes: Sequence[Request] = ()
@@ -56,7 +63,7 @@ class Placement:
         if plan.decode_all:
             self._decode(plan)
         for item in admissions:
-            is_short = len(self.preempted) > n_planned
+            is_short = not is_admitting or len(self.preempted) > n_planned
             if is_short or not self._admit(item):
                 self.left_out.append((item.request_id, NO_BLOCKS))
 

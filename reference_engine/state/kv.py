@@ -185,6 +185,12 @@ class KvPool:
         request.n_computed = request.n_room = request.n_published = 0
         return blocks
 
+    def attach(self, request: Request, blocks: list[int], n_tokens: int) -> None:
+        """Undo `detach` of a request with `n_tokens` in KV."""
+        request.blocks, request.n_room = blocks, len(blocks) * self.block_tokens
+        request.n_computed = n_tokens
+        request.n_published = n_tokens // self.block_tokens if self.prefix_cache else 0
+
     def hold(self, n: int) -> list[int]:
         """Take `n` blocks for a request that is to come. There must be as many."""
         assert n <= self.n_free, f"{n} blocks of {self.n_free} free"
