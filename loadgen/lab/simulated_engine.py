@@ -25,7 +25,7 @@ from reference_engine.model.zoo import resolve
 from reference_engine.policies.base import POLICIES, Policy, is_for_mode
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.simulator import Replica, Role, Simulator
-from reference_engine.state.cost_model import CPU, StepCost, WeightDtype
+from reference_engine.state.cost_model import CPU, ModelOnHardware, StepCost, WeightDtype
 from reference_engine.state.kv import BLOCK_TOKENS, KvPool
 from reference_engine.state.model_config import KvDtype
 from reference_engine.state.plan import How, Limits
@@ -51,6 +51,7 @@ _NEEDS = {
     ("min_replicas", "autoscale_every", "startup", "scale_down_after"): ("target_requests",),
     ("rebalance_gap",): ("rebalance",),
     ("split_gain", "split_slack"): ("split",),
+    ("host_bytes_per_s", "host_latency", "host_prefixes"): ("host_memory", "swap_blocks"),
 }
 _NEEDED_EXAMPLE = {
     "fail": "fail=2@30s:60s",
@@ -58,6 +59,7 @@ _NEEDED_EXAMPLE = {
     "target_requests": "target_requests=64",
     "rebalance": "rebalance=1s",
     "split": "split=70%",
+    "host_memory": "host_memory=200e9",
 }
 
 
@@ -71,6 +73,11 @@ class SimOptions(BaseModel):
     decodes at the same time; None computes them one after the other. `declared_max_tokens` is the
     generation limit that every request declares, although it ends at its planned length; None
     declares the planned length. `step_delay` makes every step longer, as an injected fault.
+
+    Host memory of `swap_blocks`, or `host_memory` bytes, keeps the KV of preempted requests, and
+    with `host_prefixes` also the blocks that leave the prefix cache. `preempt` decides what is
+    computed again. A copy takes `host_latency` and its bytes at `host_bytes_per_s` (None: the
+    link of the hardware), and the step waits for it.
 
     With a `pipeline` of n stages, a replica has its layers on n times the hardware, and n engines
     whose steps pass the stages one after the other, each with a part of the KV memory; the router
@@ -114,6 +121,10 @@ class SimOptions(BaseModel):
     block_tokens: int = Field(default=BLOCK_TOKENS, ge=1)
     kv_blocks: int | None = Field(default=None, ge=1)
     swap_blocks: int = Field(default=0, ge=0)
+    host_memory: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    host_bytes_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    host_latency: Annotated[Seconds, Field(ge=0)] = 0.0
+    host_prefixes: bool = False
     preempt: How = How.auto
     prefix_cache: bool | None = None
     async_depth: int = Field(default=0, ge=0, le=1)
@@ -281,7 +292,7 @@ def _engines(
     prefix_cache = is_sharing if options.prefix_cache is None else options.prefix_cache
     chosen = policy if policy is not None else make_policy(options)
     limits = _limits(options, chosen, max_model_len, model.config.vocab_size)
-    caps = Caps(options.swap_blocks, copy_s=fit.copy_token_s * block_tokens)
+    caps = _host_memory(options, fit, n_stages)
 
     def new(cost: StepCost, kv: KvPool, host: HostPool) -> EngineState:
         return EngineState(
@@ -299,7 +310,8 @@ def _engines(
 
     def memory() -> tuple[KvPool, HostPool]:
         kv = KvPool(n_blocks, block_tokens, prefix_cache)
-        return kv, HostPool(caps.n_host_blocks, caps.copy_s)
+        host = HostPool(caps.n_host_blocks, caps.copy_s, caps.copy_latency_s, options.host_prefixes)
+        return kv, host
 
     def renew() -> EngineState:
         return new(cost, *memory())
@@ -313,6 +325,9 @@ def _engines(
         description += f" of {options.kv_dtype}"
     if options.weight_dtype != "auto":
         description += f", weights of {options.weight_dtype}"
+    if caps.n_host_blocks:
+        kinds = "preempted KV and prefixes" if options.host_prefixes else "preempted KV"
+        description += f", {caps.n_host_blocks} blocks of host memory for {kinds}"
     if options.fused_attention is not None:
         description += f", attention of prompts and decodes fused at {options.fused_attention:.0%}"
     if options.step_delay != NO_DELAY:
@@ -341,6 +356,19 @@ def _engines(
         executor = simulated if n_stages == 1 else Staged(simulated, stages, clock)
         name = f"replica {number}" if n_stages == 1 else f"replica {number}, engine {k + 1}"
         yield Replica(renew(), executor, name, options.role, fit.kv_token_bytes), renew, description
+
+
+def _host_memory(options: SimOptions, fit: ModelOnHardware, n_engines: int) -> Caps:
+    """The host memory of an engine, of which a replica has `n_engines`."""
+    block_bytes, n_blocks = fit.kv_token_bytes * options.block_tokens, options.swap_blocks
+    if options.host_memory is not None:
+        if n_blocks:
+            raise UsageError("host_memory: leave out swap_blocks, or host_memory")
+        n_blocks = int(options.host_memory // block_bytes) // n_engines
+    copy_s = fit.copy_token_s * options.block_tokens
+    if options.host_bytes_per_s is not None:
+        copy_s = block_bytes / options.host_bytes_per_s
+    return Caps(n_blocks, copy_s=copy_s, copy_latency_s=options.host_latency)
 
 
 def _split_text(split: float | str) -> str:

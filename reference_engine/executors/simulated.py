@@ -16,7 +16,7 @@ from loadgen.units import Share
 from reference_engine.executors.base import Caps, Executor, ExecutorKind, Site
 from reference_engine.executors.delayed import NO_DELAY, StepDelay
 from reference_engine.model.hardware_file import simulated_model
-from reference_engine.state.batch import Logprob, StepBatch, StepResult
+from reference_engine.state.batch import Logprob, StepBatch, StepResult, copying_s
 from reference_engine.state.cost_model import CostModel, ModelOnHardware, WeightDtype, decode_s
 from reference_engine.state.model_config import KvDtype, ModelSource
 
@@ -77,7 +77,10 @@ class Simulated:
         return [duration_s + self._delay.of(duration_s) for duration_s in durations_s]
 
     def execute(self, batch: StepBatch) -> StepResult:
-        duration_s = self._cost.estimate(batch.shape()) + len(batch.copies) * self.caps.copy_s
+        duration_s = self._cost.estimate(batch.shape())
+        if batch.copies:
+            caps = self.caps
+            duration_s += copying_s(batch.copies, caps.copy_s, caps.copy_latency_s)
         duration_s += self._delay.of(duration_s)
         n_tokens = len(batch.decodes) + sum(row.samples for row in batch.rows)
         # The first step of every request is a row, so that decodes need no check.

@@ -268,6 +268,27 @@ def test_a_scenario_runs_on_divided_gpus():
     assert whole > 0
 
 
+def test_kv_goes_to_host_memory_and_comes_back():
+    scenario = load_scenario(
+        "rag_shared_prefix", ["phases.warmup=0s", "phases.measure=20s", "phases.drain=30s"]
+    )
+    memory = {"host_memory": 40e9, "host_prefixes": True, "host_latency": "1ms"}
+    computed = {}
+    for extra in ({}, memory):
+        run = simulate_scenario(scenario, kv_blocks=1500, **extra)
+        engine = run.manifest.engine
+        assert engine is not None
+        computed[bool(extra)] = engine.cached_tokens
+    assert computed[True] > 2 * computed[False]
+    assert engine.host is not None
+    assert engine.host.back_bytes > 0
+    # copied at 50 GB/s, with a millisecond for each direction of a step
+    n_bytes = engine.host.out_bytes + engine.host.back_bytes
+    copying_s = n_bytes / 50e9
+    assert copying_s < engine.host.copying_s < copying_s + 2e-3 * engine.steps
+    assert n_bytes % (16 * 131_072) == 0
+
+
 def test_requests_of_a_failed_replica_are_recorded_as_a_gateway_would():
     scenario = load_scenario(
         "long_prompt_interference",
@@ -327,6 +348,11 @@ def test_replicas_scale_with_a_flash_crowd():
         ({"replicas": 2, "router": "jqs"}, "router: unknown router 'jqs'; did you mean 'jsq'"),
         ({"replicas": 2, "decode_router": "p2"}, "decode_router: .*did you mean 'p2c'"),
         ({"split": "0"}, "split: "),
+        ({"host_memory": 1e9, "swap_blocks": 9}, "host_memory: leave out swap_blocks"),
+        (
+            {"host_prefixes": True},
+            "host_prefixes: has no effect without host_memory or swap_blocks",
+        ),
         ({"split": "50%", "async_depth": 1}, "async_depth=0"),
         ({"split": "50%", "mode": "static"}, "a mode that streams"),
         ({"split": "50%", "pipeline": 2}, "split: not simulated together with pipeline"),

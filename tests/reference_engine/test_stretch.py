@@ -62,6 +62,7 @@ class Engine:
     mode: dict[str, object]
     n_blocks: int = 60
     n_host_blocks: int = 0
+    host_prefixes: bool = False
     prefix_cache: bool = True
     delay: StepDelay = NO_DELAY
     async_depth: int = 0
@@ -143,6 +144,7 @@ ENGINES = st.builds(
     mode=st.sampled_from(MODES),
     n_blocks=st.integers(14, 60),
     n_host_blocks=st.sampled_from([0, 0, 40]),
+    host_prefixes=st.booleans(),
     prefix_cache=st.booleans(),
     delay=st.sampled_from([NO_DELAY, StepDelay(share=0.1), StepDelay(seconds=0.003)]),
     async_depth=st.sampled_from([0, 0, 0, 1]),
@@ -153,7 +155,7 @@ TWO_BEHIND = [f"{kind}:stale=50ms" for kind in ("least_kv", "prefix_aware")] + R
 def played(client, engine, n_replicas, router):
     """All that a run leaves behind."""
     clock = VirtualClock()
-    caps = Caps(n_host_blocks=engine.n_host_blocks, copy_s=1e-4)
+    caps = Caps(n_host_blocks=engine.n_host_blocks, copy_s=1e-4, copy_latency_s=1e-3)
     replicas = [
         Replica(
             EngineState(
@@ -164,7 +166,9 @@ def played(client, engine, n_replicas, router):
                 cost=COST,
                 predictor=QuantilePredictor(),
                 log=StepLog(level="full"),
-                host=HostPool(caps.n_host_blocks, caps.copy_s),
+                host=HostPool(
+                    caps.n_host_blocks, caps.copy_s, caps.copy_latency_s, engine.host_prefixes
+                ),
                 async_depth=engine.async_depth,
             ),
             Simulated(COST, caps, engine.delay),
