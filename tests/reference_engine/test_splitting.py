@@ -21,7 +21,7 @@ def times(requests):
 
 
 def waits(account):
-    sums = Counter()
+    sums = Counter[str]()
     for cause, seconds in account.waits:
         sums[cause.why.name] += seconds
     return {name: pytest.approx(seconds) for name, seconds in sums.items() if seconds}
