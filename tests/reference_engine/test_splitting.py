@@ -110,6 +110,17 @@ def test_memory_is_shared_and_nothing_is_copied():
     assert simulator.replicas[0].state.kv.n_free == 3
 
 
+def test_new_prompts_wait_for_preempted_requests_of_the_decode_half():
+    simulator = divided(cost=ARITHMETIC, n_blocks=3)
+    client = Steps([prompt("a", 32, 2), prompt("b", 16, 1, 0.01), prompt("c", 16, 1, 0.02)])
+    simulator.run(client)
+    # b's prompt takes the last block at 0.64 s and a is preempted. At 0.96 s b ends: c would take
+    # its block, but a goes first, with its 32 tokens from the cache; then c's prompt.
+    assert times(client.requests) == [[0.64, 0.98], [0.96], [1.3]]
+    waited_s = waits(client.accounts["c"])
+    assert waited_s == {"step_in_flight": 0.62, "no_kv_blocks": 0.34}
+
+
 def test_a_request_waits_for_a_sequence_slot_of_the_decode_half():
     simulator = divided(cost=ARITHMETIC, max_num_seqs=1)
     client = Steps([prompt("a", 10, 12), prompt("b", 10, 2, 0.05)])

@@ -249,6 +249,15 @@ def test_pieces_of_a_prompt_alone_are_taken_at_once(n_prompt, after_s, monkeypat
     assert max(taken) >= 1
 
 
+@pytest.mark.parametrize("last", [Job(5.0, 20, 180, text=99), Job(5.0, 190, 3, text=99)])
+def test_steps_that_copy_a_prefix_to_host_memory_are_taken_singly(last):
+    # 15 prompts leave 45 of 50 blocks in the prefix cache; the last request needs 13 or more.
+    jobs = [Job(0.2 * k, 50, 1, text=k) for k in range(15)]
+    engine = Engine({"kind": "chunked"}, n_blocks=50, n_host_blocks=40, host_prefixes=True)
+    found = assert_same([*jobs, last], engine, 1, "round_robin")
+    assert found["counters"][0].copied_out_blocks > 5
+
+
 def test_a_stretch_is_taken_where_nothing_happens_and_preempts_where_memory_ends():
     jobs = [Job(0.0, 20, 120, text=k) for k in range(4)]
     engine = Engine({"kind": "chunked"}, n_blocks=24)
