@@ -1,7 +1,7 @@
 """Blocks that leave the prefix cache go to host memory and come back, where that is cheaper."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from loadgen.clock import VirtualClock
@@ -18,6 +18,7 @@ from reference_engine.state.steps import StepLog
 from reference_engine.state.swap import HostPool
 from tests.reference_engine.cluster_kit import WIDE, Jumps, Steps, prompt
 from tests.reference_engine.engine_kit import request, rig, toy_output
+from tests.reference_engine.test_swap import Watched
 
 COST = StepCost(token_s=0.01)  # a block of 16 tokens takes 160 ms
 
@@ -132,6 +133,10 @@ TEXTS = st.tuples(
 )
 
 
+# A prefix is copied out and its host memory then given to a preempted request, in one step.
+@example([(0, 0, 6, 11), (0, 0, 38, 12), (0, 1, 23, 11), (1, 1, 17, 2)], 10, 3, How.swap, 0)
+# A prefix is copied out of a block that a swapped request takes, in one step.
+@example([(0, 0, 8, 25), (0, 0, 25, 25), (0, 3, 1, 17)], 9, 5, How.swap, 0)
 @settings(deadline=None, max_examples=60)
 @given(
     jobs=st.lists(TEXTS, min_size=2, max_size=14),
@@ -155,6 +160,7 @@ def test_the_kv_that_comes_back_is_the_kv_that_left(
         async_depth=async_depth,
         watermark=0,
     )
+    watched = built.executor = Watched(built.executor)
     requests = []
     for k, (text, n_shared, n_own, n_output) in enumerate(jobs):
         tokens = [text] * (16 * n_shared) + [100 + k] * n_own
@@ -166,5 +172,11 @@ def test_the_kv_that_comes_back_is_the_kv_that_left(
     built.state.check()
     for made in requests:
         assert made.output == toy_output(made.tokens[: made.n_prompt], made.max_tokens)
+    for batch in watched.batches:
+        filled = set()
+        for copy in batch.copies:
+            assert not copy.is_out or copy.block not in filled, "copied out what just came in"
+            if not copy.is_out:
+                filled.add(copy.block)
     counters = built.state.counters
     assert counters.copied_back_blocks == 0 or counters.copied_out_blocks > 0
