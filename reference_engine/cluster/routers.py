@@ -7,8 +7,8 @@ keeps the numbers for that time. Ties are broken at random.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
-from itertools import cycle
+from collections.abc import Callable, Sequence
+from itertools import cycle, takewhile
 from typing import Annotated, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -187,11 +187,14 @@ class PrefixAware(Router):
     overlap_weight: float = Field(default=1.0, ge=0)
 
     def route(self, site: Site) -> Route:
-        def keys(replica: Replica) -> Collection[bytes]:
-            cached = replica.state.kv.cached_keys()
-            return frozenset(cached) if self.stale else cached
+        def cache(replica: Replica) -> Callable[[Sequence[bytes]], int]:
+            kv = replica.state.kv
+            if not self.stale:
+                return kv.n_leading
+            known = frozenset(kv.cached_keys())
+            return lambda keys: sum(1 for _ in takewhile(known.__contains__, keys))
 
-        caches = Periodic(keys, site, self.stale)
+        caches = Periodic(cache, site, self.stale)
 
         def select(request: Request) -> int:
             chain: Sequence[bytes] = ()
@@ -199,8 +202,7 @@ class PrefixAware(Router):
             for number, replica in enumerate(site.replicas):
                 kv = replica.state.kv
                 chain = chain or kv.prefix_keys(request)
-                known = caches.of(number)
-                n_hits = next((k for k, key in enumerate(chain) if key not in known), len(chain))
+                n_hits = caches.of(number)(chain)
                 n_missing = len(request.tokens) - n_hits * kv.block_tokens
                 n_active = sum(map(_active_tokens, engines(replica)))
                 costs.append(self.overlap_weight * n_missing + n_active)
