@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from loadgen.calibrate.run_samples import samples_of_run
+from loadgen.calibrate.run_samples import Answers, answers_of_run, samples_of_run
 from loadgen.calibrate.step_samples import StepSamples
 from loadgen.cells.cell import Cell
 from loadgen.cells.order import run_cells
@@ -31,10 +31,11 @@ _REQUESTS = 8
 
 @dataclass(frozen=True)
 class BlackBox:
-    """The result: the steps of all finished cells, and the number of cells that are missing because
-    of an interrupt."""
+    """The result: the steps and answers of all finished cells, and the number of cells that are
+    missing because of an interrupt."""
 
     samples: StepSamples
+    answers: Answers
     n_cells: int
     n_missing: int
 
@@ -64,6 +65,7 @@ def measure(planned: Sequence[Cell], directory: Path, console: Console) -> Black
     """Measures every cell that `directory` lacks. After Ctrl-C the result covers the finished
     cells. Raises TargetError for a cell that could not be measured."""
     parts: list[StepSamples] = []
+    answers = Answers(0, 0, 0)
     is_interrupted = False
     make_directory(directory)
     with held(directory, f"the runs in {directory}", "the calibration"):
@@ -72,11 +74,12 @@ def measure(planned: Sequence[Cell], directory: Path, console: Console) -> Black
                 if isinstance(result, CellFailure):
                     raise TargetError(f"cell {result.cell.name}: {result.reason}")
                 parts.append(samples_of_run(result.run))
+                answers = answers.plus(answers_of_run(result.run))
         except KeyboardInterrupt:
             is_interrupted = True
     n_missing = len(planned) - len(parts) if is_interrupted else 0
     parts = parts or [StepSamples(*np.empty((7, 0)))]
-    return BlackBox(StepSamples.joined(parts), len(planned), n_missing)
+    return BlackBox(StepSamples.joined(parts), answers, len(planned), n_missing)
 
 
 def _closed(

@@ -17,10 +17,14 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from reference_engine.state.prefix_tree import Keys, Node, PrefixTree, Run
 from reference_engine.state.run_keys import RunKeys
 from reference_engine.state.sequence import Request
+
+if TYPE_CHECKING:
+    from reference_engine.state.swap import HostPool
 
 BLOCK_TOKENS = 16
 BLOCKS_PER_CHECK = 256  # between two `yield`s of a check: some 50 µs
@@ -50,6 +54,12 @@ class KvPool:
         self.n_blocks, self.block_tokens, self.prefix_cache = n_blocks, block_tokens, prefix_cache
         self._blank = list(range(n_blocks - 1, -1, -1))  # the next is the last
         self._tree = PrefixTree()
+        self.offload: HostPool | None = None  # keeps blocks that leave the prefix cache
+
+    @property
+    def n_idle(self) -> int:
+        """Blocks that can be taken without a copy to host memory."""
+        return self.n_free if self.offload is None else len(self._blank)
 
     @property
     def n_free(self) -> int:
@@ -77,7 +87,8 @@ class KvPool:
         piece only, it could be preempted again and again without ever getting a token.
         """
         nodes, n_hits = self._hits(request)
-        n_room = max(self._available(request, n_hits) + n_tokens, reserve_tokens)
+        n_kept = len(self._kept(request, n_hits))
+        n_room = max(self._available(request, n_hits + n_kept) + n_tokens, reserve_tokens)
         n_missing = self.blocks_for(max(n_room, self._least_room(request))) - n_hits
         for node in nodes:
             if not node.n_owners:
@@ -106,7 +117,8 @@ class KvPool:
         """Tokens that a request without blocks need not compute, because they are in the prefix
         cache or in host memory. A token at least is always left to compute: without it there
         would be no logits to sample from."""
-        return self._available(request, self._hits(request)[1])
+        n_hits = self._hits(request)[1]
+        return self._available(request, n_hits + len(self._kept(request, n_hits)))
 
     def prefix_keys(self, request: Request) -> Sequence[bytes]:
         """The hashes of the full blocks of a prompt that could be in a cache; equal in all pools
@@ -134,15 +146,20 @@ class KvPool:
         if self.missing_to_admit(request, n_tokens, reserve_tokens) > self.n_free:
             return False
         nodes, n_hits = self._hits(request)
+        kept = self._kept(request, n_hits)
+        host_blocks = self.offload.pin(kept) if kept and self.offload is not None else []
         if nodes:
             request._runs = [self._tree.own(nodes, n_hits)]
             request.blocks = [block for node in nodes for block in node.blocks]
         request.n_published = n_hits
         request.n_room = n_hits * self.block_tokens
-        request.n_computed = self._available(request, n_hits)
+        request.n_computed = self._available(request, n_hits + len(kept))
         n_room = max(reserve_tokens, self._least_room(request))
         has_grown = self.grow(request, max(n_tokens, n_room - request.n_computed))
         assert has_grown, f"{request.id}: missing_to_admit found room for {n_tokens} tokens"
+        if kept and self.offload is not None:
+            self.offload.copy_in(kept, host_blocks, request.blocks[n_hits : n_hits + len(kept)])
+            self.publish(request)
         return True
 
     def grow(self, request: Request, n_tokens: int) -> bool:
@@ -227,6 +244,13 @@ class KvPool:
         self._strip(request)
         return blocks
 
+    def attach(self, request: Request, blocks: list[int], n_tokens: int) -> None:
+        """Undo `detach` of a request with `n_tokens` in KV."""
+        request.blocks, request.n_room = list(blocks), len(blocks) * self.block_tokens
+        request._runs = list(blocks.runs) if isinstance(blocks, Detached) else []
+        request.n_computed = n_tokens
+        request.n_published = n_tokens // self.block_tokens if self.prefix_cache else 0
+
     def hold(self, n: int) -> list[int]:
         """Take `n` blocks for a request that is to come. There must be as many."""
         assert n <= self.n_free, f"{n} blocks of {self.n_free} free"
@@ -244,6 +268,8 @@ class KvPool:
         Returns how many blocks were in it."""
         n_cached = self._tree.n_cached
         self._tree.clear()
+        if self.offload is not None:
+            self.offload.drop_prefixes()
         return n_cached
 
     def check(self, owners: Iterable[Request], detached: Iterable[Sequence[int]] = ()) -> None:
@@ -353,8 +379,21 @@ class KvPool:
             del self._blank[-n_blank:]
             taken.reverse()
         if n_blank < n:
-            taken += self._tree.evict(n - n_blank)
+            if self.offload is None:
+                taken += self._tree.evict(n - n_blank)
+            else:
+                evicted: list[tuple[bytes, int]] = []
+                taken += self._tree.evict(n - n_blank, evicted)
+                self.offload.keep([key for key, _ in evicted], [block for _, block in evicted])
         return taken
+
+    def _kept(self, request: Request, n_hits: int) -> Sequence[bytes]:
+        """The keys of the blocks after the cached prefix that are in host memory."""
+        if self.offload is None or request.n_swapped:
+            return ()
+        n_usable = (len(request.tokens) - 1) // self.block_tokens
+        chain = self._chain(request, n_usable)
+        return self.offload.find((chain[at] for at in range(n_hits, n_usable)), n_hits)
 
     def _hits(self, request: Request) -> tuple[Sequence[Node], int]:
         """The cached runs of the longest prefix, and how many blocks of them. Read several times

@@ -180,8 +180,9 @@ class PrefixTree:
             self._idle.append(entry)
         return blank
 
-    def evict(self, n: int) -> list[int]:
-        """Take the first `n` idle blocks out of the cache. There must be as many."""
+    def evict(self, n: int, evicted: list[tuple[bytes, int]] | None = None) -> list[int]:
+        """Take the first `n` idle blocks out of the cache. There must be as many. Those that could
+        be found are added to `evicted`, with their keys."""
         idle = self._idle
         taken: list[int] = []
         self.n_idle -= n
@@ -195,6 +196,9 @@ class PrefixTree:
             n_here = len(node.blocks)
             if n_here > n and node.children:
                 node, n_here = self._divide(node, node.end - n), n
+            if evicted is not None and node.is_indexed:
+                last = range(node.end - 1, node.end - 1 - min(n, n_here), -1)
+                evicted += [(node.keys[at], node.blocks[at - node.start]) for at in last]
             if n_here > n:
                 n_here = n
                 taken += node.blocks[: -n - 1 : -1]
