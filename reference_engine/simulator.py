@@ -194,6 +194,7 @@ class Replica:
         # being copied.
         self.coming: dict[str, Request] = {}
         self.copying: dict[str, Request] = {}
+        self.partner: Replica | None = None  # the other half of a divided GPU
         self.reached = Reached()  # of the simulation, which replaces it
 
     @property

@@ -4,7 +4,8 @@
     engine B         hold: blocks are lent to it ─▶ give_back, take_over ─▶ waiting ─plan─▶ running
 
 Engine B admits a received request as a swapped request, without computing its KV again. What B
-preempts later it computes again, or swaps, by itself.
+preempts later it computes again, or swaps, by itself. Where both engines share KV memory, B is lent
+the blocks themselves, and the request runs on in B's next step.
 """
 
 from __future__ import annotations
@@ -66,11 +67,18 @@ def give_back(state: EngineState, request_id: str) -> None:
 
 
 def take_over(state: EngineState, handover: Handover) -> None:
-    """Put a request of another engine into the queue."""
+    """Put a request of another engine into the queue; into the batch, if its blocks are lent."""
     request, view = handover.request, state.view()
     state.accounting.take_over(request, handover.waits, handover.since_s, handover.cause)
     state.queues.enter(request)
     _log(state, "take_over", request, handover.n_tokens)
+    blocks = state.lent.pop(request.id, None)
+    if blocks is not None:
+        state.kv.attach(request, blocks, handover.n_tokens)
+        state.queues.start(request)
+        state.queues.advance(request)
+        request.state, request.n_swapped = State.running, 0
+        state.accounting.start([request], view.now_s)
     state.policy.on_arrival(request, view)
 
 

@@ -223,7 +223,7 @@ def _prompt_stretch(
         n = min(n_tokens - start, most)
         rows.append(Row(request, start, n, n == n_tokens - start))
     n_blocks = state.kv.blocks_for(rows[-1].start + rows[-1].n_tokens - request.n_room)
-    if len(rows) < 2 or n_blocks > state.kv.n_free:
+    if len(rows) < 2 or n_blocks > state.kv.n_idle:
         return None
     batches = (batch._replace(rows=(row,)) for row in rows)
     durations_s = [executor.execute(batch).simulated_s for batch in batches]
@@ -233,7 +233,7 @@ def _prompt_stretch(
 def _most_with_blocks(state: EngineState) -> int:
     """Steps for which the free blocks are certainly enough."""
     kv = state.kv
-    n_each = kv.n_free // len(state.queues.decoding) - _MOST_TAKEN - 1
+    n_each = kv.n_idle // len(state.queues.decoding) - _MOST_TAKEN - 1
     return n_each * kv.block_tokens
 
 

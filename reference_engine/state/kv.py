@@ -18,8 +18,12 @@ from collections.abc import Collection, Iterable, Iterator, KeysView, Sequence
 from functools import cache
 from hashlib import blake2b
 from itertools import islice
+from typing import TYPE_CHECKING
 
 from reference_engine.state.sequence import Request
+
+if TYPE_CHECKING:
+    from reference_engine.state.swap import HostPool
 
 BLOCK_TOKENS = 16
 BLOCKS_PER_CHECK = 256  # between two `yield`s of a check: some 50 µs
@@ -45,6 +49,12 @@ class KvPool:
         self._block_of: dict[bytes, int] = {}
         self._hash_of: dict[int, bytes] = {}
         self._n_index_changes = 0
+        self.offload: HostPool | None = None  # keeps blocks that leave the prefix cache
+
+    @property
+    def n_idle(self) -> int:
+        """Blocks that can be taken without a copy to host memory."""
+        return len(self._free) if self.offload is None else self._free.n_blank
 
     @property
     def n_free(self) -> int:
@@ -74,7 +84,8 @@ class KvPool:
         hits = self._hits(request)
         reserve_tokens = max(reserve_tokens, self._least_room(request))
         idle = list(map(self._references.__getitem__, hits)).count(0)
-        n_room = max(self._available(request, hits) + n_tokens, reserve_tokens)
+        n_kept = len(self._kept(request, hits))
+        n_room = max(self._available(request, len(hits) + n_kept) + n_tokens, reserve_tokens)
         return self.blocks_for(n_room) - len(hits) + idle
 
     def freed_by(self, victim: Request, request: Request) -> int:
@@ -91,7 +102,8 @@ class KvPool:
         """Tokens that a request without blocks need not compute, because they are in the prefix
         cache or in host memory. A token at least is always left to compute: without it there
         would be no logits to sample from."""
-        return self._available(request, self._hits(request))
+        hits = self._hits(request)
+        return self._available(request, len(hits) + len(self._kept(request, hits)))
 
     def prefix_keys(self, request: Request) -> Sequence[bytes]:
         """The hashes of the full blocks of a prompt that could be in a cache; equal in all pools
@@ -113,6 +125,8 @@ class KvPool:
         if self.missing_to_admit(request, n_tokens, reserve_tokens) > self.n_free:
             return False
         hits = self._hits(request)
+        kept = self._kept(request, hits)
+        host_blocks = self.offload.pin(kept) if kept and self.offload is not None else []
         request.blocks = list(hits)
         for block in hits:
             if self._references[block] == 0:
@@ -120,10 +134,15 @@ class KvPool:
             self._references[block] += 1
         request.n_published = len(hits)
         request.n_room = len(hits) * self.block_tokens
-        request.n_computed = self._available(request, hits)
+        request.n_computed = self._available(request, len(hits) + len(kept))
         n_room = max(reserve_tokens, self._least_room(request))
         has_grown = self.grow(request, max(n_tokens, n_room - request.n_computed))
         assert has_grown, f"{request.id}: missing_to_admit found room for {n_tokens} tokens"
+        if kept and self.offload is not None:
+            self.offload.copy_in(
+                kept, host_blocks, request.blocks[len(hits) : len(hits) + len(kept)]
+            )
+            self.publish(request)
         return True
 
     def grow(self, request: Request, n_tokens: int) -> bool:
@@ -185,6 +204,12 @@ class KvPool:
         request.n_computed = request.n_room = request.n_published = 0
         return blocks
 
+    def attach(self, request: Request, blocks: list[int], n_tokens: int) -> None:
+        """Undo `detach` of a request with `n_tokens` in KV."""
+        request.blocks, request.n_room = blocks, len(blocks) * self.block_tokens
+        request.n_computed = n_tokens
+        request.n_published = n_tokens // self.block_tokens if self.prefix_cache else 0
+
     def hold(self, n: int) -> list[int]:
         """Take `n` blocks for a request that is to come. There must be as many."""
         assert n <= self.n_free, f"{n} blocks of {self.n_free} free"
@@ -212,6 +237,8 @@ class KvPool:
         n_cached = len(self._hash_of)
         self._block_of.clear()
         self._hash_of.clear()
+        if self.offload is not None:
+            self.offload.drop_prefixes()
         self._n_index_changes += 1
         return n_cached
 
@@ -261,8 +288,8 @@ class KvPool:
     def _least_room(self, request: Request) -> int:
         return len(request.tokens) if request.n_preemptions else 0
 
-    def _available(self, request: Request, hits: Sequence[int]) -> int:
-        return max(len(hits) * self.block_tokens, request.n_swapped)
+    def _available(self, request: Request, n_blocks: int) -> int:
+        return max(n_blocks * self.block_tokens, request.n_swapped)
 
     def _take(self, n: int) -> list[int]:
         """Take `n` blocks from the head of the free list, out of the prefix cache, too."""
@@ -272,9 +299,13 @@ class KvPool:
             cached = self._free.take_cached(n - len(taken))
             taken += cached
             # Blocks without a hash lost it when the prefix cache was emptied.
+            if self.offload is not None:
+                cached = [block for block in cached if block in hash_of]
             evicted = [hash_of.pop(block) for block in cached if block in hash_of]
             for key in evicted:
                 del self._block_of[key]
+            if self.offload is not None:
+                self.offload.keep(evicted, cached)
             self._n_index_changes += bool(evicted)
         for block in taken:
             references[block] = 1
@@ -300,6 +331,14 @@ class KvPool:
         hits = [block for block in blocks if block is not None]
         request._hits = (self._n_index_changes, hits)
         return hits
+
+    def _kept(self, request: Request, hits: Sequence[int]) -> Sequence[bytes]:
+        """The keys of the blocks after the cached prefix that are in host memory."""
+        if self.offload is None or request.n_swapped:
+            return ()
+        n_usable = (len(request.tokens) - 1) // self.block_tokens
+        n_hits = len(hits)
+        return self.offload.find(islice(self._chain(request, n_usable), n_hits, n_usable), n_hits)
 
     def _chain(self, request: Request, n: int) -> list[bytes]:
         """Hashes of the first `n` (or more) full blocks. They stay valid, because tokens are only
@@ -352,6 +391,11 @@ class FreeList:
 
     def __len__(self) -> int:
         return len(self._blank) + len(self._cached) - self._n_skipped
+
+    @property
+    def n_blank(self) -> int:
+        """Blocks of these that are not cached."""
+        return len(self._blank)
 
     def give(self, cached: Iterable[int], blank: Iterable[int]) -> None:
         """Add blocks that have lost their last owner."""
