@@ -442,19 +442,25 @@ def test_the_capacity_lies_below_the_throughput():
     )
 
 
+def next_level(question, probes):
+    planned = next_probe(question, probes)
+    assert planned is not None
+    return planned.level
+
+
 def test_the_load_rises_fourfold_until_a_probe_misses():
     question = Question(0.9, 5.0)
-    assert next_probe(question, [probe(5.0, 1.0)]).level == pytest.approx(20.0)
-    assert next_probe(question, [probe(5.0, 1.0), probe(20.0, 1.0)]).level == pytest.approx(80.0)
+    assert next_level(question, [probe(5.0, 1.0)]) == pytest.approx(20.0)
+    assert next_level(question, [probe(5.0, 1.0), probe(20.0, 1.0)]) == pytest.approx(80.0)
 
 
 def test_below_an_overloaded_probe_the_search_starts_from_the_throughput():
     question = Question(0.9, 100.0)
     overload = replace(probe(100.0, 0.1), served_per_s=40.0)  # 1600 due and 400 ended in 10 s
-    assert next_probe(question, [overload]).level == pytest.approx(30.0)
+    assert next_level(question, [overload]) == pytest.approx(30.0)
     again = [overload, probe(30.0, 0.1)]
-    assert next_probe(question, again).level == pytest.approx(15.0)
-    assert next_probe(question, [probe(100.0, 0.1)]).level == pytest.approx(50.0)
+    assert next_level(question, again) == pytest.approx(15.0)
+    assert next_level(question, [probe(100.0, 0.1)]) == pytest.approx(50.0)
 
 
 def test_the_last_probe_uses_the_time_that_is_left():
@@ -464,7 +470,8 @@ def test_the_last_probe_uses_the_time_that_is_left():
               for p in (probe(4.0, 0.99), probe(6.0, 0.5))]  # fmt: skip
     planned = NextProbe(5.0, 40.0, 80.0)
     cut = fit_into(question, probes, planned, 63.0)  # 3 s of drain in each probe before
-    assert (cut.warmup_s, cut.measure_s) == (pytest.approx(20.0), pytest.approx(40.0))
+    assert cut is not None
+    assert [cut.warmup_s, cut.measure_s] == pytest.approx([20.0, 40.0])
     assert fit_into(question, probes, planned, 123.0) == planned
     assert fit_into(question, probes, planned, 18.0) is None  # 10 of 80 s
 
