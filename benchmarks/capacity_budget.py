@@ -12,24 +12,19 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import tempfile
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from capacity_search import answer_of
 from rig.machine import keep, machine_line
 
-from loadgen.capacity.capacity_spec import CapacitySpec
-from loadgen.capacity.search import search
 from loadgen.lab.simulate import simulate
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.capacity.capacity_result import Capacity
 from loadgen.measure.capacity.seed_capacity import Tried, capacity_of, next_level
-from loadgen.run.run_options import RunOptions
 from loadgen.workload.scaling import scaled, with_window
-from loadgen.workload.scenario import Scenario, load_scenario
+from loadgen.workload.scenario import load_scenario
 
 ENGINES: dict[str, Mapping[str, Any]] = {
     "8b on h100, 8 sequences": {"shape": "8b", "hardware": "h100", "max_num_seqs": 8},
@@ -54,17 +49,8 @@ def truth_of_draw(engine: str, target: float, number: int) -> float:
 
 
 def answer(engine: str, target: float, budget_s: float, seed: int) -> Capacity:
-    values = load_scenario("capacity_search").resolved() | {"seed": seed}
-    words = ",".join(f"{key}={value}" for key, value in ENGINES[engine].items())
-    spec = CapacitySpec(
-        Scenario.model_validate(values),
-        "sim",
-        RunOptions(engine=words, cache_dir=Path(tempfile.gettempdir())),
-        attainment=target,
-        budget_s=budget_s,
-    )
-    with tempfile.TemporaryDirectory() as directory:
-        return search(spec, Path(directory) / "s", Console(quiet=True), resume=False)
+    scenario = load_scenario("capacity_search")
+    return answer_of(scenario, seed, ENGINES[engine], attainment=target, budget_s=budget_s)
 
 
 def measured(engine: str, target: float, budget_s: float, n_seeds: int) -> dict[str, Any]:

@@ -48,7 +48,9 @@ import math
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -288,16 +290,20 @@ def engine_attains(rate: float, n_requests: int, number: int) -> float:
 
 
 def engine_search(seed: int, target: float, precision: float) -> Capacity:
-    """The answer of one whole `slobench capacity`."""
-    values = load_scenario("capacity_search", _TRAFFIC).resolved() | {"seed": seed}
-    words = ",".join(f"{key}={value}" for key, value in _ENGINE.items())
-    asked = CapacitySpec(
-        Scenario.model_validate(values),
-        "sim",
-        RunOptions(engine=words, cache_dir=Path(tempfile.gettempdir())),
-        attainment=target,
-        precision=precision,
-    )
+    """The answer for the bundled engine."""
+    scenario = load_scenario("capacity_search", _TRAFFIC)
+    return answer_of(scenario, seed, _ENGINE, attainment=target, precision=precision)
+
+
+def answer_of(
+    scenario: Scenario, seed: int, engine: Mapping[str, Any], **settings: Any
+) -> Capacity:
+    """The answer of one whole `slobench capacity` on a simulated engine; `settings` are those of
+    CapacitySpec."""
+    values = scenario.resolved() | {"seed": seed}
+    words = ",".join(f"{key}={value}" for key, value in engine.items())
+    options = RunOptions(engine=words, cache_dir=Path(tempfile.gettempdir()))
+    asked = CapacitySpec(Scenario.model_validate(values), "sim", options, **settings)
     with tempfile.TemporaryDirectory() as directory:
         return whole_search(asked, Path(directory) / "s", Console(quiet=True), resume=False)
 
@@ -319,7 +325,7 @@ def main() -> None:
     for name in filter(None, asked.servers.split(",")):
         plain = SERVERS[name]
         gaps = plain.gaps if asked.gaps == 1 else asked.gaps
-        queue = Queue(plain.servers, plain.service, gaps, plain.limit_s)
+        queue = replace(plain, gaps=gaps)
         share, precision, n = asked.attainment, asked.precision, asked.requests
         found = searches(queue, share, precision, asked.seeds, asked.budget, n)
         if not n and not math.isfinite(asked.budget):

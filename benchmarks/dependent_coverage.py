@@ -55,8 +55,8 @@ from loadgen.workload.scenario import Scenario
 
 CONFIDENCE = 0.95
 QUANTILES = (0.5, 0.9, 0.99)
-SIZES = (300, 1000, 3000, 10_000, 30_000)
-ENGINE_SIZES = (300, 700, 1500)
+SIZES = (300, 1000, 3000, 10_000, 30_000, 50_000)
+ENGINE_SIZES = (300, 700, 1500, 3000)
 FAR = 10**6  # seeds of the runs that give a true percentile lie this far from the others
 PROCESSES: Mapping[str, Process] = {
     "independent": independent,

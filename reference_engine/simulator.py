@@ -13,13 +13,22 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from loadgen.clock import VirtualClock
 from loadgen.errors import SlobenchError
 from reference_engine.accounting.explain import Account
+from reference_engine.accounting.totals import EngineTotals
 from reference_engine.core.commit import StartedStep
 from reference_engine.core.core import EngineState, end_step, start_step
+from reference_engine.core.handover import (
+    FAILURE,
+    Handover,
+    begin_anew,
+    hand_over,
+    lose,
+    take_over,
+)
 from reference_engine.core.stretch import Repeating, Stretch, begin_lockstep, stretch_from
 from reference_engine.executors.base import Caps, Executor
 from reference_engine.executors.simulated import Simulated
@@ -31,6 +40,9 @@ from reference_engine.state.plan import AdmissionError, Limits
 from reference_engine.state.predictor import Predictor
 from reference_engine.state.sequence import Request, State
 from reference_engine.state.steps import StepLog, StepRecord
+
+Role = Literal["both", "prefill", "decode"]
+"""The requests of a replica: all; up to their first token; from then on."""
 
 _LITTLE_TOLERANCE = 1e-6
 
@@ -92,6 +104,14 @@ class PatientClient(EngineClient, Protocol):
         """The instant before which `act` has no effect unless a request ends."""
 
 
+@runtime_checkable
+class LossyClient(EngineClient, Protocol):
+    """A client of engines that may fail."""
+
+    def lose(self, request: Request, reason: str, engine: SimulatedService) -> None:
+        """Receive the failure of a request whose replica has failed."""
+
+
 class Population:
     """The requests that are present in an engine. `check` asserts L = λW: the request seconds
     summed over time are those summed over requests."""
@@ -147,20 +167,33 @@ class Reached:
 
 class Replica:
     """An engine of a simulation. `population` are its requests, `busy_s` the time that its steps
-    took, `n_received` the requests that it was given."""
+    took, `n_received` the requests that it was given. `kv_token_bytes` is the KV of a token."""
 
-    def __init__(self, state: EngineState, executor: Executor, name: str = "engine") -> None:
+    def __init__(
+        self,
+        state: EngineState,
+        executor: Executor,
+        name: str = "engine",
+        role: Role = "both",
+        kv_token_bytes: float = 0.0,
+    ) -> None:
         self._state, self.executor, self.name = state, executor, name
+        self.role, self.kv_token_bytes = role, kv_token_bytes
         self.repeating = executor if isinstance(executor, Repeating) else None
         self.population = Population()
-        self.busy_s, self.n_received = 0.0, 0
+        self.busy_s, self.n_received, self.n_failures = 0.0, 0, 0
+        self._past = EngineTotals()  # of the engines before a failure
         self.number = 0  # its place among the replicas
         self.started: StartedStep | None = None  # the step under way, or the first of a stretch
         self.stretch: Stretch | None = None
         self.n_starts = 0  # of steps and stretches; an older end is void
-        # Requests and cancelled ids that arrived during it. As in a server, the engine reads them
-        # between two steps.
-        self.inbox: list[Request | str] = []
+        # Requests, also of other engines, and cancelled ids that arrived during it. As in a server,
+        # the engine reads them between two steps.
+        self.inbox: list[Request | Handover | str] = []
+        # Requests of other replicas that wait for memory here, and those that have it and are
+        # being copied.
+        self.coming: dict[str, Request] = {}
+        self.copying: dict[str, Request] = {}
         self.reached = Reached()  # of the simulation, which replaces it
 
     @property
@@ -170,6 +203,12 @@ class Replica:
         if self.stretch is not None:
             self.commit(self.n_over(self.stretch))
         return self._state
+
+    @property
+    def unread(self) -> list[Request]:
+        """The requests in the inbox."""
+        entries = (e.request if isinstance(e, Handover) else e for e in self.inbox)
+        return [entry for entry in entries if isinstance(entry, Request)]
 
     def n_over(self, stretch: Stretch) -> int:
         """How many steps of the stretch are over, the last excepted."""
@@ -185,12 +224,48 @@ class Replica:
             self.busy_s += duration_s
         stretch.commit(n)
 
+    @property
+    def totals(self) -> EngineTotals:
+        """The totals of all engines that ran here."""
+        return self._past.plus(self.state.counters)
+
+    def fail(self, renewed: EngineState, now_s: float) -> tuple[list[Handover], list[str]]:
+        """Lose all requests and KV, and the step under way; continue as `renewed`. Returns the lost
+        requests, and the ids of those that were cancelled during the step."""
+        state, inbox = self.state, self.inbox
+        if self.stretch is not None:
+            self.busy_s -= self.stretch.ends_s[self.stretch.n_done] - now_s
+        elif self.started is not None:
+            self.busy_s -= self.started.began_s + self.started.result.simulated_s - now_s
+        self._past = self.totals
+        lost = lose(state)
+        for entry in inbox:
+            if isinstance(entry, Request):
+                lost.append(Handover(begin_anew(entry), 0, {}, entry.arrived_s, FAILURE))
+            elif isinstance(entry, Handover):
+                request = begin_anew(entry.request)
+                lost.append(Handover(request, 0, entry.waits, entry.since_s, FAILURE))
+        cancelled = [entry for entry in inbox if isinstance(entry, str)]
+        renewed.is_source_closed = state.is_source_closed
+        self._state, self.inbox, self.started, self.stretch = renewed, [], None, None
+        self.n_starts += 1
+        self.n_failures += 1
+        return lost, cancelled
+
     def submit(self, request: Request, arrived_s: float, now_s: float) -> None:
         if self.started is None:
             self.state.admit(request)
         else:
             self.inbox.append(request)
         self.population.enter(request.id, arrived_s, now_s)
+        self.n_received += 1
+
+    def take_over(self, handover: Handover, now_s: float) -> None:
+        if self.started is None:
+            take_over(self.state, handover)
+        else:
+            self.inbox.append(handover)
+        self.population.enter(handover.request.id, now_s, now_s)
         self.n_received += 1
 
     def cancel(self, request_id: str, now_s: float) -> bool:
@@ -212,6 +287,30 @@ def only_replica(request: Request) -> int:
     return 0
 
 
+class Conductor(Protocol):
+    """Moves requests between the replicas of a simulation, and replicas in and out of it. It acts
+    at instants of its own and at the ends of steps."""
+
+    def check(self, request: Request) -> None:
+        """Raises AdmissionError for a request that could never run."""
+
+    def next_s(self, simulator: Simulator) -> float:
+        """The next instant (s) at which it acts; infinity: none while nothing else happens."""
+
+    def act(self, simulator: Simulator) -> None:
+        """Do everything that is due by now, before the client acts."""
+
+    def stepped(self, replica: Replica, events: StepTokens, simulator: Simulator) -> None:
+        """A step has ended and the inbox is read; the client has not received the tokens yet.
+        Steps of a stretch, in which no request starts or ends, are left out."""
+
+    def freed(self, replica: Replica, simulator: Simulator) -> None:
+        """A request was cancelled between two steps."""
+
+    def cancel(self, request_id: str, simulator: Simulator) -> None:
+        """Forget a request that is between two replicas."""
+
+
 class Simulator:
     """Replicas on a virtual clock that starts at its present time (`SimulatedService`). `route`
     selects the replica of each request at its arrival.
@@ -219,23 +318,30 @@ class Simulator:
     Steps that end at the same instant end in the order of their replicas' numbers."""
 
     def __init__(
-        self, replicas: Sequence[Replica], clock: VirtualClock, route: Route = only_replica
+        self,
+        replicas: Sequence[Replica],
+        clock: VirtualClock,
+        route: Route = only_replica,
+        conductor: Conductor | None = None,
     ) -> None:
         assert replicas, "a simulation needs a replica"
         self.replicas, self.clock, self._route = tuple(replicas), clock, route
+        self._conductor = conductor
         self._reached = Reached()
         self._reached.to(clock.now_s())
         for number, replica in enumerate(self.replicas):
             replica.number, replica.reached = number, self._reached
         self.population = Population()
         self._replica_of: dict[str, Replica] = {}
+        self._moving: dict[str, Request] = {}  # between two replicas
         self._at_router: dict[str, Request] = {}
         # Heap of the steps and stretches under way: the end (s), the numbers of the replica and of
         # its start.
         self._ends: list[tuple[float, int, int]] = []
         self._ready: dict[Replica, None] = {}  # engines that may start a step now
         self._waiting: dict[Replica, float] = {}  # engines whose policy waits, until when (s)
-        self._is_patient = False  # the client of the present run
+        self._client: EngineClient | None = None  # of the present run
+        self._is_patient = False
 
     @property
     def now_s(self) -> float:
@@ -243,6 +349,8 @@ class Simulator:
 
     def submit(self, request: Request) -> None:
         now_s = self.now_s
+        if self._conductor is not None:
+            self._conductor.check(request)
         number = None if self._at_router else self._route(request)
         if number is None:
             self._at_router[request.id] = request
@@ -254,14 +362,19 @@ class Simulator:
         if self._at_router.pop(request_id, None) is not None:
             self.population.leave(request_id, self.now_s)
             return
+        if request_id in self._moving:
+            self._cancel_moving(request_id)
+            return
         replica = self._replica_of.get(request_id)
         if replica is None:
             return
-        self._interrupt(replica)
+        self.interrupt(replica)
         if replica.cancel(request_id, self.now_s):
             self.population.leave(request_id, self.now_s)
             self._ready[replica] = None
-            self._empty_router()
+            if self._conductor is not None:
+                self._conductor.freed(replica, self)
+            self.empty_router()
 
     def explain(self, request_id: str) -> Account | None:
         replica = self._replica_of.get(request_id)
@@ -273,21 +386,70 @@ class Simulator:
         if lockstep is not None:
             lockstep.settle(request)
 
+    def hand_over(self, replica: Replica, request_id: str) -> Handover:
+        """Take a running request out of a replica that computes no step."""
+        assert replica.started is None, f"{replica.name} computes a step"
+        handover = hand_over(replica.state, request_id)
+        replica.population.leave(request_id, self.now_s)
+        del self._replica_of[request_id]
+        self._moving[request_id] = handover.request
+        return handover
+
+    def take_over(self, replica: Replica, handover: Handover) -> None:
+        """Pass a request that was handed over, and its KV, to a replica."""
+        self.interrupt(replica)
+        request_id = handover.request.id
+        del self._moving[request_id]
+        replica.take_over(handover, self.now_s)
+        self._replica_of[request_id] = replica
+        self._ready[replica] = None
+
+    def fail(self, replica: Replica, renewed: EngineState) -> list[Handover]:
+        """Let a replica fail and continue as `renewed`, empty. Returns its requests, each to be
+        passed to `take_over` or `lose`."""
+        lost, cancelled = replica.fail(renewed, self.now_s)
+        self._waiting.pop(replica, None)
+        handovers: list[Handover] = []
+        for handover in lost:
+            request = handover.request
+            replica.population.leave(request.id, self.now_s)
+            del self._replica_of[request.id]
+            if request.id in cancelled:
+                request.state, request.finished_s = State.finished_abort, self.now_s
+                self.population.leave(request.id, self.now_s)
+            else:
+                self._moving[request.id] = request
+                handovers.append(handover)
+        return handovers
+
+    def lose(self, request: Request, reason: str) -> None:
+        """End a request that is in no replica with an error."""
+        del self._moving[request.id]
+        request.state, request.finished_s = State.finished_abort, self.now_s
+        self.population.leave(request.id, self.now_s)
+        assert isinstance(self._client, LossyClient), "this client cannot lose a request"
+        self._client.lose(request, reason, self)
+
+    def wake(self, replica: Replica) -> None:
+        """Let a replica plan again, because its memory has changed."""
+        self._ready[replica] = None
+
     def run(self, client: EngineClient) -> None:
         """Run until the client will not act again and all requests have ended.
 
         Raises SimulationStuck if a policy would wait for ever.
         """
-        clock, was_closed, is_single = self.clock, None, len(self.replicas) == 1
+        clock, was_closed, conductor = self.clock, None, self._conductor
+        is_single = len(self.replicas) == 1 and conductor is None
         patient = client if isinstance(client, PatientClient) else None
-        self._is_patient = patient is not None
+        self._client, self._is_patient = client, patient is not None
         while True:
             client.act(self)
             is_closed = client.is_closed
             if is_closed is not was_closed:
                 was_closed = is_closed
                 for replica in self.replicas:
-                    self._interrupt(replica)
+                    self.interrupt(replica)
                     replica.state.is_source_closed = is_closed
                 self._ready.update(dict.fromkeys(self._waiting))
             if self._start_steps(client):
@@ -300,6 +462,10 @@ class Simulator:
             if self._ends and is_single:
                 self._end_step(client)
             elif self._ends or self._waiting:
+                self._advance(client)
+            elif conductor is not None:
+                if client.next_s() is None and not self.population:
+                    break
                 self._advance(client)
             elif (next_s := client.next_s()) is None:
                 break
@@ -357,13 +523,12 @@ class Simulator:
         while ends and self.replicas[ends[0][1]].n_starts != ends[0][2]:
             heappop(ends)
 
-    def _interrupt(self, replica: Replica) -> None:
+    def interrupt(self, replica: Replica) -> None:
         """Let a stretch end with the step that is computed now."""
-        if replica.stretch is not None:
-            self._cut(replica, replica.stretch, replica.n_over(replica.stretch))
-
-    def _cut(self, replica: Replica, stretch: Stretch, n: int) -> None:
-        """Let a stretch end with the step after its first `n`."""
+        stretch = replica.stretch
+        if stretch is None:
+            return
+        n = replica.n_over(stretch)
         replica.commit(n)
         replica.started, replica.stretch = stretch.started(), None
         self._expect_end(replica, stretch.ends_s[n])
@@ -371,14 +536,19 @@ class Simulator:
     def _shorten(self, client: PatientClient, is_single: bool) -> None:
         """End stretches with their first step after which the client may act."""
         quiet_until_s = client.quiet_until_s()
-        if self._ends[0][0] <= quiet_until_s:
+        if self._ends[0][0] < quiet_until_s:
             return
-        if not is_single and quiet_until_s == client.next_s():
-            return  # it acts then, whatever the engines do
+        # Then it acts at that instant, whatever the engines do, and finds those between two steps
+        # of which a step ends right then.
+        is_punctual = not is_single and quiet_until_s == client.next_s()
         for replica in self.replicas:
             stretch = replica.stretch
-            if stretch is not None and stretch.ends_s[-1] > quiet_until_s:
-                self._cut(replica, stretch, stretch.n_ended(quiet_until_s, is_inclusive=False))
+            if stretch is None or stretch.ends_s[-1] <= quiet_until_s:
+                continue
+            n = stretch.n_ended(quiet_until_s, is_inclusive=False)
+            if not is_punctual or stretch.ends_s[n] == quiet_until_s:
+                stretch.shorten(n + 1)
+                self._expect_end(replica, stretch.ends_s[n])
         self._drop_void_ends()
 
     def _end_step(self, client: EngineClient) -> None:
@@ -399,8 +569,11 @@ class Simulator:
         """Advance to the next instant at which a step ends, a policy continues or the client
         acts."""
         clock, ends, waiting, next_s = self.clock, self._ends, self._waiting, client.next_s()
+        conductor = self._conductor
         client_s = math.inf if next_s is None else next_s
         wake_s = min(client_s, min(waiting.values())) if waiting else client_s
+        if conductor is not None:
+            wake_s = min(wake_s, conductor.next_s(self))
         if ends and ends[0][0] <= wake_s:
             self._end_step(client)
             return
@@ -413,6 +586,8 @@ class Simulator:
             )
         clock.jump_to(max(wake_s, clock.now_s()))
         self._reached.to(clock.now_s())
+        if conductor is not None:
+            conductor.act(self)
         for replica, until_s in waiting.items():
             if min(until_s, client_s) <= wake_s:
                 self._ready[replica] = None
@@ -428,8 +603,10 @@ class Simulator:
         for request in events.ends:
             self._leave(request.id, replica)
         refused = self._read_inbox(replica) if replica.inbox else []
+        if self._conductor is not None:
+            self._conductor.stepped(replica, events, self)
         if events.ends:
-            self._empty_router()
+            self.empty_router()
         client.receive(events, self)
         for request, error in refused:
             client.refuse(request, error)
@@ -443,6 +620,9 @@ class Simulator:
                 if replica.state.end(entry, State.finished_abort) is not None:
                     self._leave(entry, replica)
                 continue
+            if isinstance(entry, Handover):
+                take_over(replica.state, entry)
+                continue
             try:
                 replica.state.admit(entry)
             except AdmissionError as error:
@@ -452,12 +632,12 @@ class Simulator:
 
     def _send(self, request: Request, number: int, arrived_s: float) -> None:
         replica = self.replicas[number]
-        self._interrupt(replica)
+        self.interrupt(replica)
         replica.submit(request, arrived_s, self.now_s)
         self._replica_of[request.id] = replica
         self._ready[replica] = None
 
-    def _empty_router(self) -> None:
+    def empty_router(self) -> None:
         """Send the requests that wait at the router, in order, as far as it finds replicas."""
         while self._at_router:
             request = next(iter(self._at_router.values()))
@@ -466,6 +646,13 @@ class Simulator:
                 return
             del self._at_router[request.id]
             self._send(request, number, self.now_s)
+
+    def _cancel_moving(self, request_id: str) -> None:
+        request, conductor = self._moving.pop(request_id), self._conductor
+        assert conductor is not None, f"{request_id} moves without a conductor"
+        conductor.cancel(request_id, self)
+        request.state, request.finished_s = State.finished_abort, self.now_s
+        self.population.leave(request_id, self.now_s)
 
     def _leave(self, request_id: str, replica: Replica) -> None:
         replica.population.leave(request_id, self.now_s)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Iterable
 
 _REDACTED = "[redacted]"
 _PATTERNS = (
@@ -25,3 +27,8 @@ def redact(text: str) -> str:
     for pattern, replacement in _PATTERNS:
         text = pattern.sub(replacement, text)
     return text
+
+
+def redacted_command(words: Iterable[object]) -> str:
+    """The words of a command as a shell reads them, each redacted."""
+    return shlex.join(redact(str(word)) for word in words)

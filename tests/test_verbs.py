@@ -152,6 +152,12 @@ def test_help_ends_with_an_example(verb):
     assert f"Example: slobench {verb}" in shown
 
 
+def test_a_router_applies_to_replicas_among_the_settings(run, tmp_path):
+    words = ["quickstart", "--duration", "2s", "--out", tmp_path / "run", "--router", "jsq"]
+    _, _, err = run("simulate", *words, "--engine", "replicas=2")
+    assert "2 replicas behind jsq" in err
+
+
 def test_simulate_is_a_run_against_sim(run, tmp_path):
     words = ["quickstart", "--out", tmp_path / "run", "--json"]
     code, out, err = run("simulate", *words, "--engine", "token_budget=256")

@@ -45,6 +45,10 @@ class Place:
         if self.cuda is not None:
             self.cuda.empty_cache()
 
+    def used_bytes(self) -> int:
+        """Memory of the device that tensors of this process occupy; 0 without CUDA."""
+        return 0 if self.cuda is None else int(self.cuda.memory_allocated())
+
     @property
     def n_processors(self) -> int:
         if self.cuda is None:

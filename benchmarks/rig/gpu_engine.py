@@ -7,16 +7,21 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
 from loadgen.clock import MonotonicClock
 from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import Executor, Site
-from reference_engine.executors.torch_cuda import TorchCuda, TorchCudaExecutor
+from reference_engine.executors.torch_cuda import (
+    TorchCuda,
+    TorchCudaExecutor,
+    WaitForTokens,
+)
 from reference_engine.model.zoo import resolve
 from reference_engine.policies.chunked import Chunked
-from reference_engine.state.batch import StepBatch
+from reference_engine.state.batch import UNKNOWN, StepBatch
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Limits
 from reference_engine.state.sequence import Request
@@ -59,9 +64,19 @@ def build_engine(
     return BuiltEngine(executor, executor.caps.n_blocks, limits)
 
 
-def decode_step_s(engine: BuiltEngine, contexts: Sequence[int], n_steps: int = 30) -> float:
-    """Seconds of a decode step of a row at each of `contexts`, from launch to tokens. The KV is
-    arbitrary, as the time does not depend on it."""
+def decode_step_s(
+    engine: BuiltEngine, contexts: Sequence[int], n_steps: int = 30, *, is_ahead: bool = False
+) -> float:
+    """Seconds of a decode step of a row at each of `contexts`: from launch to tokens, or with
+    `is_ahead` from tokens to tokens while each step is launched before the tokens of the step
+    before are read, as the engine runs. The KV is arbitrary, as the time does not depend on it."""
+    requests = _decoding(engine, contexts, n_steps)
+    measure = _ahead_step_s if is_ahead else _step_s
+    return measure(engine, requests, n_steps)
+
+
+def _decoding(engine: BuiltEngine, contexts: Sequence[int], n_steps: int) -> list[Request]:
+    """A request that has computed each of `contexts`, with blocks for `n_steps` more tokens."""
     widths = [-(-(context + n_steps + 4) // BLOCK) for context in contexts]
     assert sum(widths) <= engine.n_blocks, (
         f"{len(contexts)} rows of up to {max(contexts)} tokens need {sum(widths)} blocks of "
@@ -74,6 +89,10 @@ def decode_step_s(engine: BuiltEngine, contexts: Sequence[int], n_steps: int = 3
         first += width
         request.n_computed = context
         requests.append(request)
+    return requests
+
+
+def _step_s(engine: BuiltEngine, requests: list[Request], n_steps: int) -> float:
     seconds = []
     for _ in range(n_steps):
         began_s = time.perf_counter()
@@ -83,6 +102,29 @@ def decode_step_s(engine: BuiltEngine, contexts: Sequence[int], n_steps: int = 3
             request.tokens.append(token)
             request.n_computed += 1
     return statistics.median(seconds[3:])
+
+
+def _ahead_step_s(engine: BuiltEngine, requests: list[Request], n_steps: int) -> float:
+    launched = _launched(engine, requests)
+    times = []
+    for _ in range(n_steps - 1):
+        following = _launched(engine, requests)
+        for request, token in zip(requests, launched().tokens, strict=True):
+            request.tokens[-2] = token
+        times.append(time.perf_counter())
+        launched = following
+    launched()
+    return statistics.median(after - before for before, after in pairwise(times[3:]))
+
+
+def _launched(engine: BuiltEngine, requests: list[Request]) -> WaitForTokens:
+    """Launch a step; its tokens are unknown until the returned function is called."""
+    assert isinstance(engine.executor, TorchCuda)
+    wait = engine.executor.launch(StepBatch(decodes=requests))
+    for request in requests:
+        request.tokens.append(UNKNOWN)
+        request.n_computed += 1
+    return wait
 
 
 @dataclass(frozen=True)

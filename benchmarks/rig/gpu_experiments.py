@@ -16,6 +16,7 @@ from reference_engine.kernels.ops import Ops
 from reference_engine.kernels.tiles import (
     PromptPiece,
     Tiles,
+    Tuning,
     cut_tiles,
     n_decode_programs,
     planned,
@@ -37,7 +38,7 @@ def experiments(session: Session) -> None:
 
     def measure_kv(kv_dtype: KvDtype) -> None:
         figures["attention"][kv_dtype] = _attention(
-            session.ops(), config, session.place, session.top, kv_dtype
+            session.ops(), config, session.place, session.top, kv_dtype, session.tuning
         )
         session.results.add("experiments", figures)
 
@@ -48,7 +49,12 @@ def experiments(session: Session) -> None:
 
 
 def _attention(
-    ops: Ops, config: ModelConfig, place: Place, top: Ceilings, kv_dtype: KvDtype
+    ops: Ops,
+    config: ModelConfig,
+    place: Place,
+    top: Ceilings,
+    kv_dtype: KvDtype,
+    tuning: Tuning,
 ) -> dict[str, float]:
     """Attention of a layer: 32 decodes at 4096 and a piece of 512 tokens after 2048, in two
     launches and in one, and decoding as a share of the copy's bandwidth."""
@@ -66,10 +72,10 @@ def _attention(
     contexts = torch.full_like(rows, context)
     group = config.n_heads // config.n_kv_heads
     pieces = [PromptPiece(n_rows, 0, n_tokens, start)]
-    tiles = Tiles(torch.from_numpy(cut_tiles(pieces, group)).to(place.device))
+    tiles = Tiles(torch.from_numpy(cut_tiles(pieces, group, tuning.chunk_rows)).to(place.device))
     shape = (n_rows + n_tokens, config.n_heads, config.head_dim)
     q = torch.randn(shape, device=place.device).to(place.dtype)
-    n_programs = n_decode_programs(config.n_kv_heads, place.n_processors)
+    n_programs = n_decode_programs(config.n_kv_heads, place.n_processors, tuning.decode_programs)
     work = planned([context] * n_rows, n_programs, place.device)
 
     def decode() -> torch.Tensor:

@@ -52,20 +52,23 @@ class KernelTiming:
 Case = tuple[str, Callable[[], list[KernelTiming]]]
 
 
-def kernel_cases(ops: Ops, config: ModelConfig, place: Place, top: Ceilings) -> Iterator[Case]:
-    """(name, measurement) of the kernels at the sizes of `config` (the 8b shape on a GPU)."""
+def kernel_cases(
+    ops: Ops, config: ModelConfig, place: Place, top: Ceilings, tuning: Tuning = DEFAULT_TUNING
+) -> Iterator[Case]:
+    """(name, measurement) of the kernels at the sizes of `config` (the 8b shape on a GPU); `tuning`
+    is that of `ops`."""
     for n_rows in (1, 32, 256):
         rows = place.rows(n_rows)
         for context in (1024, 8192):
             contexts = [context // place.scale] * rows
             yield (
                 f"decode attention, batch {rows}, context {contexts[0]}",
-                partial(decode_timings, ops, config, place, top, contexts),
+                partial(decode_timings, ops, config, place, top, contexts, "", tuning),
             )
     for start in (0, 8192):
         n_tokens, first = 2048 // place.scale, start // place.scale
         name = f"chunk attention, {n_tokens} after {first}"
-        yield name, partial(chunk_timings, ops, config, place, top, n_tokens, first)
+        yield name, partial(chunk_timings, ops, config, place, top, n_tokens, first, tuning)
     n_tokens = 8192 // place.scale
     yield "pointwise kernels", partial(_pointwise, ops, config, place, top, n_tokens)
     n_rows = 256 // min(place.scale, 64)

@@ -56,7 +56,9 @@ def measure_ceilings(session: Session) -> None:
 
 def kernels(session: Session) -> None:
     config = SHAPES[session.shape("8b")]
-    for name, measure in kernel_cases(session.ops(), config, session.place, session.top):
+    for name, measure in kernel_cases(
+        session.ops(), config, session.place, session.top, session.tuning
+    ):
         session.attempt(name, partial(_add_timings, session, "kernels", measure))
 
 
@@ -87,7 +89,10 @@ def mixed_contexts(session: Session) -> None:
     place, config = session.place, SHAPES[session.shape("8b")]
     batches = mixed_batches(place.scale)
     for name, contexts in batches.items():
-        measure = partial(decode_timings, session.ops(), config, place, session.top, contexts, name)
+        measure = partial(
+            decode_timings, session.ops(), config, place, session.top, contexts, name,
+            session.tuning,
+        )  # fmt: skip
         session.attempt(name, partial(_add_timings, session, "mixed_contexts", measure))
     engine = build_engine(session.shape("8b"), place, max_model_len=40_960 // place.scale + 64)
     for name, contexts in batches.items():
@@ -122,11 +127,18 @@ def _decode_steps(session: Session, name: str) -> None:
 
 def _decode_step(session: Session, engine: BuiltEngine, name: str, n_rows: int) -> None:
     config, context = SHAPES[session.shape(name)], 1024 // session.place.scale
-    took = repeated(lambda: decode_step_s(engine, [context] * session.place.rows(n_rows)))
-    share = session.top.decode_roof_s(config, n_rows, context) / took.seconds
-    row = {"shape": name, "rows": n_rows, "context": context, **_times(took), "share": share}
+    contexts = [context] * session.place.rows(n_rows)
+    took = repeated(lambda: decode_step_s(engine, contexts, is_ahead=True))
+    alone = repeated(lambda: decode_step_s(engine, contexts))
+    roof_s = session.top.decode_roof_s(config, n_rows, context)
+    share = roof_s / took.seconds
+    row = {"shape": name, "rows": n_rows, "context": context, **_times(took), "share": share,
+           "alone_s": alone.seconds, "alone_share": roof_s / alone.seconds}  # fmt: skip
     session.results.add_row("decode_steps", row)
-    print(f"{name} × {n_rows}: {took.seconds * 1e3:.3f} ms, {share:.1%} of roof")
+    print(
+        f"{name} × {n_rows}: {took.seconds * 1e3:.3f} ms, {share:.1%} of roof; "
+        f"alone {alone.seconds * 1e3:.3f} ms, {roof_s / alone.seconds:.1%}"
+    )
     if (name, n_rows) in _STEP_GOALS:
         session.results.add_goal(
             f"decode step {name}, batch {n_rows}", share, _STEP_GOALS[name, n_rows], "of roof",
@@ -216,18 +228,10 @@ def throughput(session: Session) -> None:
 
 def over_http(session: Session) -> None:
     """256 streams of 2 048 tokens, so that arrivals and prompts are a small share of the time;
-    twice each, in turn with a warm engine."""
+    twice through the server, then twice with a warm engine in this process: a server that has ended
+    holds no memory of the device."""
     n, n_prompt, n_output = (256, 128, 2048) if not session.is_small else (2, 20, 8)
     name = session.shape("1b")
-    engine = build_engine(name, session.place, max_model_len=4096)
-    budget = Chunked().token_budget  # the same as in the server's mode
-    assert budget != "slo"
-    run_workload(engine, [([1] * n_prompt, 8)] * n, budget)
-    work = [([1] * n_prompt, n_output)] * n
-    alone = [run_workload(engine, work, budget).tokens_per_s for _ in range(2)]
-    session.results.add("http", {"alone": alone})
-    del engine
-    session.place.release_memory()
     log_dir = session.logs / "steps-http"
     n_seqs = 256 if not session.is_small else 8
     with (
@@ -237,19 +241,30 @@ def over_http(session: Session) -> None:
         send_requests(senders, url, [(0.0, n_prompt, 8)] * n)
         requests = [(0.0, n_prompt, n_output)] * n
         served = [tokens_per_s(send_requests(senders, url, requests)) for _ in range(2)]
+    session.results.add("http", {"served": served})
+    engine = build_engine(name, session.place, max_model_len=4096)
+    budget = Chunked().token_budget  # the same as in the server's mode
+    assert budget != "slo"
+    run_workload(engine, [([1] * n_prompt, 8)] * n, budget)
+    work = [([1] * n_prompt, n_output)] * n
+    alone = [run_workload(engine, work, budget).tokens_per_s for _ in range(2)]
     share = sum(served) / sum(alone)
     session.results.add("http", {"alone": alone, "served": served, "share": share})
     session.results.add_goal(
         "HTTP path against the engine alone, 256 streams, 1b", share, 0.95,
         label=f"{sum(served) / 2:.0f} tok/s",
     )  # fmt: skip
+    del engine
+    session.place.release_memory()
+    figures = {"bytes_left": session.place.used_bytes()}
+    session.results.add("http", session.results.figures["http"] | figures)
 
 
 def modes(session: Session) -> None:
     """Batching modes under the same schedule, at a share of the capacity of mode `chunked` with the
     same mix of requests."""
     name, is_small = session.shape("1b"), session.is_small
-    duration_s, mix, n = (6.0, Mix(), 384) if not is_small else (0.2, Mix((5, 34), 300, (5, 25)), 4)
+    duration_s, mix, n = (4.0, Mix(), 384) if not is_small else (0.2, Mix((5, 34), 300, (5, 25)), 4)
     n_seqs = 256 if not is_small else 8
     log_dir = session.logs / "steps-modes"
     with (
@@ -261,14 +276,16 @@ def modes(session: Session) -> None:
         capacity = [capacity_per_s(senders, url, n, mix) for _ in range(2)]
         rate = _MODES_LOAD * sum(capacity) / 2 if not is_small else 10.0
         figures: dict[str, Any] = {"capacity_per_s": capacity, "rate_per_s": rate, "of": {}}
-        for mode in MODES:
+        runs: dict[str, list[dict[str, Any]]] = {mode: [] for mode in MODES}
+        for _ in range(2):  # in turn, so that a stage cut short has all modes
+            for mode in MODES:
 
-            def measure(mode: str = mode) -> None:
-                runs = [mode_latencies(senders, url, mode, rate, duration_s, mix) for _ in range(2)]
-                figures["of"][mode] = _mean_of(runs) | {"runs": runs}
-                session.results.add("modes", figures)
+                def measure(mode: str = mode) -> None:
+                    runs[mode].append(mode_latencies(senders, url, mode, rate, duration_s, mix))
+                    figures["of"][mode] = _mean_of(runs[mode]) | {"runs": runs[mode]}
+                    session.results.add("modes", figures)
 
-            session.attempt(f"mode {mode}", measure)
+                session.attempt(f"mode {mode}", measure)
 
 
 def _mean_of(runs: Sequence[Mapping[str, float]]) -> dict[str, Any]:

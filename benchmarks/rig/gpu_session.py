@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reference_engine.kernels.ops import Ops, ops
-from reference_engine.kernels.tiles import DEFAULT_TUNING, Tuning
+from reference_engine.kernels.tiles import Tuning, tuning_of
 from rig.gpu_ceilings import Ceilings, Place
 from rig.gpu_results import PartResult
 
@@ -49,8 +49,14 @@ class Session:
     def shape(self, name: str) -> str:
         return "nano" if self.is_small else name
 
-    def ops(self, tuning: Tuning = DEFAULT_TUNING) -> Ops:
-        return ops("triton" if self.place.is_gpu else "plain", tuning)
+    @property
+    def tuning(self) -> Tuning:
+        """The engine's choice for this GPU."""
+        return tuning_of(self.gpu_name)
+
+    def ops(self, tuning: Tuning | None = None) -> Ops:
+        """The operations with a tuning, by default with the engine's choice."""
+        return ops("triton" if self.place.is_gpu else "plain", tuning or self.tuning)
 
     def attempt(self, name: str, work: Callable[[], None]) -> bool:
         """Run the work of a row; if it raises, record the failure, so that the other rows count.

@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from rig.gpu_session import Session
@@ -72,28 +72,36 @@ TOOLS = {
 
 
 def sanitizer(session: Session) -> None:
-    """Looks for memory errors, races in shared memory and reads of unwritten memory in the kernels;
-    the result is `not run` with the reason where the tool is missing or does not start."""
+    """Looks for memory errors, races in shared memory and reads of unwritten memory in the kernels,
+    all at the same time, as nothing is timed; the result is `not run` with the reason where the
+    tool is missing or does not start."""
     tool = shutil.which("compute-sanitizer")
-    for checker, chosen in TOOLS.items():
-        session.attempt(f"sanitizer, {checker}", partial(_sanitize, session, tool, checker, chosen))
+    with ThreadPoolExecutor() as pool:
+        runs = {
+            checker: pool.submit(_sanitized, session, tool, checker, chosen)
+            for checker, chosen in TOOLS.items()
+        }
+        for checker, run in runs.items():
+
+            def collect(checker: str = checker, run: Future[str] = run) -> None:
+                results = session.results.figures.get("sanitizer", {})
+                session.results.add("sanitizer", results | {checker: run.result()})
+                print(f"{checker}: {run.result()}")
+
+            session.attempt(f"sanitizer, {checker}", collect)
 
 
-def _sanitize(session: Session, tool: str | None, checker: str, chosen: str) -> None:
-    results = session.results.figures.get("sanitizer", {})
+def _sanitized(session: Session, tool: str | None, checker: str, chosen: str) -> str:
     if tool is None or session.is_rehearsal:
-        result = "not run: compute-sanitizer is not installed"
-    else:
-        code, output = run_pytest(
-            [KERNELS, "-k", chosen],
-            session.logs / f"{checker}.txt",
-            before=[tool, "--tool", checker],
-            # With torch's cache, a write beyond a tensor is often inside the same allocation.
-            settings={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
-        )
-        result = sanitizer_result(code, output)
-    session.results.add("sanitizer", results | {checker: result})
-    print(f"{checker}: {result}")
+        return "not run: compute-sanitizer is not installed"
+    code, output = run_pytest(
+        [KERNELS, "-k", chosen],
+        session.logs / f"{checker}.txt",
+        before=[tool, "--tool", checker],
+        # With torch's cache, a write beyond a tensor is often inside the same allocation.
+        settings={"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"},
+    )
+    return sanitizer_result(code, output)
 
 
 def sanitizer_result(code: int, output: str) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import platform
-import shlex
 from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
@@ -119,7 +118,7 @@ def write(
     from reports.capacity.page import render
     from reports.capacity.view import csv_text
     from reports.page import write_page
-    from reports.redaction import redact
+    from reports.redaction import redact, redacted_command
 
     store(spec, question, directory, probes, answer)
     (directory / "capacity.csv").write_text(csv_text(answer), encoding="utf-8")
@@ -127,7 +126,7 @@ def write(
         "scenario": spec.scenario.name,
         "target": redact(spec.target),
         "engine": redact(spec.options.engine),
-        "command": shlex.join(redact(word) for word in spec.options.command),
+        "command": redacted_command(spec.options.command),
         "slobench": version(),
         "host": platform.node(),
         "slos": ", ".join(_request_slos(spec.scenario)),

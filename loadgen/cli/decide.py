@@ -638,7 +638,7 @@ def size(
             peak_per_s,
             parse.read_share("--headroom", headroom),
             survive,
-            gpus_per_replica or gpus_of(capacity, hardware or ""),
+            gpus_per_replica or gpus_of(capacity, hardware or "", settings),
         ),
         capacity=capacity,
         engine=settings,

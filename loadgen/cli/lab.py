@@ -134,7 +134,9 @@ def serve(
 
 @verbs.command(
     rich_help_panel=PANEL,
-    epilog="Example: slobench simulate chat_poisson --mode chunked --shape 8b --hardware h200",
+    epilog="Example: slobench simulate chat_poisson --mode chunked --shape 8b --hardware h200. "
+    "Cluster: slobench simulate chat_poisson --rate 60/s --replicas 8 --router jsq --engine "
+    "fail=2@30s:20s,retries=2",
 )
 @with_flags
 def simulate(
@@ -146,7 +148,11 @@ def simulate(
         str, typer.Option(help="h200, h100, a100, several (4xh200), or cpu for a small shape.")
     ] = "h200",
     replicas: Annotated[
-        str, typer.Option(help="Engines: 8, or groups: 4+4:hardware=a100;mode=static.")
+        str,
+        typer.Option(
+            help="Engines: 8, or groups: 4+4:hardware=a100;mode=static, or "
+            "3:role=prefill+5:role=decode."
+        ),
     ] = "1",
     router: Annotated[
         str,
@@ -156,7 +162,11 @@ def simulate(
         ),
     ] = "round_robin",
     engine: Annotated[
-        str, typer.Option(help="Further settings, e.g. token_budget=512,max_num_seqs=64.")
+        str,
+        typer.Option(
+            help="Further settings, e.g. token_budget=512,max_num_seqs=64; of clusters: "
+            "docs/clusters.md."
+        ),
     ] = "",
     out: RunDirectory = None,
     force: Force = False,
@@ -191,7 +201,9 @@ def simulate(
         _check_alone("--replay", others)
         parse.load_plugins(flags.plugin)
         raise typer.Exit(_print_replay(replay, json))
-    cluster = f"replicas={replicas},router={router}," if replicas != "1" else ""
+    is_routed = replicas != "1" or router != "round_robin"  # replicas may be set by --engine
+    cluster = f"replicas={replicas}," if replicas != "1" else ""
+    cluster += f"router={router}," if is_routed else ""
     options = parse.base_options(
         flags.plugin,
         out_dir=out,

@@ -8,7 +8,6 @@ The runs are cells of a comparison of modes, so an interrupted search resumes fr
 from __future__ import annotations
 
 import json
-import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,14 @@ from rich.console import Console
 from loadgen.lab.mode_cell import Cell
 from loadgen.lab.mode_runs import ModeRun, finished, load, store
 from loadgen.lab.mode_spec import Mode, seeds_from
-from loadgen.lab.modes import SCHEMA, ModesResult, ModesSpec, check_modes
+from loadgen.lab.modes import (
+    ModesResult,
+    ModesSpec,
+    check_modes,
+    facts_of,
+    n_workers_of,
+    run_of,
+)
 from loadgen.measure.capacity.next_probe import Question
 from loadgen.measure.capacity.seed_capacity import (
     FIRST_STEP,
@@ -33,7 +39,6 @@ from loadgen.measure.capacity.seed_capacity import (
     compare_capacities,
     next_level,
 )
-from loadgen.run.manifest import version
 from loadgen.workload.scaling import scaled, with_window
 from loadgen.workload.scenario import Scenario
 
@@ -100,18 +105,14 @@ class _Work:
     def run(self) -> None:
         for mode in self._spec.modes:
             self._go_on(_SeedSearch(mode, self._seeds[0], self._question.start, FIRST_STEP))
-        for task, cell in finished(self._todo, self._n_workers(), self._console):
+        n_workers = n_workers_of(self._spec, self.n_searches)
+        for task, cell in finished(self._todo, n_workers, self._console):
             store(self._cells_dir, task, cell)
             search = self._running.pop(task.name)
             if self._spec.target != "sim":
                 self._print(f"{_title(search)} at {task.rate_per_s:.4g}/s: {_share(cell)}")
             self._note(search, cell)
             self._go_on(search)
-
-    def _n_workers(self) -> int:
-        if self._spec.target != "sim":
-            return 1
-        return min(self._spec.n_workers or len(os.sched_getaffinity(0)), self.n_searches)
 
     def _go_on(self, search: _SeedSearch) -> None:
         """Plans the next run of a search that is not stored yet, or ends the search."""
@@ -151,10 +152,7 @@ class _Work:
     def _task(self, search: _SeedSearch, level: float) -> ModeRun:
         spec = self._spec
         scenario = _at(spec.scenario, self._question, level, search.seed)
-        return ModeRun(
-            scenario.resolved(), spec.scenario.source, search.mode, level, spec.target,
-            spec.settings, None, tuple(spec.plugins), tuple(spec.command), spec.cache_dir,
-        )  # fmt: skip
+        return run_of(spec, scenario.resolved(), search.mode, level)
 
     def _print(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, markup=False)
@@ -204,16 +202,7 @@ def _facts(
     for search, found in ended:
         if found.outcome == "found":
             known.setdefault(search.mode.label, {})[search.seed] = found.value
-    return {
-        "schema": SCHEMA,
-        "slobench": version(),
-        "command": list(spec.command),
-        "scenario": spec.scenario.name,
-        "scenario_text": spec.scenario.to_yaml(),
-        "slo": list(spec.scenario.slo_texts()),
-        "target": spec.target,
-        "settings": dict(spec.settings),
-        "modes": labels,
+    return facts_of(spec) | {
         "seeds": list(seeds_from(spec.scenario, spec.n_seeds)),
         "confidence": spec.confidence,
         "attainment": question.target,

@@ -74,7 +74,7 @@ def compare(spec: ModesSpec, directory: Path, console: Console) -> ModesResult:
         console.print(f"{len(done)} of {len(tasks)} cells exist already", markup=False)
     was_interrupted = False
     try:
-        for task, cell in finished(todo, _n_workers(spec, len(todo)), console):
+        for task, cell in finished(todo, n_workers_of(spec, len(todo)), console):
             store(cells_dir, task, cell)
             done[task.name] = cell
             console.print(_line(len(done), len(tasks), task, cell), soft_wrap=True, markup=False)
@@ -104,15 +104,22 @@ def _tasks(spec: ModesSpec, directory: Path) -> Iterator[ModeRun]:
         for rate in rates:
             scenario = variant(spec.scenario, rate, seed).resolved()
             for mode in spec.modes:
-                task = ModeRun(
-                    scenario, spec.scenario.source, mode, rate, spec.target, spec.settings, None,
-                    tuple(spec.plugins), tuple(spec.command), spec.cache_dir,
-                )  # fmt: skip
+                task = run_of(spec, scenario, mode, rate)
                 run_dir = directory / "runs" / task.name if keeps_runs else None
                 yield replace(task, run_dir=run_dir)
 
 
-def _n_workers(spec: ModesSpec, n_runs: int) -> int:
+def run_of(
+    spec: ModesSpec, scenario: dict[str, Any], mode: Mode, rate_per_s: float | None
+) -> ModeRun:
+    """A run of a resolved scenario with a mode, without a run directory."""
+    return ModeRun(
+        scenario, spec.scenario.source, mode, rate_per_s, spec.target, spec.settings, None,
+        tuple(spec.plugins), tuple(spec.command), spec.cache_dir,
+    )  # fmt: skip
+
+
+def n_workers_of(spec: ModesSpec, n_runs: int) -> int:
     """Simulations run side by side; real engines run in turn."""
     n_workers = spec.n_workers or len(os.sched_getaffinity(0))
     return min(n_workers, n_runs) if spec.target == "sim" else 1
@@ -129,7 +136,8 @@ def _line(n_done: int, n_cells: int, task: ModeRun, cell: Cell) -> str:
     )
 
 
-def _facts(spec: ModesSpec, cells: Sequence[Cell], n_cells: int) -> dict[str, Any]:
+def facts_of(spec: ModesSpec) -> dict[str, Any]:
+    """The head of modes.json: the comparison as it was stated."""
     return {
         "schema": SCHEMA,
         "slobench": version(),
@@ -140,6 +148,11 @@ def _facts(spec: ModesSpec, cells: Sequence[Cell], n_cells: int) -> dict[str, An
         "target": spec.target,
         "settings": dict(spec.settings),
         "modes": [mode.label for mode in spec.modes],
+    }
+
+
+def _facts(spec: ModesSpec, cells: Sequence[Cell], n_cells: int) -> dict[str, Any]:
+    return facts_of(spec) | {
         "baseline": spec.modes[0].label,
         "rates_per_s": None if spec.rates is None else list(spec.rates),
         "seeds": list(seeds_from(spec.scenario, spec.n_seeds)),

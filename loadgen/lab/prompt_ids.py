@@ -3,65 +3,101 @@
 A simulated model reads no tokens; only the prefix cache compares them. A shared prefix is a single
 id repeated and the rest of a prompt is the row's own id, so the cache hits are those of the
 rendered texts.
+
+Keys of KV blocks come with the prompts, so that no engine hashes their tokens. Two blocks have
+equal keys where their hashes would be equal.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 from loadgen.workload.dialogue import Context, conversation_parents
 from loadgen.workload.schedule import Plan
+from reference_engine.state.kv import run_keys
+from reference_engine.state.sequence import Request
 
 _PREFIXES = 1 << 30  # first id of shared prefixes; smaller ids are a model's output
 _OWN, _SCRIPTED = 1 << 31, 3 << 30  # first ids of rows' own text, and of scripted answers
 
 
-class PromptIds:
-    """The prompts of a plan's rows; a later turn begins with the conversation so far."""
+class Prompt(NamedTuple):
+    """Token ids, and the keys of the first full blocks of them (`Request.chain`)."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._schedule = plan.schedule
+    tokens: list[int]
+    chain: list[bytes]
+
+
+class PromptIds:
+    """The prompts of a plan's rows; a later turn begins with the conversation so far. With
+    `block_tokens`, the size of KV blocks, prompts have keys of their blocks."""
+
+    def __init__(self, plan: Plan, block_tokens: int | None = None) -> None:
+        self._schedule, self._block_tokens = plan.schedule, block_tokens
         self._parent = conversation_parents(plan.schedule, plan.edges)
         self._is_real = self._schedule["context"] == Context.real
         self._n_waiting = Counter(self._parent.values())  # later turns without a prompt yet, by row
-        self._conversations: dict[int, list[int]] = {}
+        self._conversations: dict[int, Prompt] = {}
+        self._prefix_keys: dict[tuple[int, int], list[bytes]] = {}  # by tenant and prefix
 
     @property
     def is_sharing(self) -> bool:
         """Whether any two prompts can share tokens."""
         return bool(self._parent) or bool((self._schedule["prefix_tokens"] > 0).any())
 
-    def of(self, row: int) -> list[int]:
+    def of(self, row: int) -> Prompt:
         """`input_tokens` ids, at least one. Call once per row."""
         planned = self._schedule[row]
         n_tokens, parent = max(1, int(planned["input_tokens"])), self._parent.get(row)
+        own = _OWN + int(planned["request_id"])
         if parent is None:
             n_prefix = min(int(planned["prefix_tokens"]), n_tokens - 1)
             before = [_PREFIXES + int(planned["prefix_id"])] * n_prefix
+            chain = self._keys(row, n_prefix, n_tokens, own)
         else:
-            before = self._before(parent, bool(self._is_real[row]))
-        n_own = max(1, n_tokens - len(before))
-        prompt = before + [_OWN + int(planned["request_id"])] * n_own
+            before, chain = self._before(parent, bool(self._is_real[row]))
+            if planned["tenant_id"] != self._schedule["tenant_id"][parent]:
+                chain = []
+        prompt = Prompt(before + [own] * max(1, n_tokens - len(before)), chain)
         if self._n_waiting[row]:
             self._conversations[row] = prompt
         return prompt
 
-    def answered(self, row: int, tokens: list[int]) -> None:
+    def answered(self, row: int, request: Request) -> None:
         """Stores a row's actual prompt and answer if a later turn repeats them."""
         if self._n_waiting[row]:
-            self._conversations[row] = list(tokens)
+            self._conversations[row] = Prompt(list(request.tokens), list(request.chain))
 
-    def _before(self, parent: int, is_real: bool) -> list[int]:
+    def _keys(self, row: int, n_prefix: int, n_tokens: int, own: int) -> list[bytes]:
+        """The keys of all full blocks of a prompt of a shared prefix and own text."""
+        size = self._block_tokens
+        if size is None:
+            return []
+        tenant, prefix = (
+            int(self._schedule["tenant_id"][row]),
+            int(self._schedule["prefix_id"][row]),
+        )
+        n_shared, n_full = n_prefix // size, n_tokens // size
+        shared = self._prefix_keys.setdefault((tenant, prefix), [])
+        if len(shared) < n_shared:
+            shared[:] = run_keys(b"%d" % tenant, _PREFIXES + prefix, n_shared)
+        return shared[:n_shared] + run_keys(b"%d" % tenant, own, n_full - n_shared)
+
+    def _before(self, parent: int, is_real: bool) -> Prompt:
         """The conversation up to the end of a turn, with the actual or the scripted answer."""
         n_answer = int(self._schedule["output_tokens"][parent])
         n_prompt = max(1, int(self._schedule["input_tokens"][parent]))
-        tokens = self._conversations.get(parent)
-        if tokens is None:  # dropped before it was sent
-            tokens = self.of(parent)
+        prompt = self._conversations.get(parent)
+        if prompt is None:  # dropped before it was sent
+            prompt = self.of(parent)
         self._n_waiting[parent] -= 1
         if not self._n_waiting[parent]:
             self._conversations.pop(parent, None)
-        if is_real and len(tokens) > n_prompt:
-            return tokens
+        size = self._block_tokens
+        if is_real and len(prompt.tokens) > n_prompt:
+            n_full = 0 if size is None else len(prompt.tokens) // size
+            return Prompt(prompt.tokens, prompt.chain[:n_full])
         scripted = _SCRIPTED + int(self._schedule["request_id"][parent])
-        return tokens[:n_prompt] + [scripted] * n_answer
+        n_full = 0 if size is None else n_prompt // size
+        return Prompt(prompt.tokens[:n_prompt] + [scripted] * n_answer, prompt.chain[:n_full])

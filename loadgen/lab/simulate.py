@@ -31,11 +31,14 @@ from loadgen.lab.simulated_engine import (
 from loadgen.lab.virtual_client import VirtualClient
 from loadgen.live.progress import Progress
 from loadgen.manifest.sections import (
+    FailureSection,
     LabelsSection,
     PreflightLine,
     ReplicaSection,
+    ScalingSection,
     SimulatedEngineSection,
     TargetSection,
+    TransferSection,
 )
 from loadgen.measure.attainment import derived, with_counted_window
 from loadgen.records import Run
@@ -46,8 +49,9 @@ from loadgen.run.run_options import Early, RunSetup
 from loadgen.run.shown_run import ShownRun, shown
 from loadgen.workload.scenario import Scenario, load_scenario
 from loadgen.workload.schedule import Plan, make_plan
+from reference_engine.cluster.kv_links import KvLinks
+from reference_engine.cluster.transfers import Transfers
 from reference_engine.policies.base import Policy
-from reference_engine.simulator import Simulator
 
 if TYPE_CHECKING:
     from reports.run.engine_section import EngineSection
@@ -188,19 +192,41 @@ def record(
     return run
 
 
-def _sections(simulator: Simulator) -> tuple[ReplicaSection, ...]:
-    now_s = simulator.now_s
-    return tuple(
-        ReplicaSection(
+def _sections(engine: SimulatedEngine) -> tuple[ReplicaSection, ...]:
+    simulator, wiring = engine.simulator, engine.wiring
+    now_s = max(simulator.now_s, 1e-9)
+    links = KvLinks(1.0) if wiring.transfers is None else wiring.transfers.links
+    on_s = {} if wiring.scaling is None else wiring.scaling.totals_s(simulator.now_s)
+    sections: list[ReplicaSection] = []
+    for replica in simulator.replicas:
+        totals = replica.totals
+        section = ReplicaSection(
             name=replica.name,
             requests=replica.n_received,
-            mean_requests=replica.population.request_s(now_s) / max(now_s, 1e-9),
-            busy_share=replica.busy_s / max(now_s, 1e-9),
-            steps=replica.state.counters.steps,
-            preemptions=replica.state.counters.preemptions,
-            cached_tokens=replica.state.counters.cached_tokens,
+            mean_requests=replica.population.request_s(simulator.now_s) / now_s,
+            busy_share=replica.busy_s / now_s,
+            steps=totals.steps,
+            preemptions=totals.preemptions,
+            cached_tokens=totals.cached_tokens,
+            role=replica.role,
+            sent_kv_bytes=links.sent_bytes.get(replica.number, 0.0),
+            received_kv_bytes=links.received_bytes.get(replica.number, 0.0),
+            link_share=links.busy_s.get(replica.number, 0.0) / now_s,
+            failures=replica.n_failures,
+            on_share=on_s.get(replica, now_s) / now_s,
         )
-        for replica in simulator.replicas
+        sections.append(section)
+    return tuple(sections)
+
+
+def _transfer_section(transfers: Transfers) -> TransferSection:
+    n = max(1, transfers.n_done)
+    return TransferSection(
+        requests=transfers.n_done,
+        migrated=transfers.n_migrated,
+        kv_bytes=sum(transfers.links.sent_bytes.values()),
+        mean_copy_s=transfers.copied_s / n,
+        mean_wait_s=transfers.waited_s / n,
     )
 
 
@@ -228,8 +254,10 @@ class _Simulation:
         self._n_interrupts = self._n_handled = 0
         self._next_beat = time.monotonic() + _BEAT_S
         self._started = time.monotonic()
+        kv = engine.simulator.replicas[0].state.kv
+        block_tokens = kv.block_tokens if kv.prefix_cache else None
         self.client = VirtualClient(
-            scenario, plan, options.declared_max_tokens, self._on_step, early
+            scenario, plan, options.declared_max_tokens, self._on_step, early, block_tokens
         )
 
     def run(self) -> None:
@@ -239,8 +267,11 @@ class _Simulation:
 
     def engine_section(self) -> SimulatedEngineSection:
         """The engine's counters, and why requests waited."""
-        simulator = self._engine.simulator
-        totals = [replica.state.counters for replica in simulator.replicas]
+        simulator, wiring = self._engine.simulator, self._engine.wiring
+        totals = [replica.totals for replica in simulator.replicas]
+        has_cluster = len(totals) > 1 or wiring.conductor is not None
+        replicas = _sections(self._engine) if has_cluster else ()
+        transfers, failures, scaling = wiring.transfers, wiring.failures, wiring.scaling
         waits: dict[str, dict[str, float]] = {}
         for (name, why), seconds in sorted(self.client.waits_s.items()):
             waits.setdefault(name, {})[why] = seconds
@@ -253,8 +284,22 @@ class _Simulation:
             waits_s=waits,
             simulated_s=simulator.now_s,
             wall_s=wall_s,
-            router=self._router if len(totals) > 1 else "",
-            replicas=_sections(simulator) if len(totals) > 1 else (),
+            router=self._router if has_cluster else "",
+            replicas=replicas,
+            transfers=None if transfers is None else _transfer_section(transfers),
+            failures=None
+            if failures is None
+            else FailureSection(
+                failures=sum(replica.n_failures for replica in simulator.replicas),
+                retried=failures.n_retried,
+                lost=failures.n_lost,
+            ),
+            scaling=None
+            if scaling is None
+            else ScalingSection(
+                starts=scaling.n_starts,
+                mean_replicas=sum(replica.on_share for replica in replicas),
+            ),
         )
 
     @contextlib.contextmanager

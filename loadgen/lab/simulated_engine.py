@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from loadgen.clock import VirtualClock
 from loadgen.errors import UsageError, nearest
-from reference_engine.cluster.routers import Site, read_router
+from loadgen.lab.simulated_cluster import Wiring, read_failures, wire
+from loadgen.units import Seconds, Share
+from reference_engine.cluster.routers import read_router
 from reference_engine.core.core import EngineState
 from reference_engine.executors.base import Caps
 from reference_engine.executors.delayed import NO_DELAY, StepDelayOption
 from reference_engine.executors.simulated import SIMULATED_CONTEXT, Simulated
+from reference_engine.executors.staged import Staged, Stages
 from reference_engine.model.hardware_file import simulated_model
 from reference_engine.model.zoo import resolve
 from reference_engine.policies.base import POLICIES, Policy, is_for_mode
 from reference_engine.predict.quantiles import QuantilePredictor
-from reference_engine.simulator import Replica, Simulator
+from reference_engine.simulator import Replica, Role, Simulator
 from reference_engine.state.cost_model import CPU, WeightDtype
 from reference_engine.state.kv import BLOCK_TOKENS, KvPool
 from reference_engine.state.model_config import KvDtype
@@ -33,6 +35,27 @@ from targets.mock_script import split_options
 _MAX_NUM_SEQS = 256
 _GROUP = re.compile(r"([1-9]\d{0,3})(?::(.+))?")  # of replicas: a number, and settings of theirs
 _STEP_TOKENS = 1 << 15
+_OF_THE_CLUSTER = {
+    *("replicas", "router", "router_seed"),
+    *("decode_router", "link_bytes_per_s", "link_latency", "kv_factor"),
+    *("rebalance", "rebalance_gap"),
+    *("fail", "mtbf", "repair", "retries", "resume"),
+    *("min_replicas", "target_requests", "autoscale_every", "startup", "scale_down_after"),
+}
+
+# Settings without an effect unless another is set, too.
+_NEEDS = {
+    ("retries", "resume"): ("fail", "mtbf"),
+    ("repair",): ("mtbf",),
+    ("min_replicas", "autoscale_every", "startup", "scale_down_after"): ("target_requests",),
+    ("rebalance_gap",): ("rebalance",),
+}
+_NEEDED_EXAMPLE = {
+    "fail": "fail=2@30s:60s",
+    "mtbf": "mtbf=1h",
+    "target_requests": "target_requests=64",
+    "rebalance": "rebalance=1s",
+}
 
 
 class SimOptions(BaseModel):
@@ -45,8 +68,27 @@ class SimOptions(BaseModel):
     ends at its planned length; None declares the planned length. `step_delay` makes every step
     longer, as an injected fault.
 
+    With a `pipeline` of n stages, a replica has its layers on n times the hardware, and n engines
+    whose steps pass the stages one after the other, each with a part of the KV memory; the router
+    selects among all engines.
+
     `replicas` of the engine stand behind a `router`: `8`, or groups that differ from the other
     settings, `4+4:hardware=a100;mode=static`. `router_seed` is the seed of its random choices.
+
+    A group with `role=prefill` computes prompts and first tokens; the KV of each request is then
+    copied over links of `link_bytes_per_s` to a replica with `role=decode`, which `decode_router`
+    selects. `kv_factor` is the share of the KV's bytes that is copied, as a compression leaves it.
+    Each `rebalance` (a duration; None: never), a decoding request moves from the most to the least
+    loaded replica if their loads differ by more than `rebalance_gap` of the mean.
+
+    `fail` lists failures (`2@30s:60s`: replica 2 fails after 30 s and is back 60 s later); with
+    `mtbf` replicas fail at random, after this mean time of service, and are back after `repair`. A
+    request without a token is sent again up to `retries` times, and with `resume` also a request
+    with a part of its answer.
+
+    With `target_requests` per replica, `min_replicas` to all replicas are on: their number is
+    computed every `autoscale_every`, a replica receives requests `startup` after its start, and
+    replicas stop only for numbers that were lower during all of `scale_down_after`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", coerce_numbers_to_str=True)
@@ -59,6 +101,7 @@ class SimOptions(BaseModel):
     max_model_len: int | None = Field(default=None, ge=2)
     max_num_seqs: int | None = Field(default=None, ge=1)
     token_budget: Annotated[int, Field(ge=1)] | Literal["slo"] | None = None
+    block_tokens: int = Field(default=BLOCK_TOKENS, ge=1)
     kv_blocks: int | None = Field(default=None, ge=1)
     swap_blocks: int = Field(default=0, ge=0)
     preempt: How = How.auto
@@ -69,16 +112,36 @@ class SimOptions(BaseModel):
     replicas: str = "1"
     router: str = "round_robin"
     router_seed: int = Field(default=0, ge=0)
+    pipeline: int = Field(default=1, ge=1, le=64)
+    role: Role = "both"
+    decode_router: str = "join_shortest_queue"
+    link_bytes_per_s: float = Field(default=50e9, gt=0, allow_inf_nan=False)
+    link_latency: Annotated[Seconds, Field(ge=0)] = 0.0
+    kv_factor: float = Field(default=1.0, gt=0, le=1)
+    rebalance: Annotated[Seconds, Field(gt=0)] | None = None
+    rebalance_gap: Annotated[Share, Field(ge=0)] = 0.2
+    fail: str = ""
+    mtbf: Annotated[Seconds, Field(gt=0)] | None = None
+    repair: Annotated[Seconds, Field(gt=0)] = 60.0
+    retries: int = Field(default=0, ge=0)
+    resume: bool = False
+    min_replicas: int = Field(default=1, ge=1)
+    target_requests: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    autoscale_every: Annotated[Seconds, Field(gt=0)] = 15.0
+    startup: Annotated[Seconds, Field(ge=0)] = 60.0
+    scale_down_after: Annotated[Seconds, Field(ge=0)] = 300.0
     policy_args: dict[str, Any] = Field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class SimulatedEngine:
-    """An engine, or replicas of it, at time zero; the policy of the first; a short description."""
+    """An engine, or replicas of it, at time zero; the policy of the first; a short description;
+    the connection of the replicas."""
 
     simulator: Simulator
     policy: Policy
     description: str
+    wiring: Wiring
 
 
 def read_settings(text: str) -> dict[str, str]:
@@ -114,14 +177,29 @@ def sim_options(settings: Mapping[str, Any]) -> SimOptions:
         )
     except ValidationError as error:
         raise UsageError(_problem(error)) from None
+    _check_has_effect(options)
     each_replica(options)
     read_router(options.router)
+    read_router(options.decode_router, "decode_router")
+    read_failures(options.fail)
     return options
+
+
+def _check_has_effect(options: SimOptions) -> None:
+    """Raises UsageError for a setting of failures, scaling or migration in a cluster without it."""
+    given = options.model_fields_set
+    for keys, needed in _NEEDS.items():
+        idle = [key for key in keys if key in given]
+        if idle and not any(getattr(options, key) for key in needed):
+            raise UsageError(
+                f"{idle[0]}: has no effect without {' or '.join(needed)}, "
+                f"e.g. {_NEEDED_EXAMPLE[needed[0]]}"
+            )
 
 
 def each_replica(options: SimOptions) -> list[SimOptions]:
     """The settings of every replica. Raises UsageError for a malformed `replicas`."""
-    shared = options.model_dump(exclude_unset=True, exclude={"replicas", "router", "router_seed"})
+    shared = options.model_dump(exclude_unset=True, exclude=_OF_THE_CLUSTER)
     replicas: list[SimOptions] = []
     for group in options.replicas.split("+"):
         match = _GROUP.fullmatch(group.strip())
@@ -130,13 +208,15 @@ def each_replica(options: SimOptions) -> list[SimOptions]:
                 f"replicas: expected a number, or 4:hardware=h200;mode=static + …, got '{group}'"
             )
         own = read_settings((match[2] or "").replace(";", ","))
-        if own.keys() & {"replicas", "router", "router_seed", "declared_max_tokens"}:
+        if own.keys() & {*_OF_THE_CLUSTER, "declared_max_tokens"}:
             raise UsageError(f"replicas: '{group}': a setting of all replicas together")
         if "mode" in own and own["mode"] != options.mode:
             settings = {key: value for key, value in shared.items() if key != "policy_args"}
         else:
             settings = shared
         replicas += [sim_options({**settings, **own}) if own else options] * int(match[1])
+    if len({replica.block_tokens for replica in replicas}) > 1:  # a request has one chain of hashes
+        raise UsageError("replicas: block_tokens is a setting of all replicas together")
     return replicas
 
 
@@ -146,50 +226,60 @@ def build(
     """Idle engines behind their router. `policy` replaces the policy that the options name; `log`
     receives the steps of all replicas."""
     clock = VirtualClock()
-    engines: list[tuple[Replica, str]] = []
-    for own in each_replica(options):
-        engines.append(_engine(own, is_sharing, clock, policy, log, f"replica {len(engines) + 1}"))
-    texts = list(dict.fromkeys(text for _, text in engines))
-    replicas = [replica for replica, _ in engines]
+    texts: list[str] = []
+    renewals: dict[Replica, Callable[[], EngineState]] = {}
+    for number, own in enumerate(each_replica(options), 1):
+        for replica, renew, text in _engines(own, is_sharing, clock, policy, log, number):
+            renewals[replica] = renew
+            if text not in texts:
+                texts.append(text)
+    replicas = list(renewals)
     chosen = replicas[0].state.policy
-    if len(replicas) == 1:
-        return SimulatedEngine(Simulator(replicas, clock), chosen, texts[0])
-    rng = np.random.default_rng(options.router_seed)
-    route = read_router(options.router).route(Site(replicas, clock.now_s, rng))
+    wiring = wire(options, replicas, clock, lambda replica: renewals[replica]())
+    simulator = Simulator(replicas, clock, wiring.route, wiring.conductor)
+    if len(replicas) == 1 and wiring.conductor is None:
+        return SimulatedEngine(simulator, chosen, texts[0], wiring)
     description = f"{len(replicas)} replicas behind {options.router}: {'; '.join(texts)}"
-    return SimulatedEngine(Simulator(replicas, clock, route), chosen, description)
+    if wiring.transfers is not None:
+        description += f"; KV over links of {options.link_bytes_per_s / 1e9:g} GB/s"
+    return SimulatedEngine(simulator, chosen, description, wiring)
 
 
-def _engine(
+def _engines(
     options: SimOptions,
     is_sharing: bool,
     clock: VirtualClock,
     policy: Policy | None,
     log: StepLog | None,
-    name: str,
-) -> tuple[Replica, str]:
-    """An idle engine, and its description."""
-    model = resolve(options.shape)
-    fit = simulated_model(model, options.hardware, options.kv_dtype, options.weight_dtype)
+    number: int,
+) -> Iterator[tuple[Replica, Callable[[], EngineState], str]]:
+    """The idle engine of a replica, or as many as its pipeline has stages: each with a function
+    that builds it anew, and a description."""
+    model, n_stages = resolve(options.shape), options.pipeline
+    fit = simulated_model(model, options.hardware, options.kv_dtype, options.weight_dtype, n_stages)
     context = model.config.max_model_len if options.hardware == CPU else SIMULATED_CONTEXT
     max_model_len = options.max_model_len or context
-    n_blocks = options.kv_blocks or fit.kv_tokens // BLOCK_TOKENS
+    block_tokens = options.block_tokens
+    n_blocks = options.kv_blocks or fit.kv_tokens // block_tokens // n_stages
     prefix_cache = is_sharing if options.prefix_cache is None else options.prefix_cache
     chosen = policy if policy is not None else make_policy(options)
     limits = _limits(options, chosen, max_model_len, model.config.vocab_size)
-    caps = Caps(options.swap_blocks, copy_s=fit.copy_token_s * BLOCK_TOKENS)
-    state = EngineState(
-        limits,
-        KvPool(n_blocks, BLOCK_TOKENS, prefix_cache),
-        clock,
-        chosen,
-        cost=fit.cost,
-        predictor=QuantilePredictor(),
-        log=log,
-        host=HostPool(caps.n_host_blocks, caps.copy_s),
-        preempt=options.preempt,
-        async_depth=options.async_depth,
-    )
+    caps = Caps(options.swap_blocks, copy_s=fit.copy_token_s * block_tokens)
+
+    def renew() -> EngineState:
+        return EngineState(
+            limits,
+            KvPool(n_blocks, block_tokens, prefix_cache),
+            clock,
+            chosen,
+            cost=fit.cost,
+            predictor=QuantilePredictor(),
+            log=log,
+            host=HostPool(caps.n_host_blocks, caps.copy_s),
+            preempt=options.preempt,
+            async_depth=options.async_depth,
+        )
+
     description = (
         f"{model.name} on {options.hardware}, {_policy_text(chosen)}, {n_blocks} KV blocks"
     )
@@ -201,7 +291,16 @@ def _engine(
         description += f", weights of {options.weight_dtype}"
     if options.step_delay != NO_DELAY:
         description += f", every step delayed by {options.step_delay}"
-    return Replica(state, Simulated(fit.cost, caps, options.step_delay), name), description
+    if options.role != "both":
+        description += f", {options.role} only"
+    if n_stages > 1:
+        description += f", one of {n_stages} engines of a pipeline of {n_stages} stages"
+    stages = Stages(n_stages, fit.hop_s, fit.hop_token_s)
+    for k in range(n_stages):
+        simulated = Simulated(fit.cost, caps, options.step_delay)
+        executor = simulated if n_stages == 1 else Staged(simulated, stages, clock)
+        name = f"replica {number}" if n_stages == 1 else f"replica {number}, engine {k + 1}"
+        yield Replica(renew(), executor, name, options.role, fit.kv_token_bytes), renew, description
 
 
 def make_policy(options: SimOptions) -> Policy:
@@ -234,4 +333,10 @@ def _policy_text(policy: Policy) -> str:
 
 def _problem(error: ValidationError) -> str:
     first = error.errors()[0]
-    return f"{first['loc'][0]}: {first['msg']}, got {first['input']!r}"
+    key, value = first["loc"][0], first["input"]
+    if first["type"] == "literal_error":
+        known = re.findall(r"'([^']*)'", first["ctx"]["expected"])
+        return f"{key}: unknown value {value!r}; {nearest(str(value), known)}"
+    if first["type"] == "value_error":  # of this project, with the value
+        return f"{key}: {first['ctx']['error']}"
+    return f"{key}: {first['msg']}, got {value!r}"

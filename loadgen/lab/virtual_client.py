@@ -74,7 +74,8 @@ class VirtualClient:
     `declared_max_tokens` is the generation limit that every request declares; None declares its
     planned length. `on_step` is called each time the engine lets the client act; `early` may end
     the run. `waits_s` adds up the waiting seconds of requests of the measured window, by class and
-    reason. `ended` holds how the run ended, why, and when it stopped releasing early.
+    reason. With `block_tokens`, requests bring the keys of KV blocks of that size. `ended` holds
+    how the run ended, why, and when it stopped releasing early.
     """
 
     def __init__(
@@ -84,11 +85,12 @@ class VirtualClient:
         declared_max_tokens: int | None = None,
         on_step: Callable[[], None] = lambda: None,
         early: Early | None = None,
+        block_tokens: int | None = None,
     ) -> None:
         self._schedule, self._names = plan.schedule, scenario.names()
         self._declared_max_tokens = declared_max_tokens
         self._class_limits, self._own_slo_s = scenario.limits_by_class(), own_limits(plan.schedule)
-        self._prompts = PromptIds(plan)
+        self._prompts = PromptIds(plan, block_tokens)
         self._timer = VirtualTimer()
         self._engine: SimulatedService | None = None
         self._live: dict[int, Request] = {}  # by row
@@ -179,6 +181,23 @@ class VirtualClient:
             del self._live[row]
             self._refused(row, error, self._timer.now_s())
 
+    def lose(self, request: Request, reason: str, engine: SimulatedService) -> None:
+        now_s = self._step_end_s = engine.now_s
+        self._timer.advance_to(now_s)  # a request that timed out before is not lost
+        self._step_end_s = math.inf
+        row = self._row.pop(request, None)
+        if row is None:
+            return
+        del self._live[row]
+        times = request.token_times_s or []
+        self._write_tokens(row, times)
+        if times:  # headers and tokens were sent before
+            self.rows["http_status"][row] = 200
+            self._end(row, Status.stream_error, reason, now_s)
+        else:
+            self.rows["http_status"][row] = 502
+            self._end(row, Status.http_error, f"HTTP 502: {reason}", now_s)
+
     # dispatch.Sender
     def send(self, row: int) -> None:
         assert self._engine is not None, "the engine acts first"
@@ -252,9 +271,11 @@ class VirtualClient:
                 OWN_SLO.values(), self._class_limits[int(planned["class_id"])], strict=True
             )
         )
+        prompt = self._prompts.of(row)
         return Request(
             id=self._name(row),
-            tokens=self._prompts.of(row),
+            tokens=prompt.tokens,
+            chain=prompt.chain,
             max_tokens=max(n_output, self._declared_max_tokens or 0),
             arrived_s=now_s,
             tenant=self._names.tenants[int(planned["tenant_id"])],
@@ -290,7 +311,7 @@ class VirtualClient:
             if self._rules is not None:
                 self._answered_s[0].append(request.first_token_s - released_s)
                 self._answered_s[1].append(now_s - released_s)
-        self._prompts.answered(row, request.tokens)
+        self._prompts.answered(row, request)
         self._add_waits(row, request.id)
         self._end(row, Status.ok, "", now_s)
 

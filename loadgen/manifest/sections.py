@@ -166,9 +166,12 @@ class Scrapes(JsonSection, frozen=True):
     reason: str
 
 
-class ReplicaSection(JsonSection, frozen=True):
+class ReplicaSection(JsonSection, frozen=True, omit_defaults=True):
     """One of several simulated engines: the requests that its router gave it, the mean number of
-    requests in it, and the share of the run in which it computed a step."""
+    requests in it, and the share of the run in which it computed a step. `role` is `prefill` or
+    `decode` where each request is computed by two; the KV that it sent and received is in bytes,
+    and `link_share` is the share of the run in which it sent. `on_share` is the share of the run in
+    which it was switched on, its starts and repairs included."""
 
     name: str
     requests: int
@@ -177,12 +180,48 @@ class ReplicaSection(JsonSection, frozen=True):
     steps: int
     preemptions: int
     cached_tokens: int
+    role: str = "both"
+    sent_kv_bytes: float = 0.0
+    received_kv_bytes: float = 0.0
+    link_share: float = 0.0
+    failures: int = 0
+    on_share: float = 1.0
+
+
+class TransferSection(JsonSection, frozen=True):
+    """Transfers of requests and their KV between simulated replicas: their number and bytes, the
+    mean pause of a request for copying (s, with the wait for links), and its mean wait for memory
+    of the receiving replica (s). `migrated` of the requests were decoding, to balance loads."""
+
+    requests: int
+    migrated: int
+    kv_bytes: float
+    mean_copy_s: float
+    mean_wait_s: float
+
+
+class FailureSection(JsonSection, frozen=True):
+    """Failures of simulated replicas: their number, how often a request was sent again to another
+    replica, and the requests that failed."""
+
+    failures: int
+    retried: int
+    lost: int
+
+
+class ScalingSection(JsonSection, frozen=True):
+    """Autoscaling of simulated replicas: how many were started, and the mean number that was
+    on."""
+
+    starts: int
+    mean_replicas: float
 
 
 class SimulatedEngineSection(JsonSection, frozen=True, omit_defaults=True):
     """Counters of a simulated engine, of all replicas together. `waits_s`: class → reason → seconds
     that requests of the measured window waited. The run took `simulated_s` of virtual and `wall_s`
-    of real time. `router` and `replicas` are there where it has several replicas."""
+    of real time. `router` and `replicas` are there where it has several replicas, `transfers` where
+    requests move between them, `failures` and `scaling` where replicas fail, start and stop."""
 
     steps: int
     preemptions: int
@@ -193,6 +232,9 @@ class SimulatedEngineSection(JsonSection, frozen=True, omit_defaults=True):
     wall_s: float
     router: str = ""
     replicas: tuple[ReplicaSection, ...] = ()
+    transfers: TransferSection | None = None
+    failures: FailureSection | None = None
+    scaling: ScalingSection | None = None
 
 
 class FrameCounts(JsonSection, frozen=True):

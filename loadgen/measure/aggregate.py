@@ -199,6 +199,7 @@ def summarize(
         marks=token_marks(columns, run, due),
         http_statuses=_http_statuses(run, due),
         is_verified=run.is_verified,
+        is_overloaded=bool(overload) and verdict == "missed",
     )
 
 

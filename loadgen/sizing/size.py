@@ -211,16 +211,16 @@ def read_capacity(directory: Path, target: float) -> tuple[Interval, dict[str, A
     return Interval(low, value, None if value is None else high, share), content
 
 
-def gpus_of(capacity: Path | None, hardware: str) -> int:
+def gpus_of(capacity: Path | None, hardware: str, engine: str = "") -> int:
     """GPUs of a replica: the label `gpus` of the measured server, else the number in `4xh200`, else
-    1."""
+    1, times the stages of a `pipeline` among the settings of the engine."""
     if capacity is not None:
         for path in sorted(capacity.glob("probes/*/manifest.json")):
             labels = json.loads(read_result(path))["target"]["labels"]
             if labels.get("gpus"):
                 return int(labels["gpus"])
     match = re.match(r"(\d+)x", hardware)
-    return int(match[1]) if match else 1
+    return (int(match[1]) if match else 1) * sim_options(read_settings(engine)).pipeline
 
 
 class _Simulation:

@@ -12,7 +12,7 @@ from math import exp
 
 from reference_engine.accounting.displacement import Displacements
 from reference_engine.accounting.explain import Account, Blocker, Recent, account
-from reference_engine.accounting.ledger import ARRIVED, Ledger
+from reference_engine.accounting.ledger import ARRIVED, Ledger, Ticks
 from reference_engine.accounting.totals import TenantAccounts
 from reference_engine.state.cost_model import CostModel, StepShape
 from reference_engine.state.plan import Cause, Limits, Plan, Why
@@ -65,6 +65,20 @@ class Accounting:
             self._add_blocker(running)
             cause = Cause(Why.step_in_flight, running.id)
         self.ledger.enter(request.id, request.arrived_s, cause)
+        self._displacements.enter(request.arrival)
+
+    def hand_over(self, request: Request, now_s: float) -> Ticks:
+        """A request leaves for another engine. Returns its waits so far."""
+        self._push_back(request)
+        return self.ledger.hand_over(request.id, now_s)
+
+    def take_over(self, request: Request, waits: Ticks, since_s: float, cause: Cause) -> None:
+        """A request of another engine is about to join the queue, with its waits so far; it has
+        waited for `cause` since an instant."""
+        self._n_arrived += 1
+        request.arrival = self._n_arrived
+        self.ledger.receive(request.id, waits)
+        self.ledger.enter(request.id, since_s, cause)
         self._displacements.enter(request.arrival)
 
     def requeue(self, request: Request, now_s: float, cause: Cause) -> None:

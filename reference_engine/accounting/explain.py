@@ -20,6 +20,8 @@ _PREPOSITIONS = {
     Why.tenant_budget: "for the ",
     Why.admission_limit: "for the ",
     Why.static_group_running: "for the ",
+    Why.kv_transfer: "for the ",
+    Why.replica_failed: "for the ",
 }
 _LINKS = {
     Why.step_in_flight: ", mostly the prompt of",

@@ -104,6 +104,16 @@ class Ledger:
         self._segments.pop(request_id, None)
         return _seconds(self._waits.pop(request_id, {}))
 
+    def hand_over(self, request_id: str, now_s: float) -> Ticks:
+        """As `pop`, for `receive` of another engine's ledger."""
+        self.leave(request_id, now_s)
+        self._segments.pop(request_id, None)
+        return self._waits.pop(request_id, {})
+
+    def receive(self, request_id: str, waits: Ticks) -> None:
+        """Take over a request that has waited elsewhere."""
+        self._waits[request_id] = dict(waits)
+
     def waits(self, request_id: str, now_s: float) -> dict[Cause, float]:
         """Seconds per cause so far, the open interval included."""
         waits = dict(self._waits.get(request_id, {}))
@@ -228,6 +238,11 @@ class _Timeline:
 
 def _ticks(instant_s: float) -> int:
     return round(instant_s * _TICKS_PER_S)
+
+
+def charge(waits: Ticks, cause: Cause, since_s: float, until_s: float) -> None:
+    """Add a wait to those of a request that is in no ledger."""
+    _add(waits, {cause: _ticks(until_s) - _ticks(since_s)})
 
 
 def _add(waits: Ticks, more: Ticks) -> None:

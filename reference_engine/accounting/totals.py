@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from reference_engine.accounting.explain import Account
 
@@ -25,6 +25,11 @@ class EngineTotals:
     finished: int = 0
     cancelled: int = 0
     rejected_plans: int = 0
+
+    def plus(self, other: EngineTotals) -> EngineTotals:
+        """The totals of two engines."""
+        sums = (getattr(self, f.name) + getattr(other, f.name) for f in fields(self))
+        return EngineTotals(*sums)
 
 
 @dataclass(slots=True)

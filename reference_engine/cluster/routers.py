@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Generic, NamedTuple, TypeVar
 import numpy as np
 from pydantic import Field, ValidationError
 
-from loadgen.errors import UsageError
+from loadgen.errors import UsageError, nearest
 from loadgen.registry import Plugin, Registry
 from loadgen.units import Seconds
 from reference_engine.simulator import Replica, Route
@@ -112,12 +112,12 @@ class LoadRouter(Router, ABC):
 
 @ROUTERS.register
 class JoinShortestQueue(LoadRouter):
-    """The replica with the fewest requests, waiting and running."""
+    """The replica with the fewest requests: waiting, running, and on their way to it."""
 
     kind: ClassVar[str] = "join_shortest_queue"
 
     def load(self, replica: Replica) -> float:
-        return len(replica.population)
+        return len(replica.population) + len(replica.coming) + len(replica.copying)
 
 
 @ROUTERS.register
@@ -137,9 +137,8 @@ class LeastKv(LoadRouter):
 
     def load(self, replica: Replica) -> float:
         kv = replica.state.kv
-        n_waiting = replica.state.queues.queued_tokens + sum(
-            len(entry.tokens) for entry in replica.inbox if isinstance(entry, Request)
-        )
+        coming = [*replica.unread, *replica.coming.values()]
+        n_waiting = replica.state.queues.queued_tokens + sum(len(r.tokens) for r in coming)
         return kv.pressure + n_waiting / (kv.n_blocks * kv.block_tokens)
 
 
@@ -153,11 +152,11 @@ class PredictedLoad(LoadRouter):
     def load(self, replica: Replica) -> float:
         view, queues = replica.state.view(), replica.state.queues
         queues.settle()  # the predictor reads the output so far
-        requests = [*queues]
-        requests += [entry for entry in replica.inbox if isinstance(entry, Request)]
+        requests = [*queues, *replica.unread]
+        requests += [*replica.coming.values(), *replica.copying.values()]
         n_prompt = n_output = n_context = 0.0
         for request in requests:
-            n_left = max(0, request.n_remaining - 1)
+            n_left = max(0, request.n_remaining - request.n_swapped - 1)
             n_prompt += n_left
             n_output += view.predictor.predict(request).mean
             n_context += len(request.tokens)
@@ -202,7 +201,9 @@ class PrefixAware(Router):
                 n_missing = len(request.tokens) - n_hits * kv.block_tokens
                 n_active = queues.context_tokens + queues.queued_tokens
                 n_active += sum(len(r.tokens) for r in queues.prefilling.values())
-                n_active += sum(len(e.tokens) for e in replica.inbox if isinstance(e, Request))
+                n_active += sum(len(r.tokens) for r in replica.unread)
+                on_way = (*replica.coming.values(), *replica.copying.values())
+                n_active += sum(len(r.tokens) for r in on_way)
                 costs.append(self.overlap_weight * n_missing + n_active)
             return least(range(len(costs)), costs, site.rng)
 
@@ -235,17 +236,21 @@ def least(numbers: Sequence[int], loads: Sequence[float], rng: np.random.Generat
     return ties[0] if len(ties) == 1 else ties[int(rng.integers(len(ties)))]
 
 
-def read_router(text: str) -> Router:
-    """`jsq`, or `power_of_two:choices=3:stale=1s`. Raises UsageError naming the key."""
+def read_router(text: str, setting: str = "router") -> Router:
+    """`jsq`, or `power_of_two:choices=3:stale=1s`. Raises UsageError naming the key, or the nearest
+    router."""
     name, *pairs = text.split(":")
     spec: dict[str, object] = {"kind": SHORT_NAMES.get(name, name)}
+    names = [*ROUTERS.names(), *SHORT_NAMES]
+    if name not in names:
+        raise UsageError(f"{setting}: unknown router '{name}'; {nearest(name, names)}")
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
-            raise UsageError(f"router: expected key=value after '{name}:', got '{pair}'")
+            raise UsageError(f"{setting}: expected key=value after '{name}:', got '{pair}'")
         spec[key] = value
     try:
         return ROUTERS.build(spec)
     except ValidationError as error:
         first = error.errors()[0]
-        raise UsageError(f"router: {first['loc'][0]}: {first['msg']}") from None
+        raise UsageError(f"{setting}: {first['loc'][0]}: {first['msg']}") from None

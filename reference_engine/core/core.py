@@ -7,6 +7,7 @@ it gives and takes blocks, preempts when none are left, and turns sampled tokens
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 
 from loadgen.clock import Clock
 from reference_engine.accounting.accounting import Accounting
@@ -38,6 +39,7 @@ from reference_engine.state.plan import (
     Cause,
     How,
     Limits,
+    NoProgress,
     Plan,
     PlanError,
     View,
@@ -127,6 +129,9 @@ class EngineState:
         self.policy = policy.fresh()
         self.queues, self.counters, self.log = Queues(), EngineTotals(), log or StepLog()
         self.wait_until_s: float | None = None
+        self.lent: dict[
+            str, list[int]
+        ] = {}  # blocks of requests that leave or come, see `handover`
         self._held = HeldAnswers()
         self.ahead: PlannedStep | None = None  # the next step, where it is planned already
         self.launched: Launched | None = None  # `ahead`, where it is launched already
@@ -208,6 +213,8 @@ class EngineState:
         try:
             return check_plan(self.policy.plan(view), view)
         except PlanError as error:
+            if self.lent and isinstance(error, NoProgress):  # until a copy frees memory
+                return Plan(rest=Cause(Why.no_kv_blocks), wait_until_s=inf)
             if self.is_strict:
                 raise
             self.counters.rejected_plans += 1
@@ -328,7 +335,7 @@ class EngineState:
                 assert bool(request.host_blocks) == is_swapped, f"{request.id}: {request.state}"
         n_running = len(self.queues.running)
         assert n_running <= self.limits.max_num_seqs, f"{n_running} run"
-        yield from self.kv.checks(requests)
+        yield from self.kv.checks(requests, self.lent.values())
         yield from self.host.checks(requests)
 
     # --- the parts of the parts

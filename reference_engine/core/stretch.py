@@ -1,4 +1,5 @@
-"""Steps that follow from their first: no request arrives, ends, or gets more than its next token.
+"""Steps that follow from their first: no request arrives or ends, and either each decoding request
+gets its next token, or a prompt that is alone is computed in pieces.
 
 A simulator computes the instants of all steps of a stretch at once and takes them together. The
 records, the KV blocks and the instants of every token are those of single steps.
@@ -6,14 +7,17 @@ records, the KV blocks and the instants of every token are those of single steps
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
+from collections.abc import Sequence
 from functools import partial
 from itertools import accumulate, repeat
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from reference_engine.core.commit import PlannedStep, StartedStep
 from reference_engine.policies.base import Policy
-from reference_engine.state.batch import StepBatch, StepResult
+from reference_engine.state.batch import Row, StepBatch, StepResult
+from reference_engine.state.cost_model import NO_PADDING
 from reference_engine.state.steps import StepRecord
 
 if TYPE_CHECKING:
@@ -26,8 +30,8 @@ _MOST_TAKEN = 8  # blocks that a growing answer takes at once, at most; see `KvP
 
 @runtime_checkable
 class Repeating(Protocol):
-    """An executor whose decode steps all return the same token, in a time that follows from the
-    batch."""
+    """An executor whose steps return the same token for every request, in a time that follows from
+    the batch."""
 
     @property
     def token(self) -> int: ...
@@ -36,9 +40,11 @@ class Repeating(Protocol):
         """The seconds of `n` steps of a batch without rows, each with a token more of context for
         each decode."""
 
+    def execute(self, batch: StepBatch) -> StepResult: ...
 
-class Stretch:
-    """Steps under way: the first is placed, the last ends as any step does (`last`). `ends_s` are
+
+class Stretch(ABC):
+    """Steps under way: the first is placed, the last ends as any step does. `ends_s` are
     the ends of all, `n_done` of them are committed."""
 
     def __init__(self, state: EngineState, planned: PlannedStep, durations_s: list[float]) -> None:
@@ -57,14 +63,29 @@ class Stretch:
             n += 1
         return n
 
+    def shorten(self, n_steps: int) -> None:
+        """Leave out the steps after the first `n_steps`, of which none is committed."""
+        assert n_steps > self.n_done, f"{n_steps} steps of which {self.n_done} are committed"
+        del self.ends_s[n_steps:], self.durations_s[n_steps:]
+
     def commit(self, n: int) -> None:
         """Commit the first `n` steps, and place the next."""
         if n > self.n_done:
-            _commit(self._state, self._planned, self, n)
+            self._commit(n)
             self.n_done = n
 
+    @abstractmethod
     def started(self) -> StartedStep:
         """The step that is placed and not committed."""
+
+    @abstractmethod
+    def _commit(self, n: int) -> None: ...
+
+
+class DecodeStretch(Stretch):
+    """Steps of all decoding requests."""
+
+    def started(self) -> StartedStep:
         n, planned, state = self.n_done, self._planned, self._state
         if n:
             batch = planned.batch._replace(context_tokens=state.queues.context_tokens)
@@ -82,6 +103,67 @@ class Stretch:
         result = StepResult([lockstep.token] * n_tokens, None, self.durations_s[n])
         return StartedStep(planned, planned.placed_s, result)
 
+    def _commit(self, n: int) -> None:
+        _commit(self._state, self._planned, self, n)
+
+
+class PromptStretch(Stretch):
+    """Steps of a prompt that runs alone, computed in the pieces `rows`."""
+
+    def __init__(
+        self,
+        state: EngineState,
+        planned: PlannedStep,
+        durations_s: list[float],
+        rows: Sequence[Row],
+        executor: Repeating,
+    ) -> None:
+        super().__init__(state, planned, durations_s)
+        self._rows, self._executor = rows, executor
+
+    def started(self) -> StartedStep:
+        n, planned, kv = self.n_done, self._planned, self._state.kv
+        if not n:
+            return StartedStep(planned, planned.placed_s, self._executor.execute(planned.batch))
+        began_s, batch = self.ends_s[n - 1], self._batch(n)
+        used = kv.n_blocks - kv.n_free
+        planned = planned._replace(
+            batch=batch, t_s=began_s, plan_s=0.0, placed_s=began_s, kv_used_blocks=used
+        )
+        return StartedStep(planned, began_s, self._executor.execute(batch))
+
+    def _batch(self, n: int) -> StepBatch:
+        return self._planned.batch._replace(rows=(self._rows[n],))
+
+    def _commit(self, n: int) -> None:
+        first, state, kv, planned = self.n_done, self._state, self._state.kv, self._planned
+        request = self._rows[0].request
+        used_blocks = [kv.n_blocks - kv.n_free if first else planned.kv_used_blocks]
+        for _, start, n_tokens, _ in self._rows[first:n]:
+            request.n_computed += n_tokens
+            kv.publish(request)
+            state.counters.prompt_tokens += min(max(request.n_prompt - start, 0), n_tokens)
+            has_room = kv.grow(request, self._rows[len(used_blocks) + first].n_tokens)
+            assert has_room, "a stretch has blocks for all its steps"
+            used_blocks.append(kv.n_blocks - kv.n_free)
+        state.counters.steps += n - first
+        number = state.pass_steps(self._batch(n - 1), self.ends_s[n - 1], n - first)
+        starts_s = [self.ends_s[k - 1] if k else planned.placed_s for k in range(first, n)]
+        ends_s, durations_s = self.ends_s[first:n], self.durations_s[first:n]
+        batches, level = [self._batch(k) for k in range(first, n)], state.log.level
+
+        def records() -> list[StepRecord]:
+            return [
+                planned._replace(
+                    batch=batch, t_s=start_s, plan_s=0.0, placed_s=start_s, kv_used_blocks=used
+                ).record(number + k, level, start_s, end_s, duration_s)
+                for k, (batch, start_s, end_s, duration_s, used) in enumerate(
+                    zip(batches, starts_s, ends_s, durations_s, used_blocks[:-1], strict=True)
+                )
+            ]
+
+        state.log.add_steps(n - first, records)
+
 
 def begin_lockstep(state: EngineState, executor: Repeating) -> None:
     """Let the decoding requests of an engine take steps together, where its mode only counts
@@ -97,9 +179,13 @@ def stretch_from(state: EngineState, started: StartedStep, executor: Repeating) 
     """The stretch that begins with a step; None where other steps may follow."""
     planned, policy, queues = started.planned, state.policy, state.queues
     plan, batch = planned.plan, planned.batch
-    if plan.items or not batch.decodes or state.async_depth or planned.n_preempted:
+    if state.async_depth or planned.n_preempted:
         return None
     if policy.is_answering_at_end or type(policy).on_step_end is not Policy.on_step_end:
+        return None
+    if len(batch.rows) == 1 and len(queues.running) == 1:
+        return _prompt_stretch(state, planned, executor)
+    if plan.items or not batch.decodes:
         return None
     if len(batch.decodes) < len(queues.decoding):
         return None
@@ -116,7 +202,32 @@ def stretch_from(state: EngineState, started: StartedStep, executor: Repeating) 
     n = min(lockstep.next_end() - lockstep.n_steps, _MOST_STEPS, _most_with_blocks(state))
     if n < 2:
         return None
-    return Stretch(state, planned, executor.repeated_s(batch, n))
+    return DecodeStretch(state, planned, executor.repeated_s(batch, n))
+
+
+def _prompt_stretch(
+    state: EngineState, planned: PlannedStep, executor: Repeating
+) -> PromptStretch | None:
+    """The pieces of a prompt that runs alone, the piece of this step first; None where there is no
+    other or other steps may follow."""
+    batch, (row,) = planned.batch, planned.batch.rows
+    if row.samples or batch.decodes or batch.copies or planned.n_waiting:
+        return None
+    most = state.policy.prompt_piece(state.view())
+    if most is None or batch.padding is not NO_PADDING:
+        return None
+    request, n_tokens = row.request, len(row.request.tokens)
+    rows = [row]
+    # A last token that is left alone is a decode.
+    while (start := rows[-1].start + rows[-1].n_tokens) < n_tokens - 1:
+        n = min(n_tokens - start, most)
+        rows.append(Row(request, start, n, n == n_tokens - start))
+    n_blocks = state.kv.blocks_for(rows[-1].start + rows[-1].n_tokens - request.n_room)
+    if len(rows) < 2 or n_blocks > state.kv.n_free:
+        return None
+    batches = (batch._replace(rows=(row,)) for row in rows)
+    durations_s = [executor.execute(batch).simulated_s for batch in batches]
+    return PromptStretch(state, planned, durations_s, rows, executor)
 
 
 def _most_with_blocks(state: EngineState) -> int:
@@ -126,7 +237,7 @@ def _most_with_blocks(state: EngineState) -> int:
     return n_each * kv.block_tokens
 
 
-def _commit(state: EngineState, planned: PlannedStep, stretch: Stretch, n: int) -> None:
+def _commit(state: EngineState, planned: PlannedStep, stretch: DecodeStretch, n: int) -> None:
     first, queues, kv, counters = stretch.n_done, state.queues, state.kv, state.counters
     lockstep, n_decode = queues.lockstep, len(planned.batch.decodes)
     assert lockstep is not None, "a stretch is taken in lockstep"

@@ -90,6 +90,5 @@ class Paced:
 
     def execute(self, batch: StepBatch) -> StepResult:
         result = self._executor.execute(batch)
-        assert result.duration_s is not None, "a simulated step has a duration"
-        self._pause(result.duration_s)
+        self._pause(result.simulated_s)
         return result

@@ -188,6 +188,7 @@ class TorchCuda:
         self._rows = RequestRows.of(n_rows, site.max_model_len, site.block_tokens, n_blocks)
         # A clone, as on the CPU `to` would return the host's own array.
         self._device_tables = torch.from_numpy(self._rows.tables.array).to(device).clone()
+        self._flat_tables = self._device_tables.view(-1)
         self._sizes = buckets(n_rows)
         # The logits of all graphs share a buffer: graphs with their own would hold 156 MB per
         # size at 256 rows of Qwen's vocabulary.
@@ -390,11 +391,12 @@ class TorchCuda:
     def _update_tables(self) -> None:
         at, values = self._rows.tables.changes()
         if len(at):
-            self._change_arena.reset(2 * aligned(len(at)))
-            indices = self._change_arena.put(at.astype(np.int32))
+            self._change_arena.reset(2 * aligned(2 * len(at)))
+            # As pairs of int32: a conversion on the device would be another launch.
+            indices = self._change_arena.put(at.view(np.int32)).view(torch.int64)
             blocks = self._change_arena.put(values)
             self._change_arena.send()
-            self._device_tables.view(-1).index_copy_(0, indices.long(), blocks)
+            self._flat_tables.index_copy_(0, indices, blocks)
 
 
 def _stream(on: str) -> DeviceStream:

@@ -37,9 +37,11 @@ class Tuning(NamedTuple):
 
 
 DEFAULT_TUNING = Tuning()
-TUNINGS: Mapping[str, Tuning] = {}
-"""The choice for a GPU, by a word of its name (`H100`); empty until the GPU suite's part `sweep`,
-which prints an entry, has run."""
+TUNINGS: Mapping[str, Tuning] = {
+    "H200": Tuning(decode_keys=32, decode_stages=5, decode_programs=4, dequantise=True),
+}
+"""The choice for a GPU, by a word of its name (`H100`). The GPU suite's part `sweep` prints an
+entry; each is in `benchmarks/results/gpu-….json`."""
 
 
 def tuning_of(gpu_name: str, table: Mapping[str, Tuning] = TUNINGS) -> Tuning:

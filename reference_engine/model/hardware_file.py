@@ -29,6 +29,7 @@ from reference_engine.state.model_config import KvDtype, ModelSource
 Cost = Annotated[Seconds, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _PRESET = HARDWARE["h100"]
+_BYTES = 2  # of a number of KV, on a calibrated server
 T = TypeVar("T", bound=Block)
 
 
@@ -167,19 +168,21 @@ def simulated_model(
     hardware: str,
     kv_dtype: KvDtype = "auto",
     weight_dtype: WeightDtype = "auto",
+    pipeline: int = 1,
 ) -> ModelOnHardware:
     """`model_on_hardware`, where `hardware` may also name a file: `my_gpu.yaml`, `4xmy_gpu.yaml`
     for four of them, or a file of `slobench calibrate`."""
     match = re.fullmatch(r"(?:([1-9]\d*)x)?(.+\.ya?ml)", hardware.strip())
     if match is None:
-        return model_on_hardware(source, hardware, kv_dtype, weight_dtype)
+        return model_on_hardware(source, hardware, kv_dtype, weight_dtype, pipeline)
     path = Path(match[2])
     document = _document(path)
     if "costs" in document.values:
         is_changed = match[1] is not None or (kv_dtype, weight_dtype) != ("auto", "auto")
+        is_changed = is_changed or pipeline > 1
         return _calibrated(source, path, _validated(CalibratedFile, document), is_changed)
     chosen = replace(_validated(HardwareFile, document).hardware(), n=int(match[1] or 1))
-    return model_on_hardware(source, chosen, kv_dtype, weight_dtype)
+    return model_on_hardware(source, chosen, kv_dtype, weight_dtype, pipeline)
 
 
 def _calibrated(
@@ -193,7 +196,7 @@ def _calibrated(
     if is_changed:
         raise UsageError(
             f"hardware: {path} has the costs of one server as it was measured; a number of "
-            "devices, kv_dtype and weight_dtype need another calibration"
+            "devices or stages, kv_dtype and weight_dtype need another calibration"
         )
     if file.held_out_error > MOST_ERROR and not file.forced:
         raise UsageError(
@@ -201,7 +204,9 @@ def _calibrated(
             f"the fit, above {MOST_ERROR:.0%}; measure longer on an idle machine, or accept the "
             "error with slobench calibrate --force"
         )
-    return ModelOnHardware(file.costs.step_cost(), file.kv_tokens, 0.0, file.held_out_error)
+    token_bytes = source.config.kv_bytes_per_token(_BYTES)
+    cost = file.costs.step_cost()
+    return ModelOnHardware(cost, file.kv_tokens, 0.0, file.held_out_error, token_bytes)
 
 
 def _document(path: Path) -> Document:

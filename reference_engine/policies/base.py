@@ -63,6 +63,12 @@ class Policy(Plugin, ABC):
         A simulator then takes these steps at once; `on_step_end` must not be overridden."""
         return False
 
+    def prompt_piece(self, view: View) -> int | None:
+        """The most tokens of a prompt that each following step computes while that request is the
+        only request; None where this follows from more. A simulator then takes these steps at once;
+        `on_step_end` must not be overridden."""
+        return None
+
     # Optional hooks: not abstract, and without effect by default.
     def check_arrival(self, request: Request, view: View) -> None:
         """Called before a request joins the queue. Raises AdmissionError with `retry_after_s` to

@@ -80,6 +80,12 @@ class Chunked(Policy):
     def is_steady(self, view: View) -> bool:
         return not view.waiting or has_no_slot(view, self.max_num_seqs)
 
+    def prompt_piece(self, view: View) -> int | None:
+        if self.token_budget == "slo":
+            return None
+        most = min(self.token_budget, view.limits.max_step_tokens)
+        return min(most, self.long_prefill_tokens or most)
+
     def _queue(self, budget: StepBudget, view: View) -> Iterable[Request]:
         """The waiting requests in the order of admission."""
         if self.order == "arrival" or budget.slots <= 0 or budget.tokens <= 0:

@@ -59,6 +59,11 @@ class StepBatch(NamedTuple):
         return sum(row.samples for row in self.rows) + len(self.decodes)
 
     @property
+    def n_computed_tokens(self) -> int:
+        """How many tokens the step computes, padding excepted."""
+        return sum(row.n_tokens for row in self.rows) + len(self.decodes)
+
+    @property
     def main_prompt(self) -> Request | None:
         """The request whose prompt (or recomputation) is more than half of the step's tokens; None
         where most tokens are decoded or no prompt is that long."""
@@ -66,8 +71,7 @@ class StepBatch(NamedTuple):
         # A row of a single token beyond the prompt is a decode, too.
         if row is None or (row.n_tokens == 1 and row.start >= row.request.n_prompt):
             return None
-        n_tokens = sum(row.n_tokens for row in self.rows) + len(self.decodes)
-        return row.request if 2 * row.n_tokens > n_tokens else None
+        return row.request if 2 * row.n_tokens > self.n_computed_tokens else None
 
     def all_rows(self) -> Iterator[Row]:
         """Rows and decodes alike, in the order of the sampled tokens."""
@@ -116,6 +120,12 @@ class StepResult:
     tokens: Sequence[int] = ()
     logprobs: Sequence[Logprob | None] | None = None
     duration_s: float | None = None
+
+    @property
+    def simulated_s(self) -> float:
+        """The duration (s) of a step that is known to be simulated."""
+        assert self.duration_s is not None, "a simulated step has a duration"
+        return self.duration_s
 
 
 class TokenEvent(NamedTuple):

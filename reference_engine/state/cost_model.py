@@ -224,13 +224,17 @@ GRAPH_ROWS = (1, 2, 4, *range(8, 513, 8))
 @dataclass(frozen=True, slots=True)
 class ModelOnHardware:
     """A model on some hardware: the cost of its steps, its KV memory in tokens, and the seconds for
-    copying a token's KV to host memory or back. `held_out_error` is the mean relative error of
-    fitted costs on steps outside the fit; None for costs that were not fitted to a server."""
+    copying a token's KV to host memory or back, and the bytes of that. `held_out_error` is the mean
+    relative error of fitted costs on steps outside the fit; None for costs that were not fitted to
+    a server. Between two stages of a pipeline a step takes `hop_s`, and `hop_token_s` per token."""
 
     cost: StepCost
     kv_tokens: int
     copy_token_s: float
     held_out_error: float | None = None
+    kv_token_bytes: float = 0.0
+    hop_s: float = 0.0
+    hop_token_s: float = 0.0
 
 
 def model_on_hardware(
@@ -238,11 +242,15 @@ def model_on_hardware(
     hardware: str | Hardware,
     kv_dtype: KvDtype = "auto",
     weight_dtype: WeightDtype = "auto",
+    pipeline: int = 1,
 ) -> ModelOnHardware:
     """A model on an accelerator (`h200`), on several (`4xh200`), or on `cpu`, with the costs
-    measured for the bundled engine. Raises UsageError for unknown hardware, or hardware that is too
-    small for the model."""
+    measured for the bundled engine; its layers in the `pipeline` stages of as many of these. The
+    cost is that of a step in all stages together. Raises UsageError for unknown hardware, or
+    hardware that is too small for the model."""
     if hardware == CPU:
+        if pipeline > 1:
+            raise UsageError("pipeline: no costs of several stages were measured on a cpu")
         for key, dtype in (("kv_dtype", kv_dtype), ("weight_dtype", weight_dtype)):
             if dtype != "auto":
                 raise UsageError(
@@ -255,7 +263,15 @@ def model_on_hardware(
     kv_bytes = model.kv_bytes_per_token(_BYTES, kv_dtype)
     copy_token_s = kv_bytes / (chosen.n * chosen.link_bytes_per_s)
     cost = step_cost(model, chosen, weight_dtype)
-    return ModelOnHardware(cost, kv_tokens(model, chosen, kv_dtype, weight_dtype), copy_token_s)
+    n_tokens = kv_tokens(model, replace(chosen, n=chosen.n * pipeline), kv_dtype, weight_dtype)
+    return ModelOnHardware(
+        cost,
+        n_tokens,
+        copy_token_s,
+        kv_token_bytes=kv_bytes,
+        hop_s=chosen.short_allreduce_s,
+        hop_token_s=_BYTES * model.d_model / chosen.allreduce_bytes_per_s,
+    )
 
 
 def find_hardware(text: str) -> Hardware:
@@ -358,8 +374,9 @@ def _measured(source: ModelSource) -> ModelOnHardware:
             f"hardware: no costs of '{source.name}' were measured on a cpu (measured: "
             f"{', '.join(CPU_COSTS)}); choose an accelerator: {', '.join(HARDWARE)}"
         )
-    n_tokens = _CPU_KV_BYTES // source.config.kv_bytes_per_token()
-    return ModelOnHardware(CPU_COSTS[source.name], min(_CPU_KV_TOKENS, n_tokens), 0.0)
+    token_bytes = source.config.kv_bytes_per_token()
+    n_tokens = min(_CPU_KV_TOKENS, _CPU_KV_BYTES // token_bytes)
+    return ModelOnHardware(CPU_COSTS[source.name], n_tokens, 0.0, kv_token_bytes=token_bytes)
 
 
 def _matrix_bytes(model: ModelConfig, weight_dtype: WeightDtype) -> int:

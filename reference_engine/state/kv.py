@@ -15,7 +15,9 @@ from __future__ import annotations
 from array import array
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, KeysView, Sequence
+from functools import cache
 from hashlib import blake2b
+from itertools import islice
 
 from reference_engine.state.sequence import Request
 
@@ -23,7 +25,9 @@ BLOCK_TOKENS = 16
 BLOCKS_PER_CHECK = 256  # between two `yield`s of a check: some 50 µs
 _RUN = 8  # most blocks given to a growing answer at once; see decision 53
 _PLENTY = 16  # free blocks for each block taken that way
+_FIRST = 32  # blocks of a prompt that are looked up at first
 _HASH_BYTES = 16
+_NUMBER_BYTES = 4
 _EMPTY = blake2b(digest_size=_HASH_BYTES)
 
 
@@ -69,7 +73,7 @@ class KvPool:
         """
         hits = self._hits(request)
         reserve_tokens = max(reserve_tokens, self._least_room(request))
-        idle = sum(1 for block in hits if self._references[block] == 0)
+        idle = list(map(self._references.__getitem__, hits)).count(0)
         n_room = max(self._available(request, hits) + n_tokens, reserve_tokens)
         return self.blocks_for(n_room) - len(hits) + idle
 
@@ -157,9 +161,13 @@ class KvPool:
             return
         block_of, hash_of = self._block_of, self._hash_of
         new = slice(request.n_published, n_full)
-        for key, block in zip(self._chain(request, n_full)[new], request.blocks[new], strict=True):
-            if key not in block_of:
-                block_of[key], hash_of[block] = block, key
+        keys, blocks = self._chain(request, n_full)[new], request.blocks[new]
+        assert len(keys) == len(blocks), f"{request.id}: {len(keys)} hashes of {len(blocks)} blocks"
+        if not block_of.keys().isdisjoint(keys):
+            pairs = [pair for pair in zip(keys, blocks, strict=True) if pair[0] not in block_of]
+            keys, blocks = [key for key, _ in pairs], [block for _, block in pairs]
+        block_of.update(zip(keys, blocks, strict=True))
+        hash_of.update(zip(blocks, keys, strict=True))
         self._n_index_changes += 1
         request.n_published = n_full
 
@@ -168,22 +176,35 @@ class KvPool:
         answer's blocks are published here all at once: hashing them singly while decoding costs
         three times as much. The tail is freed first, so that it is evicted first: a prefix is
         worth more than the text after it."""
+        self.give_back(self.detach(request))
+
+    def detach(self, request: Request) -> list[int]:
+        """Take the blocks of a request from it, published, and leave them owned."""
         self.publish(request)
-        references, hash_of = self._references, self._hash_of
-        full: list[int] = []
-        blank: list[int] = []
-        if self.prefix_cache:
-            for block in reversed(request.blocks):
-                references[block] -= 1
-                if not references[block]:
-                    (full if block in hash_of else blank).append(block)
-        else:  # no block has a second owner or a hash
-            blank = request.blocks[::-1]
-            for block in blank:
-                references[block] = 0
-        self._free.give(full, blank)
-        request.blocks = []
+        blocks, request.blocks = request.blocks, []
         request.n_computed = request.n_room = request.n_published = 0
+        return blocks
+
+    def hold(self, n: int) -> list[int]:
+        """Take `n` blocks for a request that is to come. There must be as many."""
+        assert n <= self.n_free, f"{n} blocks of {self.n_free} free"
+        return self._take(n)
+
+    def give_back(self, blocks: Sequence[int]) -> None:
+        """Free blocks without a request, the last first."""
+        references, hash_of = self._references, self._hash_of
+        freed, full = list(reversed(blocks)), list[int]()
+        if self.prefix_cache:
+            if list(map(references.__getitem__, freed)).count(1) < len(freed):
+                for block in freed:
+                    references[block] -= 1
+                freed = [block for block in freed if not references[block]]
+            full = [block for block in freed if block in hash_of]
+        for block in freed:  # without a prefix cache, no block has a second owner or a hash
+            references[block] = 0
+        if full:
+            freed = [block for block in freed if block not in hash_of]
+        self._free.give(full, freed)
 
     def clear_prefix_cache(self) -> int:
         """Empty the prefix cache: no block computed so far is a hit again, owned blocks included.
@@ -194,16 +215,20 @@ class KvPool:
         self._n_index_changes += 1
         return n_cached
 
-    def check(self, owners: Iterable[Request]) -> None:
-        """Assert that every block is either free or owned exactly as often as `owners` list it, and
-        that no request computed more tokens than it has room for."""
-        for _ in self.checks(owners):
+    def check(self, owners: Iterable[Request], detached: Iterable[Sequence[int]] = ()) -> None:
+        """Assert that every block is either free or owned exactly as often as `owners` and
+        `detached` list it, and that no request computed more tokens than it has room for."""
+        for _ in self.checks(owners, detached):
             pass
 
-    def checks(self, owners: Iterable[Request]) -> Iterator[None]:
+    def checks(
+        self, owners: Iterable[Request], detached: Iterable[Sequence[int]] = ()
+    ) -> Iterator[None]:
         """As `check`, in pieces: a request or BLOCKS_PER_CHECK blocks between two `yield`s. The
         pool must not change in between; give the iteration up when it does."""
         n_owners: Counter[int] = Counter()
+        for blocks in detached:
+            n_owners.update(blocks)
         for request in owners:
             assert len(set(request.blocks)) == len(request.blocks), (
                 f"{request.id} has a block twice"
@@ -243,15 +268,16 @@ class KvPool:
         """Take `n` blocks from the head of the free list, out of the prefix cache, too."""
         references, hash_of = self._references, self._hash_of
         taken = self._free.take_blank(n)
+        if len(taken) < n:
+            cached = self._free.take_cached(n - len(taken))
+            taken += cached
+            # Blocks without a hash lost it when the prefix cache was emptied.
+            evicted = [hash_of.pop(block) for block in cached if block in hash_of]
+            for key in evicted:
+                del self._block_of[key]
+            self._n_index_changes += bool(evicted)
         for block in taken:
             references[block] = 1
-        while len(taken) < n:
-            block = self._free.take()
-            references[block] = 1
-            taken.append(block)
-            if block in hash_of:
-                del self._block_of[hash_of.pop(block)]
-                self._n_index_changes += 1
         return taken
 
     def _hits(self, request: Request) -> list[int]:
@@ -263,8 +289,12 @@ class KvPool:
         if n_changes == self._n_index_changes:
             return hits
         n_usable = (len(request.tokens) - 1) // self.block_tokens
-        # Up to the first miss; long prompts make it worth running this loop in C.
-        blocks = list(map(self._block_of.get, self._chain(request, n_usable)[:n_usable]))
+        # Up to the first miss; long prompts make it worth running this loop in C. Most misses are
+        # among the first.
+        chain, find = self._chain(request, n_usable), self._block_of.get
+        blocks = list(map(find, chain[: min(n_usable, _FIRST)]))
+        if n_usable > _FIRST and None not in blocks:
+            blocks += map(find, chain[_FIRST:n_usable])
         if None in blocks:
             del blocks[blocks.index(None) :]
         hits = [block for block in blocks if block is not None]
@@ -285,6 +315,21 @@ class KvPool:
                 before = hashed.digest()
                 chain.append(before)
         return chain
+
+
+def run_keys(before: bytes, token: int, n: int) -> list[bytes]:
+    """Keys of `n` blocks of a token repeated, after the text of which `before` is a key; in place
+    of their hashes, at a tenth of the price. Texts must be divided into such runs in only one way:
+    then two blocks have equal keys where they and all before them are equal."""
+    if n <= 0:
+        return []
+    run = blake2b(before + token.to_bytes(8, "big"), digest_size=_HASH_BYTES - _NUMBER_BYTES)
+    return list(map(run.digest().__add__, islice(_numbers((n - 1).bit_length()), n)))
+
+
+@cache
+def _numbers(n_bits: int) -> tuple[bytes, ...]:
+    return tuple(k.to_bytes(_NUMBER_BYTES, "big") for k in range(1 << n_bits))
 
 
 def _salt(tenant: str) -> bytes:
@@ -323,16 +368,19 @@ class FreeList:
         taken.reverse()
         return taken
 
-    def take(self) -> int:
-        """Remove and return the first block. Raises IndexError when there is none."""
-        if self._blank:
-            return self._blank.pop()
-        block = self._cached.popleft()
-        while self._n_skipped and self._n_stale[block]:
-            self._n_stale[block] -= 1
-            self._n_skipped -= 1
-            block = self._cached.popleft()
-        return block
+    def take_cached(self, n: int) -> list[int]:
+        """Remove and return the first `n` cached blocks. Raises IndexError when there are fewer."""
+        next_block, n_stale = self._cached.popleft, self._n_stale
+        taken: list[int] = []
+        while self._n_skipped and len(taken) < n:
+            block = next_block()
+            if n_stale[block]:
+                n_stale[block] -= 1
+                self._n_skipped -= 1
+            else:
+                taken.append(block)
+        taken += [next_block() for _ in range(n - len(taken))]
+        return taken
 
     def reuse(self, block: int) -> None:
         """Remove a cached block, which has an owner again."""

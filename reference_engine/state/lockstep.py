@@ -43,7 +43,7 @@ class Lockstep:
         self._n_joined += 1
         request._order, request._since = self._n_joined, self.n_steps
         self._members[self._n_joined] = request
-        if request.first_token_s is None:
+        if not request.n_output:
             self._unanswered.add(self._n_joined)
         heappush(self._ends, (self._last(request), self._n_joined, request))
 

@@ -37,6 +37,8 @@ class Why(StrEnum):
     preempted_by = "preempted by"
     admission_limit = "admission limit"
     paused_by_operator = "paused by the operator"
+    kv_transfer = "transfer of its KV"
+    replica_failed = "failure of its replica"
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ class Queues:
         if n == request.n_room:
             self.out_of_room[request.id] = request
             return
-        if request.first_token_s is None:
+        if not request.n_output:
             request._n_milestone = n + 1
         else:
             request._n_milestone = min(request.n_room, request._n_last)

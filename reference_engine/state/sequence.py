@@ -3,7 +3,8 @@
     waiting ─plan─▶ running ─▶ finished_stop | finished_length
        ▲               │
        ├── preempted ◀─┤   KV given up, computed again
-       └── swapped ◀───┘   KV kept in host memory
+       ├── swapped ◀───┘   KV kept in host memory
+       └── received        KV computed by another engine (simulated clusters)
     any of them ─cancel─▶ finished_abort
     rejected: never entered, because it would not fit an empty engine or the policy refused it
 
@@ -27,6 +28,7 @@ class State(Enum):
     running = "running"
     preempted = "preempted"
     swapped = "swapped"
+    received = "received"
     finished_stop = "stop"
     finished_length = "length"
     finished_abort = "abort"
@@ -130,7 +132,7 @@ class Request:
     chain: list[bytes] = field(default_factory=list)
     n_published: int = 0  # leading blocks already handed to the prefix cache
     host_blocks: list[int] = field(default_factory=list)
-    n_swapped: int = 0  # tokens with KV in `host_blocks`
+    n_swapped: int = 0  # tokens with KV in `host_blocks`, or received
     scheduled_s: float | None = None
     first_token_s: float | None = None
     finished_s: float | None = None

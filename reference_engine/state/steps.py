@@ -58,9 +58,10 @@ class StepRecord(NamedTuple):
 
 class StepEvent(NamedTuple):
     """An event before step number `step`. Kinds: `start` (with the engine's `Setup`), `arrival`,
-    `finish`, `cancel`, `reject`, `jump` (admitted before earlier arrivals), `rejected_plan`, and
-    the interventions. `actor` is the operator, `detail` holds the numbers. The detail `ended_by` of
-    an end is `step` (by a token) or `call` (by a stop string or a client that left)."""
+    `finish`, `cancel`, `reject`, `jump` (admitted before earlier arrivals), `rejected_plan`,
+    `hand_over` and `take_over` (to and from another engine), and the interventions. `actor` is the
+    operator, `detail` holds the numbers. The detail `ended_by` of an end is `step` (by a token) or
+    `call` (by a stop string or a client that left)."""
 
     t_s: float
     step: int

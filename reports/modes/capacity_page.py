@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from reports.charts import BLUE, GREY, Spec, bounds, figure, layer, number
 from reports.modes.capacity_view import HEAD, how, lead, notes, rows
 from reports.modes.view import heading
 from reports.page import render_page
-from reports.redaction import redact
+from reports.redaction import redacted_command
 
 
 def render(facts: Mapping[str, Any], cache_dir: Path | None = None) -> str:
@@ -28,7 +27,7 @@ def render(facts: Mapping[str, Any], cache_dir: Path | None = None) -> str:
         head=HEAD,
         rows=rows(facts),
         how=how(facts),
-        command=shlex.join(redact(str(word)) for word in facts["command"]),
+        command=redacted_command(facts["command"]),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from reports.modes.view import (
     waits_text,
 )
 from reports.page import render_page
-from reports.redaction import redact
+from reports.redaction import redacted_command
 
 _CAPTIONS = {
     "goodput": (
@@ -65,7 +64,7 @@ def render(facts: Mapping[str, Any], cache_dir: Path | None = None) -> str:
         ratio_titles=_ratio_titles(facts),
         ratios=[_ratio_row(row, facts, has_classes) for row in _others(facts)],
         how=_how(facts),
-        command=shlex.join(redact(str(word)) for word in facts["command"]),
+        command=redacted_command(facts["command"]),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from reports.charts import Spec
 from reports.nightly import view
 from reports.nightly.charts import trend_chart
 from reports.page import render_page
-from reports.redaction import redact
+from reports.redaction import redacted_command
 
 _TONES = {"better": "met", "same": "met", "worse": "missed", "invalid": "invalid"}
 
@@ -43,7 +42,7 @@ def render(
         waits=not_added if verdict in ("worse", "better") else "",
         lines=view.lines(cells, verdict),
         began=str(facts["started_utc"])[:16].replace("T", " "),
-        command=shlex.join(redact(str(word)) for word in facts["command"]),
+        command=redacted_command(facts["command"]),
         head=view.HEAD,
         has_control=any(cell.controls for cell in cells),
         cells=shown,

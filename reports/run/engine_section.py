@@ -4,10 +4,10 @@ them, and why requests missed the SLO. Filled from the engine's log.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from loadgen.manifest.sections import SimulatedEngineSection
+from loadgen.manifest.sections import ReplicaSection, SimulatedEngineSection
 from loadgen.measure.wording import format_count, format_value
 from reports.charts import (
     BLUE,
@@ -67,6 +67,17 @@ class EngineSection:
     why: Mapping[int, str] = field(default_factory=dict)
     misses: Sequence[MissReason] = ()
     note: str = ""
+    replicas: ReplicaTable | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaTable:
+    """The replicas of a simulated cluster as text: a head, a row each, and sentences about
+    them."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    notes: Sequence[str]
 
 
 def simulated_section(engine: SimulatedEngineSection | None) -> EngineSection | None:
@@ -85,7 +96,48 @@ def simulated_section(engine: SimulatedEngineSection | None) -> EngineSection | 
         waiting=[],
         waits_s={reason: waits_s[reason] for reason in ordered if waits_s[reason] > 0},
         note="Simulated run: engine steps are not recorded; --target reference records them.",
+        replicas=replica_table(engine) if engine.replicas else None,
     )
+
+
+def replica_table(engine: SimulatedEngineSection) -> ReplicaTable:
+    """The replicas of a simulated engine that has several."""
+    has_roles, transfers = any(r.role != "both" for r in engine.replicas), engine.transfers
+    columns: dict[str, Callable[[ReplicaSection], str]] = {
+        "replica": lambda r: r.name,
+        **({"role": lambda r: r.role} if has_roles else {}),
+        "requests": lambda r: format_count(r.requests),
+        "in it, mean": lambda r: f"{r.mean_requests:.3g}",
+        "computing": lambda r: format_value(r.busy_share, "share"),
+        "preemptions": lambda r: format_count(r.preemptions),
+        "cached tokens": lambda r: format_count(r.cached_tokens),
+    }
+    notes, failures, scaling = [f"Router: {engine.router}."], engine.failures, engine.scaling
+    if failures is not None:
+        columns["failures"] = lambda r: format_count(r.failures)
+        notes.append(
+            f"{format_count(failures.failures)} failures: requests were sent again "
+            f"{format_count(failures.retried)} times, {format_count(failures.lost)} failed."
+        )
+    if scaling is not None:
+        columns["switched on"] = lambda r: format_value(r.on_share, "share")
+        notes.append(
+            f"{scaling.mean_replicas:.3g} replicas were on, on average; "
+            f"{format_count(scaling.starts)} were started."
+        )
+    if transfers is not None:
+        columns["KV sent"] = lambda r: f"{r.sent_kv_bytes / 1e9:.3g} GB"
+        columns["KV received"] = lambda r: f"{r.received_kv_bytes / 1e9:.3g} GB"
+        columns["sending"] = lambda r: format_value(r.link_share, "share")
+        notes.append(
+            f"Requests moved {format_count(transfers.requests)} times with "
+            f"{transfers.kv_bytes / 1e9:.3g} GB of KV, {format_count(transfers.migrated)} times to "
+            f"balance loads. A move took {format_value(transfers.mean_wait_s, 's')} of waiting for "
+            f"memory and a pause of {format_value(transfers.mean_copy_s, 's')} for copying, on "
+            "average."
+        )
+    rows = [[cell(replica) for cell in columns.values()] for replica in engine.replicas]
+    return ReplicaTable(list(columns), rows, notes)
 
 
 def engine_figures(story: EngineSection, end_s: float) -> dict[str, Spec]:

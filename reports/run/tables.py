@@ -271,18 +271,21 @@ def _latency_tile(summary: Summary, metric: str) -> tuple[str, TableCell]:
         percentile_text(shown, "s"),
         f"metrics.{metric}.percentiles.p99.value",
         "s",
-        _headroom(shown.value if whole is None else whole.value, limit_s),
+        _against_limit(
+            shown.value if whole is None else whole.value, limit_s, summary.validity.trusted
+        ),
         f"{METRICS[metric].meaning} Successful requests only.",
     )
     return f"p99 {marked_title(summary, metric)}", cell
 
 
-def _headroom(value_s: float, limit_s: float | None) -> str:
-    """`limit 500 ms, headroom 80 %`; the value has failures as infinite."""
+def _against_limit(value_s: float, limit_s: float | None, is_trusted: bool) -> str:
+    """`limit 500 ms, headroom 80 %`; the value has failures as infinite. The limit alone where the
+    measurement is not to be trusted."""
     if limit_s is None:
         return "no limit in the SLOs"
     limit = f"limit {format_value(limit_s, 's')}"
-    if math.isnan(value_s):
+    if math.isnan(value_s) or not is_trusted:
         return limit
     if math.isinf(value_s):
         return f"{limit}, exceeded: ∞ with unanswered requests"

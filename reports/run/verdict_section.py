@@ -43,7 +43,7 @@ def banner(summary: Summary) -> Banner:
     sure = [bool(r.proven) for r in judged if r.proven is not None]
     is_sure = bool(sure) and (all(sure) if summary.verdict == "met" else any(sure))
     text = f"with {level} confidence" if is_sure else f"in this run; not certain at {level}"
-    if not is_sure and _is_overloaded(summary):
+    if not is_sure and summary.is_overloaded:
         text = "the server was overloaded"
     return Banner("met" if word == "MET" else "missed", word, text, summary.reasons)
 
@@ -201,12 +201,6 @@ def _missed_slos(summary: Summary) -> list[SloResult]:
     return [result for result in run_slos(summary) if result.met is False]
 
 
-def _is_overloaded(summary: Summary) -> bool:
-    """Whether a run was missed because the server was overloaded: this reason comes first."""
-    first = summary.reasons[0] if summary.verdict == "missed" else ""
-    return bool(first) and not any(f"{r.text}: " in first for r in _missed_slos(summary))
-
-
 def _all_slos(summary: Summary) -> list[SloResult]:
     return [*summary.slo, *(r for of_class in summary.classes.values() for r in of_class.slo)]
 
@@ -238,7 +232,7 @@ def _unreachable(summary: Summary) -> list[NextStep]:
     """How to give the server a chance, if all that the run missed was out of reach of any server at
     the offered rate."""
     missed = _missed_slos(summary)
-    is_missed = summary.verdict == "missed" and not _is_overloaded(summary)
+    is_missed = summary.verdict == "missed" and not summary.is_overloaded
     if not is_missed or not all(r.note for r in missed):
         return []
     most = max(r.limit for r in missed)

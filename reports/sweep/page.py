@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from reports.page import render_page
-from reports.redaction import redact
+from reports.redaction import redact, redacted_command
 from reports.sweep import view
 from reports.sweep.charts import figures
 
@@ -47,7 +46,7 @@ def render(facts: Mapping[str, Any], cache_dir: Path | None = None) -> str:
         columns=columns,
         rows=[_row(row, facts, columns) for row in facts["rows"]],
         how=_how(facts),
-        command=shlex.join(redact(str(word)) for word in facts["command"]),
+        command=redacted_command(facts["command"]),
     )
 
 

@@ -101,7 +101,7 @@ def test_no_kernel_is_compiled_while_requests_run(fused, monkeypatch):
     """With prompts, decodes and both, of all sizes; the number of blocks is given."""
     triton = pytest.importorskip("triton")
     modules = (paged_attention, pointwise, rope, token_sampling)
-    for function in {f for module in modules for f in vars(module).values()}:
+    for function in (function for module in modules for function in vars(module).values()):
         if hasattr(function, "device_caches"):
             function.device_caches.clear()
     monkeypatch.setattr(launching, "CACHED", launching.CachedLaunches())

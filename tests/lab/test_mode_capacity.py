@@ -70,7 +70,7 @@ def hardware(path, speed):
 
 def test_a_server_twice_as_fast_with_half_the_limit_has_twice_the_capacity(tmp_path):
     """The same steps in half the time, at twice the rate, against half the limit."""
-    by_speed: dict[int, list[float]] = {}
+    by_speed = {}
     for speed, limit, rate in ((1, "400ms", "4/s"), (2, "200ms", "8/s")):
         file = hardware(tmp_path / f"speed{speed}.yaml", speed)
         found = searched(
@@ -138,9 +138,10 @@ def test_files_page_and_terminal_show_the_same(compared, tmp_path, page_cache):
     assert json.loads((tmp_path / "modes.json").read_text()) == json.loads(json.dumps(facts))
     lines = list(csv.DictReader(io.StringIO((tmp_path / "modes.csv").read_text())))
     assert len(lines) == facts["n_runs"]
-    terminal = io.StringIO()
-    Console(file=terminal, width=100).print(tables(facts))
-    page, printed = (tmp_path / "modes.html").read_text(), terminal.getvalue()
+    written = io.StringIO()
+    console = Console(file=written, width=100)
+    console.print(tables(facts))
+    page, printed = (tmp_path / "modes.html").read_text(), written.getvalue()
     (ratio,) = facts["capacity"]["ratios"]
     text = f"{ratio['value']:.4g} ({ratio['low']:.4g} to {ratio['high']:.4g})"
     for shown in (page, printed):

@@ -345,3 +345,17 @@ def test_a_number_that_the_server_cannot_reach_in_time_is_named():
     assert 0 < summary.counts["due"] < 500
     named = f"{summary.counts['due']} of the 500 requests of phases.requests were sent in 5 s"
     assert [finding for finding in summary.findings if finding.startswith(named)]
+
+
+def test_prefixes_are_found_in_whole_blocks():
+    scenario = load_scenario(
+        "agent_multi_turn", ["phases.warmup=0s", "phases.measure=10s", "phases.drain=30s"]
+    )
+    cached = {
+        size: simulate(scenario, block_tokens=size).request_rows["cached_tokens"]
+        for size in (16, 64)
+    }
+    assert (cached[64] % 64 == 0).all()
+    assert (cached[16] % 16 == 0).all()
+    assert (cached[16] % 64 != 0).any()
+    assert 0 < cached[64].sum() < cached[16].sum()

@@ -442,7 +442,7 @@ def test_the_capacity_lies_below_the_throughput():
     )
 
 
-def next_level(question, probes):
+def level_after(question: Question, probes: list[Probe]) -> float:
     planned = next_probe(question, probes)
     assert planned is not None
     return planned.level
@@ -450,17 +450,17 @@ def next_level(question, probes):
 
 def test_the_load_rises_fourfold_until_a_probe_misses():
     question = Question(0.9, 5.0)
-    assert next_level(question, [probe(5.0, 1.0)]) == pytest.approx(20.0)
-    assert next_level(question, [probe(5.0, 1.0), probe(20.0, 1.0)]) == pytest.approx(80.0)
+    assert level_after(question, [probe(5.0, 1.0)]) == pytest.approx(20.0)
+    assert level_after(question, [probe(5.0, 1.0), probe(20.0, 1.0)]) == pytest.approx(80.0)
 
 
 def test_below_an_overloaded_probe_the_search_starts_from_the_throughput():
     question = Question(0.9, 100.0)
     overload = replace(probe(100.0, 0.1), served_per_s=40.0)  # 1600 due and 400 ended in 10 s
-    assert next_level(question, [overload]) == pytest.approx(30.0)
+    assert level_after(question, [overload]) == pytest.approx(30.0)
     again = [overload, probe(30.0, 0.1)]
-    assert next_level(question, again) == pytest.approx(15.0)
-    assert next_level(question, [probe(100.0, 0.1)]) == pytest.approx(50.0)
+    assert level_after(question, again) == pytest.approx(15.0)
+    assert level_after(question, [probe(100.0, 0.1)]) == pytest.approx(50.0)
 
 
 def test_the_last_probe_uses_the_time_that_is_left():
@@ -471,7 +471,8 @@ def test_the_last_probe_uses_the_time_that_is_left():
     planned = NextProbe(5.0, 40.0, 80.0)
     cut = fit_into(question, probes, planned, 63.0)  # 3 s of drain in each probe before
     assert cut is not None
-    assert [cut.warmup_s, cut.measure_s] == pytest.approx([20.0, 40.0])
+    assert cut.warmup_s == pytest.approx(20.0)
+    assert cut.measure_s == pytest.approx(40.0)
     assert fit_into(question, probes, planned, 123.0) == planned
     assert fit_into(question, probes, planned, 18.0) is None  # 10 of 80 s
 

@@ -70,9 +70,9 @@ def test_a_rate_at_which_nothing_was_due_is_no_success():
 
 def test_the_lowest_rate_that_misses_bounds_the_capacity():
     tried = [Tried(1.0, 100, 95), Tried(2.0, 100, 80), Tried(4.0, 100, 95)]
-    level = next_level(tried, TARGET, 1.0)
-    assert level is not None
-    assert 1.0 < level < 2.0
+    following = next_level(tried, TARGET, 1.0)
+    assert following is not None
+    assert 1.0 < following < 2.0
     found = capacity_of([*tried, Tried(1.99, 100, 95)], TARGET)
     assert (found.outcome, 1.99 < found.value < 2.0) == ("found", True)
 

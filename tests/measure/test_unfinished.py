@@ -75,6 +75,18 @@ def test_an_overloaded_run_states_how_many_had_not_finished():
         f"Overloaded: {n} of 200 requests had not finished 10 s after the last was sent."
     )
     assert summary.reasons[1].endswith("too many requests failed or did not finish, n = 200.")
+    assert summary.is_overloaded
+    assert summary.to_json()["is_overloaded"] is True
+
+
+def test_a_run_that_misses_its_slo_without_a_queue_is_not_overloaded():
+    summary = summarize(measured_run(slo=["p99(ttft) <= 10ms"]))
+    assert (summary.verdict, summary.is_overloaded) == ("missed", False)
+
+
+def test_an_overload_is_no_verdict_where_too_few_requests_were_successful():
+    summary = summarize(overloaded_run(slo=["p99(ttft) <= 500ms"]), min_requests=190)
+    assert (summary.verdict, summary.is_overloaded) == ("no_verdict", False)
 
 
 @pytest.mark.parametrize("confidence", [None, 0.95])

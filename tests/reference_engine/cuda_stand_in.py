@@ -68,6 +68,9 @@ class StandIn:
     def mem_get_info(self, device) -> tuple[int, int]:
         return 4 * GIB, 8 * GIB
 
+    def memory_allocated(self) -> int:
+        return 0
+
     def memory_reserved(self, device) -> int:
         return 3 * GIB
 

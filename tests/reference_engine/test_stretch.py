@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from loadgen.clock import VirtualClock
 from reference_engine.cluster.routers import ROUTERS, Site, read_router
 from reference_engine.core.core import EngineState
+from reference_engine.core.stretch import PromptStretch
 from reference_engine.executors.base import Caps
 from reference_engine.executors.delayed import NO_DELAY, StepDelay
 from reference_engine.executors.simulated import TOKEN, Simulated
@@ -214,6 +215,34 @@ def test_steps_taken_at_once_leave_what_single_steps_leave(jobs, engine):
 @given(st.lists(JOBS, min_size=1, max_size=8), ENGINES, st.sampled_from(TWO_BEHIND))
 def test_a_router_reads_steps_that_are_taken_at_once(jobs, engine, router):
     assert_same(jobs, engine, 2, router)
+
+
+def test_a_request_that_arrives_at_the_end_of_a_step_joins_the_next():
+    # Steps of 7.7 ms and more: the request arrives when the second decode step of a replica ends.
+    first = Job(0.0, 1, 40)
+    engine = Engine({"kind": "chunked"}, prefix_cache=False)
+    client = StepByStep([first])
+    played(client, engine, 2, "round_robin")
+    end_s = client.requests["r0"].token_times_s[2]
+    jobs = [first, first, Job(end_s, 1, 40), Job(end_s, 1, 40)]
+    assert_same(jobs, engine, 2, "round_robin")
+
+
+@pytest.mark.parametrize("n_prompt", [32, 33, 49, 60])
+@pytest.mark.parametrize("after_s", [0.003, 0.012, 0.02])
+def test_pieces_of_a_prompt_alone_are_taken_at_once(n_prompt, after_s, monkeypatch):
+    taken = []
+    commit = PromptStretch.commit
+
+    def counted(stretch, n):
+        taken.append(n)
+        commit(stretch, n)
+
+    monkeypatch.setattr(PromptStretch, "commit", counted)
+    # At most 16 tokens a step; the second request interrupts the prompt of the first.
+    jobs = [Job(0.0, n_prompt, 3), Job(after_s, 40, 3, text=2), Job(1.0, n_prompt, 3, text=3)]
+    assert_same(jobs, Engine({"kind": "chunked"}), 1, "round_robin")
+    assert max(taken) >= 1
 
 
 def test_a_stretch_is_taken_where_nothing_happens_and_preempts_where_memory_ends():

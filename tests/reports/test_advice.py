@@ -1,5 +1,7 @@
 """What a page advises follows from what the run found."""
 
+from dataclasses import replace
+
 import pytest
 
 from loadgen.measure.aggregate import summarize
@@ -192,3 +194,10 @@ def test_a_card_shows_a_latency_against_its_limit(slo, n_failed, small):
     rows["first_token_s"] = rows["released_s"] + 0.099
     (name, cell), *_ = tiles(summarize(run))
     assert (name, cell.small) == ("p99 TTFT", small)
+
+
+def test_a_card_of_an_invalid_run_claims_no_headroom():
+    found = summarize(measured_run(slo=["ttft <= 9s"]))
+    invalid = replace(found, validity=replace(found.validity, trusted=False))
+    (_, cell), *_ = tiles(invalid)
+    assert cell.small == "limit 9 s"

@@ -9,7 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from loadgen.lab.engine_report import engine_section
-from loadgen.manifest.sections import SimulatedEngineSection
+from loadgen.manifest.sections import (
+    FailureSection,
+    ReplicaSection,
+    ScalingSection,
+    SimulatedEngineSection,
+    TransferSection,
+)
 from loadgen.measure.aggregate import summarize
 from loadgen.run.conclude import summarized
 from reference_engine.core.setup import Setup
@@ -21,7 +27,12 @@ from reference_engine.step_log.step_files import (
     STEP_SCHEMA,
     STEPS,
 )
-from reports.run.engine_section import MissReason, blocker_rows, engine_figures
+from reports.run.engine_section import (
+    MissReason,
+    blocker_rows,
+    engine_figures,
+    replica_table,
+)
 from reports.run.page import render
 from tests.runs import measured_run, with_manifest
 
@@ -156,3 +167,43 @@ def test_blame_is_told_in_a_sentence():
 def test_blockers_are_told_with_the_seconds_they_cost(story):
     found = replace(story, blockers=[("r-17 (16 384 prompt tokens)", 1.61)])
     assert blocker_rows(found) == [("r-17 (16 384 prompt tokens)", "1.61 s")]
+
+
+def test_the_replicas_of_a_cluster_are_listed_with_the_kv_that_moved(run):
+    first = ReplicaSection("replica 1", 40, 0.5, 0.25, 90, 0, 1600, "prefill", 2e9, 0.0, 0.125)
+    second = ReplicaSection("replica 2", 40, 3.0, 0.75, 900, 2, 0, "decode", 0.0, 2e9, 0.0)
+    engine = SimulatedEngineSection(
+        steps=990, preemptions=2, padding_tokens=0, cached_tokens=1600, waits_s={},
+        simulated_s=10.0, wall_s=0.1, router="jsq", replicas=(first, second),
+        transfers=TransferSection(40, 3, 2e9, 0.02, 0.5),
+    )  # fmt: skip
+    table = replica_table(engine)
+    assert table.rows == [
+        ["replica 1", "prefill", "40", "0.5", "25 %", "0", "1\u202f600", "2 GB", "0 GB", "12.5 %"],
+        ["replica 2", "decode", "40", "3", "75 %", "2", "0", "0 GB", "2 GB", "0 %"],
+    ]
+    assert table.notes[1].startswith(
+        "Requests moved 40 times with 2 GB of KV, 3 times to balance loads. A move took 500 ms of"
+    )
+    page = render(with_manifest(run, engine=engine), summarize(run))
+    assert "Requests moved 40 times with 2 GB of KV" in page
+    assert '<th scope="row">replica 2</th><td>decode</td>' in page
+    changing = SimulatedEngineSection(
+        steps=990, preemptions=2, padding_tokens=0, cached_tokens=1600, waits_s={},
+        simulated_s=10.0, wall_s=0.1, router="jsq", replicas=(
+            ReplicaSection("replica 1", 40, 0.5, 0.25, 90, 0, 0, failures=1, on_share=0.5),
+        ),
+        failures=FailureSection(1, 3, 2), scaling=ScalingSection(4, 2.5),
+    )  # fmt: skip
+    table = replica_table(changing)
+    assert table.head[-2:] == ["failures", "switched on"]
+    assert table.rows[0][-2:] == ["1", "50 %"]
+    assert table.notes[1:] == [
+        "1 failures: requests were sent again 3 times, 2 failed.",
+        "2.5 replicas were on, on average; 4 were started.",
+    ]
+    alone = SimulatedEngineSection(
+        steps=990, preemptions=0, padding_tokens=0, cached_tokens=0, waits_s={}, simulated_s=10.0,
+        wall_s=0.1, router="jsq", replicas=(ReplicaSection("replica 1", 40, 0.5, 0.25, 9, 0, 0),),
+    )  # fmt: skip
+    assert "KV sent" not in replica_table(alone).head

@@ -33,7 +33,8 @@ _WHITE_LAGS = 20
 _DECIMALS = 9  # values (s) that differ by less than a nanosecond are equal, and have no order
 _MOST_POINTS = 1 << 15  # longer series are averaged in batches before their spectrum is computed
 _LEAST_BEYOND = 20
-_FEW_CLUSTERS, _MANY_CLUSTERS = 10.0, 40.0
+_FEW_CLUSTERS, _MANY_CLUSTERS = 5.0, 20.0
+_LEAST_PAIRS = 25  # of frequencies
 _SKEWNESS = 5.0
 
 
@@ -126,8 +127,7 @@ class Series:
             levels = [1 - level for level in LEVELS if 1 - level > quantile]
         else:
             levels = [level for level in LEVELS if level < quantile]
-        longest = max([self._time_at(level) for level in [*levels, quantile]])
-        return Dependence(n, _weighted(self._time_at(quantile), longest, n, quantile))
+        return Dependence(n, _time_along([*levels, quantile], self._time_at, n))
 
     def _is_level_white(self, quantile: float) -> bool:
         """Whether the requests beyond the percentile come in no bursts; ranks hardly show bursts in
@@ -136,11 +136,13 @@ class Series:
             return True
         return is_white(self._indicator(quantile))
 
-    def longest_to(self, quantile: float) -> float:
-        """The longest autocorrelation time at any level from the median to the percentile."""
-        if len(self._values) == 0 or self.is_white:
+    def time_up_to(self, quantile: float) -> float:
+        """The autocorrelation time at the highest of the levels up to the percentile."""
+        n = len(self._values)
+        if n == 0 or self.is_white:
             return 1.0
-        return max(self._time_at(level) for level in LEVELS if level <= max(quantile, 0.5))
+        levels = [level for level in LEVELS if level <= max(quantile, 0.5)]
+        return _time_along(levels, self._time_at, n)
 
     def _time_at(self, quantile: float) -> float:
         if quantile not in self._times:
@@ -164,7 +166,7 @@ def of_share(hits: NDArray[np.bool_], companions: Sequence[Series] = ()) -> Depe
     if n == 0:
         return Dependence(0)
     values, share = hits.astype(np.float64), float(np.mean(hits))
-    times = [series.longest_to(max(share, 1 - share)) for series in companions]
+    times = [series.time_up_to(max(share, 1 - share)) for series in companions]
     own = time_of(values)
     return Dependence(n, _weighted(own, max([own, *times]), n, share))
 
@@ -181,8 +183,7 @@ def of_groups(time_at: Callable[[float], float], n: int, quantile: float) -> Dep
     their design effect. `time_at(q)` is the autocorrelation time, in requests, of the sum of a
     request's indicators at the percentile."""
     levels = (*(level for level in (0.5, 0.9, 0.99) if level < quantile), quantile)
-    longest = max(map(time_at, levels))
-    return Dependence(n, _weighted(time_at(quantile), longest, n, quantile))
+    return Dependence(n, _time_along(levels, time_at, n))
 
 
 def time_of(values: Values) -> float:
@@ -190,9 +191,19 @@ def time_of(values: Values) -> float:
     return 1.0 if is_white(_ranks(values)) else autocorrelation_time(values)
 
 
+def _time_along(levels: Sequence[float], time_at: Callable[[float], float], n: int) -> float:
+    """The autocorrelation time at the last of `levels`, which lie ever further in a tail: where few
+    clusters of requests lie beyond a level, that of the level before it counts, if it is longer."""
+    time = time_at(levels[0])
+    for level in levels[1:]:
+        own = time_at(level)
+        time = _weighted(own, max(time, own), n, level)
+    return max(1.0, time)
+
+
 def _weighted(own: float, longest: float, n: int, quantile: float) -> float:
-    """The autocorrelation time `own` of a level if at least 40 clusters of requests lie beyond it,
-    the `longest` of all levels up to it if at most 10 do, between them a mean on a logarithmic
+    """The autocorrelation time `own` of a level if at least 20 clusters of requests lie beyond it,
+    the `longest` that comes into question if at most 5 do, between them a mean on a logarithmic
     scale.
     """
     n_clusters = n * min(quantile, 1 - quantile) / longest
@@ -202,15 +213,20 @@ def _weighted(own: float, longest: float, n: int, quantile: float) -> float:
 
 
 def autocorrelation_time(values: Values) -> float:
-    """τ of a series, at least 1: the larger of two estimates.
+    """τ of a series, at least 1: the largest of these estimates.
 
     - Geyer's initial monotone positive sequence: the sum of neighbouring pairs of autocorrelations
       up to the first pair that is not positive, each at most the pair before it.
+    - The same over the means of batches a quarter as long as that τ: the noise of single lags does
+      not end a weak, long memory.
     - The posterior mean of τ if autocorrelations are a·φ^k (weak against the noise, as behind
       processor sharing), by Whittle's likelihood over a grid of (a, φ).
+    - Heidelberger and Welch's: the value at frequency 0 of a line through the logarithm of the
+      spectrum. The line spans the frequencies below 1/(4 π τ), at least 50 of them, in a series of
+      at least 50 π τ values: an exponential memory leaves these nearly constant.
 
     Sources: C. J. Geyer, Statistical Science 7(4), 1992, §3.3; P. Whittle, Arkiv för Matematik 2,
-    1953.
+    1953; P. Heidelberger, P. D. Welch, Communications of the ACM 24(4), 1981.
     """
     n_per_batch = -(-len(values) // _MOST_POINTS)
     n_batches = len(values) // n_per_batch
@@ -218,14 +234,28 @@ def autocorrelation_time(values: Values) -> float:
         return 1.0
     spread = float(np.var(values))
     if n_per_batch > 1:
-        values = values[: n_batches * n_per_batch].reshape(n_batches, n_per_batch).mean(axis=1)
+        values = _batch_means(values, n_per_batch)
     centred = values - values.mean()
     variance = float(np.mean(np.square(centred)))
     if variance <= 0 or spread <= 0:
         return 1.0
-    if n_per_batch > 1:  # long enough for the first estimate; batch means do not follow a·φ^k
-        return max(1.0, n_per_batch * variance / spread * _geyer_time(centred))
-    return max(1.0, _geyer_time(centred), _whittle_time(centred))
+    power = np.square(np.abs(np.fft.rfft(centred)))[1:] / (n_batches * variance)
+    times = [1.0, _geyer_time(centred)]
+    if n_per_batch == 1:  # batch means do not follow a·φ^k
+        times.append(_whittle_time(power, n_batches))
+    n_per_group = round(max(times) / 4)
+    if n_per_group > 1 and n_batches >= 8 * n_per_group:
+        times.append(_grouped_time(centred, n_per_group))
+    if n_batches >= 2 * _LEAST_PAIRS * math.pi * max(times):
+        n_pairs = max(_LEAST_PAIRS, int(n_batches / (8 * math.pi * max(times))))
+        times.append(_level_at_zero(power, n_pairs))
+    return max(1.0, n_per_batch * variance / spread * max(times))
+
+
+def _batch_means(values: Values, n_per_batch: int) -> Values:
+    n_batches = len(values) // n_per_batch
+    means: Values = values[: n_batches * n_per_batch].reshape(n_batches, n_per_batch).mean(axis=1)
+    return means
 
 
 def is_white(values: Values) -> bool:
@@ -266,19 +296,38 @@ def _geyer_time(centred: Values) -> float:
     return float(2 * np.minimum.accumulate(pairs).sum() - 1)
 
 
+def _grouped_time(centred: Values, n_per_group: int) -> float:
+    """`_geyer_time` of the means of groups, in units of the single values."""
+    means = _batch_means(centred, n_per_group)
+    means = means - means.mean()
+    ratio = float(np.mean(np.square(means)) / np.mean(np.square(centred)))
+    return n_per_group * ratio * _geyer_time(means) if ratio > 0 else 0.0
+
+
+def _level_at_zero(power: Values, n_pairs: int) -> float:
+    """The spectrum at frequency 0, from the lowest pairs of frequencies. The logarithm of the mean
+    of a pair is too small by ln 2 − ψ(2) = 0.27 on average. The estimate is right in the median,
+    not in the mean. A rising line is taken for a level one."""
+    pairs = (power[0 : 2 * n_pairs : 2] + power[1 : 2 * n_pairs : 2]) / 2
+    logs = np.log(np.maximum(pairs, 1e-12)) + 0.27036
+    distances = np.arange(n_pairs) + 0.75  # in pairs of frequencies, from frequency 0
+    centred = distances - distances.mean()
+    slope = min(0.0, float((centred * logs).sum() / np.square(centred).sum()))
+    return math.exp(float(logs.mean()) - slope * float(distances.mean()))
+
+
 _SHARES = np.array([0.04, 0.08, 0.13, 0.2, 0.3, 0.4, 0.55, 0.7, 0.85, 1.0])
 _DECAYS = np.concatenate([[0.0], 1 - np.geomspace(0.98, 1 / 3000, 70)])
 
 
-def _whittle_time(centred: Values) -> float:
-    """The posterior mean of τ = (1 − a) + a·(1 + φ)/(1 − φ), scaled to the spectrum near zero."""
-    n = len(centred)
-    power = np.square(np.abs(np.fft.rfft(centred)))[1 : (n - 1) // 2 + 1] / n
+def _whittle_time(power: Values, n: int) -> float:
+    """The posterior mean of τ = (1 − a) + a·(1 + φ)/(1 − φ), scaled to the spectrum near zero.
+    `power` is the periodogram of n values with variance 1, from the first frequency on."""
+    power = power[: (n - 1) // 2]
     if not len(power):
         return 1.0
     starts, counts, cosines = _bins(n)
-    variance = float(np.mean(np.square(centred)))
-    power = np.maximum(np.add.reduceat(power, starts) / counts, 1e-12 * variance)
+    power = np.maximum(np.add.reduceat(power, starts) / counts, 1e-12)
     decays = _DECAYS[max(0.0, 1 - 4 / n) >= _DECAYS]
     memory = (1 - decays**2)[:, None] / (1 - 2 * decays[:, None] * cosines + decays[:, None] ** 2)
     shapes = (1 - _SHARES)[:, None, None] + _SHARES[:, None, None] * memory
@@ -287,7 +336,7 @@ def _whittle_time(centred: Values) -> float:
     costs = np.log(shapes) @ counts + n_frequencies * np.log(variances)
     weights = np.exp(costs.min() - costs)
     times = (1 - _SHARES)[:, None] + _SHARES[:, None] * (1 + decays) / (1 - decays)
-    return float((weights * times * variances).sum() / weights.sum() / variance)
+    return float((weights * times * variances).sum() / weights.sum())
 
 
 @lru_cache(16)
