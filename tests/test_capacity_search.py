@@ -211,8 +211,8 @@ def test_answers_are_counted_where_they_end_as_they_begin(answer_s, n_failed, se
 
 
 def test_a_drain_shows_the_throughput_while_requests_wait():
-    """10 requests a second for 22 s, of which 5 a second end, each 9 s after its first token: before
-    18 s answers begin and do not end yet, and half of the 110 left at 22 s end by 33 s."""
+    """10 requests a second for 22 s, of which 5 a second end, each 9 s after its first token:
+    before 18 s answers begin and do not end yet, and half of the 110 left at 22 s end by 33 s."""
     run = measured_run()
     rows = run.request_rows.copy()
     rows["done_s"] = (np.arange(len(rows)) + 1) / 5
