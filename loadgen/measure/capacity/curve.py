@@ -34,7 +34,7 @@ _MOST_LOGIT = 2.5
 _LEAST_SERVED, _SERVED_CV = 20.0, 1.5
 _FALL_BELOW, _FALL_ABOVE = 0.35, 0.4  # scale of ln(fall at the throughput / usual fall)
 _N_RATES, _RATE_SDS = 7, 2.0  # grid over the uncertainty of the throughput
-_EFFECT_FLAT, _EFFECT_TIMES = 7.5, 2.25  # the most that D can be, over the memory of a slope
+_EFFECT_FLAT, _EFFECT_TIMES = 15.0, 4.5  # the most that D can be, over the memory of a slope
 _COLLAPSE = 0.08  # a server may serve so much less when overloaded than at its best (sd)
 _MOST_UNSEEN = 32.0  # the memory may be at most this many times what the probes showed
 _LEAST_NEAR = 6
@@ -189,9 +189,9 @@ def _memory_of(slopes: Array, target: float) -> Array:
 
 
 def _most_effect(slopes: Array, target: float) -> Array:
-    """The largest D for each slope, 7.5 + 2.25 times the memory. Of nine queues
-    (`benchmarks/capacity_search.py`), D was 0.3 to 1.1 times 5 + 1.5 times the memory; 1.8 and 3.0
-    times with work of cv 2 and 1.5."""
+    """The largest D for each slope, 15 + 4.5 times the memory: three times the usual D of nine
+    queues (`benchmarks/capacity_search.py`), of which work of cv 2 and 1.5 showed 1.8 and 3.0 times
+    the usual, the others 0.3 to 1.1 times."""
     most: Array = _EFFECT_FLAT + _EFFECT_TIMES * _memory_of(slopes, target)
     return most
 
