@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import NormalDist
+from statistics import NormalDist, median
 from typing import Literal
 
 from loadgen.measure.capacity.capacity_probe import Probe
@@ -278,7 +278,7 @@ def fit_into(
 ) -> NextProbe | None:
     """The planned probe as far as it fits into `left_s` with the time that a probe takes beyond its
     warm-up and window; None where too little of it does."""
-    left_s -= _beyond_s(probes, planned.level)
+    left_s -= _beyond_s(probes)
     length_s = planned.warmup_s + planned.measure_s
     if length_s <= _FAIR_SHARE * left_s:
         return planned
@@ -295,13 +295,11 @@ def fit_into(
     return replace(planned, warmup_s=warmup_s, measure_s=measure_s)
 
 
-def _beyond_s(probes: Sequence[Probe], level: float) -> float:
-    """The time beyond warm-up and window of the probe nearest to this load: last answers, a drain,
+def _beyond_s(probes: Sequence[Probe]) -> float:
+    """The median time of the probes so far beyond warm-up and window: last answers, a drain,
     requests before the first."""
-    if not probes:
-        return 0.0
-    nearest = min(probes, key=lambda probe: abs(math.log(probe.level / level)))
-    return max(0.0, nearest.spent_s - nearest.warmup_s - nearest.measured_s)
+    beyond_s = [probe.spent_s - probe.warmup_s - probe.measured_s for probe in probes]
+    return max(0.0, median(beyond_s)) if beyond_s else 0.0
 
 
 def _hurried(question: Question, planned: NextProbe, left_s: float) -> NextProbe | None:
