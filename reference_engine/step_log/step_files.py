@@ -3,8 +3,8 @@
     engine_steps.parquet    one row per step (see `steps.StepRecord`)
     engine_events.parquet   arrivals, cancels, finishes, interventions, with the step they precede
 
-The engine thread appends to a list; a thread per file encodes full lists, and turns 4096 rows into a
-row group. The lists are short because their encoding holds the interpreter's lock: with 4096 rows
+The engine thread appends to a list; a thread per file encodes full lists, and turns 4096 rows into
+a row group. The lists are short because their encoding holds the interpreter's lock: with 4096 rows
 each, a decoding engine paused for up to 60 ms at every row group. A file gets its name when it is
 complete, so every visible file can be read. Times are seconds on the engine's
 clock. The files' metadata hold the clock's epoch (`epoch_monotonic_ns`, CLOCK_MONOTONIC, ns) and
