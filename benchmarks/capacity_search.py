@@ -34,6 +34,7 @@ of 0.5 log-odds took twice as long where attainment stops falling at 80 %, and h
 30 of 30. Probes off the middle of a clean cliff settle it in 9 to 24 probes instead of more than
 80.
 
+`long_run` is the queue itself at its capacity: the prior of slope and design effect rests on it.
 `consistent_probes` are the probes of all searches that agree with the probes before them, and
 `widened_by_5_percent` those after which the interval was more than 5 % wider than before.
 
@@ -84,6 +85,7 @@ SERVERS = {
     "ps": Queue(service=1, order="ps", limit_s=4.0),
     "pauses": Queue(servers=4, service=1, limit_s=1.0, pause_s=2.0, period_s=60.0),
 }
+_LONG_RUN, _BATCH, _APART = 200_000, 2_000, 0.03
 _SWEEP_SEEDS, _SWEEP_POINTS = 40, 10
 _SWEEP_HOLDS = 0.9  # of its intervals, for one that can be trusted
 _MOST_DOUBLINGS = 9
@@ -96,6 +98,38 @@ def truth(queue: Queue, target: float) -> float:
     rng = np.random.default_rng(77)
     n = 1_000_000 if queue.servers == 1 or queue.service == 0 else 200_000
     return statistics.fmean(queue.found_capacity(target, n, rng) for _ in range(10))
+
+
+def named(name: str, gaps: float = 1.0) -> Queue:
+    """The server of this name; gaps of another cv replace its own."""
+    plain = SERVERS[name]
+    return plain if gaps == 1 else replace(plain, gaps=gaps)
+
+
+def long_run(queue: Queue, target: float, capacity: float) -> dict[str, float]:
+    """The curve at the capacity in 200 000 requests: its slope, its fall up to the load at which
+    the queue grows without end (both in log-odds), and the design effect from batches of 2 000."""
+
+    def met(level: float, number: int) -> np.ndarray[Any, Any]:
+        kept = queue.arrive(level, _LONG_RUN / level, np.random.default_rng([number, 31]))[1]
+        return kept[len(kept) // 20 :].astype(float)
+
+    odds = []
+    for level in (capacity * (1 - _APART), capacity * (1 + _APART)):
+        share = met(level, 0).mean()
+        odds.append(math.log(share / (1 - share)))
+    slope = (odds[0] - odds[1]) / math.log((1 + _APART) / (1 - _APART))
+    endless = queue.servers * (1 - queue.pause_s / queue.period_s)
+    kept = met(capacity, 1)
+    n_batches = len(kept) // _BATCH
+    shares = kept[: n_batches * _BATCH].reshape(n_batches, _BATCH).mean(axis=1)
+    return {
+        "slope": slope,
+        "fall": slope * math.log(endless / capacity),
+        "usual_fall": math.log(1 / (1 - target)) / target,
+        "design_effect": shares.var(ddof=1) * _BATCH / (shares.mean() * (1 - shares.mean())),
+        "memory_by_slope": 2 * (slope * target / math.log(1 / (1 - target))) ** 2,
+    }
 
 
 def searches(
@@ -149,6 +183,7 @@ def searches(
         "widened_by_5_percent": sum(times > 1.05 for times in grown),
         "most_widened": max(grown, default=None),
         "cpu_s_per_search": (time.process_time() - began_s) / n_seeds,
+        "long_run": long_run(queue, target, capacity),
     }
 
 
@@ -323,9 +358,7 @@ def main() -> None:
     print(machine_line())
     results: dict[str, Any] = {}
     for name in filter(None, asked.servers.split(",")):
-        plain = SERVERS[name]
-        gaps = plain.gaps if asked.gaps == 1 else asked.gaps
-        queue = replace(plain, gaps=gaps)
+        queue = named(name, asked.gaps)
         share, precision, n = asked.attainment, asked.precision, asked.requests
         found = searches(queue, share, precision, asked.seeds, asked.budget, n)
         if not n and not math.isfinite(asked.budget):

@@ -198,7 +198,7 @@ def test_a_server_that_was_away_is_not_one_that_was_slow(n_refused, at_the_end, 
 
 @pytest.mark.parametrize(
     ("answer_s", "n_failed", "served"),
-    [(0.5, 0, 10.0), (0.5, 5, 9.8), (0.5, 40, None), (1.1, 0, None)],
+    [(0.5, 0, 10.0), (0.5, 5, 9.8), (0.5, 40, None), (4.0, 0, 10.0), (13.0, 0, None)],
 )
 def test_answers_are_counted_where_they_end_as_they_begin(answer_s, n_failed, served):
     """10 requests a second from the start, 2 s of warm-up, a window of 20 s."""
@@ -208,6 +208,18 @@ def test_answers_are_counted_where_they_end_as_they_begin(answer_s, n_failed, se
     rows["status"][100 : 100 + n_failed] = Status.timeout
     found = served_per_s(replace(run, request_rows=rows), measured_window(run))
     assert found == (None if served is None else pytest.approx(served, abs=0.11))
+
+
+def test_a_drain_shows_the_throughput_while_requests_wait():
+    """10 requests a second for 22 s, of which 5 a second end, each 9 s after its first token:
+    before 18 s answers begin and do not end yet, and half of the 110 left at 22 s end by 33 s."""
+    run = measured_run()
+    rows = run.request_rows.copy()
+    rows["done_s"] = (np.arange(len(rows)) + 1) / 5
+    rows["first_token_s"] = rows["done_s"] - 9.0
+    rows["done_s"][170:] = 34.1 + np.arange(len(rows) - 170) / 100  # not counted
+    found = served_per_s(replace(run, request_rows=rows), measured_window(run))
+    assert found == pytest.approx(5.0, abs=0.1)
 
 
 FULL = "connect to gpu-7:8000: Cannot assign requested address (the client's own limit)"

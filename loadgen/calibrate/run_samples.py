@@ -43,6 +43,13 @@ def answers_of_run(run: Run) -> Answers:
     return Answers(len(several), int((~np.isin(several, with_steps)).sum()), n_failed)
 
 
+def reports_cached_tokens(run: Run) -> bool:
+    """Whether the server reported, for any request, that it had a part of the prompt in its prefix
+    cache. Without, the cost of such a prompt would be charged to all of its tokens."""
+    rows = run.request_rows
+    return bool((rows["cached_tokens"][rows["status"] == Status.ok] > 0).any())
+
+
 def samples_of_run(run: Run) -> StepSamples:
     """The gaps between tokens as steps, and the TTFT of each request that was alone from its send
     to its first token as a step with the time of a request. Chunks of several tokens give no gap,

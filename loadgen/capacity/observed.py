@@ -3,6 +3,7 @@ counts."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +17,7 @@ from loadgen.measure.attainment import (
     slos_by_class,
 )
 from loadgen.measure.capacity.capacity_probe import N_BLOCKS, Grade, Probe, in_blocks, overloaded
+from loadgen.measure.capacity.curve import GREW
 from loadgen.measure.capacity.next_probe import NextProbe
 from loadgen.measure.per_request import Mask, per_request
 from loadgen.measure.slo import parse_slo
@@ -76,19 +78,39 @@ def probe_of(
 
 
 def served_per_s(run: Run, window: MeasuredWindow) -> float | None:
-    """Successful requests that ended in the window, per second. None where requests failed, or
-    where the warm-up was shorter than twice the seconds of nearly every answer: before that,
-    answers begin and do not end yet."""
+    """Successful requests that ended per second, from the window's start until the server ran out
+    of waiting requests (`_busy_until`). None where requests failed.
+
+    Answers begin and do not end yet in the first seconds of a run, so the time before twice the
+    seconds of nearly every answer is left out. None where less than half a window would remain.
+    """
     rows = run.request_rows
-    ended = (rows["done_s"] >= window.start_s) & (rows["done_s"] < window.end_s)
-    is_ok = rows["status"] == Status.ok
+    done_s, is_ok, end_s = rows["done_s"], rows["status"] == Status.ok, _busy_until(run, window)
+    ended = (done_s >= window.start_s) & (done_s < end_s)
     n_ended, n_ok = int(np.count_nonzero(ended)), int(np.count_nonzero(ended & is_ok))
-    answers_s = (rows["done_s"] - rows["first_token_s"])[ended & is_ok]
     if not n_ok or n_ok < (1 - _MOST_FAILED) * n_ended or window.length_s <= 0:
         return None
-    if not window.start_s >= _FILLED * float(np.quantile(answers_s, 0.9)):
+    answers_s = (done_s - rows["first_token_s"])[ended & is_ok]
+    start_s = max(window.start_s, _FILLED * float(np.quantile(answers_s, 0.9)))
+    if not end_s - start_s >= window.length_s / 2:
         return None
-    return n_ok / window.length_s
+    return int(np.count_nonzero(ended & is_ok & (done_s >= start_s))) / (end_s - start_s)
+
+
+def _busy_until(run: Run, window: MeasuredWindow) -> float:
+    """The time until which the server surely had requests waiting. Where the queue grew in the
+    window, this is the time in the drain at which half of the requests in flight at the window's
+    end had ended, or the last of them; else the end of the window."""
+    rows = run.request_rows
+    done_s, is_ok = rows["done_s"], rows["status"] == Status.ok
+    n_ended = int(np.count_nonzero((done_s >= window.start_s) & (done_s < window.end_s)))
+    n_due = int(np.count_nonzero(due_rows(run)))
+    in_flight = (rows["sent_s"] < window.end_s) & ~(done_s < window.end_s)
+    later_s = np.sort(done_s[in_flight & is_ok])
+    if not len(later_s) or n_due - n_ended <= GREW * math.sqrt(n_due):
+        return window.end_s
+    half = math.ceil(np.count_nonzero(in_flight) / 2)
+    return float(later_s[min(half, len(later_s)) - 1])
 
 
 def why_gone(run: Run, due: Mask) -> str:

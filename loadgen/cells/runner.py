@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,12 +103,14 @@ class _RecordedRun:
 
 @dataclass(frozen=True)
 class CellRunner:
-    """Measures planned runs on `servers`. The `gauge` is read before and after each run."""
+    """Measures planned runs on `servers`. The `gauge` is read before and after each run.
+    `unsupported` holds the checks that a server does not support, each printed only once."""
 
     servers: CellServers
     console: Console
     between: Between
     gauge: Gauge
+    unsupported: set[tuple[str, PreflightCheck]] = field(default_factory=set)
 
     def measure(self, row: Sequence[tuple[str, PlannedRun]]) -> list[CellRun | CellFailure]:
         """The results of a run, or of a pair of runs, each with its title.
@@ -218,11 +220,13 @@ class CellRunner:
                 resets_cache=self.between.resets_cache,
             )
         )
-        for check in checks:
-            print_check(check, self.console)
         is_reset = any(check.check == "cache_reset" and check.ok for check in checks)
-        if not is_reset:
-            print_check(_unprotected(scenario), self.console)
+        for check in checks if is_reset else [*checks, _unprotected(scenario)]:
+            key = (server.name, check)
+            if key not in self.unsupported:
+                print_check(check, self.console)
+            if check.ok is None:
+                self.unsupported.add(key)
 
     def _print(self, text: str) -> None:
         self.console.print(text, markup=False, soft_wrap=True)

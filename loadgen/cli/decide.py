@@ -285,9 +285,10 @@ def _measured_sides(cells: Sequence[Cell], directory: Path, repeats: int) -> lis
 
     console = Console(stderr=True, highlight=False, markup=False)
     seconds = 2 * repeats * cells[0].scenario.horizon_s
+    runs = "1 run" if repeats == 1 else f"{repeats} runs"
     typer.echo(
-        f"measuring A and B in turns, {repeats} runs each: {format_duration(seconds)} of traffic, "
-        f"and the drains; Ctrl-C keeps the finished runs in {directory}",
+        f"measuring A and B in turns, {runs} each: {format_duration(seconds)} of traffic, and the "
+        f"drains; Ctrl-C keeps the finished runs in {directory}",
         err=True,
     )
     failed: dict[str, str] = {}

@@ -169,7 +169,7 @@ def _at(scenario: Scenario, question: Question, level: float, seed: int) -> Scen
 
 
 def n_requests(scenario: Scenario) -> int:
-    """The requests of a window: the scenario's `phases.requests`, else 2 000."""
+    """The requests of a window: the scenario's `phases.requests`, else 4 000."""
     return scenario.phases.requests or REQUESTS
 
 

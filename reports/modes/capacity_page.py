@@ -12,6 +12,8 @@ from reports.modes.view import heading
 from reports.page import render_page
 from reports.redaction import redacted_command
 
+_ROW = 34  # pixels of a mode
+
 
 def render(facts: Mapping[str, Any], cache_dir: Path | None = None) -> str:
     """The page of the modes.json of `slobench modes --capacity`."""
@@ -53,4 +55,5 @@ def capacities(facts: Mapping[str, Any]) -> Spec:
               where="isValid(datum.low) && isValid(datum.high)"),
         layer({"type": "point", "filled": True, "size": 90, "color": BLUE}, mean, modes),
     ]  # fmt: skip
-    return figure("Capacity by batching mode, with each seed", height={"step": 34}, layer=layers)
+    height = _ROW * len(modes)  # a height by step does not fit a width of 100 %
+    return figure("Capacity by batching mode, with each seed", height=height, layer=layers)

@@ -4,6 +4,7 @@ known."""
 import math
 from dataclasses import dataclass, replace
 
+import capacity_search
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -442,6 +443,42 @@ def test_the_capacity_lies_below_the_throughput():
     )
 
 
+def in_clumps(level, n_due, n_missed_blocks):
+    """A probe of 16 blocks, of which the last miss the SLO altogether."""
+    due = (n_due // 16,) * 16
+    met = due[n_missed_blocks:] + (0,) * n_missed_blocks
+    return Probe(level, due, met, 300 / level, n_due / level, (n_due + 300) / level)
+
+
+def test_the_scatter_of_a_slow_queue_does_not_pass_for_noise_around_a_flat_curve():
+    """Misses in clumps of hundreds of requests mean a long memory, so a steep curve; a flat curve
+    would put the capacity anywhere below."""
+    probes = [in_clumps(0.9, 1600, 0), in_clumps(1.02, 1600, 2), in_clumps(0.98, 1600, 3)]
+    overload = probe_at(1.76, 0.0, 1.15)
+    found = posterior([*probes, overload], 0.9, 0.45, 3.5)
+    assert found.dispersion.effect > 50
+    assert 0.75 < found.quantile(0.025) < found.quantile(0.975) < 1.4
+
+
+def test_an_slo_that_load_alone_breaks_keeps_its_capacity_far_below_the_throughput():
+    near = on_curve([4.0, 4.5, 5.0, 5.5], 4.7, 15.0, n=320)
+    found = posterior([*near, probe_at(40, 0.0, 20.0, 1600)], 0.9, 2.0, 80.0)
+    assert 4.4 < found.quantile(0.025) < 4.7 < found.quantile(0.975) < 5.0
+    assert found.slope == pytest.approx(15.0, rel=0.3)
+
+
+def test_a_gap_between_met_and_missed_ends_at_the_throughput():
+    question = Question(0.9, 4.0)
+    fine, over = probe_at(4, 1.0, 4.0), probe_at(64, 0.0, 10.0, 3200)
+    bounded, unbounded = (
+        judge(question, [fine, replace(over, served_per_s=rate)]) for rate in (10.0, None)
+    )
+    assert unbounded.high is not None
+    assert unbounded.high >= 64
+    assert bounded.high is not None
+    assert 10 < bounded.high < 15
+
+
 def level_after(question: Question, probes: list[Probe]) -> float:
     planned = next_probe(question, probes)
     assert planned is not None
@@ -475,6 +512,12 @@ def test_the_last_probe_uses_the_time_that_is_left():
     assert cut.measure_s == pytest.approx(40.0)
     assert fit_into(question, probes, planned, 123.0) == planned
     assert fit_into(question, probes, planned, 18.0) is None  # 10 of 80 s
+
+
+def test_the_benchmark_searches_the_queue_that_it_names():
+    assert capacity_search.named("ps").order == "ps"
+    assert capacity_search.named("pauses", 1.4).pause_s == 2.0
+    assert capacity_search.named("pauses", 1.4).gaps == 1.4
 
 
 def test_equal_sharing_delays_each_request_by_the_requests_beside_it():

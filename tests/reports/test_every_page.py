@@ -13,6 +13,8 @@ from rich.console import Console
 from rig import nights, queues
 
 import slobench as sb
+from loadgen.capacity.capacity_spec import CapacitySpec, question_of
+from loadgen.lab.mode_capacity import compare_capacity
 from loadgen.lab.mode_spec import Mode
 from loadgen.lab.modes import ModesSpec, compare
 from loadgen.measure.aggregate import summarize
@@ -31,6 +33,7 @@ from loadgen.workload.schedule import make_plan
 from reports.capacity import page as capacity_page
 from reports.capacity.view import csv_text
 from reports.compare import page as compare_page
+from reports.modes import capacity_page as mode_capacity_page
 from reports.modes import page as modes_page
 from reports.nightly import page as nightly_page
 from reports.preview import page as preview_page
@@ -40,8 +43,8 @@ from tests.browser import Watched, chromium, needs_chromium
 from tests.runs import measured_run, starved, with_manifest
 from tests.shown import number, tables
 
-KINDS = ("compare", "capacity", "nightly", "modes", "rates", "sweep", "one request", "invalid",
-         "inconclusive", "single runs", "preview")  # fmt: skip
+KINDS = ("compare", "capacity", "nightly", "modes", "rates", "mode capacities", "sweep",
+         "one request", "invalid", "inconclusive", "single runs", "preview")  # fmt: skip
 MODES = [Mode("static", {"batch_size": "4"}), Mode("chunked")]
 
 
@@ -64,6 +67,7 @@ def pages(cache, tmp_path_factory):
                        "phases.measure=4s"])),
         "rates": modes(cache, root / "rates", scenario_from_flags(rate="4/s", input_len=200,
                        output_len=20, duration="4s", slo=["ttft <= 200ms"]), [2.0, 6.0], 2),
+        "mode capacities": mode_capacities(cache, root / "mode capacities"),
         "sweep": swept(cache, root / "sweep"),
         "one request": of_run(cache, measured_run(21, n_tokens=5, slo=["ttft <= 1s"])),
         "invalid": of_run(cache, starved(short_run())),
@@ -135,6 +139,16 @@ def modes(cache, folder, scenario, rates=None, n_seeds=1):
     asked = ModesSpec(scenario, MODES, n_workers=1, rates=rates, n_seeds=n_seeds, cache_dir=cache)
     facts = compare(asked, folder, Console(quiet=True)).facts
     return Made(modes_page.render(facts, cache), facts)
+
+
+def mode_capacities(cache, folder):
+    scenario = scenario_from_flags(
+        rate="16/s", input_len=200, output_len=20, num_prompts=120, slo=["ttft <= 200ms"]
+    )
+    asked = ModesSpec(scenario, MODES, settings={"max_num_seqs": "4"}, n_workers=1, n_seeds=2)
+    question = question_of(CapacitySpec(scenario, "sim", attainment=0.9))
+    facts = compare_capacity(asked, question, folder, Console(quiet=True)).facts
+    return Made(mode_capacity_page.render(facts, cache), facts)
 
 
 def swept(cache, folder):
@@ -294,6 +308,22 @@ def test_modes_show_what_their_json_says(pages, kind):
             assert number(seconds) == pytest.approx(
                 said["waits_s"][reason.replace(" ", "_")], rel=6e-3
             )
+
+
+def test_capacities_of_modes_show_what_their_json_says(pages):
+    made = pages["mode capacities"]
+    (ratio,) = made.said["capacity"]["ratios"]
+    _, found = table(made.text, "mode", "best / mode")
+    assert len(found) == len(made.said["capacity"]["modes"]) == 2
+    for cells, said in zip(found, made.said["capacity"]["modes"], strict=True):
+        mode, capacity, interval, times, seeds = cells
+        assert (mode, int(seeds)) == (said["mode"], said["n"])
+        close(capacity.removesuffix(" req/s"), said["value"])
+        both_ends(interval.replace(" to ", ", "), said["low"], said["high"], 1.0)
+        if mode == ratio["best"]:
+            assert times == "best"
+        else:
+            close(times.partition(" (")[0], ratio["value"])
 
 
 def test_a_sweep_shows_what_its_json_says(pages):

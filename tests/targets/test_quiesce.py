@@ -2,11 +2,16 @@
 
 import asyncio
 import http.server
+import io
 import socket
 import threading
 
 import pytest
+from rich.console import Console
 
+from loadgen.cells.runner import BETWEEN, CellRunner
+from loadgen.run import target
+from loadgen.workload.scenario import load_scenario
 from targets.endpoint import Endpoint, read_target
 from targets.quiesce import quiesce, unreachable_reason
 
@@ -98,6 +103,19 @@ def test_a_reset_that_does_not_work_is_reported(server, status, ok, detail):
     server.statuses = {"/reset_prefix_cache": status}
     checks = quiesced(Endpoint(url=server.url))["cache_reset"]
     assert (checks.ok, checks.detail) == (ok, detail)
+
+
+def test_a_check_is_printed_before_each_run_unless_the_server_does_not_support_it(server):
+    printed = io.StringIO()
+    console = Console(file=printed, width=200)
+    runner = CellRunner(None, console, BETWEEN, lambda cell: None)  # type: ignore[arg-type]
+    up = target.Server("url", Endpoint(url=server.url), server.url)
+    for _ in range(3):
+        runner._settle(up, load_scenario("quickstart"))
+    text = printed.getvalue()
+    assert text.count("the server has none of POST") == 1
+    assert text.count("prompts differ between runs") == 1
+    assert text.count("nothing in flight") == 3
 
 
 def test_without_metrics_the_requests_in_flight_are_unknown(server):

@@ -26,8 +26,9 @@ class Probe:
 
     `due` and `met` count, for each of `N_BLOCKS` stretches of equal length of the measured window,
     the requests due in it and the requests among them that met every SLO. `spent_s` is the time the
-    probe took: warm-up, window and drain. `served_per_s` are the requests that ended in the window,
-    per second; None where the window is too near the first answers to show a rate.
+    probe took: warm-up, window and drain. `served_per_s` are the requests that ended per second of
+    the window, and of the drain while a queue was left; None where that is too near the first
+    answers to show a rate.
     """
 
     level: float

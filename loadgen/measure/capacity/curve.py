@@ -23,15 +23,18 @@ _N_SLOPES, _LEAST_SLOPE, _MOST_SLOPE = 31, 0.4, 400.0
 _USUAL_SLOPE, _SLOPE_SD = 8.0, 1.5  # of the prior, log-normal: 95 % between 0.4 and 150
 REACH_LOGIT = 1.1
 """The distance from the capacity, in log-odds, within which a probe counts as near it."""
+GREW = 3.0
+"""Standard errors of a Poisson count by which a queue grew."""
 _REACH_SD = 3.0
 _WARM_REQUESTS, _LEAST_REQUESTS = 1.5, 6.0  # over the memory; shorter probes count for less
 _LEAST_COUNTED = 2.0  # near probes' worth that count however short all probes are
 _SHORTER = 1.25  # factor by which the memory is shortened until enough probes count
 _PASSES = 3
 _MOST_LOGIT = 2.5
-_GREW = 3.0  # standard errors of a Poisson count, by which a queue grew
 _LEAST_SERVED, _SERVED_CV = 20.0, 1.5
-_FALL, _FALL_SD = 3.0, 0.7  # log-odds from the target to the attainment at the throughput
+_FALL_BELOW, _FALL_ABOVE = 0.35, 0.4  # scale of ln(fall at the throughput / usual fall)
+_N_RATES, _RATE_SDS = 7, 2.0  # grid over the uncertainty of the throughput
+_EFFECT_FLAT, _EFFECT_TIMES = 15.0, 4.5  # the most that D can be, over the memory of a slope
 _COLLAPSE = 0.08  # a server may serve so much less when overloaded than at its best (sd)
 _MOST_UNSEEN = 32.0  # the memory may be at most this many times what the probes showed
 _LEAST_NEAR = 6
@@ -79,16 +82,11 @@ class Posterior:
         limited to 32 times the former (or the usual value), since probes shorter than the memory
         cannot show it.
 
-        In heavy traffic a queue's ln(1/miss) is θ(1 − ρ), ρ the load relative to the load at which
-        the queue grows without end; the slope is then θρ over the attainment, and 1 − ρ is
-        ln(1/miss) over their product. The queue forgets within 2σ²/(1 − ρ)² requests, σ² the sum of
-        the squared cv of gaps and of work. σ² is taken as 1: too much where both are even, which
-        the factor 32 bounds.
-
-        Source: L. Kleinrock, Queueing Systems 2 (1976), §2.7–2.8 (diffusion approximation).
+        See `_memory_of`, whose σ² = 1 is too much where gaps and work are even: the factor 32
+        bounds it.
         """
         shown = self.dispersion.memory
-        by_slope = 2 * (self.slope * target / math.log(1 / (1 - target))) ** 2
+        by_slope = float(_memory_of(np.array([self.slope]), target)[0])
         return max(shown, min(by_slope, _MOST_UNSEEN * max(shown, USUAL)))
 
     def band(self, levels: Array, target: float, confidence: float) -> tuple[Array, Array, Array]:
@@ -125,11 +123,12 @@ def posterior(
     or window was short for a queue this slow counts less than longer probes; where nearly all were
     short, the longer probes among them count. `is_fixed`: the window is the scenario's own, and no
     probe is too short. The likelihood is binomial with D for its scale, integrated over the
-    uncertainty of D: a Student t kernel (1 + deviance / (df · D))^(−(df + 1)/2).
+    uncertainty of D: a Student t kernel (1 + deviance / (df · D))^(−(df + 1)/2). D is limited by
+    the slope (`_most_effect`), because a flat curve is that of a queue with a short memory:
+    otherwise the scatter of a slow queue would pass for noise around a flat curve.
 
-    Where an overloaded probe shows the server's `throughput`, the curve must have fallen by about
-    3 log-odds there: at that load a queue grows without end, and nothing meets an SLO in the long
-    run. So the capacity lies below it, and the nearer it is the steeper is the curve.
+    An overloaded probe shows the server's `throughput`; the prior of the slope follows from it
+    (`_log_prior_of_fall`).
     """
     levels = np.linspace(math.log(low), math.log(high), _N_LEVELS)
     equal_weights = _Weights(*np.ones((3, len(probes))))
@@ -163,7 +162,7 @@ def throughput(probes: Sequence[Probe], target: float) -> Throughput | None:
         for probe in probes
         if probe.served_per_s is not None
         and (n := probe.served_per_s * probe.measured_s) >= _LEAST_SERVED
-        and probe.n_due - n > _GREW * math.sqrt(probe.n_due)
+        and probe.n_due - n > GREW * math.sqrt(probe.n_due)
     ]
     if not rates:
         return None
@@ -173,6 +172,49 @@ def throughput(probes: Sequence[Probe], target: float) -> Throughput | None:
     if any(probe.level > least and probe.attainment >= target for probe in probes):
         return None
     return found
+
+
+def _memory_of(slopes: Array, target: float) -> Array:
+    """The number of requests over which a queue with each slope remembers its past.
+
+    In heavy traffic a queue's ln(1/miss) is θ(1 − ρ), ρ the load relative to the load at which the
+    queue grows without end; the slope is then θρ over the attainment, and 1 − ρ is ln(1/miss) over
+    their product. The queue forgets within 2σ²/(1 − ρ)² requests, σ² the sum of the squared cv of
+    gaps and of work, taken as 1.
+
+    Source: L. Kleinrock, Queueing Systems 2 (1976), §2.7–2.8 (diffusion approximation).
+    """
+    memory: Array = 2 * np.square(slopes * target / math.log(1 / (1 - target)))
+    return memory
+
+
+def _most_effect(slopes: Array, target: float) -> Array:
+    """The largest D for each slope, 15 + 4.5 times the memory: three times the usual D of nine
+    queues (`benchmarks/capacity_search.py`), of which work of cv 2 and 1.5 showed 1.8 and 3.0 times
+    the usual, the others 0.3 to 1.1 times."""
+    most: Array = _EFFECT_FLAT + _EFFECT_TIMES * _memory_of(slopes, target)
+    return most
+
+
+def _log_prior_of_fall(most: Throughput, target: float, log_levels: Array, slopes: Array) -> Array:
+    """The logarithm of the prior, [levels, slopes], from the fall of the curve between the capacity
+    and the throughput, in log-odds: slope · (ln throughput − ln capacity).
+
+    At the throughput a queue grows without end, and nothing meets an SLO in the long run. In heavy
+    traffic (`_memory_of`) the fall is ln(1/(1 − target)) / target; nine queues showed 0.7 to 1.1
+    times that at a target of 90 %. Smaller falls are unlikely (log-normal, scale 0.35); larger
+    falls are possible (the tail of a Cauchy distribution, scale 0.4), because some SLOs are missed
+    by load alone, without a queue. Averaged over the uncertainty of the throughput.
+    """
+    z = np.linspace(-_RATE_SDS, _RATE_SDS, _N_RATES)
+    weights = np.exp(-0.5 * np.square(z))
+    above = most.log_rate + most.se * z[None, :] - log_levels[:, None]  # [levels, rates]
+    usual = math.log(1 / (1 - target)) / target
+    away = np.log(slopes)[None, :, None] + np.log(np.maximum(above, 1e-9) / usual)[:, None, :]
+    below, beyond = np.minimum(away, 0.0) / _FALL_BELOW, np.maximum(away, 0.0) / _FALL_ABOVE
+    density = np.exp(-0.5 * np.square(below)) / (1 + np.square(beyond))
+    prior: Array = np.log(density @ (weights / weights.sum()) + 1e-12)
+    return prior
 
 
 def _slopes_of(estimate: Posterior) -> Array:
@@ -267,12 +309,11 @@ def _on_grid(
     expected = 1 / (1 + np.exp(-eta[best]))
     spread = dispersion(probes, met, expected, weights.relevance, weights.scale)
     prior = -0.5 * np.square(np.log(slopes / _USUAL_SLOPE) / _SLOPE_SD)
-    above = (deviance - deviance.min()) / (spread.df * spread.effect)
+    scaled = deviance / np.minimum(spread.effect, _most_effect(slopes, target))
+    above = (scaled - scaled.min()) / spread.df
     log_joint = -(spread.df + 1) / 2 * np.log1p(above) + prior
     if most is not None:
-        fall = slopes[None, :] * (most.log_rate + most.se - log_levels[:, None])
-        lacking = np.maximum(0.0, _FALL - fall) / _FALL_SD
-        log_joint = log_joint - 0.5 * np.square(lacking)
+        log_joint = log_joint + _log_prior_of_fall(most, target, log_levels, slopes)
     joint = np.exp(log_joint - log_joint.max())
     joint /= joint.sum()
     return Posterior(log_levels, slopes, joint, spread, weights.relevance, weights.nearness)

@@ -17,7 +17,7 @@ import numpy as np
 from loadgen.measure.capacity.capacity_probe import N_BLOCKS, Array, Counts, Probe, counts
 
 USUAL = 3.0
-_USUAL_DF = 2.0  # weight of the prior, in degrees of freedom
+_USUAL_DF = 3.0  # weight of the prior, in degrees of freedom
 _FEW, _MANY = 4, 8
 
 
@@ -56,7 +56,7 @@ def dispersion(
     of each. Inside: batch means over 4 and 8 stretches; the shorter stretches miss part of the slow
     fluctuations, so the difference is added once more (Richardson's extrapolation of a bias that
     falls with the length). Between: Pearson's residuals from the curve. Both are averaged by their
-    degrees of freedom, together with a prior of 3 that weighs two.
+    degrees of freedom, together with a prior of 3 that weighs three.
 
     Source: Law & Kelton, Simulation Modeling and Analysis, §9.5.3 (batch means); McCullagh &
     Nelder, Generalized Linear Models, §4.5 (over-dispersion).

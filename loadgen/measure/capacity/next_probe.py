@@ -24,6 +24,7 @@ _MISSES_TO_SEE = 4.0
 _MOST_STEPS = 10  # of a factor two, until both sides of the target are seen
 _UP = 4.0  # an overloaded probe is short, and shows the throughput
 _OF_THROUGHPUT, _MOST_DOWN, _LEAST_DOWN = 0.75, 8.0, 0.85
+_SURELY_ABOVE = 2.0  # standard errors of the throughput; no higher load can be sustained
 _GROWTH = 4.0
 _LENGTHENS, _LONGEST = 1.6, 16.0  # growth per refining probe, and its limit
 _LONG, _LEAST_LONG = 5.0, 2.0  # two probes near the target are as long as five first probes
@@ -116,7 +117,9 @@ def judge(question: Question, probes: Sequence[Probe]) -> SearchState:
     tail = (1 - question.confidence) / 2
     value, low, high = (estimate.quantile(share) for share in (0.5, tail, 1 - tail))
     if max(fine) < min(missed):  # possibly a cliff: it may be anywhere between the two
-        low, high = min(low, max(fine)), max(high, min(missed))
+        most = None if question.is_fixed else throughput(usable, question.target)
+        above = math.inf if most is None else math.exp(most.log_rate + _SURELY_ABOVE * most.se)
+        low, high = min(low, max(fine)), max(high, min(min(missed), above))
     n_long = _n_long(question, usable, estimate, value)
     settled = _state("found", question, estimate, (value, low, high))
     assert settled.low is not None

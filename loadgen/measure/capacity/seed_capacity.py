@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from loadgen.measure.statistics.intervals import Estimate, mean_over
 
-REQUESTS, WARM_SHARE = 2000, 0.25
+REQUESTS, WARM_SHARE = 4000, 0.25
 """Requests of the window of a draw, and those of its warm-up in proportion."""
 TOLERANCE = 0.01
 """The search of a draw ends when its bracket is about this narrow, relative."""
