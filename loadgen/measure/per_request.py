@@ -186,7 +186,7 @@ def _in_flight(
     n_before = np.empty(len(released_s))
     n_before[release_order] = np.arange(len(released_s))
     ends_s = np.sort(done_s[np.isfinite(done_s)])
-    return n_before - np.searchsorted(ends_s, released_s, side="right")
+    return n_before - np.searchsorted(ends_s, released_s, side="left")
 
 
 def _lateness_s(schedule: Schedule, queue_client_s: Seconds) -> Seconds:

@@ -166,4 +166,4 @@ def test_in_flight_counts_the_requests_released_before_that_had_not_ended(run: R
     found = per_request(run).in_flight
     for place, position in enumerate(order):
         before = order[:place]
-        assert found[position] == sum(not done_s[one] <= released_s[position] for one in before)
+        assert found[position] == sum(not done_s[one] < released_s[position] for one in before)
