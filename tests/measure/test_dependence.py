@@ -206,6 +206,12 @@ def test_a_constant_load_adds_no_memory():
     assert Series(values, Load(np.full(300, 8.0))).at(0.99).time_requests == 1
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_companion_without_values_lends_no_memory():
+    nothing = Series(np.empty(0), Load(np.empty(0)))
+    assert of_share(np.ones(300, bool), [nothing]).time_requests == 1
+
+
 def test_a_companion_lends_its_memory_to_a_share_without_misses():
     latencies = mm1(0.9)(5000, rng(9))
     alone = of_share(np.ones(5000, bool))

@@ -233,6 +233,8 @@ def _explained(values: Values, by: Values) -> float:
     """The share of the variance of `values` that a rising line through `by` explains (R², without
     its bias of 1/n), or 0 if the correlation is not significantly positive at 10 %."""
     n = len(values)
+    if n == 0:
+        return 0.0
     centred, driver = values - values.mean(), by - by.mean()
     total = float(np.square(centred).sum() * np.square(driver).sum())
     if total <= 0:
