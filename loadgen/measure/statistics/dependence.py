@@ -138,13 +138,16 @@ class Series:
     def finite(self) -> Values:
         return self._values[np.isfinite(self._values)]
 
-    @cached_property
+    @property
     def is_white(self) -> bool:
-        return is_white(self._ranks)
+        return self._rank_tests[0]
 
     @cached_property
-    def _ranks(self) -> Values:
-        return _ranks(self._values)
+    def _rank_tests(self) -> tuple[bool, float]:
+        """Whether the ranks are white, and the share of their variance that the load explains. Both
+        are found at once, because ranks take as much memory as the values and are not kept."""
+        ranks = _ranks(self._values)
+        return is_white(ranks), 0.0 if self._load is None else _explained(ranks, self._load.ranks)
 
     def at(self, quantile: float) -> Dependence:
         """The dependence of 1{x ≤ v} at the percentile v."""
@@ -177,8 +180,8 @@ class Series:
     @cached_property
     def time_by_load(self) -> float:
         """1 + R² (τ of the number in flight − 1); 1 without a correlation."""
-        share = 0.0 if self._load is None else _explained(self._ranks, self._load.ranks)
-        return 1 + share * (self._load.time - 1) if self._load is not None and share else 1.0
+        _, share = self._rank_tests
+        return 1.0 if self._load is None or not share else 1 + share * (self._load.time - 1)
 
     def _time_at(self, quantile: float) -> float:
         if quantile not in self._times:
