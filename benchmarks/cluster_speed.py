@@ -25,8 +25,8 @@ from typing import Any
 from loadgen.lab.simulated_engine import build, sim_options
 from reference_engine.simulator import SimulatedService
 from reference_engine.state.batch import StepTokens
-from reference_engine.state.kv import run_keys
 from reference_engine.state.plan import AdmissionError
+from reference_engine.state.run_keys import RunKeys, run_digest
 from reference_engine.state.sequence import Request
 
 HASHED_TOKENS = 512  # tokens per hash id of the trace
@@ -34,25 +34,24 @@ _FIRST_ID = 1 << 20  # token of hash id 0; smaller tokens are a model's output
 
 
 class BlockKeys:
-    """Keys of KV blocks for prompts of hashed blocks, each computed at its first use."""
+    """Keys of KV blocks for prompts of hashed blocks, each of which is digested once."""
 
     def __init__(self, block_tokens: int) -> None:
         self._size = block_tokens
-        self._keys: dict[tuple[bytes, int], list[bytes]] = {}
+        self._digests: dict[tuple[bytes, int], bytes] = {}
 
-    def of(self, hash_ids: Sequence[int], n_tokens: int) -> list[bytes]:
+    def of(self, hash_ids: Sequence[int], n_tokens: int) -> RunKeys:
         """The keys of the full blocks. A hashed block holds a whole number of blocks; of the last,
         which may be shorter, the first keys are used."""
-        before, keys = b"", list[bytes]()
+        before, digests, known = b"", list[bytes](), self._digests
         for hash_id in hash_ids:
-            own = self._keys.get((before, hash_id))
-            if own is None:
-                own = run_keys(before, _FIRST_ID + hash_id, HASHED_TOKENS // self._size)
-                self._keys[before, hash_id] = own
-            keys += own
-            before = own[-1]
-        del keys[n_tokens // self._size :]
-        return keys
+            digest = known.get((before, hash_id))
+            if digest is None:
+                digest = known[before, hash_id] = run_digest(before, _FIRST_ID + hash_id)
+            digests.append(digest)
+            before = digest
+        each = HASHED_TOKENS // self._size
+        return RunKeys(range(0, each * len(digests), each), digests, n_tokens // self._size)
 
 
 class Trace:
@@ -106,7 +105,7 @@ class Trace:
     def _request(self, at_s: float) -> Request:
         line = self._lines[self._next % len(self._lines)]
         hash_ids, n_tokens = line["hash_ids"], line["input_length"]
-        chain: list[bytes] = []
+        chain: list[bytes] | RunKeys = []
         if self._keys is None:
             tokens = list(
                 chained.from_iterable(repeat(_FIRST_ID + k, HASHED_TOKENS) for k in hash_ids)

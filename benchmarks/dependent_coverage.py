@@ -48,7 +48,7 @@ from scipy.special import ndtri
 
 from loadgen.lab.simulate import simulate
 from loadgen.measure.per_request import per_request
-from loadgen.measure.statistics.dependence import of_share
+from loadgen.measure.statistics.dependence import Load, of_share
 from loadgen.measure.statistics.population import of_requests
 from loadgen.measure.statistics.proportions import exact_bounds, wilson
 from loadgen.workload.scenario import Scenario
@@ -220,18 +220,18 @@ def judge(
     name: str, truths: Sequence[float], sizes: Sequence[int], seed: int
 ) -> list[list[dict[str, Any]]]:
     """A run of the largest size, and its beginnings: [size][quantile] → what was found."""
-    values = draw(name, sizes[-1], seed)
+    values, in_flight = draw_loaded(name, sizes[-1], seed)
     return [
         [
-            judged(values[:n], quantile, truth)
+            judged(values[:n], quantile, truth, None if in_flight is None else Load(in_flight[:n]))
             for quantile, truth in zip(QUANTILES, truths, strict=True)
         ]
         for n in sizes
     ]
 
 
-def judged(values: Values, quantile: float, truth: float) -> dict[str, Any]:
-    population = of_requests(values)
+def judged(values: Values, quantile: float, truth: float, load: Load | None) -> dict[str, Any]:
+    population = of_requests(values, load)
     interval = population.percentile(quantile, CONFIDENCE)
     bounds = population.percentile_bounds(quantile, CONFIDENCE)
     times = population.dependence(quantile).bound_times(CONFIDENCE)
@@ -258,13 +258,20 @@ def judged(values: Values, quantile: float, truth: float) -> dict[str, Any]:
 
 
 def draw(name: str, n: int, seed: int) -> Values:
+    return draw_loaded(name, n, seed)[0]
+
+
+def draw_loaded(name: str, n: int, seed: int) -> tuple[Values, Values | None]:
+    """Values, and of the engine the numbers in flight, which every run knows. Those of the queues
+    are left out: their intervals must hold by the values alone."""
     if name in PROCESSES:
-        return PROCESSES[name](n, np.random.default_rng([20261123, seed]))
+        return PROCESSES[name](n, np.random.default_rng([20261123, seed])), None
     return engine(float(name.split("-")[1]), n, seed)
 
 
-def engine(rate: float, n: int, seed: int) -> Values:
-    """TTFTs of the simulated engine in order of release, after 30 s of warm-up."""
+def engine(rate: float, n: int, seed: int) -> tuple[Values, Values]:
+    """TTFTs of the simulated engine in order of release, after 30 s of warm-up, and the numbers of
+    other requests in flight at the releases."""
     scenario = Scenario.model_validate(
         {
             "name": "dependent_coverage",
@@ -282,7 +289,7 @@ def engine(rate: float, n: int, seed: int) -> Values:
     columns = per_request(run)
     order = columns.release_order
     rows = order[(run.request_rows["released_s"] >= 30.0)[order] & columns.is_ok[order]]
-    return columns.ttft_s[rows][:n]
+    return columns.ttft_s[rows][:n], columns.in_flight[rows][:n]
 
 
 def true_percentiles(name: str, pool: ProcessPoolExecutor) -> list[float]:

@@ -258,9 +258,10 @@ def two_classes(
     rag: Sequence[str] = (),
     slo: Sequence[str] = (),
     n_failed: int = 0,
+    seed: int = 7,
 ) -> Run:
     """220 requests at 10/s, 20 of them warm-up; every fourth is rag, ten times slower."""
-    run = measured_run(slo=list(slo), n_failed=n_failed)
+    run = measured_run(slo=list(slo), n_failed=n_failed, seed=seed)
     is_rag = np.arange(220) % 4 == 3
     run.schedule_rows["class_id"][is_rag] = 1
     rows = run.request_rows

@@ -10,7 +10,12 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from loadgen.calibrate.run_samples import samples_of_run
+from loadgen.calibrate.run_samples import (
+    Answers,
+    answers_of_run,
+    reports_cached_tokens,
+    samples_of_run,
+)
 from loadgen.calibrate.step_samples import StepSamples
 from loadgen.cells.cell import Cell
 from loadgen.cells.order import run_cells
@@ -25,16 +30,18 @@ _PROMPTS = (16, 128, 512, 2048)
 _BATCHES = (1, 4, 16, 64)
 _DECODE_PROMPT, _DECODE_TOKENS = 128, 96
 _CACHED_SHARE = 0.75  # of the prompts of the cached cell
+_CACHED = "cached"
 _CELL = "12s"  # at most; ten cells with preflight and page stay below five minutes
 _REQUESTS = 8
 
 
 @dataclass(frozen=True)
 class BlackBox:
-    """The result: the steps of all finished cells, and the number of cells that are missing because
-    of an interrupt."""
+    """The result: the steps and answers of all finished cells, and the number of cells that are
+    missing because of an interrupt."""
 
     samples: StepSamples
+    answers: Answers
     n_cells: int
     n_missing: int
 
@@ -56,7 +63,7 @@ def cells(target: str, options: RunOptions, max_input: int, max_batch: int) -> l
     ]
     if cached:
         shared = {"requests.shared_prefix": {"tokens": cached}}
-        planned.append(_closed("cached", 1, max_input - cached, 8, _REQUESTS, shared))
+        planned.append(_closed(_CACHED, 1, max_input - cached, 8, _REQUESTS, shared))
     return [Cell(scenario.name, scenario, target, options) for scenario in planned]
 
 
@@ -64,19 +71,29 @@ def measure(planned: Sequence[Cell], directory: Path, console: Console) -> Black
     """Measures every cell that `directory` lacks. After Ctrl-C the result covers the finished
     cells. Raises TargetError for a cell that could not be measured."""
     parts: list[StepSamples] = []
-    is_interrupted = False
+    answers = Answers(0, 0, 0)
+    is_interrupted, n_done = False, 0
     make_directory(directory)
     with held(directory, f"the runs in {directory}", "the calibration"):
         try:
             for result in run_cells(planned, directory, repeats=1, console=console):
                 if isinstance(result, CellFailure):
                     raise TargetError(f"cell {result.cell.name}: {result.reason}")
+                n_done += 1
+                if result.cell.name == _CACHED and not reports_cached_tokens(result.run):
+                    console.print(
+                        "the server reports no cached tokens: prompts with a cached prefix are "
+                        "left out",
+                        soft_wrap=True,
+                    )
+                    continue
                 parts.append(samples_of_run(result.run))
+                answers = answers.plus(answers_of_run(result.run))
         except KeyboardInterrupt:
             is_interrupted = True
-    n_missing = len(planned) - len(parts) if is_interrupted else 0
+    n_missing = len(planned) - n_done if is_interrupted else 0
     parts = parts or [StepSamples(*np.empty((7, 0)))]
-    return BlackBox(StepSamples.joined(parts), len(planned), n_missing)
+    return BlackBox(StepSamples.joined(parts), answers, len(planned), n_missing)
 
 
 def _closed(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.calibrate.cost_fit import FittedCost, StepError, fit_cost
-from loadgen.calibrate.run_samples import request_s, samples_of_run
+from loadgen.calibrate.run_samples import Answers, answers_of_run, request_s, samples_of_run
 from loadgen.calibrate.step_samples import StepSamples, samples_of_steps
 from loadgen.drive import checksums
 from loadgen.drive.engine_logs import NAMES
@@ -27,12 +27,14 @@ _KV_TOKENS = 1 << 20  # where neither the log nor the user states the server's K
 
 @dataclass(frozen=True)
 class Measured:
-    """Timed steps and their origin; `kv_tokens` and `request_s` are None where unknown."""
+    """Timed steps and their origin; `kv_tokens` and `request_s` are None where unknown, and
+    `answers` for steps of a log."""
 
     samples: StepSamples
     source: str
     kv_tokens: int | None = None
     request_s: float | None = None
+    answers: Answers | None = None
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Calibration:
     fitted: FittedCost
     path: Path
     is_forced: bool
+    answers: Answers | None = None
 
     @property
     def is_accepted(self) -> bool:
@@ -58,6 +61,7 @@ class Calibration:
             "costs": asdict(self.fitted.cost),
             "request_s": self.fitted.request_s,
             "held_out": asdict(self.fitted.held_out),
+            "answers": None if self.answers is None else self.answers._asdict(),
             "by_kind": {kind: asdict(error) for kind, error in self.fitted.by_kind.items()},
         }
 
@@ -65,6 +69,7 @@ class Calibration:
         """The fit in words, a line each."""
         fitted, cost = self.fitted, self.fitted.cost
         yield f"{fitted.n_steps} steps; costs of a step:"
+        answers = self.answers or Answers(0, 0, 0)
         for name, seconds in (
             ("step", cost.step_s),
             ("per sequence", cost.seq_s),
@@ -80,6 +85,13 @@ class Calibration:
                 f"  outside the steps, a request needs {fitted.request_s * 1e3:.3g} ms (HTTP, "
                 "tokenizing), which no simulation includes"
             )
+        if answers.n_without_steps:
+            yield (
+                f"  {answers.n_without_steps} of {answers.n} answers gave no steps, because their "
+                "chunks do not hold a token each"
+            )
+        if answers.n_failed:
+            yield f"  {answers.n_failed} requests failed and gave no steps"
         yield "error on steps outside the fit (mean, median, bias):"
         for kind, error in {"all": fitted.held_out, **fitted.by_kind}.items():
             yield f"  {kind:8} {_error_text(error)}"
@@ -112,7 +124,8 @@ def measured_run(directory: Path) -> Measured:
     run = read_run(directory)
     if run.manifest.clock == "virtual":
         raise UsageError(f"--run {directory}: a simulated run has the simulator's own costs")
-    return Measured(samples_of_run(run), f"run {directory}", None, request_s(run))
+    answers = answers_of_run(run)
+    return Measured(samples_of_run(run), f"run {directory}", None, request_s(run), answers)
 
 
 def calibrated(
@@ -142,7 +155,7 @@ def calibrated(
         facts["forced"] = True
     path.parent.mkdir(parents=True, exist_ok=True)
     write_calibrated(path, fitted.cost, fitted.request_s, facts)
-    return Calibration(fitted, path, is_forced)
+    return Calibration(fitted, path, is_forced, measured.answers)
 
 
 def check_place(path: Path, shape: str) -> None:

@@ -8,6 +8,8 @@ in the step.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,6 +19,35 @@ from loadgen.records import Run, Status
 _MOST_GAPS = 20_000  # of a run; more are thinned out evenly
 _TOGETHER_S = 2e-3  # tokens of a step arrive within this time, or a quarter of the step
 _N_COLUMNS = 7
+_FAILED = (Status.http_error, Status.timeout, Status.stream_error, Status.connect_error)
+
+
+class Answers(NamedTuple):
+    """The answers of runs: `n` of several tokens, of which `n_without_steps` give no step, because
+    each chunk holds several tokens or an unknown number; and requests that failed."""
+
+    n: int
+    n_without_steps: int
+    n_failed: int
+
+    def plus(self, other: Answers) -> Answers:
+        return Answers(*(mine + more for mine, more in zip(self, other, strict=True)))
+
+
+def answers_of_run(run: Run) -> Answers:
+    """The answers of a run that give steps, and those that do not."""
+    rows, chunks = run.request_rows, run.chunk_rows
+    several = rows["request_id"][(rows["status"] == Status.ok) & (rows["output_tokens"] > 1)]
+    with_steps = np.unique(chunks["request_id"][_ends_gap(chunks)])
+    n_failed = int(np.isin(rows["status"], _FAILED).sum())
+    return Answers(len(several), int((~np.isin(several, with_steps)).sum()), n_failed)
+
+
+def reports_cached_tokens(run: Run) -> bool:
+    """Whether the server reported, for any request, that it had a part of the prompt in its prefix
+    cache. Without, the cost of such a prompt would be charged to all of its tokens."""
+    rows = run.request_rows
+    return bool((rows["cached_tokens"][rows["status"] == Status.ok] > 0).any())
 
 
 def samples_of_run(run: Run) -> StepSamples:
@@ -71,11 +102,7 @@ def _gaps(
     chunks = run.chunk_rows
     chunks = chunks[np.isin(chunks["request_id"], ok["request_id"])]
     received_s = chunks["received_s"]
-    is_gap = np.zeros(len(chunks), dtype=bool)
-    is_gap[1:] = (chunks["request_id"][1:] == chunks["request_id"][:-1]) & (
-        chunks["tokens"][1:] == 1
-    )
-    ends = np.flatnonzero(is_gap)
+    ends = np.flatnonzero(_ends_gap(chunks))
     if len(ends) > _MOST_GAPS:
         ends = ends[np.linspace(0, len(ends) - 1, _MOST_GAPS).astype(np.int64)]
     begin_s, end_s = received_s[ends - 1], received_s[ends]
@@ -116,6 +143,15 @@ def _gaps(
             end_s,
         ]
     )
+
+
+def _ends_gap(chunks: NDArray[np.void]) -> NDArray[np.bool_]:
+    """Which chunks end a step: those of a single token after another chunk of the request."""
+    is_gap = np.zeros(len(chunks), dtype=bool)
+    is_gap[1:] = (chunks["request_id"][1:] == chunks["request_id"][:-1]) & (
+        chunks["tokens"][1:] == 1
+    )
+    return is_gap
 
 
 def _alone(rows: NDArray[np.void], ok: NDArray[np.void]) -> NDArray[np.int64]:

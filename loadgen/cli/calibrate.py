@@ -107,7 +107,8 @@ def calibrate(
                 err=True,
             )
             raise typer.Exit(INTERRUPTED)
-        measured = Measured(measured_cells.samples, f"{target}, measured from outside")
+        source = f"{target}, measured from outside"
+        measured = Measured(measured_cells.samples, source, answers=measured_cells.answers)
     result = calibrated(measured, out, shape, kv_tokens, is_forced=force)
     if json:
         print_json(result.facts())

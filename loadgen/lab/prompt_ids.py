@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from loadgen.workload.dialogue import Context, conversation_parents
 from loadgen.workload.schedule import Plan
-from reference_engine.state.kv import run_keys
+from reference_engine.state.run_keys import RunKeys, run_digest
 from reference_engine.state.sequence import Request
 
 _PREFIXES = 1 << 30  # first id of shared prefixes; smaller ids are a model's output
@@ -26,7 +26,7 @@ class Prompt(NamedTuple):
     """Token ids, and the keys of the first full blocks of them (`Request.chain`)."""
 
     tokens: list[int]
-    chain: list[bytes]
+    chain: list[bytes] | RunKeys
 
 
 class PromptIds:
@@ -39,7 +39,6 @@ class PromptIds:
         self._is_real = self._schedule["context"] == Context.real
         self._n_waiting = Counter(self._parent.values())  # later turns without a prompt yet, by row
         self._conversations: dict[int, Prompt] = {}
-        self._prefix_keys: dict[tuple[int, int], list[bytes]] = {}  # by tenant and prefix
 
     @property
     def is_sharing(self) -> bool:
@@ -67,22 +66,17 @@ class PromptIds:
     def answered(self, row: int, request: Request) -> None:
         """Stores a row's actual prompt and answer if a later turn repeats them."""
         if self._n_waiting[row]:
-            self._conversations[row] = Prompt(list(request.tokens), list(request.chain))
+            self._conversations[row] = Prompt(list(request.tokens), request.chain[:])
 
-    def _keys(self, row: int, n_prefix: int, n_tokens: int, own: int) -> list[bytes]:
+    def _keys(self, row: int, n_prefix: int, n_tokens: int, own: int) -> list[bytes] | RunKeys:
         """The keys of all full blocks of a prompt of a shared prefix and own text."""
         size = self._block_tokens
         if size is None:
             return []
-        tenant, prefix = (
-            int(self._schedule["tenant_id"][row]),
-            int(self._schedule["prefix_id"][row]),
-        )
-        n_shared, n_full = n_prefix // size, n_tokens // size
-        shared = self._prefix_keys.setdefault((tenant, prefix), [])
-        if len(shared) < n_shared:
-            shared[:] = run_keys(b"%d" % tenant, _PREFIXES + prefix, n_shared)
-        return shared[:n_shared] + run_keys(b"%d" % tenant, own, n_full - n_shared)
+        tenant = b"%d" % int(self._schedule["tenant_id"][row])
+        prefix = _PREFIXES + int(self._schedule["prefix_id"][row])
+        digests = (run_digest(tenant, prefix), run_digest(tenant, own))
+        return RunKeys((0, n_prefix // size), digests, n_tokens // size)
 
     def _before(self, parent: int, is_real: bool) -> Prompt:
         """The conversation up to the end of a turn, with the actual or the scripted answer."""

@@ -32,6 +32,7 @@ from loadgen.lab.virtual_client import VirtualClient
 from loadgen.live.progress import Progress
 from loadgen.manifest.sections import (
     FailureSection,
+    HostMemorySection,
     LabelsSection,
     PreflightLine,
     ReplicaSection,
@@ -52,6 +53,7 @@ from loadgen.workload.schedule import Plan, make_plan
 from reference_engine.cluster.kv_links import KvLinks
 from reference_engine.cluster.transfers import Transfers
 from reference_engine.policies.base import Policy
+from reference_engine.simulator import Simulator
 
 if TYPE_CHECKING:
     from reports.run.engine_section import EngineSection
@@ -219,6 +221,17 @@ def _sections(engine: SimulatedEngine) -> tuple[ReplicaSection, ...]:
     return tuple(sections)
 
 
+def _host_section(simulator: Simulator) -> HostMemorySection | None:
+    out_bytes = back_bytes = copying_s = 0.0
+    for replica in simulator.replicas:
+        totals = replica.totals
+        block_bytes = replica.kv_token_bytes * replica.state.kv.block_tokens
+        out_bytes += totals.copied_out_blocks * block_bytes
+        back_bytes += totals.copied_back_blocks * block_bytes
+        copying_s += totals.copying_s
+    return HostMemorySection(out_bytes, back_bytes, copying_s) if out_bytes else None
+
+
 def _transfer_section(transfers: Transfers) -> TransferSection:
     n = max(1, transfers.n_done)
     return TransferSection(
@@ -300,6 +313,7 @@ class _Simulation:
                 starts=scaling.n_starts,
                 mean_replicas=sum(replica.on_share for replica in replicas),
             ),
+            host=_host_section(simulator),
         )
 
     @contextlib.contextmanager

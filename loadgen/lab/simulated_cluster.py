@@ -20,8 +20,10 @@ from reference_engine.cluster.kv_links import KvLinks
 from reference_engine.cluster.membership import Membership
 from reference_engine.cluster.rebalancing import rebalancing
 from reference_engine.cluster.routers import Site, read_router
+from reference_engine.cluster.splitting import splitting
 from reference_engine.cluster.transfers import Transfers
 from reference_engine.core.core import EngineState
+from reference_engine.executors.halves import Half
 from reference_engine.executors.staged import Staged
 from reference_engine.simulator import Replica, Route, only_replica
 
@@ -51,7 +53,9 @@ def wire(
 ) -> Wiring:
     """Connects replicas as their settings state; `renew` builds the engine of a replica anew.
     Raises UsageError for settings that do not fit together."""
-    has_moves = options.rebalance is not None or any(r.role != "both" for r in replicas)
+    is_split = any(isinstance(replica.executor, Half) for replica in replicas)
+    whole = [replica for replica in replicas if not isinstance(replica.executor, Half)]
+    has_moves = options.rebalance is not None or any(r.role != "both" for r in whole)
     has_members = is_changing(options)
     if has_moves and has_members:
         raise UsageError(
@@ -61,6 +65,10 @@ def wire(
         raise UsageError(
             "pipeline: roles, migration, failures and autoscaling of the engines of a pipeline are "
             "not simulated; use pipeline=1"
+        )
+    if (has_moves or has_members) and is_split:
+        raise UsageError(
+            "split: role, rebalance, failures and autoscaling of divided GPUs are not simulated"
         )
     idle = sorted(_OF_COPIES & options.model_fields_set)
     if idle and not has_moves:
@@ -74,6 +82,10 @@ def wire(
         return _moving(options, replicas, clock)
     if len(replicas) == 1:
         return Wiring(only_replica)
+    if is_split:
+        rng = np.random.default_rng(options.router_seed)
+        part = splitting(replicas, clock.now_s, rng, read_router(options.router))
+        return Wiring(part.route, Cluster(Transfers(KvLinks(options.link_bytes_per_s)), [part]))
     rng = np.random.default_rng(options.router_seed)
     return Wiring(read_router(options.router).route(Site(replicas, clock.now_s, rng)))
 

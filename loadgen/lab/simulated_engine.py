@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -17,6 +17,7 @@ from reference_engine.cluster.routers import read_router
 from reference_engine.core.core import EngineState
 from reference_engine.executors.base import Caps
 from reference_engine.executors.delayed import NO_DELAY, StepDelayOption
+from reference_engine.executors.halves import SIDES, SPLIT_GAIN, DividedGpu, Half
 from reference_engine.executors.simulated import SIMULATED_CONTEXT, Simulated
 from reference_engine.executors.staged import Staged, Stages
 from reference_engine.model.hardware_file import simulated_model
@@ -24,7 +25,7 @@ from reference_engine.model.zoo import resolve
 from reference_engine.policies.base import POLICIES, Policy, is_for_mode
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.simulator import Replica, Role, Simulator
-from reference_engine.state.cost_model import CPU, WeightDtype
+from reference_engine.state.cost_model import CPU, ModelOnHardware, StepCost, WeightDtype
 from reference_engine.state.kv import BLOCK_TOKENS, KvPool
 from reference_engine.state.model_config import KvDtype
 from reference_engine.state.plan import How, Limits
@@ -49,12 +50,16 @@ _NEEDS = {
     ("repair",): ("mtbf",),
     ("min_replicas", "autoscale_every", "startup", "scale_down_after"): ("target_requests",),
     ("rebalance_gap",): ("rebalance",),
+    ("split_gain", "split_slack"): ("split",),
+    ("host_bytes_per_s", "host_latency", "host_prefixes"): ("host_memory", "swap_blocks"),
 }
 _NEEDED_EXAMPLE = {
     "fail": "fail=2@30s:60s",
     "mtbf": "mtbf=1h",
     "target_requests": "target_requests=64",
     "rebalance": "rebalance=1s",
+    "split": "split=70%",
+    "host_memory": "host_memory=200e9",
 }
 
 
@@ -64,13 +69,24 @@ class SimOptions(BaseModel):
 
     None means: `max_model_len` 32 768 (on `cpu` the shape's), `max_num_seqs` and `token_budget` the
     mode's, `kv_blocks` as many as fit next to the weights, `prefix_cache` on if the scenario shares
-    text. `declared_max_tokens` is the generation limit that every request declares, although it
-    ends at its planned length; None declares the planned length. `step_delay` makes every step
-    longer, as an injected fault.
+    text. `fused_attention` is the efficiency of a kernel that computes the attention of prompts and
+    decodes at the same time; None computes them one after the other. `declared_max_tokens` is the
+    generation limit that every request declares, although it ends at its planned length; None
+    declares the planned length. `step_delay` makes every step longer, as an injected fault.
+
+    Host memory of `swap_blocks`, or `host_memory` bytes, keeps the KV of preempted requests, and
+    with `host_prefixes` also the blocks that leave the prefix cache. `preempt` decides what is
+    computed again. A copy takes `host_latency` and its bytes at `host_bytes_per_s` (None: the
+    link of the hardware), and the step waits for it.
 
     With a `pipeline` of n stages, a replica has its layers on n times the hardware, and n engines
     whose steps pass the stages one after the other, each with a part of the KV memory; the router
     selects among all engines.
+
+    With `split`, a replica computes prompts and decodes at the same time, on two parts of its GPU:
+    prompts on this share of the multiprocessors; with `auto` on the largest with which decodes
+    take at most `split_slack` times as long as on the whole GPU. Both parts together do at most
+    `split_gain` times the work of the whole GPU.
 
     `replicas` of the engine stand behind a `router`: `8`, or groups that differ from the other
     settings, `4+4:hardware=a100;mode=static`. `router_seed` is the seed of its random choices.
@@ -98,12 +114,17 @@ class SimOptions(BaseModel):
     hardware: str = "h200"
     kv_dtype: KvDtype = "auto"
     weight_dtype: WeightDtype = "auto"
+    fused_attention: Annotated[Share, Field(gt=0, le=1)] | None = None
     max_model_len: int | None = Field(default=None, ge=2)
     max_num_seqs: int | None = Field(default=None, ge=1)
     token_budget: Annotated[int, Field(ge=1)] | Literal["slo"] | None = None
     block_tokens: int = Field(default=BLOCK_TOKENS, ge=1)
     kv_blocks: int | None = Field(default=None, ge=1)
     swap_blocks: int = Field(default=0, ge=0)
+    host_memory: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    host_bytes_per_s: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    host_latency: Annotated[Seconds, Field(ge=0)] = 0.0
+    host_prefixes: bool = False
     preempt: How = How.auto
     prefix_cache: bool | None = None
     async_depth: int = Field(default=0, ge=0, le=1)
@@ -114,6 +135,9 @@ class SimOptions(BaseModel):
     router_seed: int = Field(default=0, ge=0)
     pipeline: int = Field(default=1, ge=1, le=64)
     role: Role = "both"
+    split: Annotated[Share, Field(gt=0, lt=1)] | Literal["auto"] | None = None
+    split_gain: float = Field(default=SPLIT_GAIN, ge=1, le=2)
+    split_slack: float = Field(default=1.3, ge=1, allow_inf_nan=False)
     decode_router: str = "join_shortest_queue"
     link_bytes_per_s: float = Field(default=50e9, gt=0, allow_inf_nan=False)
     link_latency: Annotated[Seconds, Field(ge=0)] = 0.0
@@ -239,7 +263,10 @@ def build(
     simulator = Simulator(replicas, clock, wiring.route, wiring.conductor)
     if len(replicas) == 1 and wiring.conductor is None:
         return SimulatedEngine(simulator, chosen, texts[0], wiring)
-    description = f"{len(replicas)} replicas behind {options.router}: {'; '.join(texts)}"
+    n_whole = sum(r.partner is None or r.role == "prefill" for r in replicas)
+    description = f"{n_whole} replicas behind {options.router}: {'; '.join(texts)}"
+    if n_whole == 1:
+        description = texts[0]
     if wiring.transfers is not None:
         description += f"; KV over links of {options.link_bytes_per_s / 1e9:g} GB/s"
     return SimulatedEngine(simulator, chosen, description, wiring)
@@ -257,6 +284,7 @@ def _engines(
     that builds it anew, and a description."""
     model, n_stages = resolve(options.shape), options.pipeline
     fit = simulated_model(model, options.hardware, options.kv_dtype, options.weight_dtype, n_stages)
+    cost = replace(fit.cost, fused_attention=options.fused_attention or 0.0)
     context = model.config.max_model_len if options.hardware == CPU else SIMULATED_CONTEXT
     max_model_len = options.max_model_len or context
     block_tokens = options.block_tokens
@@ -264,21 +292,29 @@ def _engines(
     prefix_cache = is_sharing if options.prefix_cache is None else options.prefix_cache
     chosen = policy if policy is not None else make_policy(options)
     limits = _limits(options, chosen, max_model_len, model.config.vocab_size)
-    caps = Caps(options.swap_blocks, copy_s=fit.copy_token_s * block_tokens)
+    caps = _host_memory(options, fit, n_stages)
 
-    def renew() -> EngineState:
+    def new(cost: StepCost, kv: KvPool, host: HostPool) -> EngineState:
         return EngineState(
             limits,
-            KvPool(n_blocks, block_tokens, prefix_cache),
+            kv,
             clock,
             chosen,
-            cost=fit.cost,
+            cost=cost,
             predictor=QuantilePredictor(),
             log=log,
-            host=HostPool(caps.n_host_blocks, caps.copy_s),
+            host=host,
             preempt=options.preempt,
             async_depth=options.async_depth,
         )
+
+    def memory() -> tuple[KvPool, HostPool]:
+        kv = KvPool(n_blocks, block_tokens, prefix_cache)
+        host = HostPool(caps.n_host_blocks, caps.copy_s, caps.copy_latency_s, options.host_prefixes)
+        return kv, host
+
+    def renew() -> EngineState:
+        return new(cost, *memory())
 
     description = (
         f"{model.name} on {options.hardware}, {_policy_text(chosen)}, {n_blocks} KV blocks"
@@ -289,18 +325,54 @@ def _engines(
         description += f" of {options.kv_dtype}"
     if options.weight_dtype != "auto":
         description += f", weights of {options.weight_dtype}"
+    if caps.n_host_blocks:
+        kinds = "preempted KV and prefixes" if options.host_prefixes else "preempted KV"
+        description += f", {caps.n_host_blocks} blocks of host memory for {kinds}"
+    if options.fused_attention is not None:
+        description += f", attention of prompts and decodes fused at {options.fused_attention:.0%}"
     if options.step_delay != NO_DELAY:
         description += f", every step delayed by {options.step_delay}"
     if options.role != "both":
         description += f", {options.role} only"
     if n_stages > 1:
         description += f", one of {n_stages} engines of a pipeline of {n_stages} stages"
+    if options.split is not None:
+        if n_stages > 1 or options.role != "both":
+            raise UsageError("split: not simulated together with pipeline or role")
+        is_auto = options.split == "auto"
+        description += f", its GPU divided: {_split_text(options.split)}"
+        share = None if is_auto else float(options.split)
+        gpu = DividedGpu(cost, share, options.split_gain, options.split_slack)
+        kv, host = memory()
+        for side in SIDES:
+            state = new(cost if is_auto else gpu.part(side), kv, host)
+            half = Half(gpu, side, caps, options.step_delay)
+            name = f"replica {number}, {side} half"
+            yield Replica(state, half, name, side, fit.kv_token_bytes), renew, description
+        return
     stages = Stages(n_stages, fit.hop_s, fit.hop_token_s)
     for k in range(n_stages):
-        simulated = Simulated(fit.cost, caps, options.step_delay)
+        simulated = Simulated(cost, caps, options.step_delay)
         executor = simulated if n_stages == 1 else Staged(simulated, stages, clock)
         name = f"replica {number}" if n_stages == 1 else f"replica {number}, engine {k + 1}"
         yield Replica(renew(), executor, name, options.role, fit.kv_token_bytes), renew, description
+
+
+def _host_memory(options: SimOptions, fit: ModelOnHardware, n_engines: int) -> Caps:
+    """The host memory of an engine, of which a replica has `n_engines`."""
+    block_bytes, n_blocks = fit.kv_token_bytes * options.block_tokens, options.swap_blocks
+    if options.host_memory is not None:
+        if n_blocks:
+            raise UsageError("host_memory: leave out swap_blocks, or host_memory")
+        n_blocks = int(options.host_memory // block_bytes) // n_engines
+    copy_s = fit.copy_token_s * options.block_tokens
+    if options.host_bytes_per_s is not None:
+        copy_s = block_bytes / options.host_bytes_per_s
+    return Caps(n_blocks, copy_s=copy_s, copy_latency_s=options.host_latency)
+
+
+def _split_text(split: float | str) -> str:
+    return "by the present decodes" if split == "auto" else f"{split:.0%} for prompts"
 
 
 def make_policy(options: SimOptions) -> Policy:

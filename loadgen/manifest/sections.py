@@ -217,11 +217,21 @@ class ScalingSection(JsonSection, frozen=True):
     mean_replicas: float
 
 
+class HostMemorySection(JsonSection, frozen=True):
+    """KV that simulated engines copied to host memory and back (bytes), and the time of their steps
+    for it (s)."""
+
+    out_bytes: float
+    back_bytes: float
+    copying_s: float
+
+
 class SimulatedEngineSection(JsonSection, frozen=True, omit_defaults=True):
     """Counters of a simulated engine, of all replicas together. `waits_s`: class → reason → seconds
     that requests of the measured window waited. The run took `simulated_s` of virtual and `wall_s`
     of real time. `router` and `replicas` are there where it has several replicas, `transfers` where
-    requests move between them, `failures` and `scaling` where replicas fail, start and stop."""
+    requests move between them, `failures` and `scaling` where replicas fail, start and stop, `host`
+    where KV was copied to host memory."""
 
     steps: int
     preemptions: int
@@ -235,6 +245,7 @@ class SimulatedEngineSection(JsonSection, frozen=True, omit_defaults=True):
     transfers: TransferSection | None = None
     failures: FailureSection | None = None
     scaling: ScalingSection | None = None
+    host: HostMemorySection | None = None
 
 
 class FrameCounts(JsonSection, frozen=True):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from loadgen.errors import RunInvalid
 from loadgen.measure.catalog import METRICS, PASSES_UNDEFINED, Metric
-from loadgen.measure.statistics.dependence import Dependence, of_share
+from loadgen.measure.statistics.dependence import Dependence, Load, of_share
 from loadgen.measure.statistics.population import BLOCK, Population, of_groups, of_requests
 from loadgen.records import OWN_SLO, Chunks, Requests, Run, Schedule, Status, TokenSource
 
@@ -71,8 +71,9 @@ class PerRequest:
 
     `output_tokens` is n: counted as `token_source` states, else 1 per chunk. `chunk_starts` holds
     the index in `run.chunk_rows` of the first chunk of each request that received any.
-    `release_order` lists the rows in order of release, unreleased rows last. `own_slo_s` holds, by
-    metric, the limits that requests brought themselves, if any did (0: none).
+    `release_order` lists the rows in order of release, unreleased rows last. `in_flight` is the
+    number of requests that were released before and had not ended. `own_slo_s` holds, by metric,
+    the limits that requests brought themselves, if any did (0: none).
     """
 
     is_ok: Mask
@@ -94,6 +95,7 @@ class PerRequest:
     gaps: TokenGaps
     chunk_starts: NDArray[np.intp]
     release_order: NDArray[np.intp]
+    in_flight: NDArray[np.float64]
     own_slo_s: Mapping[str, Seconds] = field(default_factory=dict)
 
     def column(self, metric: str) -> Seconds:
@@ -118,6 +120,7 @@ def per_request(run: Run) -> PerRequest:
     max_stall_s = greatest(gaps.icl_s, gaps, len(rows))
     itl_s = gaps.itl_s
     opened = ~rows["reused_connection"]
+    release_order = np.argsort(released_s, kind="stable")
     return PerRequest(
         is_ok=rows["status"] == Status.ok,
         has_token=np.isfinite(first_s),
@@ -137,7 +140,8 @@ def per_request(run: Run) -> PerRequest:
         lateness_s=_lateness_s(schedule, sent_s - released_s),
         gaps=gaps,
         chunk_starts=starts,
-        release_order=np.argsort(released_s, kind="stable"),
+        release_order=release_order,
+        in_flight=_in_flight(released_s, _column(rows, "done_s"), release_order),
         own_slo_s={
             metric: _column(schedule, name)
             for metric, name in OWN_SLO.items()
@@ -174,6 +178,15 @@ def _divide(seconds: Seconds, counts: NDArray[np.int64]) -> Seconds:
     quotient = np.full(len(seconds), np.nan)
     np.divide(seconds, counts, out=quotient, where=counts > 0)
     return quotient
+
+
+def _in_flight(
+    released_s: Seconds, done_s: Seconds, release_order: NDArray[np.intp]
+) -> NDArray[np.float64]:
+    n_before = np.empty(len(released_s))
+    n_before[release_order] = np.arange(len(released_s))
+    ends_s = np.sort(done_s[np.isfinite(done_s)])
+    return n_before - np.searchsorted(ends_s, released_s, side="left")
 
 
 def _lateness_s(schedule: Schedule, queue_client_s: Seconds) -> Seconds:
@@ -253,6 +266,7 @@ class Samples:
         self._columns, self._due = columns, due
         self._ok = due & columns.is_ok
         self._populations: dict[tuple[str, bool], Population] = {}
+        self._loads: dict[bytes, Load] = {}
 
     def of(self, metric: Metric, with_failures: bool = False) -> Population:
         if metric.name == "itl_s" and not self._columns.gaps.has_several:
@@ -274,7 +288,8 @@ class Samples:
 
     def _successful(self, metric: Metric) -> Population:
         if metric.scope != "gap":
-            return of_requests(self._in_order(metric, self._ok if metric.slo else self._due))
+            rows = self._ok if metric.slo else self._due
+            return self._of_rows(rows, self._columns.column(metric.name))
         return self._gaps(metric)
 
     def _with_failures(self, metric: Metric) -> Population:
@@ -290,13 +305,15 @@ class Samples:
             return self.of(metric)
         if metric.scope == "gap":
             return replace(self.of(metric), n_infinite=n_missing, _dependences={})
-        order = self._columns.release_order
         values = np.where(missing, math.inf, self._columns.column(metric.name))
-        return of_requests(values[order[(missing | self._ok)[order]]])
+        return self._of_rows(missing | self._ok, values)
 
-    def _in_order(self, metric: Metric, rows: Mask) -> Seconds:
+    def _of_rows(self, rows: Mask, values: Seconds) -> Population:
         order = self._columns.release_order
-        return self._columns.column(metric.name)[order[rows[order]]]
+        kept, key = order[rows[order]], rows.tobytes()
+        if key not in self._loads:
+            self._loads[key] = Load(self._columns.in_flight[kept])
+        return of_requests(values[kept], self._loads[key])
 
     def _gaps(self, metric: Metric) -> Population:
         gaps = self._columns.gaps

@@ -25,6 +25,9 @@ class EngineTotals:
     finished: int = 0
     cancelled: int = 0
     rejected_plans: int = 0
+    copied_out_blocks: int = 0  # of KV, to host memory
+    copied_back_blocks: int = 0
+    copying_s: float = 0.0  # by the host's own times
 
     def plus(self, other: EngineTotals) -> EngineTotals:
         """The totals of two engines."""

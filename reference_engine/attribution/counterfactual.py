@@ -148,7 +148,7 @@ class Counterfactual:
             state = simulated.build(clock, StepLog(), POLICIES.build)
         except UnknownKind:
             return {}
-        caps = Caps(setup.n_host_blocks, setup.copy_s)
+        caps = Caps(setup.n_host_blocks, setup.copy_s, copy_latency_s=setup.host_latency_s)
         n_before = self._case.max_steps - self.n_steps_left
         client = _Clients(
             accounts, self.n_steps_left, lambda n_steps: self._on_progress(n_before + n_steps)

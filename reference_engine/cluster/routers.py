@@ -7,8 +7,8 @@ keeps the numbers for that time. Ties are broken at random.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
-from itertools import cycle
+from collections.abc import Callable, Sequence
+from itertools import cycle, takewhile
 from typing import Annotated, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -80,7 +80,7 @@ class CentralQueue(Router):
 
     def route(self, site: Site) -> Route:
         def select(request: Request) -> int | None:
-            sizes = [len(replica.population) for replica in site.replicas]
+            sizes = [sum(len(e.population) for e in engines(r)) for r in site.replicas]
             least = min(sizes)
             return sizes.index(least) if least < self.most_requests else None
 
@@ -117,7 +117,9 @@ class JoinShortestQueue(LoadRouter):
     kind: ClassVar[str] = "join_shortest_queue"
 
     def load(self, replica: Replica) -> float:
-        return len(replica.population) + len(replica.coming) + len(replica.copying)
+        if replica.partner is None:
+            return len(replica.population) + len(replica.coming) + len(replica.copying)
+        return sum(len(e.population) + len(e.coming) for e in engines(replica))
 
 
 @ROUTERS.register
@@ -150,10 +152,11 @@ class PredictedLoad(LoadRouter):
     kind: ClassVar[str] = "predicted_load"
 
     def load(self, replica: Replica) -> float:
-        view, queues = replica.state.view(), replica.state.queues
-        queues.settle()  # the predictor reads the output so far
-        requests = [*queues, *replica.unread]
-        requests += [*replica.coming.values(), *replica.copying.values()]
+        view, requests = replica.state.view(), list[Request]()
+        for engine in engines(replica):
+            queues = engine.state.queues
+            queues.settle()  # the predictor reads the output so far
+            requests += [*queues, *engine.unread, *engine.coming.values(), *engine.copying.values()]
         n_prompt = n_output = n_context = 0.0
         for request in requests:
             n_left = max(0, request.n_remaining - request.n_swapped - 1)
@@ -184,30 +187,42 @@ class PrefixAware(Router):
     overlap_weight: float = Field(default=1.0, ge=0)
 
     def route(self, site: Site) -> Route:
-        def keys(replica: Replica) -> Collection[bytes]:
-            cached = replica.state.kv.cached_keys()
-            return frozenset(cached) if self.stale else cached
+        def cache(replica: Replica) -> Callable[[Sequence[bytes]], int]:
+            kv = replica.state.kv
+            if not self.stale:
+                return kv.n_leading
+            known = frozenset(kv.cached_keys())
+            return lambda keys: sum(1 for _ in takewhile(known.__contains__, keys))
 
-        caches = Periodic(keys, site, self.stale)
+        caches = Periodic(cache, site, self.stale)
 
         def select(request: Request) -> int:
             chain: Sequence[bytes] = ()
             costs: list[float] = []
             for number, replica in enumerate(site.replicas):
-                kv, queues = replica.state.kv, replica.state.queues
+                kv = replica.state.kv
                 chain = chain or kv.prefix_keys(request)
-                known = caches.of(number)
-                n_hits = next((k for k, key in enumerate(chain) if key not in known), len(chain))
+                n_hits = caches.of(number)(chain)
                 n_missing = len(request.tokens) - n_hits * kv.block_tokens
-                n_active = queues.context_tokens + queues.queued_tokens
-                n_active += sum(len(r.tokens) for r in queues.prefilling.values())
-                n_active += sum(len(r.tokens) for r in replica.unread)
-                on_way = (*replica.coming.values(), *replica.copying.values())
-                n_active += sum(len(r.tokens) for r in on_way)
+                n_active = sum(map(_active_tokens, engines(replica)))
                 costs.append(self.overlap_weight * n_missing + n_active)
             return least(range(len(costs)), costs, site.rng)
 
         return select
+
+
+def engines(replica: Replica) -> tuple[Replica, ...]:
+    """The replica, or both halves of a divided GPU."""
+    return (replica,) if replica.partner is None else (replica, replica.partner)
+
+
+def _active_tokens(replica: Replica) -> int:
+    queues = replica.state.queues
+    n_active = queues.context_tokens + queues.queued_tokens
+    n_active += sum(len(r.tokens) for r in queues.prefilling.values())
+    n_active += sum(len(r.tokens) for r in replica.unread)
+    on_way = (*replica.coming.values(), *replica.copying.values())
+    return n_active + sum(len(r.tokens) for r in on_way)
 
 
 class Periodic(Generic[T]):

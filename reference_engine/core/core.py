@@ -31,8 +31,8 @@ from reference_engine.core.placement import Placement
 from reference_engine.executors.base import Executor
 from reference_engine.policies.base import Policy
 from reference_engine.policies.fallback import first_come
-from reference_engine.state.batch import StepBatch, StepResult, StepTokens
-from reference_engine.state.cost_model import CostModel, StepCost
+from reference_engine.state.batch import Copy, StepBatch, StepResult, StepTokens, copying_s
+from reference_engine.state.cost_model import CostModel, StepCost, StepShape
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import (
     AdmissionError,
@@ -132,12 +132,20 @@ class EngineState:
         self.lent: dict[
             str, list[int]
         ] = {}  # blocks of requests that leave or come, see `handover`
+        # An engine with the same KV memory; while it has preempted requests, a yielding engine
+        # admits none.
+        self.sharing: EngineState | None = None
+        self.is_yielding = False
         self._held = HeldAnswers()
         self.ahead: PlannedStep | None = None  # the next step, where it is planned already
         self.launched: Launched | None = None  # `ahead`, where it is launched already
         cost, predictor = cost or StepCost(), predictor or MaxTokens()
         self._view = View(clock.now_s(), self.queues, kv, limits, cost, predictor, self._assign)
         self.accounting = Accounting(self.queues, limits, cost)
+        if self.host.keeps_prefixes and kv.prefix_cache and preempt is not How.recompute:
+            kv.offload = self.host
+            if preempt is How.auto:
+                self.host.price_prefixes(self._recompute_s, kv.block_tokens)
         self.paused_tenants = PausedTenants(self.queues, self.accounting)
         self._n_steps = 0  # including those that only waited
         self._last_batch, self._last_end_s = StepBatch(), clock.now_s()
@@ -213,7 +221,8 @@ class EngineState:
         try:
             return check_plan(self.policy.plan(view), view)
         except PlanError as error:
-            if self.lent and isinstance(error, NoProgress):  # until a copy frees memory
+            # until a copy, or the other engine, frees memory
+            if isinstance(error, NoProgress) and (self.lent or self.sharing is not None):
                 return Plan(rest=Cause(Why.no_kv_blocks), wait_until_s=inf)
             if self.is_strict:
                 raise
@@ -335,7 +344,11 @@ class EngineState:
                 assert bool(request.host_blocks) == is_swapped, f"{request.id}: {request.state}"
         n_running = len(self.queues.running)
         assert n_running <= self.limits.max_num_seqs, f"{n_running} run"
-        yield from self.kv.checks(requests, self.lent.values())
+        lent = [*self.lent.values()]
+        if self.sharing is not None:
+            requests += self.sharing.queues
+            lent += self.sharing.lent.values()
+        yield from self.kv.checks(requests, lent)
         yield from self.host.checks(requests)
 
     # --- the parts of the parts
@@ -345,7 +358,12 @@ class EngineState:
         if queues.lockstep is not None and (plan.hold or _names_decodes(plan, queues)):
             queues.end_lockstep()
         self.wait_until_s = plan.wait_until_s
-        placement = Placement(plan, self.policy, self._view, queues, self.host, self.preempt)
+        is_full = self.is_yielding and self._is_owing()
+        placement = Placement(
+            plan, self.policy, self._view, queues, self.host, self.preempt, not is_full
+        )
+        if placement.copies:
+            self._count(placement.copies)
         for request, cost in self.accounting.start(placement.admitted, now_s):
             self.log_event("jump", cost, now_s, request_id=request.id, tenant=request.tenant)
         for request in placement.admitted:
@@ -358,6 +376,23 @@ class EngineState:
         causes = (*plan.causes, *placement.left_out, *named)
         self.accounting.record_plan(plan, causes, now_s)
         return placement.batch(plan.padding), len(placement.preempted)
+
+    def _count(self, copies: Sequence[Copy]) -> None:
+        n_out = sum(copy.is_out for copy in copies)
+        self.counters.copied_out_blocks += n_out
+        self.counters.copied_back_blocks += len(copies) - n_out
+        self.counters.copying_s += copying_s(copies, self.host.copy_s, self.host.latency_s)
+
+    def _recompute_s(self, n_before: int, n_tokens: int) -> float:
+        """The time (s) of a step of `n_tokens` of a prompt after `n_before`."""
+        shape = StepShape(1, n_tokens, n_tokens * (n_before + n_tokens / 2))
+        return self._view.cost.estimate(shape)
+
+    def _is_owing(self) -> bool:
+        """Whether preempted requests wait in the engine with which this one shares memory."""
+        sharing = self.sharing
+        first = None if sharing is None else next(iter(sharing.queues.waiting.values()), None)
+        return first is not None and first.n_preemptions > 0
 
     def _requeue(self, request: Request, by: str, now_s: float) -> None:
         self.counters.preemptions += 1

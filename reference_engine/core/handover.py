@@ -4,7 +4,8 @@
     engine B         hold: blocks are lent to it ─▶ give_back, take_over ─▶ waiting ─plan─▶ running
 
 Engine B admits a received request as a swapped request, without computing its KV again. What B
-preempts later it computes again, or swaps, by itself.
+preempts later it computes again, or swaps, by itself. Where both engines share KV memory, B is lent
+the blocks themselves, and the request runs on in B's next step.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from reference_engine.accounting.ledger import Ticks, charge
 from reference_engine.state.plan import Cause, Why
-from reference_engine.state.sequence import Request, State
+from reference_engine.state.sequence import NO_HITS, Request, State
 
 if TYPE_CHECKING:
     from reference_engine.core.core import EngineState
@@ -48,7 +49,7 @@ def hand_over(state: EngineState, request_id: str) -> Handover:
     state.queues.remove(request)
     n_tokens = request.n_computed
     state.lent[request_id] = state.kv.detach(request)
-    request.state, request.n_swapped, request._hits = State.received, n_tokens, (-1, [])
+    request.state, request.n_swapped, request._hits = State.received, n_tokens, NO_HITS
     state.policy.on_finish(request, view)
     waits = state.accounting.hand_over(request, view.now_s)
     _log(state, "hand_over", request, n_tokens)
@@ -66,11 +67,18 @@ def give_back(state: EngineState, request_id: str) -> None:
 
 
 def take_over(state: EngineState, handover: Handover) -> None:
-    """Put a request of another engine into the queue."""
+    """Put a request of another engine into the queue; into the batch, if its blocks are lent."""
     request, view = handover.request, state.view()
     state.accounting.take_over(request, handover.waits, handover.since_s, handover.cause)
     state.queues.enter(request)
     _log(state, "take_over", request, handover.n_tokens)
+    blocks = state.lent.pop(request.id, None)
+    if blocks is not None:
+        state.kv.attach(request, blocks, handover.n_tokens)
+        state.queues.start(request)
+        state.queues.advance(request)
+        request.state, request.n_swapped = State.running, 0
+        state.accounting.start([request], view.now_s)
     state.policy.on_arrival(request, view)
 
 
@@ -89,7 +97,7 @@ def begin_anew(request: Request) -> Request:
     """The request without anything that an engine gave it, its answer and its times excepted."""
     request.state, request.blocks, request.host_blocks = State.waiting, [], []
     request.n_computed = request.n_room = request.n_published = request.n_swapped = 0
-    request._hits, request._order, request._due = (-1, []), 0, -1
+    request._runs, request._hits, request._order, request._due = [], NO_HITS, 0, -1
     if request.first_token_s is None:
         request.scheduled_s, request.n_cached = None, 0
     return request

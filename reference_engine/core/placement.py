@@ -31,10 +31,17 @@ class Preempted(NamedTuple):
 
 class Placement:
     """Places a plan when constructed; its fields hold the outcome. `left_out` are the items of
-    the plan that were not admitted."""
+    the plan that were not admitted: all unless `is_admitting`."""
 
     def __init__(
-        self, plan: Plan, policy: Policy, view: View, queues: Queues, host: HostPool, preempt: How
+        self,
+        plan: Plan,
+        policy: Policy,
+        view: View,
+        queues: Queues,
+        host: HostPool,
+        preempt: How,
+        is_admitting: bool = True,
     ) -> None:
         self.rows: dict[str, Row] = {}
         self.decodes: Sequence[Request] = ()
@@ -56,9 +63,10 @@ class Placement:
         if plan.decode_all:
             self._decode(plan)
         for item in admissions:
-            is_short = len(self.preempted) > n_planned
+            is_short = not is_admitting or len(self.preempted) > n_planned
             if is_short or not self._admit(item):
                 self.left_out.append((item.request_id, NO_BLOCKS))
+        self._copy_prefixes()
 
     def batch(self, padding: Padding) -> StepBatch:
         queues, decodes = self._queues, self.decodes
@@ -100,6 +108,7 @@ class Placement:
         if not self._kv.admit(request, item.n_tokens, min(item.reserve_tokens, request.n_most)):
             return False
         if request.n_swapped:
+            self._copy_prefixes()
             self.copies += self._host.swap_in(request, request.n_published)
         self._queues.start(request)
         request.state = State.running
@@ -147,6 +156,7 @@ class Placement:
         self._queues.requeue(request)
         if self._is_swapped(request, how):
             n_blocks = self._kv.blocks_for(request.n_computed)
+            self._copy_prefixes()
             self.copies += self._host.swap_out(request, n_blocks)
             request.state = State.swapped
         else:
@@ -166,7 +176,12 @@ class Placement:
         if how is How.swap:
             return True
         again = StepShape(n_seqs=1, prefill_tokens=n_tokens, prefill_attention=n_tokens**2 / 2)
-        return 2 * n_blocks * host.copy_s < self._view.cost.estimate(again)
+        return 2 * (n_blocks * host.copy_s + host.latency_s) < self._view.cost.estimate(again)
+
+    def _copy_prefixes(self) -> None:
+        """Add the copies of prefixes so far, before copies that may follow from them."""
+        if self._host.keeps_prefixes:
+            self.copies += self._host.drain()
 
 
 def _row(request: Request, n_tokens: int) -> Row:

@@ -44,6 +44,8 @@ class Setup:
     is_strict: bool
     cost: StepCost | None
     half_life: float | None
+    host_latency_s: float = 0.0
+    keeps_prefixes: bool = False
 
     @classmethod
     def of(cls, state: EngineState) -> Setup:
@@ -61,6 +63,8 @@ class Setup:
             is_strict=state.is_strict,
             cost=view.cost if isinstance(view.cost, StepCost) else None,
             half_life=_half_life(view.predictor),
+            host_latency_s=host.latency_s,
+            keeps_prefixes=host.keeps_prefixes,
         )
 
     @classmethod
@@ -91,7 +95,9 @@ class Setup:
             cost=self.cost,
             predictor=predictor,
             log=log,
-            host=HostPool(self.n_host_blocks, self.copy_s),
+            host=HostPool(
+                self.n_host_blocks, self.copy_s, self.host_latency_s, self.keeps_prefixes
+            ),
             preempt=self.preempt,
             async_depth=self.async_depth,
             is_strict=self.is_strict,

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate, repeat
+from itertools import accumulate, pairwise, repeat
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from reference_engine.core.commit import PlannedStep, StartedStep
@@ -39,6 +39,9 @@ class Repeating(Protocol):
     def repeated_s(self, batch: StepBatch, n: int) -> list[float]:
         """The seconds of `n` steps of a batch without rows, each with a token more of context for
         each decode."""
+
+    def duration_s(self, batch: StepBatch) -> float:
+        """The seconds of a step."""
 
     def execute(self, batch: StepBatch) -> StepResult: ...
 
@@ -137,30 +140,31 @@ class PromptStretch(Stretch):
 
     def _commit(self, n: int) -> None:
         first, state, kv, planned = self.n_done, self._state, self._state.kv, self._planned
-        request = self._rows[0].request
-        used_blocks = [kv.n_blocks - kv.n_free if first else planned.kv_used_blocks]
-        for _, start, n_tokens, _ in self._rows[first:n]:
-            request.n_computed += n_tokens
-            kv.publish(request)
-            state.counters.prompt_tokens += min(max(request.n_prompt - start, 0), n_tokens)
-            has_room = kv.grow(request, self._rows[len(used_blocks) + first].n_tokens)
-            assert has_room, "a stretch has blocks for all its steps"
-            used_blocks.append(kv.n_blocks - kv.n_free)
+        rows, request = self._rows, self._rows[0].request
+        first_used = kv.n_blocks - kv.n_free if first else planned.kv_used_blocks
+        begin, end = request.n_computed, rows[n].start
+        sizes = [row.n_tokens for row in rows[first:n]]
+        n_free = kv.compute_pieces(request, sizes, rows[n].n_tokens)
+        state.counters.prompt_tokens += min(end, request.n_prompt) - min(begin, request.n_prompt)
         state.counters.steps += n - first
         number = state.pass_steps(self._batch(n - 1), self.ends_s[n - 1], n - first)
-        starts_s = [self.ends_s[k - 1] if k else planned.placed_s for k in range(first, n)]
-        ends_s, durations_s = self.ends_s[first:n], self.durations_s[first:n]
-        batches, level = [self._batch(k) for k in range(first, n)], state.log.level
+        level = state.log.level
 
         def records() -> list[StepRecord]:
-            return [
-                planned._replace(
-                    batch=batch, t_s=start_s, plan_s=0.0, placed_s=start_s, kv_used_blocks=used
-                ).record(number + k, level, start_s, end_s, duration_s)
-                for k, (batch, start_s, end_s, duration_s, used) in enumerate(
-                    zip(batches, starts_s, ends_s, durations_s, used_blocks[:-1], strict=True)
+            used_blocks = [first_used, *(kv.n_blocks - n for n in n_free)]
+            made: list[StepRecord] = []
+            for k, used in zip(range(first, n), used_blocks, strict=False):
+                start_s = self.ends_s[k - 1] if k else planned.placed_s
+                step = planned._replace(
+                    batch=self._batch(k),
+                    t_s=start_s,
+                    plan_s=0.0,
+                    placed_s=start_s,
+                    kv_used_blocks=used,
                 )
-            ]
+                end_s, duration_s = self.ends_s[k], self.durations_s[k]
+                made.append(step.record(number + k - first, level, start_s, end_s, duration_s))
+            return made
 
         state.log.add_steps(n - first, records)
 
@@ -223,17 +227,18 @@ def _prompt_stretch(
         n = min(n_tokens - start, most)
         rows.append(Row(request, start, n, n == n_tokens - start))
     n_blocks = state.kv.blocks_for(rows[-1].start + rows[-1].n_tokens - request.n_room)
-    if len(rows) < 2 or n_blocks > state.kv.n_free:
+    if len(rows) < 2 or n_blocks > state.kv.n_idle:
         return None
-    batches = (batch._replace(rows=(row,)) for row in rows)
-    durations_s = [executor.execute(batch).simulated_s for batch in batches]
+    context_tokens = batch.context_tokens
+    batches = (StepBatch((row,), context_tokens=context_tokens) for row in rows)
+    durations_s = [executor.duration_s(batch) for batch in batches]
     return PromptStretch(state, planned, durations_s, rows, executor)
 
 
 def _most_with_blocks(state: EngineState) -> int:
     """Steps for which the free blocks are certainly enough."""
     kv = state.kv
-    n_each = kv.n_free // len(state.queues.decoding) - _MOST_TAKEN - 1
+    n_each = kv.n_idle // len(state.queues.decoding) - _MOST_TAKEN - 1
     return n_each * kv.block_tokens
 
 
@@ -243,44 +248,45 @@ def _commit(state: EngineState, planned: PlannedStep, stretch: DecodeStretch, n:
     assert lockstep is not None, "a stretch is taken in lockstep"
     used = kv.n_blocks - kv.n_free if first else planned.kv_used_blocks
     used_blocks: list[int] = []
-    at = first
-    while at < n:
-        step = min(n - at, lockstep.next_due() - lockstep.n_steps)
-        assert step > 0, "a request is due in the past"
-        lockstep.advance(stretch.ends_s[at : at + step])
-        used_blocks += repeat(used, step)
-        at += step
-        for request in lockstep.pop_due():
-            queues.set_milestone(request)
-        if queues.out_of_room:
-            has_room = kv.extend(queues.out_of_room.values())
-            assert has_room, "a stretch has blocks for all its steps"
-            queues.room_added_to_all()
-            used = kv.n_blocks - kv.n_free
+    now = lockstep.n_steps
+    end = now + n - first
+    while True:
+        due, requests = lockstep.take_due(end)
+        used_blocks += repeat(used, due - now)
+        if not requests:
+            break
+        now, n_rooms = due, [request.n_room for request in requests]
+        has_room = kv.extend(requests)
+        assert has_room, "a stretch has blocks for all its steps"
+        for request, n_room in zip(requests, n_rooms, strict=True):
+            lockstep.postpone(request, due, n_room)
+        used = kv.n_blocks - kv.n_free
+    ends_s = stretch.ends_s[first:n]
+    lockstep.advance(ends_s)
     n_new, n_context = n - first, queues.context_tokens
     queues.context_tokens += n_new * n_decode
     counters.output_tokens += n_new * n_decode
     counters.steps += n_new
     padding = planned.batch.padding
     counters.padding_tokens += n_new * (padding.prefill_tokens + padding.decode_rows)
-    ends_s, durations_s = stretch.ends_s[first:n], stretch.durations_s[first:n]
-    starts_s = [stretch.ends_s[first - 1] if first else planned.placed_s, *ends_s[:-1]]
+    start_s = stretch.ends_s[first - 1] if first else planned.placed_s
     if planned.n_waiting:
         rate = state.accounting.prompt_rate
-        for start_s, end_s in zip(starts_s, ends_s, strict=True):
-            rate.add(0, start_s, end_s)
+        for began_s, end_s in pairwise([start_s, *ends_s]):
+            rate.add(0, began_s, end_s)
     number, level = state.pass_steps(planned.batch, ends_s[-1], n_new), state.log.level
 
     def records() -> list[StepRecord]:
-        like = planned.record(number, level, starts_s[0], ends_s[0], durations_s[0])
+        starts_s, durations_s = [start_s, *ends_s[:-1]], stretch.durations_s[first:n]
+        like = planned.record(number, level, start_s, ends_s[0], durations_s[0])
         constant, rest = like[6:9], like[13:]
         running, waiting = like.n_running, like.n_waiting
         return [
             _RECORD((
-                number + k, start_s, start_s, end_s, duration_s, 0.0, *constant,
+                number + k, began_s, began_s, end_s, duration_s, 0.0, *constant,
                 n_context + k * n_decode, running, waiting, used, *rest,
             ))
-            for k, (start_s, end_s, duration_s, used) in enumerate(
+            for k, (began_s, end_s, duration_s, used) in enumerate(
                 zip(starts_s, ends_s, durations_s, used_blocks, strict=True)
             )
         ]  # fmt: skip

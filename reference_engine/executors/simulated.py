@@ -7,12 +7,16 @@ parameter has an effect.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import ClassVar
+from dataclasses import replace
+from typing import Annotated, ClassVar
 
+from pydantic import Field
+
+from loadgen.units import Share
 from reference_engine.executors.base import Caps, Executor, ExecutorKind, Site
 from reference_engine.executors.delayed import NO_DELAY, StepDelay
 from reference_engine.model.hardware_file import simulated_model
-from reference_engine.state.batch import Logprob, StepBatch, StepResult
+from reference_engine.state.batch import Logprob, StepBatch, StepResult, copying_s
 from reference_engine.state.cost_model import CostModel, ModelOnHardware, WeightDtype, decode_s
 from reference_engine.state.model_config import KvDtype, ModelSource
 
@@ -25,18 +29,23 @@ that reserves memory for the longest sequence would then serve one request at a 
 
 class SimulatedExecutor(ExecutorKind):
     """The steps of `hardware`: `h200`, `4xh200`, `h100`, `a100`, a YAML file of your own, or `cpu`
-    for a small shape; `kv_dtype` and `weight_dtype` select KV and weights in 8 bits. A server
-    spends the time of each step on its real clock."""
+    for a small shape; `kv_dtype` and `weight_dtype` select KV and weights in 8 bits.
+    `fused_attention` is the efficiency of a kernel that computes the attention of prompts and
+    decodes at the same time (`StepCost`). A server spends the time of each step on its real
+    clock."""
 
     kind: ClassVar[str] = "simulated"
 
     hardware: str = "h200"
     kv_dtype: KvDtype = "auto"
     weight_dtype: WeightDtype = "auto"
+    fused_attention: Annotated[Share, Field(gt=0, le=1)] | None = None
 
     def model(self, source: ModelSource) -> ModelOnHardware:
         """A model on this hardware."""
-        return simulated_model(source, self.hardware, self.kv_dtype, self.weight_dtype)
+        model = simulated_model(source, self.hardware, self.kv_dtype, self.weight_dtype)
+        cost = replace(model.cost, fused_attention=self.fused_attention or 0.0)
+        return replace(model, cost=cost)
 
     def build(self, site: Site) -> Executor:
         simulated = self.model(site.model)
@@ -67,9 +76,18 @@ class Simulated:
             return durations_s
         return [duration_s + self._delay.of(duration_s) for duration_s in durations_s]
 
+    def duration_s(self, batch: StepBatch) -> float:
+        """The seconds of a step."""
+        duration_s = self._cost.estimate(batch.shape())
+        if batch.copies:
+            caps = self.caps
+            duration_s += copying_s(batch.copies, caps.copy_s, caps.copy_latency_s)
+        if self._delay is NO_DELAY:
+            return duration_s
+        return duration_s + self._delay.of(duration_s)
+
     def execute(self, batch: StepBatch) -> StepResult:
-        duration_s = self._cost.estimate(batch.shape()) + len(batch.copies) * self.caps.copy_s
-        duration_s += self._delay.of(duration_s)
+        duration_s = self.duration_s(batch)
         n_tokens = len(batch.decodes) + sum(row.samples for row in batch.rows)
         # The first step of every request is a row, so that decodes need no check.
         if not self._has_logprobs:

@@ -34,6 +34,13 @@ class Copy(NamedTuple):
     is_out: bool
 
 
+def copying_s(copies: Sequence[Copy], copy_s: float, latency_s: float) -> float:
+    """The time (s) of copies: `copy_s` each, and `latency_s` for each direction."""
+    if not copies:
+        return 0.0
+    return len(copies) * copy_s + len({copy.is_out for copy in copies}) * latency_s
+
+
 class StepBatch(NamedTuple):
     """The work of a step: first the `copies`, then everything else at once. Executors read the
     requests and never write to them.

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Protocol
 
+import numpy as np
+
 from loadgen.errors import UsageError, nearest
 from reference_engine.state.model_config import KvDtype, ModelConfig, ModelSource
 
@@ -75,6 +77,10 @@ class StepCost:
     decoding rows and padding; p = `sharpness`. Without `weights_s` the model is plainly linear. A
     step that only decodes is rounded up to the next of `graph_rows`, the batch sizes for which a
     graph was captured (none: no rounding). An empty step costs nothing.
+
+    With `fused_attention` = η > 0, a kernel computes the attention of decodes and of prompts at the
+    same time. The two terms D and P of a step then take min(D + P, max(D, P) / η) together.
+    Source: Kamath et al., POD-Attention, ASPLOS 2025 (arXiv 2410.18038).
     """
 
     step_s: float = 0.0
@@ -89,10 +95,16 @@ class StepCost:
     reduce_saved_token_s: float = 0.0
     prefill_seq_s: float = 0.0
     sharpness: float = 4.0
+    fused_attention: float = 0.0
     graph_rows: tuple[int, ...] = ()
 
     def estimate(self, shape: StepShape) -> float:
         fixed_s, n_context = self.without_context(shape)
+        if self.fused_attention:
+            decode_s = self.context_token_s * n_context
+            prefill_s = self.prefill_attention_s * shape.prefill_attention
+            fused_s = max(decode_s, prefill_s) / self.fused_attention
+            return fixed_s + min(decode_s + prefill_s, fused_s)
         return (
             fixed_s
             + self.context_token_s * n_context
@@ -132,13 +144,14 @@ class StepCost:
 def decode_s(cost: CostModel, shape: StepShape, n: int) -> list[float]:
     """`estimate` of `n` steps of a shape, each with a token more of context for each decode."""
     n_decode, n_context = shape.n_decode, shape.context_tokens
-    if not isinstance(cost, StepCost):
+    if not isinstance(cost, StepCost) or (cost.fused_attention and shape.prefill_attention):
         contexts = range(n_context, n_context + n * n_decode, n_decode)
         return [cost.estimate(shape._replace(context_tokens=c)) for c in contexts]
     fixed_s, n_context = cost.without_context(shape)
     token_s, attention_s = cost.context_token_s, cost.prefill_attention_s * shape.prefill_attention
-    contexts = range(n_context, n_context + n * n_decode, n_decode)
-    return [fixed_s + token_s * c + attention_s for c in contexts]
+    growing = n_context + n_decode * np.arange(n)
+    durations_s: list[float] = (fixed_s + token_s * growing + attention_s).tolist()
+    return durations_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,10 @@
 """Paged KV memory as bookkeeping: which request holds which block. Integers only, no tensors.
 
-A block is either owned (reference count ≥ 1) or on the free list. A free block may still hold the
-KV of a full, hashed block; it is then a prefix-cache entry until it is taken for something else.
+A block is either owned, by one request or by several, or free. A free block may still hold the KV
+of a full, hashed block; it is then an entry of the prefix cache (`prefix_tree`) until it is taken
+for something else.
 
-    free list, next taken first:  [blank, latest first …] [cached, least recently freed … most]
+    free blocks, next taken first:  [blank, latest first …] [cached, least recently freed … most]
 
 The hash of block i covers everything before it: h_i = blake2b(h_{i-1} ‖ tokens_i), h_{-1} =
 blake2b(tenant), so equal hashes mean equal prefixes. Tenants never share blocks: a hit shows as a
@@ -13,22 +14,33 @@ shorter TTFT, from which a tenant could infer that another tenant sent the same 
 from __future__ import annotations
 
 from array import array
-from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, KeysView, Sequence
-from functools import cache
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from hashlib import blake2b
-from itertools import islice
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
+from reference_engine.state.prefix_tree import Keys, Node, PrefixTree, Run
+from reference_engine.state.run_keys import RunKeys
 from reference_engine.state.sequence import Request
+
+if TYPE_CHECKING:
+    from reference_engine.state.swap import HostPool
 
 BLOCK_TOKENS = 16
 BLOCKS_PER_CHECK = 256  # between two `yield`s of a check: some 50 µs
 _RUN = 8  # most blocks given to a growing answer at once; see decision 53
 _PLENTY = 16  # free blocks for each block taken that way
-_FIRST = 32  # blocks of a prompt that are looked up at first
 _HASH_BYTES = 16
-_NUMBER_BYTES = 4
 _EMPTY = blake2b(digest_size=_HASH_BYTES)
+
+
+class Detached(list[int]):
+    """Blocks that were taken from a request, still owned; `runs` of them are in the prefix tree,
+    by these `keys`."""
+
+    def __init__(self, blocks: Iterable[int], runs: Sequence[Run], keys: Keys) -> None:
+        super().__init__(blocks)
+        self.runs, self.keys = runs, keys
 
 
 class KvPool:
@@ -40,21 +52,24 @@ class KvPool:
         assert n_blocks > 0, f"a pool needs at least 1 block, got {n_blocks}"
         assert block_tokens > 0, f"a block holds at least 1 token, got {block_tokens}"
         self.n_blocks, self.block_tokens, self.prefix_cache = n_blocks, block_tokens, prefix_cache
-        self._references = [0] * n_blocks
-        self._free = FreeList(n_blocks)
-        self._block_of: dict[bytes, int] = {}
-        self._hash_of: dict[int, bytes] = {}
-        self._n_index_changes = 0
+        self._blank = list(range(n_blocks - 1, -1, -1))  # the next is the last
+        self._tree = PrefixTree()
+        self.offload: HostPool | None = None  # keeps blocks that leave the prefix cache
+
+    @property
+    def n_idle(self) -> int:
+        """Blocks that can be taken without a copy to host memory."""
+        return self.n_free if self.offload is None else len(self._blank)
 
     @property
     def n_free(self) -> int:
         """Blocks that can be taken now, cached prefixes included."""
-        return len(self._free)
+        return len(self._blank) + self._tree.n_idle
 
     @property
     def pressure(self) -> float:
         """Share of the blocks that are owned, 0 to 1."""
-        return 1.0 - len(self._free) / self.n_blocks
+        return 1.0 - self.n_free / self.n_blocks
 
     def blocks_for(self, n_tokens: int) -> int:
         return -(-n_tokens // self.block_tokens)
@@ -66,16 +81,19 @@ class KvPool:
 
     def missing_to_admit(self, request: Request, n_tokens: int, reserve_tokens: int = 0) -> int:
         """As `missing`, for a request that holds no blocks yet and reserves room for
-        `reserve_tokens` in total. Cached blocks without an owner leave the free list, too.
+        `reserve_tokens` in total. Cached blocks without an owner leave the free blocks, too.
 
         A preempted request comes back only with room for all tokens it had: admitted for the next
         piece only, it could be preempted again and again without ever getting a token.
         """
-        hits = self._hits(request)
-        reserve_tokens = max(reserve_tokens, self._least_room(request))
-        idle = list(map(self._references.__getitem__, hits)).count(0)
-        n_room = max(self._available(request, hits) + n_tokens, reserve_tokens)
-        return self.blocks_for(n_room) - len(hits) + idle
+        nodes, n_hits = self._hits(request)
+        n_kept = len(self._kept(request, n_hits))
+        n_room = max(self._available(request, n_hits + n_kept) + n_tokens, reserve_tokens)
+        n_missing = self.blocks_for(max(n_room, self._least_room(request))) - n_hits
+        for node in nodes:
+            if not node.n_owners:
+                n_missing += min(node.end, n_hits) - node.start
+        return n_missing
 
     def freed_by(self, victim: Request, request: Request) -> int:
         """Blocks that preempting `victim` adds to those that an admission of `request` can take.
@@ -83,15 +101,24 @@ class KvPool:
         `request`, do not count."""
         if not self.prefix_cache:
             return len(victim.blocks)
-        references, hits = self._references, self._hits(request)
-        n_shared = sum(references[block] == 1 for block in set(hits).intersection(victim.blocks))
-        return sum(references[block] == 1 for block in victim.blocks) - n_shared
+        nodes, n_hits = self._hits(request)
+        n_freed, of_victim = len(victim.blocks), set[Node]()
+        for run in victim._runs:
+            for node in run.nodes(victim.chain):
+                of_victim.add(node)
+                if node.n_owners > 1:
+                    n_freed -= node.end - node.start
+        for node in of_victim.intersection(nodes):
+            if node.n_owners == 1:
+                n_freed -= min(node.end, n_hits) - node.start
+        return n_freed
 
     def cached_tokens(self, request: Request) -> int:
         """Tokens that a request without blocks need not compute, because they are in the prefix
         cache or in host memory. A token at least is always left to compute: without it there
         would be no logits to sample from."""
-        return self._available(request, self._hits(request))
+        n_hits = self._hits(request)[1]
+        return self._available(request, n_hits + len(self._kept(request, n_hits)))
 
     def prefix_keys(self, request: Request) -> Sequence[bytes]:
         """The hashes of the full blocks of a prompt that could be in a cache; equal in all pools
@@ -101,9 +128,15 @@ class KvPool:
         n_usable = (len(request.tokens) - 1) // self.block_tokens
         return self._chain(request, n_usable)[:n_usable]
 
-    def cached_keys(self) -> KeysView[bytes]:
-        """The hashes of the blocks in the prefix cache, as they change."""
-        return self._block_of.keys()
+    def n_leading(self, keys: Keys) -> int:
+        """How many of these hashes, from the first on, are in the prefix cache."""
+        return self._tree.find(keys, len(keys))[1]
+
+    def cached_keys(self) -> Iterator[bytes]:
+        """The hashes of the blocks in the prefix cache."""
+        for node in self._tree.nodes():
+            if node.blocks:
+                yield from map(node.keys.__getitem__, range(node.start, node.end))
 
     def admit(self, request: Request, n_tokens: int, reserve_tokens: int = 0) -> bool:
         """Give a request without blocks its cached prefix, room for its swapped-out tokens and
@@ -112,18 +145,21 @@ class KvPool:
         assert not request.blocks, f"{request.id} already holds {len(request.blocks)} blocks"
         if self.missing_to_admit(request, n_tokens, reserve_tokens) > self.n_free:
             return False
-        hits = self._hits(request)
-        request.blocks = list(hits)
-        for block in hits:
-            if self._references[block] == 0:
-                self._free.reuse(block)
-            self._references[block] += 1
-        request.n_published = len(hits)
-        request.n_room = len(hits) * self.block_tokens
-        request.n_computed = self._available(request, hits)
+        nodes, n_hits = self._hits(request)
+        kept = self._kept(request, n_hits)
+        host_blocks = self.offload.pin(kept) if kept and self.offload is not None else []
+        if nodes:
+            request._runs = [self._tree.own(nodes, n_hits)]
+            request.blocks = [block for node in nodes for block in node.blocks]
+        request.n_published = n_hits
+        request.n_room = n_hits * self.block_tokens
+        request.n_computed = self._available(request, n_hits + len(kept))
         n_room = max(reserve_tokens, self._least_room(request))
         has_grown = self.grow(request, max(n_tokens, n_room - request.n_computed))
         assert has_grown, f"{request.id}: missing_to_admit found room for {n_tokens} tokens"
+        if kept and self.offload is not None:
+            self.offload.copy_in(kept, host_blocks, request.blocks[n_hits : n_hits + len(kept)])
+            self.publish(request)
         return True
 
     def grow(self, request: Request, n_tokens: int) -> bool:
@@ -133,7 +169,7 @@ class KvPool:
         if n_over <= 0:
             return True  # 15 decode steps of 16 end here
         n_missing = -(-n_over // self.block_tokens)
-        if n_missing > len(self._free):
+        if n_missing > self.n_free:
             return False
         request.n_room += n_missing * self.block_tokens
         request.blocks += self._take(n_missing)
@@ -144,31 +180,52 @@ class KvPool:
         answer can never fill. Blocks taken together lie together, and attention reads an answer
         faster that is not scattered over the memory. False, and nothing changed, when there are
         too few."""
-        if len(requests) > len(self._free):
+        n_free = self.n_free
+        if len(requests) > n_free:
             return False
-        n_most = min(_RUN, len(self._free) // (_PLENTY * max(1, len(requests))))
+        n_most, size = min(_RUN, n_free // (_PLENTY * max(1, len(requests)))), self.block_tokens
+        blank = self._blank
         for request in requests:
-            n = max(1, min(n_most, self.blocks_for(request.n_most - request.n_room)))
-            request.blocks += sorted(self._take(n))
-            request.n_room += n * self.block_tokens
+            n = -(-(request.n_most - request.n_room) // size)
+            if n > n_most:
+                n = n_most
+            if n < 1:
+                n = 1
+            if n <= len(blank):
+                blocks = blank[-n:]
+                del blank[-n:]
+            else:
+                blocks = self._take(n)
+            blocks.sort()
+            request.blocks += blocks
+            request.n_room += n * size
         return True
+
+    def compute_pieces(self, request: Request, sizes: Sequence[int], last: int) -> list[int]:
+        """Count pieces of `sizes` tokens of a prompt, for which there is room, as computed: each is
+        published, and then room is given for the next, the last for `last` tokens. There must be
+        free blocks for all. Returns the free blocks after each."""
+        n_free: list[int] = []
+        for at, n_tokens in enumerate(sizes):
+            if at and self._is_alone(request):
+                return n_free + self._compute_at_once(request, [*sizes[at:], last])
+            request.n_computed += n_tokens
+            self.publish(request)
+            has_room = self.grow(request, sizes[at + 1] if at + 1 < len(sizes) else last)
+            assert has_room, f"{request.id}: no room for the next piece of its prompt"
+            n_free.append(self.n_free)
+        return n_free
 
     def publish(self, request: Request) -> None:
         """Add the blocks that became full to the prefix cache. Of two equal blocks the
         first computed is the entry."""
         n_full = request.n_computed // self.block_tokens
-        if n_full == request.n_published or not self.prefix_cache:
+        start = request.n_published
+        if n_full == start or not self.prefix_cache:
             return
-        block_of, hash_of = self._block_of, self._hash_of
-        new = slice(request.n_published, n_full)
-        keys, blocks = self._chain(request, n_full)[new], request.blocks[new]
-        assert len(keys) == len(blocks), f"{request.id}: {len(keys)} hashes of {len(blocks)} blocks"
-        if not block_of.keys().isdisjoint(keys):
-            pairs = [pair for pair in zip(keys, blocks, strict=True) if pair[0] not in block_of]
-            keys, blocks = [key for key, _ in pairs], [block for _, block in pairs]
-        block_of.update(zip(keys, blocks, strict=True))
-        hash_of.update(zip(blocks, keys, strict=True))
-        self._n_index_changes += 1
+        keys, blocks = self._chain(request, n_full), request.blocks[start:n_full]
+        assert len(blocks) == n_full - start, f"{request.id}: {len(request.blocks)} of {n_full}"
+        self._tree.add(keys, start, blocks, request._runs)
         request.n_published = n_full
 
     def free(self, request: Request) -> None:
@@ -176,14 +233,23 @@ class KvPool:
         answer's blocks are published here all at once: hashing them singly while decoding costs
         three times as much. The tail is freed first, so that it is evicted first: a prefix is
         worth more than the text after it."""
-        self.give_back(self.detach(request))
+        self.publish(request)
+        self._blank += self._tree.free(request.chain, request.blocks, request._runs)
+        self._strip(request)
 
     def detach(self, request: Request) -> list[int]:
         """Take the blocks of a request from it, published, and leave them owned."""
         self.publish(request)
-        blocks, request.blocks = request.blocks, []
-        request.n_computed = request.n_room = request.n_published = 0
+        blocks = Detached(request.blocks, request._runs, request.chain)
+        self._strip(request)
         return blocks
+
+    def attach(self, request: Request, blocks: list[int], n_tokens: int) -> None:
+        """Undo `detach` of a request with `n_tokens` in KV."""
+        request.blocks, request.n_room = list(blocks), len(blocks) * self.block_tokens
+        request._runs = list(blocks.runs) if isinstance(blocks, Detached) else []
+        request.n_computed = n_tokens
+        request.n_published = n_tokens // self.block_tokens if self.prefix_cache else 0
 
     def hold(self, n: int) -> list[int]:
         """Take `n` blocks for a request that is to come. There must be as many."""
@@ -191,28 +257,19 @@ class KvPool:
         return self._take(n)
 
     def give_back(self, blocks: Sequence[int]) -> None:
-        """Free blocks without a request, the last first."""
-        references, hash_of = self._references, self._hash_of
-        freed, full = list(reversed(blocks)), list[int]()
-        if self.prefix_cache:
-            if list(map(references.__getitem__, freed)).count(1) < len(freed):
-                for block in freed:
-                    references[block] -= 1
-                freed = [block for block in freed if not references[block]]
-            full = [block for block in freed if block in hash_of]
-        for block in freed:  # without a prefix cache, no block has a second owner or a hash
-            references[block] = 0
-        if full:
-            freed = [block for block in freed if block not in hash_of]
-        self._free.give(full, freed)
+        """Free blocks that were held or detached, the last first."""
+        if isinstance(blocks, Detached):
+            self._blank += self._tree.free(blocks.keys, blocks, blocks.runs)
+        else:
+            self._blank += reversed(blocks)
 
     def clear_prefix_cache(self) -> int:
         """Empty the prefix cache: no block computed so far is a hit again, owned blocks included.
         Returns how many blocks were in it."""
-        n_cached = len(self._hash_of)
-        self._block_of.clear()
-        self._hash_of.clear()
-        self._n_index_changes += 1
+        n_cached = self._tree.n_cached
+        self._tree.clear()
+        if self.offload is not None:
+            self.offload.drop_prefixes()
         return n_cached
 
     def check(self, owners: Iterable[Request], detached: Iterable[Sequence[int]] = ()) -> None:
@@ -226,82 +283,131 @@ class KvPool:
     ) -> Iterator[None]:
         """As `check`, in pieces: a request or BLOCKS_PER_CHECK blocks between two `yield`s. The
         pool must not change in between; give the iteration up when it does."""
-        n_owners: Counter[int] = Counter()
+        is_counted = bytearray(self.n_blocks)  # by block: free, or owned
+        n_owners: dict[Node, int] = {}
+
+        def count(blocks: Iterable[int]) -> None:
+            for block in blocks:
+                assert not is_counted[block], f"block {block} is owned or freed twice"
+                is_counted[block] = True
+
+        def own(blocks: Sequence[int], runs: Iterable[Run], keys: Keys) -> None:
+            end = 0
+            for run in runs:
+                count(blocks[end : run.start])
+                end = run.end
+                for node in run.nodes(keys):
+                    assert node.blocks == blocks[node.start : node.end], "a run has other blocks"
+                    if node not in n_owners:
+                        count(node.blocks)
+                    n_owners[node] = n_owners.get(node, 0) + 1
+            count(blocks[end:])
+
         for blocks in detached:
-            n_owners.update(blocks)
+            if isinstance(blocks, Detached):
+                own(blocks, blocks.runs, blocks.keys)
+            else:
+                own(blocks, (), ())
+            yield
         for request in owners:
-            assert len(set(request.blocks)) == len(request.blocks), (
-                f"{request.id} has a block twice"
-            )
             room = len(request.blocks) * self.block_tokens
             assert request.n_room == room, f"{request.id}: {request.n_room} != {room}"
             assert request.n_computed <= room, f"{request.id}: {request.n_computed} in {room}"
-            n_owners.update(request.blocks)
+            own(request.blocks, request._runs, request.chain)
             yield
-        is_free = bytearray(self.n_blocks)
-        for at, block in enumerate(self._free):
-            assert not is_free[block], f"block {block} was freed twice"
-            is_free[block] = True
-            if at % BLOCKS_PER_CHECK == 0:
+        for node, n in n_owners.items():
+            assert node.n_owners == n, f"a run of {node.n_owners} owners has {n}"
+        n_idle = 0
+        for n_idle, block in enumerate(self._tree.idle(), 1):
+            count((block,))
+            if n_idle % BLOCKS_PER_CHECK == 0:
                 yield
-        for block, references in enumerate(self._references):
-            assert references == n_owners[block], (
-                f"block {block}: {references} references, {n_owners[block]} owners"
-            )
-            assert is_free[block] == (references == 0), f"block {block} leaked or is free and owned"
-            if block % BLOCKS_PER_CHECK == 0:
-                yield
-        assert is_free.count(1) == len(self._free), f"{len(self._free)} free by count"
-        for at, (key, block) in enumerate(self._block_of.items()):
-            assert self._hash_of.get(block) == key, "the prefix index and its inverse disagree"
-            if at % BLOCKS_PER_CHECK == 0:
-                yield
-        assert len(self._block_of) == len(self._hash_of), "the inverse of the index has more"
+        assert n_idle == self._tree.n_idle, f"{n_idle} idle, {self._tree.n_idle} by count"
+        for at in range(0, len(self._blank), BLOCKS_PER_CHECK):
+            count(self._blank[at : at + BLOCKS_PER_CHECK])
+            yield
+        leaked = is_counted.find(0)
+        assert leaked < 0, f"block {leaked} leaked"
+        n_cached = 0
+        for node in self._tree.nodes():
+            n_cached += len(node.blocks)
+            assert node.blocks or node.children, "a gap with nothing behind it"
+            assert node.is_indexed, "a run is found that is not in the cache"
+            assert not node.blocks or len(node.blocks) == node.end - node.start
+            assert bool(node.n_owners) == (bool(node.blocks) and node.entry is None)
+            yield
+        assert n_cached == self._tree.n_cached, f"{n_cached} cached, {self._tree.n_cached} by count"
+
+    def _is_alone(self, request: Request) -> bool:
+        """Whether no text in the cache goes on as a request's, which is published so far: whatever
+        is evicted, its next blocks will be the first of their keys."""
+        runs = request._runs
+        if not self.prefix_cache or not runs or runs[-1].end != request.n_published:
+            return not self.prefix_cache
+        return runs[-1].last_node(request.chain).is_growing(request.chain)
+
+    def _compute_at_once(self, request: Request, sizes: Sequence[int]) -> list[int]:
+        """`compute_pieces` of all but the last size, which gets room."""
+        n_blocks, n_free, n_computed = len(request.blocks), self.n_free, request.n_computed
+        left: list[int] = []
+        for n_tokens, n_next in pairwise(sizes):
+            n_computed += n_tokens
+            n_needed = self.blocks_for(n_computed + n_next)
+            left.append(n_free - max(0, n_needed - n_blocks))
+        request.n_computed = n_computed
+        has_room = self.grow(request, sizes[-1])
+        assert has_room, f"{request.id}: no room for the next piece of its prompt"
+        self.publish(request)
+        return left
+
+    def _strip(self, request: Request) -> None:
+        request.blocks, request._runs = [], []
+        request.n_computed = request.n_room = request.n_published = 0
 
     def _least_room(self, request: Request) -> int:
         return len(request.tokens) if request.n_preemptions else 0
 
-    def _available(self, request: Request, hits: Sequence[int]) -> int:
-        return max(len(hits) * self.block_tokens, request.n_swapped)
+    def _available(self, request: Request, n_hits: int) -> int:
+        return max(n_hits * self.block_tokens, request.n_swapped)
 
     def _take(self, n: int) -> list[int]:
-        """Take `n` blocks from the head of the free list, out of the prefix cache, too."""
-        references, hash_of = self._references, self._hash_of
-        taken = self._free.take_blank(n)
-        if len(taken) < n:
-            cached = self._free.take_cached(n - len(taken))
-            taken += cached
-            # Blocks without a hash lost it when the prefix cache was emptied.
-            evicted = [hash_of.pop(block) for block in cached if block in hash_of]
-            for key in evicted:
-                del self._block_of[key]
-            self._n_index_changes += bool(evicted)
-        for block in taken:
-            references[block] = 1
+        """Take `n` free blocks, out of the prefix cache, too."""
+        n_blank = min(n, len(self._blank))
+        taken: list[int] = []
+        if n_blank:
+            taken = self._blank[-n_blank:]
+            del self._blank[-n_blank:]
+            taken.reverse()
+        if n_blank < n:
+            if self.offload is None:
+                taken += self._tree.evict(n - n_blank)
+            else:
+                evicted: list[tuple[bytes, int]] = []
+                taken += self._tree.evict(n - n_blank, evicted)
+                self.offload.keep([key for key, _ in evicted], [block for _, block in evicted])
         return taken
 
-    def _hits(self, request: Request) -> list[int]:
-        """Cached blocks of the longest prefix. Read several times per plan, so the request keeps
-        them until the index changes."""
-        if not self.prefix_cache:
-            return []
-        n_changes, hits = request._hits
-        if n_changes == self._n_index_changes:
-            return hits
+    def _kept(self, request: Request, n_hits: int) -> Sequence[bytes]:
+        """The keys of the blocks after the cached prefix that are in host memory."""
+        if self.offload is None or request.n_swapped:
+            return ()
         n_usable = (len(request.tokens) - 1) // self.block_tokens
-        # Up to the first miss; long prompts make it worth running this loop in C. Most misses are
-        # among the first.
-        chain, find = self._chain(request, n_usable), self._block_of.get
-        blocks = list(map(find, chain[: min(n_usable, _FIRST)]))
-        if n_usable > _FIRST and None not in blocks:
-            blocks += map(find, chain[_FIRST:n_usable])
-        if None in blocks:
-            del blocks[blocks.index(None) :]
-        hits = [block for block in blocks if block is not None]
-        request._hits = (self._n_index_changes, hits)
-        return hits
+        chain = self._chain(request, n_usable)
+        return self.offload.find((chain[at] for at in range(n_hits, n_usable)), n_hits)
 
-    def _chain(self, request: Request, n: int) -> list[bytes]:
+    def _hits(self, request: Request) -> tuple[Sequence[Node], int]:
+        """The cached runs of the longest prefix, and how many blocks of them. Read several times
+        per plan, so the request keeps them until the tree changes."""
+        if not self.prefix_cache:
+            return (), 0
+        n_changes, nodes, n_hits = request._hits
+        if n_changes != self._tree.n_changes:
+            n_usable = (len(request.tokens) - 1) // self.block_tokens
+            nodes, n_hits = self._tree.find(self._chain(request, n_usable), n_usable)
+            request._hits = (self._tree.n_changes, nodes, n_hits)
+        return nodes, n_hits
+
+    def _chain(self, request: Request, n: int) -> list[bytes] | RunKeys:
         """Hashes of the first `n` (or more) full blocks. They stay valid, because tokens are only
         ever appended."""
         chain, size = request.chain, self.block_tokens
@@ -317,85 +423,5 @@ class KvPool:
         return chain
 
 
-def run_keys(before: bytes, token: int, n: int) -> list[bytes]:
-    """Keys of `n` blocks of a token repeated, after the text of which `before` is a key; in place
-    of their hashes, at a tenth of the price. Texts must be divided into such runs in only one way:
-    then two blocks have equal keys where they and all before them are equal."""
-    if n <= 0:
-        return []
-    run = blake2b(before + token.to_bytes(8, "big"), digest_size=_HASH_BYTES - _NUMBER_BYTES)
-    return list(map(run.digest().__add__, islice(_numbers((n - 1).bit_length()), n)))
-
-
-@cache
-def _numbers(n_bits: int) -> tuple[bytes, ...]:
-    return tuple(k.to_bytes(_NUMBER_BYTES, "big") for k in range(1 << n_bits))
-
-
 def _salt(tenant: str) -> bytes:
     return blake2b(tenant.encode(), digest_size=_HASH_BYTES).digest()
-
-
-class FreeList:
-    """Blocks without an owner, each once, in the order in which they are taken.
-
-    A cached block that is hit again leaves from the middle of its queue. Removing it there would
-    cost a search, so its entry stays and is skipped later; skipped entries are cleared out before
-    they outnumber the rest.
-    """
-
-    def __init__(self, n_blocks: int) -> None:
-        self._blank = list(range(n_blocks - 1, -1, -1))  # the next is the last
-        self._cached: deque[int] = deque()
-        self._n_stale = [0] * n_blocks  # by block: entries of `_cached` to skip, the oldest first
-        self._n_skipped = 0  # Σ of these
-
-    def __len__(self) -> int:
-        return len(self._blank) + len(self._cached) - self._n_skipped
-
-    def give(self, cached: Iterable[int], blank: Iterable[int]) -> None:
-        """Add blocks that have lost their last owner."""
-        self._cached.extend(cached)
-        self._blank.extend(blank)
-
-    def take_blank(self, n: int) -> list[int]:
-        """Remove and return the first `n` blocks, or fewer, none of them cached."""
-        n = min(n, len(self._blank))
-        if not n:
-            return []
-        taken = self._blank[-n:]
-        del self._blank[-n:]
-        taken.reverse()
-        return taken
-
-    def take_cached(self, n: int) -> list[int]:
-        """Remove and return the first `n` cached blocks. Raises IndexError when there are fewer."""
-        next_block, n_stale = self._cached.popleft, self._n_stale
-        taken: list[int] = []
-        while self._n_skipped and len(taken) < n:
-            block = next_block()
-            if n_stale[block]:
-                n_stale[block] -= 1
-                self._n_skipped -= 1
-            else:
-                taken.append(block)
-        taken += [next_block() for _ in range(n - len(taken))]
-        return taken
-
-    def reuse(self, block: int) -> None:
-        """Remove a cached block, which has an owner again."""
-        self._n_stale[block] += 1
-        self._n_skipped += 1
-        if 2 * self._n_skipped > len(self._cached) + 64:
-            self._cached = deque(list(self)[len(self._blank) :])
-            self._n_stale = [0] * len(self._n_stale)
-            self._n_skipped = 0
-
-    def __iter__(self) -> Iterator[int]:
-        stale = list(self._n_stale)
-        yield from reversed(self._blank)
-        for block in self._cached:
-            if stale[block]:
-                stale[block] -= 1
-            else:
-                yield block

@@ -123,6 +123,28 @@ class Lockstep:
                 requests.append(request)
         return requests
 
+    def take_due(self, until: int) -> tuple[int, list[Request]]:
+        """The next step, at most `until`, after which the blocks of requests are full, and these
+        requests, in the order in which they joined; `until` and none if there is none. The step is
+        not counted yet, and they are not settled: `postpone` each after it was given blocks."""
+        requests: list[Request] = []
+        due, members = self._due, self._members
+        step = until
+        while due and due[0][0] <= step:
+            at, order, request = heappop(due)
+            if request._due == at and order in members:
+                step, request._due = at, -1
+                requests.append(request)
+        return step, requests
+
+    def postpone(self, request: Request, step: int, n_room: int) -> None:
+        """Make a request due again that had room for `n_room` tokens, of which the last was
+        computed at `step`."""
+        last, room = request._n_last, request.n_room
+        milestone = request._n_milestone = room if room < last else last
+        request._due = due = step + milestone - n_room
+        heappush(self._due, (due, request._order, request))
+
     def _last(self, request: Request) -> int:
         if self.token in request.stop_ids:
             return self.n_steps + 1

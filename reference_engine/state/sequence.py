@@ -15,10 +15,13 @@ next. Chunking, prefix hits and recomputation after a preemption all follow from
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
+
+from reference_engine.state.prefix_tree import Node, Run
+from reference_engine.state.run_keys import RunKeys
 
 
 class State(Enum):
@@ -91,6 +94,9 @@ class StartForecast(NamedTuple):
     start_s: float | None
 
 
+NO_HITS: tuple[int, Sequence[Node], int] = (-1, (), 0)
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """A request and its progress. Policies read it; only the core writes to it.
@@ -129,7 +135,7 @@ class Request:
     n_preemptions: int = 0
     blocks: list[int] = field(default_factory=list)
     n_room: int = 0  # tokens that `blocks` can hold
-    chain: list[bytes] = field(default_factory=list)
+    chain: list[bytes] | RunKeys = field(default_factory=list)
     n_published: int = 0  # leading blocks already handed to the prefix cache
     host_blocks: list[int] = field(default_factory=list)
     n_swapped: int = 0  # tokens with KV in `host_blocks`, or received
@@ -145,7 +151,9 @@ class Request:
     # full, or its answer has its full length (`_n_last`).
     _n_milestone: int = 0
     _n_last: int = field(init=False)
-    _hits: tuple[int, list[int]] = (-1, [])  # see `kv`
+    # See `kv`: the blocks that are in the prefix tree, and the cached prefix when last looked up.
+    _runs: list[Run] = field(default_factory=list)
+    _hits: tuple[int, Sequence[Node], int] = NO_HITS
     # The place in a `lockstep` (0: none), and the steps at which it was settled and is due.
     _order: int = 0
     _since: int = 0

@@ -3,15 +3,16 @@
     engine_steps.parquet    one row per step (see `steps.StepRecord`)
     engine_events.parquet   arrivals, cancels, finishes, interventions, with the step they precede
 
-The engine thread appends to a list; a thread per file turns full lists into row groups. A file gets
-its name when it is complete, so every visible file can be read. Times are seconds on the engine's
+The engine thread appends to a list; a thread per file encodes full lists, and turns 4096 rows into
+a row group. The lists are short because their encoding holds the interpreter's lock: with 4096 rows
+each, a decoding engine paused for up to 60 ms at every row group. A file gets its name when it is
+complete, so every visible file can be read. Times are seconds on the engine's
 clock. The files' metadata hold the clock's epoch (`epoch_monotonic_ns`, CLOCK_MONOTONIC, ns) and
 the number of their `schema`; a copy on another clock also holds its shift (`clock_shift_s`).
 """
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import queue
@@ -35,6 +36,7 @@ EPOCH_KEY, SCHEMA_KEY, SHIFT_KEY = "epoch_monotonic_ns", "schema", "clock_shift_
 SCHEMA = 2  # 1 lacked `began_s`, `end_s`, `prefill_attention` and the inputs of a replay
 STEPS, EVENTS = "engine_steps.parquet", "engine_events.parquet"
 _ROWS = 4096  # per row group
+_LISTED_ROWS = 64  # encoded at once
 _INSTANTS = ("t_s", "began_s", "end_s")
 
 _COUNTS = pa.list_(pa.struct([("reason", pa.string()), ("requests", pa.int32())]))
@@ -111,7 +113,7 @@ class _File(Generic[Entry]):
 
     def add(self, entry: Entry) -> None:
         self._entries.append(entry)
-        if len(self._entries) >= _ROWS:
+        if len(self._entries) >= _LISTED_ROWS:
             if not self._is_broken:
                 self._full.put(self._entries)
             self._entries = []
@@ -124,21 +126,27 @@ class _File(Generic[Entry]):
     def _write(self) -> None:
         try:
             with pq.ParquetWriter(self._partial, self._schema) as writer:
+                encoder, lines, n_rows = msgspec.json.Encoder(), bytearray(), 0
                 while (entries := self._full.get()) is not None:
-                    if entries:
-                        writer.write_table(_table(list(map(self._row, entries)), self._schema))
+                    lines += encoder.encode_lines(list(map(self._row, entries)))
+                    n_rows += len(entries)
+                    if n_rows >= _ROWS:
+                        writer.write_table(_table(lines, self._schema))
+                        lines, n_rows = bytearray(), 0
+                if n_rows:
+                    writer.write_table(_table(lines, self._schema))
             self._partial.rename(self._path)
         except Exception:  # the thread's boundary: a full disk must not end the serving
             self._is_broken = True
             log.exception("%s is incomplete: writing it failed", self._path)
 
 
-def _table(rows: list[Row], schema: pa.Schema) -> pa.Table:
-    # By way of JSON lines, which pyarrow parses without the interpreter's lock. Building arrays of
-    # lists would import pandas for half a second, while the engine thread needs the interpreter.
-    lines = io.BytesIO(msgspec.json.Encoder().encode_lines(rows))
+def _table(lines: bytearray, schema: pa.Schema) -> pa.Table:
+    # JSON lines, which pyarrow parses without the interpreter's lock. Building arrays of lists
+    # would import pandas for half a second, while the engine thread needs the interpreter.
     options = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
-    return pj.read_json(lines, pj.ReadOptions(use_threads=False), options).cast(schema)
+    reader = pa.BufferReader(lines)
+    return pj.read_json(reader, pj.ReadOptions(use_threads=False), options).cast(schema)
 
 
 def _step_row(record: StepRecord) -> Row:

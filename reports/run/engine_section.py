@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from loadgen.manifest.sections import ReplicaSection, SimulatedEngineSection
+from loadgen.manifest.sections import HostMemorySection, ReplicaSection, SimulatedEngineSection
 from loadgen.measure.wording import format_count, format_value
 from reports.charts import (
     BLUE,
@@ -95,8 +95,19 @@ def simulated_section(engine: SimulatedEngineSection | None) -> EngineSection | 
         bins=[],
         waiting=[],
         waits_s={reason: waits_s[reason] for reason in ordered if waits_s[reason] > 0},
-        note="Simulated run: engine steps are not recorded; --target reference records them.",
+        note="Simulated run: engine steps are not recorded; --target reference records them."
+        + _copied(engine.host),
         replicas=replica_table(engine) if engine.replicas else None,
+    )
+
+
+def _copied(host: HostMemorySection | None) -> str:
+    if host is None:
+        return ""
+    return (
+        f" {host.out_bytes / 1e9:.3g} GB of KV were copied to host memory and "
+        f"{host.back_bytes / 1e9:.3g} GB back, for which steps took "
+        f"{format_value(host.copying_s, 's')} longer in sum."
     )
 
 

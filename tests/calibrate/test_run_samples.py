@@ -5,7 +5,13 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from loadgen.calibrate.run_samples import request_s, samples_of_run
+from loadgen.calibrate.run_samples import (
+    Answers,
+    answers_of_run,
+    reports_cached_tokens,
+    request_s,
+    samples_of_run,
+)
 from loadgen.records import CHUNKS, REQUESTS, SCHEDULE, Run, Status
 
 # Two requests: A (100 prompt tokens) from 1 s, alone; B (40) joins it. Steps end at these instants.
@@ -54,6 +60,26 @@ def test_cached_tokens_are_read_by_the_attention_alone():
 def test_chunks_of_several_tokens_give_no_gap():
     samples = samples_of_run(recorded(per_chunk=2))
     assert samples.requests.tolist() == [1]
+
+
+def test_answers_without_steps_are_counted():
+    run = recorded()
+    run.request_rows["output_tokens"] = [4, 2]
+    assert answers_of_run(run) == Answers(2, 0, 0)
+    merged = recorded(per_chunk=0)
+    merged.request_rows["output_tokens"] = [4, 1]
+    assert answers_of_run(merged) == Answers(1, 1, 0)
+    run.request_rows["status"] = [Status.stream_error, Status.cancelled]
+    assert answers_of_run(run) == Answers(0, 0, 1)
+    assert Answers(2, 0, 1).plus(Answers(1, 1, 0)) == Answers(3, 1, 1)
+
+
+def test_a_server_may_not_report_its_cached_tokens():
+    assert reports_cached_tokens(recorded(cached=(60, 0)))
+    assert not reports_cached_tokens(recorded())
+    run = recorded(cached=(60, 0))
+    run.request_rows["status"][0] = Status.timeout
+    assert not reports_cached_tokens(run)
 
 
 def test_failed_requests_give_no_steps():

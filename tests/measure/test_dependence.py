@@ -15,6 +15,7 @@ from scipy import stats as oracle
 
 from loadgen.measure.statistics.dependence import (
     Dependence,
+    Load,
     Series,
     autocorrelation_time,
     is_white,
@@ -160,6 +161,49 @@ def test_bounds_take_longer_times_than_the_estimate_and_approach_it(time, worth)
     assert time < low < high
     assert far_low == pytest.approx(time, rel=1e-3)
     assert far_high == pytest.approx(time, rel=1e-2)
+
+
+def loaded(seed, n, share, decay=0.98):
+    """Values of which an AR(1) load explains the share `share` of the variance."""
+    load = autoregression(decay)(n, rng(seed))
+    noise = rng(seed + 1000).normal(size=n)
+    return math.sqrt(share) * load / load.std() + math.sqrt(1 - share) * noise, load
+
+
+def test_the_load_shows_a_memory_that_few_values_do_not_show():
+    values, load = loaded(13, 300, 0.06)
+    alone, beside = Series(values), Series(values, Load(load))
+    assert alone.is_white
+    assert alone.at(0.99).time_requests == alone.time_up_to(0.99) == 1
+    r = float(oracle.spearmanr(values, load).statistic)
+    explained = r * r - (1 - r * r) / 300
+    by_load = 1 + explained * (autocorrelation_time(load) - 1)
+    assert by_load > 2
+    assert beside.at(0.99).time_requests == pytest.approx(by_load, rel=1e-6)
+    assert beside.time_up_to(0.99) == pytest.approx(by_load, rel=1e-6)
+    assert 1 < beside.at(0.5).time_requests < by_load  # 150 values lie beyond the median
+
+
+def test_the_load_counts_for_a_tail_until_it_shows_clusters_of_its_own():
+    values, load = loaded(3, 20_000, 0.05, 0.9)
+    assert (
+        Series(values, Load(load)).at(0.99).time_requests == Series(values).at(0.99).time_requests
+    )
+
+
+def test_a_load_without_influence_adds_no_memory():
+    times = [
+        Series(rng(seed).exponential(size=300), Load(autoregression(0.9)(300, rng(seed + 500))))
+        .at(0.99)
+        .time_requests
+        for seed in range(200)
+    ]
+    assert sum(time > 1 for time in times) <= 30  # two tests at 5 %
+
+
+def test_a_constant_load_adds_no_memory():
+    values = rng(4).exponential(size=300)
+    assert Series(values, Load(np.full(300, 8.0))).at(0.99).time_requests == 1
 
 
 def test_a_companion_lends_its_memory_to_a_share_without_misses():

@@ -153,3 +153,17 @@ def test_gaps_are_the_same_where_blocks_of_chunks_are_cut() -> None:
     assert np.array_equal(gaps.tokens, chunks["tokens"][:, 1:].ravel())
     assert gaps.starts.tolist() == [0, n_chunks - 1, 2 * (n_chunks - 1)]
     assert gaps.is_counted
+
+
+@given(runs())
+def test_in_flight_counts_the_requests_released_before_that_had_not_ended(run: Run) -> None:
+    rows = run.request_rows
+    released_s, done_s = rows["released_s"], rows["done_s"]
+    order = sorted(
+        (position for position in range(len(rows)) if np.isfinite(released_s[position])),
+        key=lambda position: (released_s[position], position),
+    )
+    found = per_request(run).in_flight
+    for place, position in enumerate(order):
+        before = order[:place]
+        assert found[position] == sum(not done_s[one] < released_s[position] for one in before)

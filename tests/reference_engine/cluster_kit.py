@@ -16,8 +16,10 @@ from reference_engine.cluster.kv_links import KvLinks
 from reference_engine.cluster.membership import Membership
 from reference_engine.cluster.rebalancing import Rebalancing
 from reference_engine.cluster.routers import read_router
+from reference_engine.cluster.splitting import splitting
 from reference_engine.cluster.transfers import Transfers
 from reference_engine.core.core import EngineState
+from reference_engine.executors.halves import SIDES, DividedGpu, Half
 from reference_engine.executors.simulated import Simulated
 from reference_engine.policies.base import POLICIES
 from reference_engine.simulator import Replica, Simulator
@@ -81,6 +83,23 @@ def disaggregated(
         parts.append(Rebalancing(transfers, decoders, rebalance_s, gap=0.2))
     simulator = Simulator(replicas, clock, part.route, Cluster(transfers, parts))
     return simulator, transfers
+
+
+def divided(
+    n_gpus=1, cost=None, share=0.5, gain=1.2, slack=1.3, n_blocks=1000, mode="chunked", **args
+):
+    """A simulator of GPUs that are divided into halves for prompts and decodes."""
+    clock, rng, replicas = VirtualClock(), np.random.default_rng(0), list[Replica]()
+    for _ in range(n_gpus):
+        gpu = DividedGpu(cost or StepCost(token_s=0.01), share, gain, slack)
+        kv = KvPool(n_blocks)
+        for side in SIDES:
+            policy = POLICIES.build({"kind": mode, **args})
+            log = StepLog(level="full")
+            state = EngineState(WIDE, kv, clock, policy, cost=gpu.cost, log=log)
+            replicas.append(Replica(state, Half(gpu, side), f"r{len(replicas)}", side))
+    part = splitting(replicas, clock.now_s, rng, read_router("join_shortest_queue"))
+    return Simulator(replicas, clock, part.route, Cluster(Transfers(KvLinks(1.0)), [part]))
 
 
 def lossy(parts, planned=(), retries=None, rule=None, router="round_robin", random=None):

@@ -81,6 +81,7 @@ def rig(
     predictor: Predictor | None = None,
     log: StepLog | None = None,
     n_host_blocks: int = 0,
+    host_prefixes: bool = False,
     how: How = How.auto,
     async_depth: int = 0,
     is_strict: bool = True,
@@ -98,7 +99,8 @@ def rig(
     kv = KvPool(n_blocks, prefix_cache=prefix_cache)
     state = EngineState(
         limits, kv, clock, policy, cost=cost, predictor=predictor, log=log,
-        host=HostPool(runner.caps.n_host_blocks, runner.caps.copy_s), preempt=how,
+        host=HostPool(runner.caps.n_host_blocks, runner.caps.copy_s, keeps_prefixes=host_prefixes),
+        preempt=how,
         async_depth=async_depth, is_strict=is_strict,
     )  # fmt: skip
     return Rig(state, runner, clock)

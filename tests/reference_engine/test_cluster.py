@@ -252,6 +252,43 @@ def test_a_scenario_runs_with_prefill_and_decode_apart():
     assert sum(seconds["kv_transfer"] for seconds in engine.waits_s.values()) > 0
 
 
+def test_a_scenario_runs_on_divided_gpus():
+    scenario = load_scenario("chat_bursty", ["phases.warmup=0s", "phases.measure=10s"])
+    run = simulate_scenario(scenario, replicas="1:split=70%+1:split=auto+1", router="jsq")
+    engine, rows = run.manifest.engine, run.request_rows
+    assert engine is not None
+    assert [replica.role for replica in engine.replicas] == [
+        *("prefill", "decode", "prefill", "decode", "both")
+    ]
+    first, second, third, fourth, whole = (replica.requests for replica in engine.replicas)
+    assert first + third + whole == len(rows)
+    assert second + fourth <= first + third
+    n_single = int((rows["output_tokens"] == 1).sum())
+    assert second + fourth >= first + third - n_single
+    assert whole > 0
+
+
+def test_kv_goes_to_host_memory_and_comes_back():
+    scenario = load_scenario(
+        "rag_shared_prefix", ["phases.warmup=0s", "phases.measure=20s", "phases.drain=30s"]
+    )
+    without = simulate_scenario(scenario, kv_blocks=1500).manifest.engine
+    assert without is not None
+    assert without.host is None
+    engine = simulate_scenario(
+        scenario, kv_blocks=1500, host_memory=40e9, host_prefixes=True, host_latency="1ms"
+    ).manifest.engine
+    assert engine is not None
+    assert engine.cached_tokens > 2 * without.cached_tokens
+    assert engine.host is not None
+    assert engine.host.back_bytes > 0
+    # copied at 50 GB/s, with a millisecond for each direction of a step
+    n_bytes = engine.host.out_bytes + engine.host.back_bytes
+    copying_s = n_bytes / 50e9
+    assert copying_s < engine.host.copying_s < copying_s + 2e-3 * engine.steps
+    assert n_bytes % (16 * 131_072) == 0
+
+
 def test_requests_of_a_failed_replica_are_recorded_as_a_gateway_would():
     scenario = load_scenario(
         "long_prompt_interference",
@@ -310,6 +347,17 @@ def test_replicas_scale_with_a_flash_crowd():
         ({"replicas": 2, "router": "round_robn"}, "did you mean 'round_robin'"),
         ({"replicas": 2, "router": "jqs"}, "router: unknown router 'jqs'; did you mean 'jsq'"),
         ({"replicas": 2, "decode_router": "p2"}, "decode_router: .*did you mean 'p2c'"),
+        ({"split": "0"}, "split: "),
+        ({"host_memory": 1e9, "swap_blocks": 9}, "host_memory: leave out swap_blocks"),
+        (
+            {"host_prefixes": True},
+            "host_prefixes: has no effect without host_memory or swap_blocks",
+        ),
+        ({"split": "50%", "async_depth": 1}, "async_depth=0"),
+        ({"split": "50%", "mode": "static"}, "a mode that streams"),
+        ({"split": "50%", "pipeline": 2}, "split: not simulated together with pipeline"),
+        ({"replicas": "1:split=50%+1", "fail": "1@1s:1s"}, "split: role, rebalance, failures"),
+        ({"split_gain": 1.1}, "split_gain: has no effect without split, e.g. split=70%"),
         ({"role": "prefill"}, "needs a group with role=decode"),
         ({"replicas": "2+2:role=decode"}, "needs a group with role=decode"),
         ({"replicas": "1:role=prefil+1:role=decode"}, "'prefil'; did you mean 'prefill'"),

@@ -24,6 +24,7 @@ from reference_engine.state.cost_model import (
     Padding,
     StepCost,
     StepShape,
+    decode_s,
     find_hardware,
     kv_tokens,
     model_on_hardware,
@@ -151,6 +152,42 @@ def test_a_linear_cost_is_the_sum_of_its_parts():
         1 + 0.3 + 0.22 + 0.04 + 0.02
     )
     assert cost.estimate(StepShape()) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("n_context", "prefill_attention", "attention_s"),
+    [
+        (40, 10.0, 0.05),  # D 0.04 s, P 0.01 s: the sum, less than 0.04 / 0.7
+        (40, 30.0, 0.04 / 0.7),  # P 0.03 s: the longer, divided by the efficiency
+        (40, 90.0, 0.09 / 0.7),
+        (40, 0.0, 0.04),  # nothing to overlap with
+        (0, 30.0, 0.03),
+    ],
+)
+def test_fused_attention_takes_the_longer_of_the_two_kinds(
+    n_context, prefill_attention, attention_s
+):
+    cost = StepCost(step_s=1.0, context_token_s=1e-3, prefill_attention_s=1e-3, fused_attention=0.7)
+    shape = StepShape(2, 8, prefill_attention, 1, n_context)
+    assert cost.estimate(shape) == pytest.approx(1.0 + attention_s)
+    apart = replace(cost, fused_attention=0.0)
+    assert cost.estimate(shape) <= apart.estimate(shape)
+    contexts = [shape._replace(context_tokens=n_context + k) for k in range(3)]
+    assert decode_s(cost, shape, 3) == [cost.estimate(one) for one in contexts]
+
+
+@pytest.mark.parametrize(("fused_attention", "mixed_s"), [(0.0, 0.5), (0.9, 0.4 / 0.9), (1.0, 0.4)])
+def test_fused_attention_shortens_the_steps_with_prompts_and_decodes(fused_attention, mixed_s):
+    cost = StepCost(
+        context_token_s=0.01, prefill_attention_s=0.002, fused_attention=fused_attention
+    )
+    a, b = request("a", [1] * 10, 3), request("b", [2] * 20, 1, arrived_s=0.05)
+    a.token_times_s, b.token_times_s = [], []
+    simulate([a, b], Chunked(), cost)
+    # a's prompt: 50 pairs, 0.1 s; a's decode at 10 tokens, 0.1 s, with b's prompt: 200 pairs,
+    # 0.4 s; a's decode at 11 tokens alone
+    assert a.token_times_s == pytest.approx([0.1, 0.1 + mixed_s, 0.21 + mixed_s])
+    assert b.token_times_s == pytest.approx([0.1 + mixed_s])
 
 
 def test_a_decoding_step_is_rounded_up_to_a_captured_graph_and_a_mixed_one_is_not():

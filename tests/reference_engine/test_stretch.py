@@ -62,6 +62,7 @@ class Engine:
     mode: dict[str, object]
     n_blocks: int = 60
     n_host_blocks: int = 0
+    host_prefixes: bool = False
     prefix_cache: bool = True
     delay: StepDelay = NO_DELAY
     async_depth: int = 0
@@ -143,6 +144,7 @@ ENGINES = st.builds(
     mode=st.sampled_from(MODES),
     n_blocks=st.integers(14, 60),
     n_host_blocks=st.sampled_from([0, 0, 40]),
+    host_prefixes=st.booleans(),
     prefix_cache=st.booleans(),
     delay=st.sampled_from([NO_DELAY, StepDelay(share=0.1), StepDelay(seconds=0.003)]),
     async_depth=st.sampled_from([0, 0, 0, 1]),
@@ -153,7 +155,7 @@ TWO_BEHIND = [f"{kind}:stale=50ms" for kind in ("least_kv", "prefix_aware")] + R
 def played(client, engine, n_replicas, router):
     """All that a run leaves behind."""
     clock = VirtualClock()
-    caps = Caps(n_host_blocks=engine.n_host_blocks, copy_s=1e-4)
+    caps = Caps(n_host_blocks=engine.n_host_blocks, copy_s=1e-4, copy_latency_s=1e-3)
     replicas = [
         Replica(
             EngineState(
@@ -164,7 +166,9 @@ def played(client, engine, n_replicas, router):
                 cost=COST,
                 predictor=QuantilePredictor(),
                 log=StepLog(level="full"),
-                host=HostPool(caps.n_host_blocks, caps.copy_s),
+                host=HostPool(
+                    caps.n_host_blocks, caps.copy_s, caps.copy_latency_s, engine.host_prefixes
+                ),
                 async_depth=engine.async_depth,
             ),
             Simulated(COST, caps, engine.delay),
@@ -243,6 +247,15 @@ def test_pieces_of_a_prompt_alone_are_taken_at_once(n_prompt, after_s, monkeypat
     jobs = [Job(0.0, n_prompt, 3), Job(after_s, 40, 3, text=2), Job(1.0, n_prompt, 3, text=3)]
     assert_same(jobs, Engine({"kind": "chunked"}), 1, "round_robin")
     assert max(taken) >= 1
+
+
+@pytest.mark.parametrize("last", [Job(5.0, 20, 180, text=99), Job(5.0, 190, 3, text=99)])
+def test_steps_that_copy_a_prefix_to_host_memory_are_taken_singly(last):
+    # 15 prompts leave 45 of 50 blocks in the prefix cache; the last request needs 13 or more.
+    jobs = [Job(0.2 * k, 50, 1, text=k) for k in range(15)]
+    engine = Engine({"kind": "chunked"}, n_blocks=50, n_host_blocks=40, host_prefixes=True)
+    found = assert_same([*jobs, last], engine, 1, "round_robin")
+    assert found["counters"][0].copied_out_blocks > 5
 
 
 def test_a_stretch_is_taken_where_nothing_happens_and_preempts_where_memory_ends():

@@ -99,8 +99,9 @@ def test_without_a_per_request_limit_there_is_no_attainment() -> None:
 
 
 def test_the_slos_of_classes_stand_in_the_table_with_their_bounds() -> None:
-    """150 of 150: 0.05^(1/150) = 98.02 %."""
-    run = two_classes(chat=["ttft <= 500ms"], rag=["p50(ttft) <= 500ms"], slo=["error_rate <= 5%"])
+    """150 of 150: 0.05^(1/150) = 98.02 %. With seed 7 latencies rise with the load by chance."""
+    chat, rag, whole = ["ttft <= 500ms"], ["p50(ttft) <= 500ms"], ["error_rate <= 5%"]
+    run = two_classes(chat, rag, whole, seed=8)
     lines = [" ".join(line.split()) for line in printed(run).splitlines()]
     start = next(k for k, line in enumerate(lines) if line.startswith("SLO "))
     table = " ".join(lines[start : start + 10])

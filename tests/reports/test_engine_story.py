@@ -11,6 +11,7 @@ import pytest
 from loadgen.lab.engine_report import engine_section
 from loadgen.manifest.sections import (
     FailureSection,
+    HostMemorySection,
     ReplicaSection,
     ScalingSection,
     SimulatedEngineSection,
@@ -32,6 +33,7 @@ from reports.run.engine_section import (
     blocker_rows,
     engine_figures,
     replica_table,
+    simulated_section,
 )
 from reports.run.page import render
 from tests.runs import measured_run, with_manifest
@@ -154,6 +156,18 @@ def test_a_simulated_run_says_why_its_requests_waited(run, cache):
     assert "no seq slot" not in told
     assert 'id="engine-waits"' in told
     assert 'id="engine"' not in told
+
+
+def test_the_kv_in_host_memory_is_told_with_the_time_it_cost():
+    engine = SimulatedEngineSection(
+        900, 3, 0, 0, {}, 30.0, 1.0, host=HostMemorySection(2e9, 1.5e9, 0.07)
+    )
+    section = simulated_section(engine)
+    assert section is not None
+    assert section.note.endswith(
+        " 2 GB of KV were copied to host memory and 1.5 GB back, for which steps took 70 ms longer "
+        "in sum."
+    )
 
 
 def test_blame_is_told_in_a_sentence():

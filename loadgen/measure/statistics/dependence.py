@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -36,6 +36,7 @@ _LEAST_BEYOND = 20
 _FEW_CLUSTERS, _MANY_CLUSTERS = 5.0, 20.0
 _LEAST_PAIRS = 25  # of frequencies
 _SKEWNESS = 5.0
+_LOAD_Z = 1.2816  # 10 %, one-sided: a higher load makes requests slower
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +99,38 @@ class Dependence:
         return Dependence(n_requests, self.time_requests, self.design)
 
 
-class Series:
-    """The values of a metric in order of release, shape [n], +inf for a failed request, no NaN."""
+class Load:
+    """The number of other requests in flight at the release of each, shape [n]. Series of the same
+    requests share one."""
 
-    def __init__(self, values: Values) -> None:
+    def __init__(self, in_flight: Values) -> None:
+        self._in_flight = in_flight
+
+    @cached_property
+    def ranks(self) -> Values:
+        return _ranks(self._in_flight)
+
+    @cached_property
+    def time(self) -> float:
+        return autocorrelation_time(self._in_flight)
+
+    def of(self, rows: NDArray[np.bool_]) -> Load:
+        """That of some of the requests."""
+        return self if rows.all() else Load(self._in_flight[rows])
+
+
+class Series:
+    """The values of a metric in order of release, shape [n], +inf for a failed request, no NaN.
+
+    Their `load` shows a dependence that the values of a short run do not show yet, because their
+    rare bursts are missing: if the number in flight explains the share R² of their variance (by
+    ranks), their autocorrelations are at least R² times those of the number, which are known well.
+    """
+
+    def __init__(self, values: Values, load: Load | None = None) -> None:
         self._values = np.round(values, _DECIMALS)
+        self._load = load
         self._times: dict[float, float] = {}
-        self._is_white: bool | None = None
 
     def __len__(self) -> int:
         return len(self._values)
@@ -112,22 +138,26 @@ class Series:
     def finite(self) -> Values:
         return self._values[np.isfinite(self._values)]
 
-    @property
+    @cached_property
     def is_white(self) -> bool:
-        if self._is_white is None:
-            self._is_white = is_white(_ranks(self._values))
-        return self._is_white
+        return is_white(self._ranks)
+
+    @cached_property
+    def _ranks(self) -> Values:
+        return _ranks(self._values)
 
     def at(self, quantile: float) -> Dependence:
         """The dependence of 1{x ≤ v} at the percentile v."""
         n = len(self._values)
-        if n == 0 or (self.is_white and self._is_level_white(quantile)):
+        if n == 0:
             return Dependence(n)
         if quantile < 0.5:  # the levels between the median and the percentile, mirrored
             levels = [1 - level for level in LEVELS if 1 - level > quantile]
         else:
             levels = [level for level in LEVELS if level < quantile]
-        return Dependence(n, _time_along([*levels, quantile], self._time_at, n))
+        if self.time_by_load == 1 and self.is_white and self._is_level_white(quantile):
+            return Dependence(n)
+        return Dependence(n, _time_along([*levels, quantile], self._time_at, n, self.time_by_load))
 
     def _is_level_white(self, quantile: float) -> bool:
         """Whether the requests beyond the percentile come in no bursts; ranks hardly show bursts in
@@ -139,10 +169,16 @@ class Series:
     def time_up_to(self, quantile: float) -> float:
         """The autocorrelation time at the highest of the levels up to the percentile."""
         n = len(self._values)
-        if n == 0 or self.is_white:
+        if n == 0 or (self.time_by_load == 1 and self.is_white):
             return 1.0
         levels = [level for level in LEVELS if level <= max(quantile, 0.5)]
-        return _time_along(levels, self._time_at, n)
+        return _time_along(levels, self._time_at, n, self.time_by_load)
+
+    @cached_property
+    def time_by_load(self) -> float:
+        """1 + R² (τ of the number in flight − 1); 1 without a correlation."""
+        share = 0.0 if self._load is None else _explained(self._ranks, self._load.ranks)
+        return 1 + share * (self._load.time - 1) if self._load is not None and share else 1.0
 
     def _time_at(self, quantile: float) -> float:
         if quantile not in self._times:
@@ -160,14 +196,16 @@ def of_share(hits: NDArray[np.bool_], companions: Sequence[Series] = ()) -> Depe
     """The dependence of a share: `hits` in order of release, shape [n].
 
     A share near 0 or 1 hardly shows its own autocorrelation. The autocorrelation time of the
-    `companions` (series of the latencies of the same requests) then counts, if it is longer.
+    `companions` (series of the latencies of the same requests) then counts, if it is longer. If
+    latencies depend on the load, the share is not tested for whiteness.
     """
     n = len(hits)
     if n == 0:
         return Dependence(0)
     values, share = hits.astype(np.float64), float(np.mean(hits))
     times = [series.time_up_to(max(share, 1 - share)) for series in companions]
-    own = time_of(values)
+    is_loaded = any(series.time_by_load > 1 for series in companions)
+    own = autocorrelation_time(values) if is_loaded else time_of(values)
     return Dependence(n, _weighted(own, max([own, *times]), n, share))
 
 
@@ -191,14 +229,29 @@ def time_of(values: Values) -> float:
     return 1.0 if is_white(_ranks(values)) else autocorrelation_time(values)
 
 
-def _time_along(levels: Sequence[float], time_at: Callable[[float], float], n: int) -> float:
+def _explained(values: Values, by: Values) -> float:
+    """The share of the variance of `values` that a rising line through `by` explains (R², without
+    its bias of 1/n), or 0 if the correlation is not significantly positive at 10 %."""
+    n = len(values)
+    centred, driver = values - values.mean(), by - by.mean()
+    total = float(np.square(centred).sum() * np.square(driver).sum())
+    if total <= 0:
+        return 0.0
+    r = float((centred * driver).sum()) / math.sqrt(total)
+    return r * r - (1 - r * r) / n if r * math.sqrt(n) > _LOAD_Z else 0.0
+
+
+def _time_along(
+    levels: Sequence[float], time_at: Callable[[float], float], n: int, by_load: float = 1.0
+) -> float:
     """The autocorrelation time at the last of `levels`, which lie ever further in a tail: where few
-    clusters of requests lie beyond a level, that of the level before it counts, if it is longer."""
-    time = time_at(levels[0])
-    for level in levels[1:]:
+    clusters of requests lie beyond a level, that of the level before it or that by the load counts,
+    if it is longer."""
+    time = 1.0
+    for level in levels:
         own = time_at(level)
-        time = _weighted(own, max(time, own), n, level)
-    return max(1.0, time)
+        time = _weighted(own, max(time, own, by_load), n, level)
+    return time
 
 
 def _weighted(own: float, longest: float, n: int, quantile: float) -> float:

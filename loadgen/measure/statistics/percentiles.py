@@ -59,7 +59,6 @@ def order_ranks(
     return low or None, high if high <= n else None
 
 
-@lru_cache(4096)
 def interval_places(
     n: int, quantile: float, confidence: float, time: float = 1.0
 ) -> tuple[float | None, float | None]:
@@ -73,13 +72,32 @@ def interval_places(
     Source: J. Nyblom, Statistics & Probability Letters 14(2), 1992 (of which Hettmansperger &
     Sheather's interval for the median is a special case).
     """
+    return (
+        low_place(n, quantile, confidence, time),
+        high_place(n, quantile, confidence, time),
+    )
+
+
+@lru_cache(4096)
+def low_place(n: int, quantile: float, confidence: float, time: float) -> float | None:
+    """The first of `interval_places`."""
     half = (1 - confidence) / 2
-    low, high = _place(n, quantile, half, time), _place(n, 1 - quantile, half, time)
-    if low is None and high is not None:
-        high = _place(n, 1 - quantile, 2 * half, time)
-    elif high is None and low is not None:
-        low = _place(n, quantile, 2 * half, time)
-    return low, None if high is None else n + 1 - high
+    if not _has_place(n, quantile, half, time):
+        return None
+    tail = half if _has_place(n, 1 - quantile, half, time) else 2 * half
+    return _place(n, quantile, tail, time)
+
+
+def high_place(n: int, quantile: float, confidence: float, time: float) -> float | None:
+    """The second of `interval_places`."""
+    place = low_place(n, 1 - quantile, confidence, time)
+    return None if place is None else n + 1 - place
+
+
+def _has_place(n: int, quantile: float, tail: float, time: float) -> bool:
+    """Whether no hit among n samples of a chain (`proportions`) is as rare as `tail`."""
+    to_hit = 2 * quantile / (time + 1)
+    return (1 - quantile) * (1 - to_hit) ** (n - 1) <= tail
 
 
 def _place(n: int, quantile: float, tail: float, time: float) -> float | None:
@@ -137,9 +155,8 @@ def percentile(
         return below + part * (above - below)
 
     (low_n, low_time), (high_n, high_time) = (coarse(n, time) for time in times)
-    low_place, _ = interval_places(low_n, quantile, confidence, low_time)
-    _, high_place = interval_places(high_n, quantile, confidence, high_time)
-    low, high = between(low_place, low_n, is_low=True), between(high_place, high_n, is_low=False)
+    low = between(low_place(low_n, quantile, confidence, low_time), low_n, is_low=True)
+    high = between(high_place(high_n, quantile, confidence, high_time), high_n, is_low=False)
     return Percentile(
         value=value,
         low=None if low is None else min(value, low),

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.measure.statistics import dependence
-from loadgen.measure.statistics.dependence import Dependence, Series
+from loadgen.measure.statistics.dependence import Dependence, Load, Series
 from loadgen.measure.statistics.intervals import Interval, Values, mean_bounds
 from loadgen.measure.statistics.percentiles import (
     Percentile,
@@ -198,12 +198,14 @@ class Population:
         return float(self.ordered[-1]) if len(self.ordered) else math.nan
 
 
-def of_requests(values: Values) -> Population:
+def of_requests(values: Values, load: Load | None = None) -> Population:
     """The population of a metric with a value for each request, in order of release: +inf for a
-    failed request; NaN (undefined) is left out."""
-    defined = values[~np.isnan(values)]
+    failed request; NaN (undefined) is left out. `load` is that of the requests, if it is known."""
+    is_defined = ~np.isnan(values)
+    defined = values[is_defined]
     finite = np.sort(defined[np.isfinite(defined)])
-    return Population(finite, len(defined) - len(finite), series=Series(defined))
+    load = None if load is None else load.of(is_defined)
+    return Population(finite, len(defined) - len(finite), series=Series(defined, load))
 
 
 def of_groups(
