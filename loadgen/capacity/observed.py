@@ -17,7 +17,7 @@ from loadgen.measure.attainment import (
     slos_by_class,
 )
 from loadgen.measure.capacity.capacity_probe import N_BLOCKS, Grade, Probe, in_blocks, overloaded
-from loadgen.measure.capacity.curve import GREW
+from loadgen.measure.capacity.curve import has_grown
 from loadgen.measure.capacity.next_probe import NextProbe
 from loadgen.measure.per_request import Mask, per_request
 from loadgen.measure.slo import parse_slo
@@ -107,7 +107,7 @@ def _busy_until(run: Run, window: MeasuredWindow) -> float:
     n_due = int(np.count_nonzero(due_rows(run)))
     in_flight = (rows["sent_s"] < window.end_s) & ~(done_s < window.end_s)
     later_s = np.sort(done_s[in_flight & is_ok])
-    if not len(later_s) or n_due - n_ended <= GREW * math.sqrt(n_due):
+    if not len(later_s) or not has_grown(n_due, n_ended):
         return window.end_s
     half = math.ceil(np.count_nonzero(in_flight) / 2)
     return float(later_s[min(half, len(later_s)) - 1])

@@ -23,14 +23,13 @@ _N_SLOPES, _LEAST_SLOPE, _MOST_SLOPE = 31, 0.4, 400.0
 _USUAL_SLOPE, _SLOPE_SD = 8.0, 1.5  # of the prior, log-normal: 95 % between 0.4 and 150
 REACH_LOGIT = 1.1
 """The distance from the capacity, in log-odds, within which a probe counts as near it."""
-GREW = 3.0
-"""Standard errors of a Poisson count by which a queue grew."""
 _REACH_SD = 3.0
 _WARM_REQUESTS, _LEAST_REQUESTS = 1.5, 6.0  # over the memory; shorter probes count for less
 _LEAST_COUNTED = 2.0  # near probes' worth that count however short all probes are
 _SHORTER = 1.25  # factor by which the memory is shortened until enough probes count
 _PASSES = 3
 _MOST_LOGIT = 2.5
+_GREW = 3.0  # standard errors of a Poisson count, by which a queue grew
 _LEAST_SERVED, _SERVED_CV = 20.0, 1.5
 _FALL_BELOW, _FALL_ABOVE = 0.35, 0.4  # scale of ln(fall at the throughput / usual fall)
 _N_RATES, _RATE_SDS = 7, 2.0  # grid over the uncertainty of the throughput
@@ -153,6 +152,11 @@ class Throughput(NamedTuple):
     se: float
 
 
+def has_grown(n_due: float, n_ended: float) -> bool:
+    """Whether a queue grew: fewer requests ended than were due, by more than chance explains."""
+    return n_due - n_ended > _GREW * math.sqrt(n_due)
+
+
 def throughput(probes: Sequence[Probe], target: float) -> Throughput | None:
     """The highest rate at which the server ended requests while its queue grew; None if no probe
     shows it, or if a probe two standard errors above it met the target. No higher load can be
@@ -162,7 +166,7 @@ def throughput(probes: Sequence[Probe], target: float) -> Throughput | None:
         for probe in probes
         if probe.served_per_s is not None
         and (n := probe.served_per_s * probe.measured_s) >= _LEAST_SERVED
-        and probe.n_due - n > GREW * math.sqrt(probe.n_due)
+        and has_grown(probe.n_due, n)
     ]
     if not rates:
         return None
