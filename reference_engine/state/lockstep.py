@@ -93,16 +93,6 @@ class Lockstep:
             self._n_forgotten += len(self._instants_s)
             self._instants_s.clear()
 
-    def next_due(self) -> int:
-        """The step at which the next request is due; no later than the next end."""
-        due, members = self._due, self._members
-        while due:
-            step, order, request = due[0]
-            if order in members and request._due == step:
-                return step
-            heappop(due)
-        return self.next_end()
-
     def next_end(self) -> int:
         """The first step with which a request may end; without requests, the present step."""
         ends, members = self._ends, self._members
