@@ -79,9 +79,9 @@ class SimOptions(BaseModel):
     computed again. A copy takes `host_latency` and its bytes at `host_bytes_per_s` (None: the
     link of the hardware), and the step waits for it.
 
-    With a `pipeline` of n stages, a replica has its layers on n times the hardware, and n engines
-    whose steps pass the stages one after the other, each with a part of the KV memory; the router
-    selects among all engines.
+    With a `pipeline` of n stages, a replica has its layers on n times the hardware. Its n engines
+    have a part of the KV memory each, and their steps pass the stages one after the other. The
+    router selects among all engines.
 
     With `split`, a replica computes prompts and decodes at the same time, on two parts of its GPU:
     prompts on this share of the multiprocessors; with `auto` on the largest with which decodes

@@ -15,12 +15,12 @@ from reference_engine.state.model_config import ModelSource
 @dataclass(frozen=True, slots=True)
 class Caps:
     """Capabilities of an executor. `n_host_blocks` is the host memory for swapped KV, in blocks (0:
-    it cannot swap); `copy_s` is the time to copy a block in one direction, and all copies of a step
-    in one direction take `copy_latency_s` in addition. `n_blocks` is the number
-    of KV blocks that fit, of an executor that sizes itself; else 0. `gpu` is the NVML UUID
-    (`GPU-…`) of the GPU it computes on, "" on a CPU. `has_logits` is true if tokens are sampled
-    from logits; without, the only token of `top_logprobs` is the sampled token, and penalties and
-    `min_p` have no effect."""
+    it cannot swap). `copy_s` is the time to copy a block in one direction; all copies of a step in
+    one direction take `copy_latency_s` in addition. `n_blocks` is the number of KV blocks that fit,
+    of an executor that sizes itself; else 0. `gpu` is the NVML UUID (`GPU-…`) of the GPU it
+    computes on, "" on a CPU. `has_logits` is true if tokens are sampled from logits; without, the
+    only token of `top_logprobs` is the sampled token, and penalties and `min_p` have no effect.
+    """
 
     n_host_blocks: int = 0
     copy_s: float = 0.0
