@@ -82,6 +82,7 @@ def _haproxy(balance: str) -> Callable[[Path, int, Sequence[str]], list[str]]:
         lines = [
             "defaults",
             "  mode http",
+            "  option http-no-delay",  # else the first tokens wait for up to 200 ms
             "  timeout connect 5s",
             "  timeout client 10m",
             "  timeout server 10m",
