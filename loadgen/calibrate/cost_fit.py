@@ -12,7 +12,7 @@ Source: Huber & Ronchetti, Robust Statistics (2009), sections 7.3 to 7.8.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,10 @@ LEAST_STEPS = 40
 _MOST_STEPS = 40_000  # more steps are thinned out evenly
 _KNEES = (0, 8, 16, 32, 64, 128, 256, 512, 1024)  # tokens up to which reading the weights dominates
 _KNEE_GAIN = 0.02  # by which a knee has to lower the error of the fit
+# Terms of a prompt that are left out where the steps do not need them: with a single prompt length
+# no fit separates them from the time per token, which predicts other lengths best.
+_PROMPT_TERMS = (2, 5)  # columns of `_terms`
+_PROMPT_LOSS = 0.1  # by which leaving out may increase the error of steps with a prompt
 _HUBER_SCALES = 1.5
 _ITERATIONS = 30
 _N_BLOCKS = 40  # of consecutive steps; every fourth is held out
@@ -77,14 +81,14 @@ def fit_cost(samples: StepSamples) -> FittedCost:
     block = np.arange(len(samples)) * _N_BLOCKS // len(samples)
     is_held_out = block % 4 == 3
     train, held_out = samples.at(~is_held_out), samples.at(is_held_out)
-    best: tuple[float, int, Column] | None = None
-    for knee in _KNEES:
-        found = solved(_terms(train, knee), train.seconds)
-        loss = float(np.mean(np.abs(_terms(train, knee) @ found / train.seconds - 1)))
-        if best is None or loss < best[0] * (1 - _KNEE_GAIN):
-            best = loss, knee, found
-    assert best is not None, "there are knees"
-    _, knee, found = best
+    knee, found = _fitted(train, ())
+    if train.n_prefill.any():
+        error = _prompt_error(train, knee, found)
+        for left_out in (_PROMPT_TERMS, *((term,) for term in reversed(_PROMPT_TERMS))):
+            simpler_knee, simpler = _fitted(train, left_out)
+            if _prompt_error(train, simpler_knee, simpler) <= error * (1 + _PROMPT_LOSS):
+                knee, found = simpler_knee, simpler
+                break
     cost, request_s = _cost(found, knee), float(found[-1])
     return FittedCost(
         cost,
@@ -94,6 +98,26 @@ def fit_cost(samples: StepSamples) -> FittedCost:
         cost_error(held_out, cost, request_s),
         _by_kind(held_out, cost, request_s),
     )
+
+
+def _fitted(train: StepSamples, left_out: Sequence[int]) -> tuple[int, Column]:
+    """The best knee, and the coefficients with it; those `left_out` are 0."""
+    best: tuple[float, int, Column] | None = None
+    for knee in _KNEES:
+        terms = _terms(train, knee)
+        terms[:, left_out] = 0.0
+        found = solved(terms, train.seconds)
+        loss = float(np.mean(np.abs(terms @ found / train.seconds - 1)))
+        if best is None or loss < best[0] * (1 - _KNEE_GAIN):
+            best = loss, knee, found
+    assert best is not None, "there are knees"
+    return best[1], best[2]
+
+
+def _prompt_error(train: StepSamples, knee: int, found: Column) -> float:
+    """The mean error of steps with a prompt."""
+    prompts = train.at(train.n_prefill > 0)
+    return float(np.mean(np.abs(_terms(prompts, knee) @ found / prompts.seconds - 1)))
 
 
 def solved(terms: NDArray[np.float64], seconds: Column) -> Column:

@@ -170,3 +170,25 @@ def test_the_time_of_a_request_outside_the_steps_is_that_of_prompts_alone():
     # 0: 0.85 s of which the steps from 1.2 to 1.7 are 0.5; 2: 0.85 − 0.4
     assert request_outside_s(run, log) == pytest.approx((0.35 + 0.45) / 2)
     assert request_outside_s(run, EngineLog(steps, events[2:4])) is None
+
+
+def test_a_single_prompt_length_is_predicted_per_token():
+    """Prompts of 256 tokens next to decodes: three terms describe them, and only the time per token
+    predicts prompts of 640 tokens where attention is cheap."""
+    true = replace(TRUE, prefill_seq_s=0.0, prefill_attention_s=0.0)
+    samples = made_up(true, n=3000)
+    prompts = samples.n_prefill > 0
+    one_length = replace(
+        samples,
+        prefill_tokens=256.0 * samples.n_prefill,
+        prefill_attention=256.0**2 / 2 * samples.n_prefill,
+        seconds=np.where(
+            prompts,
+            samples.seconds + true.token_s * (256 * samples.n_prefill - samples.prefill_tokens),
+            samples.seconds,
+        ),
+    )
+    cost = fit_cost(one_length).cost
+    assert (cost.prefill_seq_s, cost.prefill_attention_s) == (0, 0)
+    longer = StepShape(1, 640, 640**2 / 2, 0, 0)
+    assert cost.estimate(longer) == pytest.approx(true.estimate(longer), rel=0.03)
