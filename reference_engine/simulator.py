@@ -252,6 +252,7 @@ class Replica:
         requests, and the ids of those that were cancelled during the step."""
         state, inbox = self.state, self.inbox
         if self.stretch is not None:
+            self.stretch.give_up()
             self.busy_s -= self.stretch.ends_s[self.stretch.n_done] - now_s
         elif self.started is not None:
             self.busy_s -= self.started.began_s + self.started.result.simulated_s - now_s

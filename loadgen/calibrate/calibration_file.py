@@ -9,7 +9,7 @@ from typing import Any
 
 from loadgen.calibrate.cost_fit import FittedCost, StepError, fit_cost
 from loadgen.calibrate.run_samples import Answers, answers_of_run, request_s, samples_of_run
-from loadgen.calibrate.step_samples import StepSamples, samples_of_steps
+from loadgen.calibrate.step_samples import StepSamples, request_outside_s, samples_of_steps
 from loadgen.drive import checksums
 from loadgen.drive.engine_logs import NAMES
 from loadgen.drive.store import read_run
@@ -59,6 +59,7 @@ class Calibration:
             "forced": self.is_forced,
             "n_steps": self.fitted.n_steps,
             "costs": asdict(self.fitted.cost),
+            "variation": asdict(self.fitted.variation),
             "request_s": self.fitted.request_s,
             "held_out": asdict(self.fitted.held_out),
             "answers": None if self.answers is None else self.answers._asdict(),
@@ -67,7 +68,7 @@ class Calibration:
 
     def lines(self) -> Iterator[str]:
         """The fit in words, a line each."""
-        fitted, cost = self.fitted, self.fitted.cost
+        fitted, cost, variation = self.fitted, self.fitted.cost, self.fitted.variation
         yield f"{fitted.n_steps} steps; costs of a step:"
         answers = self.answers or Answers(0, 0, 0)
         for name, seconds in (
@@ -92,6 +93,13 @@ class Calibration:
             )
         if answers.n_failed:
             yield f"  {answers.n_failed} requests failed and gave no steps"
+        yield (
+            f"  equal steps differ: the fastest {variation.up_to[0]:.0%} take "
+            f"{variation.ratio[0]:.2f} times their cost, the slowest {variation.ratio[-1]:.2f}"
+        )
+        if variation.pause_s:
+            mean_ms = 1e3 * sum(variation.pause_s) / len(variation.pause_s)
+            yield f"  {variation.pausing:.2%} of the steps pause for {mean_ms:.2g} ms on average"
         yield "error on steps outside the fit (mean, median, bias):"
         for kind, error in {"all": fitted.held_out, **fitted.by_kind}.items():
             yield f"  {kind:8} {_error_text(error)}"
@@ -113,7 +121,10 @@ def measured_log(directory: Path) -> Measured:
         kv_tokens = log.setup.n_blocks * log.setup.block_tokens
     outside_s = None
     if (directory / "requests.parquet").is_file():
-        outside_s = request_s(read_run(directory))
+        run = read_run(directory)
+        outside_s = request_outside_s(run, log)
+        if outside_s is None:
+            outside_s = request_s(run)
     samples = samples_of_steps(log.steps)
     return Measured(samples, f"steps in {directory}", kv_tokens, outside_s)
 
@@ -154,7 +165,7 @@ def calibrated(
     if is_forced:
         facts["forced"] = True
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_calibrated(path, fitted.cost, fitted.request_s, facts)
+    write_calibrated(path, fitted.cost, fitted.request_s, facts, fitted.variation)
     return Calibration(fitted, path, is_forced, measured.answers)
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from loadgen.calibrate.step_samples import Column, StepSamples
 from loadgen.records import Run, Status
 
-_MOST_GAPS = 20_000  # of a run; more are thinned out evenly
+_MOST_GAPS = 200_000  # of a run; more are thinned out evenly
 _TOGETHER_S = 2e-3  # tokens of a step arrive within this time, or a quarter of the step
 _N_COLUMNS = 7
 _FAILED = (Status.http_error, Status.timeout, Status.stream_error, Status.connect_error)
@@ -51,9 +51,10 @@ def reports_cached_tokens(run: Run) -> bool:
 
 
 def samples_of_run(run: Run) -> StepSamples:
-    """The gaps between tokens as steps, and the TTFT of each request that was alone from its send
-    to its first token as a step with the time of a request. Chunks of several tokens give no gap,
-    because they can hold several steps."""
+    """The gaps between tokens as steps, of which each is taken once however many requests had a
+    token from it, and the TTFT of each request that was alone from its send to its first token as a
+    step with the time of a request. Chunks of several tokens give no gap, because they can hold
+    several steps."""
     rows = run.request_rows
     ok = rows[(rows["status"] == Status.ok) & np.isfinite(rows["first_token_s"])]
     schedule = run.schedule_rows
@@ -98,16 +99,19 @@ def _gaps(
     n_new: Column,
     attention: Column,
 ) -> NDArray[np.float64]:
-    """A row per gap: the columns of `StepSamples`, and the instant (s) of its end."""
+    """A row per step: the columns of `StepSamples`, and the instant (s) of its end."""
     chunks = run.chunk_rows
     chunks = chunks[np.isin(chunks["request_id"], ok["request_id"])]
     received_s = chunks["received_s"]
     ends = np.flatnonzero(_ends_gap(chunks))
+    ends = ends[np.argsort(received_s[ends], kind="stable")]
+    near_s = _near_s(received_s[ends] - received_s[ends - 1])
+    ends = ends[np.diff(received_s[ends], prepend=-np.inf) > near_s]
     if len(ends) > _MOST_GAPS:
         ends = ends[np.linspace(0, len(ends) - 1, _MOST_GAPS).astype(np.int64)]
     begin_s, end_s = received_s[ends - 1], received_s[ends]
     middle_s = (begin_s + end_s) / 2
-    near_s = np.minimum((end_s - begin_s) / 4, _TOGETHER_S)
+    near_s = _near_s(end_s - begin_s)
     first_s, last_s = ok["first_token_s"], ok["last_token_s"]
     n_decode = np.searchsorted(np.sort(first_s), middle_s) - np.searchsorted(
         np.sort(last_s), middle_s
@@ -143,6 +147,11 @@ def _gaps(
             end_s,
         ]
     )
+
+
+def _near_s(gap_s: Column) -> Column:
+    """The time (s) within which the tokens of a step arrive."""
+    return np.minimum(gap_s / 4, _TOGETHER_S)
 
 
 def _ends_gap(chunks: NDArray[np.void]) -> NDArray[np.bool_]:

@@ -1,15 +1,21 @@
-"""Timed steps as columns, from the engine's own log."""
+"""Timed steps as columns, and the time of a request outside them, from the engine's own log."""
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Self
+from math import inf, isfinite
+from statistics import median
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.drive.request_names import RequestNames
+from loadgen.records import Run
 from reference_engine.state.steps import StepRecord
+from reference_engine.step_log.log_replay import EngineLog
 
 Column = NDArray[np.float64]  # [n]
 
@@ -77,3 +83,35 @@ def samples_of_steps(steps: Sequence[StepRecord]) -> StepSamples:
         )
     table = np.array(rows, dtype=np.float64).reshape(len(rows), 7)
     return StepSamples(*table[table[:, 0] > 0].T)
+
+
+def request_outside_s(run: Run, log: EngineLog) -> float | None:
+    """The median time (s) that a request of a run spends outside the steps in `log`, the server's
+    own: HTTP, tokenizing, and the ways from and to the engine. Measured on requests whose prompt
+    was computed alone on an idle engine; None if there is none."""
+    names = RequestNames.of(run)
+    details: dict[str, Any] = {e.request_id: e.detail for e in log.events if e.kind == "finish"}
+    steps = [step for step in log.steps if step.n_prefill_tokens or step.n_decode]
+    began_s, ended_s = [step.t_s for step in steps], [-inf, *(step.end_s for step in steps)]
+    rows = run.request_rows
+    ttft_s = rows["first_token_s"] - rows["sent_s"]
+    row_of = {int(request_id): row for row, request_id in enumerate(rows["request_id"])}
+    outside_s = []
+    for event in log.events:
+        if event.kind != "arrival" or event.request_id not in details:
+            continue
+        arrival: Any = event.detail
+        request_id = names.request_id(event.request_id)
+        row = None if request_id is None else row_of.get(request_id)
+        first = bisect_left(began_s, event.t_s)
+        if row is None or ended_s[first] > arrival["arrived_s"]:
+            continue
+        left = arrival["n_prompt"] - details[event.request_id]["n_cached"]
+        for step in steps[first:]:
+            left -= step.n_prefill_tokens
+            if step.n_decode or step.n_running != 1 or left <= 0:
+                if left == 0 and step.n_running == 1:
+                    outside_s.append(ttft_s[row] - (step.end_s - steps[first].t_s))
+                break
+    outside_s = [seconds for seconds in outside_s if isfinite(seconds)]
+    return max(0.0, median(outside_s)) if outside_s else None

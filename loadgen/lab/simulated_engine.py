@@ -29,6 +29,7 @@ from reference_engine.state.cost_model import CPU, ModelOnHardware, StepCost, We
 from reference_engine.state.kv import BLOCK_TOKENS, KvPool
 from reference_engine.state.model_config import KvDtype
 from reference_engine.state.plan import How, Limits
+from reference_engine.state.step_variation import VaryingSteps
 from reference_engine.state.steps import StepLog
 from reference_engine.state.swap import HostPool
 from targets.mock_script import split_options
@@ -321,6 +322,8 @@ def _engines(
     )
     if fit.held_out_error is not None:
         description += f", costs measured (error {fit.held_out_error:.1%})"
+    if fit.variation is not None and options.split is None:
+        description += ", steps vary as measured"
     if options.kv_dtype != "auto":
         description += f" of {options.kv_dtype}"
     if options.weight_dtype != "auto":
@@ -352,7 +355,8 @@ def _engines(
         return
     stages = Stages(n_stages, fit.hop_s, fit.hop_token_s)
     for k in range(n_stages):
-        simulated = Simulated(cost, caps, options.step_delay)
+        varying = None if fit.variation is None else VaryingSteps(fit.variation, number)
+        simulated = Simulated(cost, caps, options.step_delay, varying)
         executor = simulated if n_stages == 1 else Staged(simulated, stages, clock)
         name = f"replica {number}" if n_stages == 1 else f"replica {number}, engine {k + 1}"
         yield Replica(renew(), executor, name, options.role, fit.kv_token_bytes), renew, description

@@ -37,11 +37,14 @@ class Repeating(Protocol):
     def token(self) -> int: ...
 
     def repeated_s(self, batch: StepBatch, n: int) -> list[float]:
-        """The seconds of `n` steps of a batch without rows, each with a token more of context for
-        each decode."""
+        """The seconds of `n` steps, of which the first was executed last: a batch without rows,
+        each with a token more of context for each decode."""
 
-    def duration_s(self, batch: StepBatch) -> float:
-        """The seconds of a step."""
+    def pieces_s(self, batches: Sequence[StepBatch]) -> list[float]:
+        """The seconds of the steps of `batches`, of which the first was executed last."""
+
+    def pass_steps(self, n: int) -> None:
+        """Count `n` steps as over that were not executed."""
 
     def execute(self, batch: StepBatch) -> StepResult: ...
 
@@ -50,8 +53,15 @@ class Stretch(ABC):
     """Steps under way: the first is placed, the last ends as any step does. `ends_s` are
     the ends of all, `n_done` of them are committed."""
 
-    def __init__(self, state: EngineState, planned: PlannedStep, durations_s: list[float]) -> None:
+    def __init__(
+        self,
+        state: EngineState,
+        planned: PlannedStep,
+        durations_s: list[float],
+        executor: Repeating,
+    ) -> None:
         self._state, self._planned, self.durations_s = state, planned, durations_s
+        self._executor = executor
         self.ends_s = list(accumulate(durations_s, initial=planned.placed_s))[1:]
         self.n_done = 0
 
@@ -79,7 +89,11 @@ class Stretch(ABC):
 
     @abstractmethod
     def started(self) -> StartedStep:
-        """The step that is placed and not committed."""
+        """The step that is placed and not committed, with which the stretch is left."""
+
+    def give_up(self) -> None:
+        """Leave the stretch and its present step, because its engine has failed."""
+        self._executor.pass_steps(self.n_done)
 
     @abstractmethod
     def _commit(self, n: int) -> None: ...
@@ -103,6 +117,7 @@ class DecodeStretch(Stretch):
         lockstep = state.queues.lockstep
         assert lockstep is not None, "a stretch is taken in lockstep"
         n_tokens = len(planned.batch.decodes)
+        self._executor.pass_steps(n)
         result = StepResult([lockstep.token] * n_tokens, None, self.durations_s[n])
         return StartedStep(planned, planned.placed_s, result)
 
@@ -121,11 +136,12 @@ class PromptStretch(Stretch):
         rows: Sequence[Row],
         executor: Repeating,
     ) -> None:
-        super().__init__(state, planned, durations_s)
-        self._rows, self._executor = rows, executor
+        super().__init__(state, planned, durations_s, executor)
+        self._rows = rows
 
     def started(self) -> StartedStep:
         n, planned, kv = self.n_done, self._planned, self._state.kv
+        self._executor.pass_steps(n - 1)  # the first was executed, and is now or the n-th is
         if not n:
             return StartedStep(planned, planned.placed_s, self._executor.execute(planned.batch))
         began_s, batch = self.ends_s[n - 1], self._batch(n)
@@ -206,7 +222,7 @@ def stretch_from(state: EngineState, started: StartedStep, executor: Repeating) 
     n = min(lockstep.next_end() - lockstep.n_steps, _MOST_STEPS, _most_with_blocks(state))
     if n < 2:
         return None
-    return DecodeStretch(state, planned, executor.repeated_s(batch, n))
+    return DecodeStretch(state, planned, executor.repeated_s(batch, n), executor)
 
 
 def _prompt_stretch(
@@ -230,8 +246,8 @@ def _prompt_stretch(
     if len(rows) < 2 or n_blocks > state.kv.n_idle:
         return None
     context_tokens = batch.context_tokens
-    batches = (StepBatch((row,), context_tokens=context_tokens) for row in rows)
-    durations_s = [executor.duration_s(batch) for batch in batches]
+    batches = [StepBatch((row,), context_tokens=context_tokens) for row in rows]
+    durations_s = executor.pieces_s(batches)
     return PromptStretch(state, planned, durations_s, rows, executor)
 
 

@@ -6,7 +6,7 @@ parameter has an effect.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Annotated, ClassVar
 
@@ -19,6 +19,7 @@ from reference_engine.model.hardware_file import simulated_model
 from reference_engine.state.batch import Logprob, StepBatch, StepResult, copying_s
 from reference_engine.state.cost_model import CostModel, ModelOnHardware, WeightDtype, decode_s
 from reference_engine.state.model_config import KvDtype, ModelSource
+from reference_engine.state.step_variation import VaryingSteps
 
 TOKEN = ord("x")
 _CERTAIN = Logprob(0.0, ((TOKEN, 0.0),))
@@ -50,17 +51,22 @@ class SimulatedExecutor(ExecutorKind):
     def build(self, site: Site) -> Executor:
         simulated = self.model(site.model)
         caps = Caps(site.n_host_blocks, copy_s=simulated.copy_token_s * site.block_tokens)
-        return Paced(Simulated(simulated.cost, caps), site.pause)
+        varying = VaryingSteps(simulated.variation) if simulated.variation else None
+        return Paced(Simulated(simulated.cost, caps, varying=varying), site.pause)
 
 
 class Simulated:
     """Returns the tokens of a step at once, with its `duration_s` by the cost model; `delay` makes
-    every step longer. The caller spends the time."""
+    every step longer, `varying` some more than others. The caller spends the time."""
 
     def __init__(
-        self, cost: CostModel, caps: Caps | None = None, delay: StepDelay = NO_DELAY
+        self,
+        cost: CostModel,
+        caps: Caps | None = None,
+        delay: StepDelay = NO_DELAY,
+        varying: VaryingSteps | None = None,
     ) -> None:
-        self._cost, self._delay = cost, delay
+        self._cost, self._delay, self._varying = cost, delay, varying
         self.caps = caps or Caps()
         self._has_logprobs = False  # whether any request so far has `logprobs`
 
@@ -69,31 +75,44 @@ class Simulated:
         return TOKEN
 
     def repeated_s(self, batch: StepBatch, n: int) -> list[float]:
-        """The seconds of `n` steps of a batch without rows, each with a token more of context for
-        each decode."""
-        durations_s = decode_s(self._cost, batch.shape(), n)
-        if self._delay is NO_DELAY:
-            return durations_s
-        return [duration_s + self._delay.of(duration_s) for duration_s in durations_s]
+        """The seconds of `n` steps, of which the first was executed last: a batch without rows,
+        each with a token more of context for each decode."""
+        return self._varied(decode_s(self._cost, batch.shape(), n))
 
-    def duration_s(self, batch: StepBatch) -> float:
-        """The seconds of a step."""
-        duration_s = self._cost.estimate(batch.shape())
-        if batch.copies:
-            caps = self.caps
-            duration_s += copying_s(batch.copies, caps.copy_s, caps.copy_latency_s)
-        if self._delay is NO_DELAY:
-            return duration_s
-        return duration_s + self._delay.of(duration_s)
+    def pieces_s(self, batches: Sequence[StepBatch]) -> list[float]:
+        """The seconds of the steps of `batches`, of which the first was executed last."""
+        return self._varied([self._cost_s(batch) for batch in batches])
+
+    def pass_steps(self, n: int) -> None:
+        """Count `n` steps as over that were not executed."""
+        if self._varying is not None:
+            self._varying.pass_by(n)
 
     def execute(self, batch: StepBatch) -> StepResult:
-        duration_s = self.duration_s(batch)
+        if self._varying is not None:
+            self._varying.pass_by(1)
+        (duration_s,) = self._varied([self._cost_s(batch)])
         n_tokens = len(batch.decodes) + sum(row.samples for row in batch.rows)
         # The first step of every request is a row, so that decodes need no check.
         if not self._has_logprobs:
             self._has_logprobs = any(row.request.sampling.logprobs for row in batch.rows)
         logprobs = [_CERTAIN] * n_tokens if self._has_logprobs else None
         return StepResult([TOKEN] * n_tokens, logprobs, duration_s)
+
+    def _cost_s(self, batch: StepBatch) -> float:
+        duration_s = self._cost.estimate(batch.shape())
+        if batch.copies:
+            caps = self.caps
+            duration_s += copying_s(batch.copies, caps.copy_s, caps.copy_latency_s)
+        return duration_s
+
+    def _varied(self, durations_s: list[float]) -> list[float]:
+        """The seconds of steps by their costs, of which the first was executed last."""
+        if self._varying is not None:
+            durations_s = self._varying.varied(durations_s)
+        if self._delay is NO_DELAY:
+            return durations_s
+        return [duration_s + self._delay.of(duration_s) for duration_s in durations_s]
 
 
 class Paced:

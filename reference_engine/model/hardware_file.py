@@ -6,10 +6,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Self, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from loadgen.errors import UsageError
 from loadgen.registry import Block
@@ -25,6 +26,7 @@ from reference_engine.state.cost_model import (
     model_on_hardware,
 )
 from reference_engine.state.model_config import KvDtype, ModelSource
+from reference_engine.state.step_variation import StepVariation
 
 Cost = Annotated[Seconds, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -98,13 +100,46 @@ class StepCosts(Block):
         )
 
 
+class Variation(Block):
+    """How the times of steps vary around their costs (`StepVariation`): the fastest share `up_to`
+    of the steps took the `ratio` of their cost on average, the next share the next. The share
+    `lasting` of this variation fades to 1/e in `memory` steps, the rest differs from step to step.
+    The share `pausing` of the steps took one of the equally likely `pauses` (durations) longer."""
+
+    up_to: tuple[Annotated[float, Field(gt=0, le=1)], ...] = Field(min_length=1)
+    ratio: tuple[Positive, ...]
+    lasting: float = Field(ge=0, le=1)
+    memory: Positive
+    pausing: float = Field(0.0, ge=0, le=1)
+    pauses: tuple[Cost, ...] = ()
+
+    @field_validator("up_to")
+    @classmethod
+    def _rises_to_1(cls, up_to: tuple[float, ...]) -> tuple[float, ...]:
+        if up_to[-1] != 1 or any(a >= b for a, b in pairwise(up_to)):
+            raise ValueError("the shares must rise, and the last must be 1")
+        return up_to
+
+    @model_validator(mode="after")
+    def _has_a_ratio_per_share(self) -> Self:
+        if len(self.ratio) != len(self.up_to):
+            raise ValueError(f"{len(self.ratio)} ratios for {len(self.up_to)} shares")
+        return self
+
+    def step_variation(self) -> StepVariation:
+        return StepVariation(
+            self.up_to, self.ratio, self.lasting, self.memory, self.pausing, self.pauses
+        )
+
+
 class CalibratedFile(Block):
     """A model on a server: the costs of its steps, fitted to measurements.
 
     The costs hold for the shape `model` alone. `held_out_error` is the mean relative error of the
     costs on measured steps outside the fit; above 10 % the file is refused unless it is `forced`.
     `request` is the time of a request outside the engine's steps (HTTP, tokenizing), which no
-    simulation includes. `source` and `n_steps` describe the measurements.
+    simulation includes. `source` and `n_steps` describe the measurements. Without `variation`,
+    equal steps take equal times.
     """
 
     name: str = Field(min_length=1, pattern=r"^[\w.-]+$")
@@ -116,6 +151,7 @@ class CalibratedFile(Block):
     source: str = ""
     n_steps: int = Field(0, ge=0)
     costs: StepCosts
+    variation: Variation | None = None
 
 
 MOST_ERROR = 0.10
@@ -133,7 +169,11 @@ def read_calibrated(path: Path) -> CalibratedFile:
 
 
 def write_calibrated(
-    path: Path, cost: StepCost, request_s: float | None, facts: Mapping[str, object]
+    path: Path,
+    cost: StepCost,
+    request_s: float | None,
+    facts: Mapping[str, object],
+    variation: StepVariation | None = None,
 ) -> None:
     """Write a file that `read_calibrated` reads; `facts` are the other keys of `CalibratedFile`.
     Costs (s) keep six digits."""
@@ -148,12 +188,24 @@ def write_calibrated(
     }
     costs = {key: _duration(value_s) for key, value_s in seconds.items()}
     request = {} if request_s is None else {"request": _duration(request_s)}
-    values = {**facts, **request, "costs": costs}
-    CalibratedFile.model_validate(values)
-    lines = [write_document({k: v for k, v in values.items() if k != "costs"}), "costs:\n"]
-    lines += [f"  {key}: {value}\n" for key, value in costs.items()]
+    values = {**facts, **request}
+    blocks: dict[str, dict[str, object]] = {"costs": dict(costs)}
+    if variation is not None:
+        blocks["variation"] = {
+            "up_to": list(variation.up_to),
+            "ratio": [float(f"{ratio:.4g}") for ratio in variation.ratio],
+            "lasting": float(f"{variation.lasting:.3g}"),
+            "memory": float(f"{variation.memory:.3g}"),
+            "pausing": float(f"{variation.pausing:.3g}"),
+            "pauses": f"[{', '.join(map(_duration, variation.pause_s))}]",
+        }
+    lines = [write_document(values)]
+    for name, block in blocks.items():
+        lines += [f"{name}:\n", *(f"  {key}: {value}\n" for key, value in block.items())]
+    text = "".join(lines)
+    _validated(CalibratedFile, parse_document(text, str(path), UsageError))
     with replacing(path) as partial:
-        partial.write_text("".join(lines), encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
 
 
 def _duration(seconds: float) -> str:
@@ -205,8 +257,15 @@ def _calibrated(
             "error with slobench calibrate --force"
         )
     token_bytes = source.config.kv_bytes_per_token(_BYTES)
-    cost = file.costs.step_cost()
-    return ModelOnHardware(cost, file.kv_tokens, 0.0, file.held_out_error, token_bytes)
+    variation = None if file.variation is None else file.variation.step_variation()
+    return ModelOnHardware(
+        file.costs.step_cost(),
+        file.kv_tokens,
+        0.0,
+        file.held_out_error,
+        token_bytes,
+        variation=variation,
+    )
 
 
 def _document(path: Path) -> Document:

@@ -18,6 +18,7 @@ import numpy as np
 
 from loadgen.errors import UsageError, nearest
 from reference_engine.state.model_config import KvDtype, ModelConfig, ModelSource
+from reference_engine.state.step_variation import StepVariation
 
 WeightDtype = Literal["auto", "fp8", "int8"]
 
@@ -239,7 +240,8 @@ class ModelOnHardware:
     """A model on some hardware: the cost of its steps, its KV memory in tokens, and the seconds for
     copying a token's KV to host memory or back, and the bytes of that. `held_out_error` is the mean
     relative error of fitted costs on steps outside the fit; None for costs that were not fitted to
-    a server. Between two stages of a pipeline a step takes `hop_s`, and `hop_token_s` per token."""
+    a server. `variation` is that of the steps' times around `cost`, where it was measured. Between
+    two stages of a pipeline a step takes `hop_s`, and `hop_token_s` per token."""
 
     cost: StepCost
     kv_tokens: int
@@ -248,6 +250,7 @@ class ModelOnHardware:
     kv_token_bytes: float = 0.0
     hop_s: float = 0.0
     hop_token_s: float = 0.0
+    variation: StepVariation | None = None
 
 
 def model_on_hardware(

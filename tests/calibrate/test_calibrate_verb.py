@@ -66,6 +66,12 @@ def test_the_simulator_runs_on_the_file_and_states_its_error(measured):
     code, _, stderr = slobench("simulate", *load, *where)
     assert code in (0, 3), stderr
     assert "costs measured (error " in stderr
+    assert "steps vary as measured" in stderr
+    variation = read_calibrated(out).variation
+    # A paused step takes at least its time; the median step takes its cost.
+    assert variation is not None
+    assert variation.up_to[1:3] == (0.25, 0.5)
+    assert 0.9 < variation.ratio[2] < 1.1
 
 
 def test_a_fit_above_ten_per_cent_exits_1_and_is_refused_until_forced(measured):

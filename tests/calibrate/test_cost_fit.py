@@ -1,6 +1,8 @@
 """Known answers of the fit: made-up steps of known costs come back, disturbed or not."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -8,10 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.calibrate.cost_fit import fit_cost, solved
-from loadgen.calibrate.step_samples import StepSamples, samples_of_steps
+from loadgen.calibrate.step_samples import StepSamples, request_outside_s, samples_of_steps
+from loadgen.drive.request_names import namespace_of, request_name
 from loadgen.errors import UsageError
+from loadgen.records import CHUNKS, REQUESTS, SCHEDULE, Run
 from reference_engine.state.cost_model import StepCost, StepShape
-from reference_engine.state.steps import StepRecord
+from reference_engine.state.steps import StepEvent, StepRecord
+from reference_engine.step_log.log_replay import EngineLog
 
 TRUE = StepCost(
     step_s=0.9e-3,
@@ -130,3 +135,60 @@ def test_a_step_with_decodes_lasts_from_the_end_of_the_step_before():
     assert samples.seconds == pytest.approx([0.5, 0.4, 0.2, 0.3])
     assert samples.n_prefill.tolist() == [1, 0, 1, 1]
     assert samples.n_decode.tolist() == [0, 1, 0, 1]
+
+
+def test_the_time_of_a_request_outside_the_steps_is_that_of_prompts_alone():
+    """Prompts of 10 tokens: 0 alone in two pieces, 1 while 0 decodes, 2 with 4 cached tokens; 3
+    arrives during a step; `other` is of no request of the run."""
+    namespace = namespace_of("mine")
+    names = [*(request_name(namespace, k) for k in range(4)), "other"]
+    events = []
+    for name, arrived_s, read_s, n_cached in zip(
+        names, (1.0, 1.9, 5.0, 7.1, 9.0), (1.1, 1.95, 5.2, 7.5, 9.1), (0, 0, 4, 0, 0), strict=True
+    ):
+        sizes = {"n_prompt": 10, "arrived_s": arrived_s}
+        events.append(StepEvent(read_s, 0, "arrival", request_id=name, detail=sizes))
+        events.append(
+            StepEvent(read_s + 5, 0, "finish", request_id=name, detail={"n_cached": n_cached})
+        )
+    steps = [
+        step_record(t_s=1.2, end_s=1.5, n_prefill_tokens=8, n_running=1),
+        step_record(t_s=1.5, end_s=1.7, n_prefill_tokens=2, n_running=1),
+        step_record(t_s=1.7, end_s=1.8, n_decode=1, n_running=1),
+        step_record(t_s=2.0, end_s=2.4, n_decode=1, n_prefill_tokens=10, n_running=2),
+        step_record(t_s=5.3, end_s=5.7, n_prefill_tokens=6, n_running=1),
+        step_record(t_s=7.0, end_s=7.4, n_decode=1, n_running=1),
+        step_record(t_s=7.5, end_s=7.9, n_prefill_tokens=10, n_running=1),
+        step_record(t_s=9.2, end_s=9.9, n_prefill_tokens=10, n_running=1),
+    ]
+    rows, schedule = np.zeros(4, REQUESTS), np.zeros(4, SCHEDULE)
+    rows["request_id"] = schedule["request_id"] = np.arange(4)
+    rows["sent_s"] = (0.9, 1.8, 4.9, 7.0)
+    rows["first_token_s"] = (1.75, 2.6, 5.75, 8.0)  # a TTFT of 0.85, 0.8, 0.85 and 1 s
+    run = Run(cast(Any, SimpleNamespace(run="mine")), schedule, rows, np.zeros(0, CHUNKS))
+    log = EngineLog(steps, events)
+    # 0: 0.85 s of which the steps from 1.2 to 1.7 are 0.5; 2: 0.85 − 0.4
+    assert request_outside_s(run, log) == pytest.approx((0.35 + 0.45) / 2)
+    assert request_outside_s(run, EngineLog(steps, events[2:4])) is None
+
+
+def test_a_single_prompt_length_is_predicted_per_token():
+    """Prompts of 256 tokens next to decodes: three terms describe them, and only the time per token
+    predicts prompts of 640 tokens where attention is cheap."""
+    true = replace(TRUE, prefill_seq_s=0.0, prefill_attention_s=0.0)
+    samples = made_up(true, n=3000)
+    prompts = samples.n_prefill > 0
+    one_length = replace(
+        samples,
+        prefill_tokens=256.0 * samples.n_prefill,
+        prefill_attention=256.0**2 / 2 * samples.n_prefill,
+        seconds=np.where(
+            prompts,
+            samples.seconds + true.token_s * (256 * samples.n_prefill - samples.prefill_tokens),
+            samples.seconds,
+        ),
+    )
+    cost = fit_cost(one_length).cost
+    assert (cost.prefill_seq_s, cost.prefill_attention_s) == (0, 0)
+    longer = StepShape(1, 640, 640**2 / 2, 0, 0)
+    assert cost.estimate(longer) == pytest.approx(true.estimate(longer), rel=0.03)

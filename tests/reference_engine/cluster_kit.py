@@ -27,6 +27,7 @@ from reference_engine.state.cost_model import StepCost
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Limits
 from reference_engine.state.sequence import Request, State
+from reference_engine.state.step_variation import StepVariation, VaryingSteps
 from reference_engine.state.steps import StepLog
 
 WIDE = Limits(1000, 1 << 20, 1 << 17, 1 << 17)
@@ -42,6 +43,7 @@ class Part:
     n_blocks: int = 1000
     mode: str = "chunked"
     cost: StepCost | None = None
+    variation: StepVariation | None = None
 
 
 def replicas_of(parts, clock, kv_token_bytes=1.0):
@@ -58,7 +60,9 @@ def replicas_of(parts, clock, kv_token_bytes=1.0):
                 log=StepLog(level="full"),
             )
             name = f"r{len(replicas)}"
-            replicas.append(Replica(state, Simulated(cost), name, part.role, kv_token_bytes))
+            varying = part.variation and VaryingSteps(part.variation, len(replicas))
+            executor = Simulated(cost, varying=varying)
+            replicas.append(Replica(state, executor, name, part.role, kv_token_bytes))
     return replicas
 
 

@@ -33,6 +33,7 @@ from reference_engine.state.cost_model import (
 )
 from reference_engine.state.model_config import ModelConfig
 from reference_engine.state.plan import Limits
+from reference_engine.state.step_variation import StepVariation
 from tests.reference_engine.engine_kit import request
 
 H200 = HARDWARE["h200"]
@@ -392,6 +393,43 @@ def test_a_calibrated_file_is_read_back_as_it_was_written(tmp_path):
     kept = StepCost(step_s=1.23457e-3, token_s=5.262e-06, context_token_s=1.108e-7)
     assert astuple(model.cost)[:-1] == pytest.approx(astuple(kept)[:-1], rel=1e-12)
     assert model.cost.graph_rows == ()
+    assert model.variation is None
+
+
+def test_the_variation_of_a_calibrated_file_is_read_back_as_it_was_written(tmp_path):
+    facts = {"name": "box", "model": "nano", "kv_tokens": 4096, "held_out_error": 0.05}
+    variation = StepVariation((0.25, 1.0), (0.9, 1.23456), 0.5, 32.0, 0.01, (1.5e-3, 2e-2))
+    write_calibrated(tmp_path / "box.yaml", StepCost(step_s=1e-3), None, facts, variation)
+    model = simulated_model(resolve("nano"), str(tmp_path / "box.yaml"))
+    assert model.variation == replace(variation, ratio=(0.9, 1.235))
+
+
+VARIED = (
+    CALIBRATED
+    + """\
+variation:
+  up_to: [0.5, 1]
+  ratio: [0.9, 1.2]
+  lasting: 0.5
+  memory: 8
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("[0.5, 1]", "[0.5, 0.9]", "box.yaml:13: variation.up_to: the shares must rise"),
+        ("[0.9, 1.2]", "[0.9]", "variation: 1 ratios for 2 shares"),
+        ("memory: 8", "memory: 0", "box.yaml:16: variation.memory"),
+        ("memory: 8", "memory: 8\n  pauses: [1]", "variation.pauses"),
+    ],
+)
+def test_a_mistake_in_a_variation_is_named(old, new, words, tmp_path):
+    assert calibrated(tmp_path / "box.yaml", VARIED).variation.ratio == (0.9, 1.2)
+    with pytest.raises(UsageError) as error:
+        calibrated(tmp_path / "box.yaml", VARIED.replace(old, new))
+    assert words in str(error.value)
 
 
 def test_kv_in_8_bits_was_never_measured_on_a_cpu():

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from reference_engine.cluster.failures import Failure, RandomFailures, Retries
 from reference_engine.state.sequence import State
+from reference_engine.state.step_variation import StepVariation
 from tests.reference_engine.cluster_kit import Jumps, Part, Steps, lossy, prompt
 
 # A step takes 1 s, whatever is in it. Round robin: requests go to replicas 0, 1, 0, 1, …
@@ -147,11 +148,12 @@ FAILURES = st.builds(
     st.booleans(),
     st.sampled_from(["round_robin", "jsq", "least_kv", "central_queue:most_requests=2"]),
     st.sampled_from(["chunked", "prefill_first", "priority", "sjf"]),
+    st.sampled_from([None, StepVariation((0.5, 1.0), (0.8, 1.3), 0.5, 4.0, 0.1, (0.02,))]),
 )
-def test_every_request_ends_once(jobs, planned, n_blocks, most, resume, router, mode):
+def test_every_request_ends_once(jobs, planned, n_blocks, most, resume, router, mode, variation):
     left = []
     for client_kind in (Steps, Jumps):
-        parts = [Part("both", 3, 0.05, n_blocks, mode)]
+        parts = [Part("both", 3, 0.05, n_blocks, mode, variation=variation)]
         simulator, failures, _ = lossy(parts, planned, Retries(most, resume), router=router)
         requests = [prompt(f"q{k}", n, n_output, s) for k, (s, n, n_output, _) in enumerate(jobs)]
         cancels = [(s + after, f"q{k}") for k, (s, _, _, after) in enumerate(jobs) if after]

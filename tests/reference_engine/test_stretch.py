@@ -22,6 +22,7 @@ from reference_engine.state.cost_model import StepCost
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Limits
 from reference_engine.state.sequence import Request
+from reference_engine.state.step_variation import StepVariation, VaryingSteps
 from reference_engine.state.steps import StepLog
 from reference_engine.state.swap import HostPool
 
@@ -29,6 +30,7 @@ LIMITS = Limits(64, 16, 200, 400)
 COST = StepCost(
     step_s=0.004, seq_s=0.0003, added_token_s=0.0002, context_token_s=1e-6, prefill_attention_s=1e-7
 )
+VARYING = StepVariation((0.1, 0.9, 1.0), (0.8, 1.0, 1.7), 0.5, 8.0, 0.2, (0.001, 0.02))
 MODES = [
     *({"kind": kind} for kind in POLICIES.names()),
     {"kind": "chunked", "token_budget": 24},
@@ -66,6 +68,7 @@ class Engine:
     prefix_cache: bool = True
     delay: StepDelay = NO_DELAY
     async_depth: int = 0
+    variation: StepVariation | None = None
 
 
 class StepByStep:
@@ -148,6 +151,7 @@ ENGINES = st.builds(
     prefix_cache=st.booleans(),
     delay=st.sampled_from([NO_DELAY, StepDelay(share=0.1), StepDelay(seconds=0.003)]),
     async_depth=st.sampled_from([0, 0, 0, 1]),
+    variation=st.sampled_from([None, None, VARYING]),
 )
 TWO_BEHIND = [f"{kind}:stale=50ms" for kind in ("least_kv", "prefix_aware")] + ROUTERS.names()
 
@@ -171,7 +175,12 @@ def played(client, engine, n_replicas, router):
                 ),
                 async_depth=engine.async_depth,
             ),
-            Simulated(COST, caps, engine.delay),
+            Simulated(
+                COST,
+                caps,
+                engine.delay,
+                engine.variation and VaryingSteps(engine.variation, k),
+            ),
             f"replica {k}",
         )
         for k in range(n_replicas)
@@ -234,7 +243,8 @@ def test_a_request_that_arrives_at_the_end_of_a_step_joins_the_next():
 
 @pytest.mark.parametrize("n_prompt", [32, 33, 49, 60])
 @pytest.mark.parametrize("after_s", [0.003, 0.012, 0.02])
-def test_pieces_of_a_prompt_alone_are_taken_at_once(n_prompt, after_s, monkeypatch):
+@pytest.mark.parametrize("variation", [None, VARYING])
+def test_pieces_of_a_prompt_alone_are_taken_at_once(n_prompt, after_s, variation, monkeypatch):
     taken = []
     commit = PromptStretch.commit
 
@@ -245,7 +255,7 @@ def test_pieces_of_a_prompt_alone_are_taken_at_once(n_prompt, after_s, monkeypat
     monkeypatch.setattr(PromptStretch, "commit", counted)
     # At most 16 tokens a step; the second request interrupts the prompt of the first.
     jobs = [Job(0.0, n_prompt, 3), Job(after_s, 40, 3, text=2), Job(1.0, n_prompt, 3, text=3)]
-    assert_same(jobs, Engine({"kind": "chunked"}), 1, "round_robin")
+    assert_same(jobs, Engine({"kind": "chunked"}, variation=variation), 1, "round_robin")
     assert max(taken) >= 1
 
 
