@@ -90,7 +90,7 @@ def request_outside_s(run: Run, log: EngineLog) -> float | None:
     own: HTTP, tokenizing, and the ways from and to the engine. Measured on requests whose prompt
     was computed alone on an idle engine; None if there is none."""
     names = RequestNames.of(run)
-    details: dict[str, Any] = {e.request_id: e.detail for e in log.events if e.kind == "finish"}
+    finishes: dict[str, Any] = {e.request_id: e.detail for e in log.events if e.kind == "finish"}
     steps = [step for step in log.steps if step.n_prefill_tokens or step.n_decode]
     began_s, ended_s = [step.t_s for step in steps], [-inf, *(step.end_s for step in steps)]
     rows = run.request_rows
@@ -98,7 +98,7 @@ def request_outside_s(run: Run, log: EngineLog) -> float | None:
     row_of = {int(request_id): row for row, request_id in enumerate(rows["request_id"])}
     outside_s = []
     for event in log.events:
-        if event.kind != "arrival" or event.request_id not in details:
+        if event.kind != "arrival" or event.request_id not in finishes:
             continue
         arrival: Any = event.detail
         request_id = names.request_id(event.request_id)
@@ -106,12 +106,24 @@ def request_outside_s(run: Run, log: EngineLog) -> float | None:
         first = bisect_left(began_s, event.t_s)
         if row is None or ended_s[first] > arrival["arrived_s"]:
             continue
-        left = arrival["n_prompt"] - details[event.request_id]["n_cached"]
-        for step in steps[first:]:
-            left -= step.n_prefill_tokens
-            if step.n_decode or step.n_running != 1 or left <= 0:
-                if left == 0 and step.n_running == 1:
-                    outside_s.append(ttft_s[row] - (step.end_s - steps[first].t_s))
-                break
-    outside_s = [seconds for seconds in outside_s if isfinite(seconds)]
+        n_tokens = arrival["n_prompt"] - finishes[event.request_id]["n_cached"]
+        end_s = _end_of_prompt_s(steps, first, n_tokens)
+        if end_s is not None and isfinite(ttft_s[row]):
+            outside_s.append(ttft_s[row] - (end_s - began_s[first]))
     return max(0.0, median(outside_s)) if outside_s else None
+
+
+def _end_of_prompt_s(steps: Sequence[StepRecord], first: int, n_tokens: int) -> float | None:
+    """The end (s) of `n_tokens` of a prompt that begin with step `first`; None if anything else is
+    computed until then."""
+    left = n_tokens
+    for at in range(first, len(steps)):
+        step = steps[at]
+        left -= step.n_prefill_tokens
+        if step.n_running != 1 or left < 0:
+            return None
+        if not left:
+            return step.end_s
+        if step.n_decode:
+            return None
+    return None
