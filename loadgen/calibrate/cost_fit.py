@@ -29,7 +29,7 @@ _KNEES = (0, 8, 16, 32, 64, 128, 256, 512, 1024)  # tokens up to which reading t
 _KNEE_GAIN = 0.02  # by which a knee has to lower the error of the fit
 # Terms of a prompt that are left out where the steps do not need them: with a single prompt length
 # no fit separates them from the time per token, which predicts other lengths best.
-_PROMPT_TERMS = (2, 5)  # columns of `_terms`
+_LEFT_OUT = ((2, 5), (5,), (2,))  # columns of `_terms`, the simplest fit first
 _PROMPT_LOSS = 0.1  # by which leaving out may increase the error of steps with a prompt
 _HUBER_SCALES = 1.5
 _ITERATIONS = 30
@@ -84,7 +84,7 @@ def fit_cost(samples: StepSamples) -> FittedCost:
     knee, found = _fitted(train, ())
     if train.n_prefill.any():
         error = _prompt_error(train, knee, found)
-        for left_out in (_PROMPT_TERMS, *((term,) for term in reversed(_PROMPT_TERMS))):
+        for left_out in _LEFT_OUT:
             simpler_knee, simpler = _fitted(train, left_out)
             if _prompt_error(train, simpler_knee, simpler) <= error * (1 + _PROMPT_LOSS):
                 knee, found = simpler_knee, simpler
@@ -151,7 +151,10 @@ def variation_of(seconds: Column, costs_s: Column) -> StepVariation:
     n = len(seconds)
     ratio = np.minimum(seconds / costs_s, MOST_RATIO)
     pauses_s = np.sort((seconds - MOST_RATIO * costs_s)[seconds > MOST_RATIO * costs_s])
-    edges = np.unique(np.ceil(np.array(_UP_TO) * n).astype(int))  # few steps: fewer shares
+    up_to = np.array(_UP_TO)
+    edges = np.ceil(up_to * n).astype(int)
+    has_steps = np.diff(edges, append=n + 1) > 0  # few steps: fewer shares
+    up_to, edges = up_to[has_steps], edges[has_steps]
     scores = norm.ppf((rankdata(seconds / costs_s) - 0.5) / n)
     scores -= scores.mean()
     lags = _LAGS[n / 4 > _LAGS]
@@ -167,16 +170,12 @@ def variation_of(seconds: Column, costs_s: Column) -> StepVariation:
     errors = {memory: fitted(memory) for memory in _MEMORIES.tolist()}
     memory = min(errors, key=lambda memory: errors[memory][0])
     return StepVariation(
-        tuple(round(float(edge) / n, 4) for edge in edges),
+        tuple(up_to.tolist()),
         tuple(float(part.mean()) for part in np.split(np.sort(ratio), edges[:-1])),
         errors[memory][1],
         memory,
         len(pauses_s) / n,
-        tuple(
-            float(part.mean())
-            for part in np.array_split(pauses_s, min(_N_PAUSES, len(pauses_s)) or 1)
-            if len(part)
-        ),
+        tuple(float(part.mean()) for part in np.array_split(pauses_s, _N_PAUSES) if len(part)),
     )
 
 
