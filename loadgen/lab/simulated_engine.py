@@ -29,7 +29,6 @@ from reference_engine.state.cost_model import CPU, ModelOnHardware, StepCost, We
 from reference_engine.state.kv import BLOCK_TOKENS, KvPool
 from reference_engine.state.model_config import KvDtype
 from reference_engine.state.plan import How, Limits
-from reference_engine.state.step_variation import VaryingSteps
 from reference_engine.state.steps import StepLog
 from reference_engine.state.swap import HostPool
 from targets.mock_script import split_options
@@ -355,8 +354,7 @@ def _engines(
         return
     stages = Stages(n_stages, fit.hop_s, fit.hop_token_s)
     for k in range(n_stages):
-        varying = None if fit.variation is None else VaryingSteps(fit.variation, number)
-        simulated = Simulated(cost, caps, options.step_delay, varying)
+        simulated = Simulated(cost, caps, options.step_delay, fit.variation, number)
         executor = simulated if n_stages == 1 else Staged(simulated, stages, clock)
         name = f"replica {number}" if n_stages == 1 else f"replica {number}, engine {k + 1}"
         yield Replica(renew(), executor, name, options.role, fit.kv_token_bytes), renew, description

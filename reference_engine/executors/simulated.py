@@ -19,7 +19,7 @@ from reference_engine.model.hardware_file import simulated_model
 from reference_engine.state.batch import Logprob, StepBatch, StepResult, copying_s
 from reference_engine.state.cost_model import CostModel, ModelOnHardware, WeightDtype, decode_s
 from reference_engine.state.model_config import KvDtype, ModelSource
-from reference_engine.state.step_variation import VaryingSteps
+from reference_engine.state.step_variation import StepVariation, VaryingSteps
 
 TOKEN = ord("x")
 _CERTAIN = Logprob(0.0, ((TOKEN, 0.0),))
@@ -51,22 +51,25 @@ class SimulatedExecutor(ExecutorKind):
     def build(self, site: Site) -> Executor:
         simulated = self.model(site.model)
         caps = Caps(site.n_host_blocks, copy_s=simulated.copy_token_s * site.block_tokens)
-        varying = VaryingSteps(simulated.variation) if simulated.variation else None
-        return Paced(Simulated(simulated.cost, caps, varying=varying), site.pause)
+        executor = Simulated(simulated.cost, caps, variation=simulated.variation)
+        return Paced(executor, site.pause)
 
 
 class Simulated:
     """Returns the tokens of a step at once, with its `duration_s` by the cost model; `delay` makes
-    every step longer, `varying` some more than others. The caller spends the time."""
+    every step longer, `variation` some more than others, by the draws of engine `number`. The
+    caller spends the time."""
 
     def __init__(
         self,
         cost: CostModel,
         caps: Caps | None = None,
         delay: StepDelay = NO_DELAY,
-        varying: VaryingSteps | None = None,
+        variation: StepVariation | None = None,
+        number: int = 0,
     ) -> None:
-        self._cost, self._delay, self._varying = cost, delay, varying
+        self._cost, self._delay = cost, delay
+        self._varying = None if variation is None else VaryingSteps(variation, number)
         self.caps = caps or Caps()
         self._has_logprobs = False  # whether any request so far has `logprobs`
 

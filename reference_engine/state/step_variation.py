@@ -12,6 +12,8 @@ import numpy as np
 
 _CHUNK = 4096
 _SEED = 0x5EED
+MOST_RATIO = 2.0
+"""The largest ratio of a step's time to its cost; the rest of a longer step is a pause."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +36,6 @@ class StepVariation:
     memory: float
     pausing: float = 0.0
     pause_s: tuple[float, ...] = ()
-
-
-MOST_RATIO = 2.0
 
 
 class VaryingSteps:

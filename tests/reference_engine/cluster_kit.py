@@ -27,7 +27,7 @@ from reference_engine.state.cost_model import StepCost
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Limits
 from reference_engine.state.sequence import Request, State
-from reference_engine.state.step_variation import StepVariation, VaryingSteps
+from reference_engine.state.step_variation import StepVariation
 from reference_engine.state.steps import StepLog
 
 WIDE = Limits(1000, 1 << 20, 1 << 17, 1 << 17)
@@ -60,8 +60,7 @@ def replicas_of(parts, clock, kv_token_bytes=1.0):
                 log=StepLog(level="full"),
             )
             name = f"r{len(replicas)}"
-            varying = part.variation and VaryingSteps(part.variation, len(replicas))
-            executor = Simulated(cost, varying=varying)
+            executor = Simulated(cost, variation=part.variation, number=len(replicas))
             replicas.append(Replica(state, executor, name, part.role, kv_token_bytes))
     return replicas
 

@@ -22,7 +22,7 @@ from reference_engine.state.cost_model import StepCost
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Limits
 from reference_engine.state.sequence import Request
-from reference_engine.state.step_variation import StepVariation, VaryingSteps
+from reference_engine.state.step_variation import StepVariation
 from reference_engine.state.steps import StepLog
 from reference_engine.state.swap import HostPool
 
@@ -175,12 +175,7 @@ def played(client, engine, n_replicas, router):
                 ),
                 async_depth=engine.async_depth,
             ),
-            Simulated(
-                COST,
-                caps,
-                engine.delay,
-                engine.variation and VaryingSteps(engine.variation, k),
-            ),
+            Simulated(COST, caps, engine.delay, engine.variation, k),
             f"replica {k}",
         )
         for k in range(n_replicas)
