@@ -21,22 +21,22 @@ except ModuleNotFoundError as error:
 if (_problem := problem()) is not None:
     raise ImportError(_problem)
 if TYPE_CHECKING:
-    from loadgen.capacity.search import capacity as capacity
     from loadgen.exports.formats import export as export
     from loadgen.lab.engine_log import replay as replay
     from loadgen.lab.simulate import simulate as simulate
     from loadgen.measure.aggregate import summarize as summarize
-    from loadgen.measure.compare import compare as compare
-    from loadgen.measure.compare import measure_noise as measure_noise
-    from loadgen.nightly.night import nightly as nightly
     from loadgen.run.execute import run as run
     from loadgen.run.shown_run import read_run as read_run
-    from loadgen.sweep.sweep import sweep as sweep
+    from loadgen.studies.capacity.run import capacity as capacity
+    from loadgen.studies.compare.numbers import compare as compare
+    from loadgen.studies.compare.numbers import measure_noise as measure_noise
+    from loadgen.studies.nightly.run import nightly as nightly
+    from loadgen.studies.sweep.run import sweep as sweep
     from loadgen.workload.scenario import load_scenario as load_scenario
     from loadgen.workload.schedule import make_schedule as make_schedule
 
 _HOMES = {
-    "capacity": "loadgen.capacity.search",
+    "capacity": "loadgen.studies.capacity.run",
     "load_scenario": "loadgen.workload.scenario",
     "make_schedule": "loadgen.workload.schedule",
     "run": "loadgen.run.execute",
@@ -44,10 +44,10 @@ _HOMES = {
     "replay": "loadgen.lab.engine_log",
     "read_run": "loadgen.run.shown_run",
     "summarize": "loadgen.measure.aggregate",
-    "compare": "loadgen.measure.compare",
-    "measure_noise": "loadgen.measure.compare",
-    "sweep": "loadgen.sweep.sweep",
-    "nightly": "loadgen.nightly.night",
+    "compare": "loadgen.studies.compare.numbers",
+    "measure_noise": "loadgen.studies.compare.numbers",
+    "sweep": "loadgen.studies.sweep.run",
+    "nightly": "loadgen.studies.nightly.run",
     "export": "loadgen.exports.formats",
 }
 _MODULES = {"testing": "reference_engine.policy_testing.policy_check"}

@@ -29,7 +29,7 @@ from typing import Any, Literal
 import numpy as np
 from rig.machine import keep, machine_line
 
-from loadgen.drive.store import read_run
+from loadgen.archive.store import read_run
 from loadgen.records import Status
 from targets.truth_log import TruthLog
 from targets.truth_server import truth_server

@@ -27,11 +27,11 @@ import numpy as np
 from rig.fleet import measured_on
 from rig.machine import machine
 
-from loadgen.calibrate.calibration_file import measured_log
-from loadgen.calibrate.cost_fit import cost_error
-from loadgen.calibrate.step_samples import StepSamples
-from loadgen.drive.store import read_run
+from loadgen.archive.store import read_run
 from loadgen.records import Phase, Run, Status
+from loadgen.studies.calibrate.calibration_file import measured_log
+from loadgen.studies.calibrate.cost_fit import cost_error
+from loadgen.studies.calibrate.step_samples import StepSamples
 from reference_engine.model.hardware_file import read_calibrated
 
 RESULTS = Path(__file__).parent / "results" / "calibration_error.json"

@@ -21,8 +21,8 @@ from rig.machine import keep, machine_line
 
 from loadgen.lab.simulate import simulate
 from loadgen.measure.aggregate import summarize
-from loadgen.measure.capacity.capacity_result import Capacity
-from loadgen.measure.capacity.seed_capacity import Tried, capacity_of, next_level
+from loadgen.studies.capacity.result import Capacity
+from loadgen.studies.modes.seed_capacity import Tried, capacity_of, next_level
 from loadgen.workload.scaling import scaled, with_window
 from loadgen.workload.scenario import load_scenario
 

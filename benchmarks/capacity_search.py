@@ -61,14 +61,14 @@ from rig.machine import keep, machine_line
 from rig.queues import Queue, search
 from scipy.special import stdtrit
 
-from loadgen.capacity.capacity_spec import CapacitySpec
-from loadgen.capacity.search import search as whole_search
 from loadgen.lab.simulate import simulate
 from loadgen.measure.aggregate import summarize
-from loadgen.measure.capacity.capacity_probe import Probe, in_blocks
-from loadgen.measure.capacity.capacity_result import Capacity
-from loadgen.measure.capacity.next_probe import Question, judge
 from loadgen.run.run_options import RunOptions
+from loadgen.studies.capacity.next_probe import Question, judge
+from loadgen.studies.capacity.probe import Probe, in_blocks
+from loadgen.studies.capacity.result import Capacity
+from loadgen.studies.capacity.run import search as whole_search
+from loadgen.studies.capacity.spec import CapacitySpec
 from loadgen.workload.scaling import scaled, with_window
 from loadgen.workload.scenario import Scenario, load_scenario
 

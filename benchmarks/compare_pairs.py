@@ -22,9 +22,7 @@ from rig.nights import MEASURES
 from rig.processes import Values, lindley
 
 from loadgen.manifest.self_report import ClientReport
-from loadgen.measure.comparison.judgement import Options, decide, overall
-from loadgen.measure.comparison.measures import Measured
-from loadgen.measure.comparison.single_pair import judge_pair
+from loadgen.measure.measures import Measured
 from loadgen.records import (
     CHUNKS,
     SCHEDULE,
@@ -35,6 +33,8 @@ from loadgen.records import (
     TokenSource,
     empty_requests,
 )
+from loadgen.studies.compare.judgement import Options, decide, overall
+from loadgen.studies.compare.single_pair import judge_pair
 
 LOADS, SIZES, SEED = (0.5, 0.7, 0.9), (1000, 4000), 25
 

@@ -14,8 +14,8 @@ import sys
 import numpy as np
 from rig import nights
 
-from loadgen.measure.comparison.contrast import noise_of, runs_needed
-from loadgen.measure.comparison.judgement import POWER
+from loadgen.studies.compare.contrast import noise_of, runs_needed
+from loadgen.studies.compare.judgement import POWER
 
 
 def main(n_nights: int = 2000) -> None:

@@ -23,7 +23,7 @@ from typing import Any
 
 from rig.machine import keep, machine_line
 
-from loadgen.drive.store import read_manifest_file
+from loadgen.archive.store import read_manifest_file
 from targets.truth_server import truth_server
 
 IDLE_SHARE = 0.005  # of a second in which some task waited for a core

@@ -25,7 +25,8 @@ import numpy as np
 from rig.machine import keep, machine_line
 from rig.queues import Queue
 
-from loadgen.measure.capacity.seed_capacity import (
+from loadgen.measure.statistics.intervals import Values
+from loadgen.studies.modes.seed_capacity import (
     FIRST_STEP,
     NEXT_STEP,
     REQUESTS,
@@ -35,7 +36,6 @@ from loadgen.measure.capacity.seed_capacity import (
     compare_capacities,
     next_level,
 )
-from loadgen.measure.statistics.intervals import Values
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ import numpy as np
 from rig import nights
 from rig.machine import keep
 
-from loadgen.measure.comparison.judgement import Options
-from loadgen.measure.nights.night_record import CellNight
-from loadgen.measure.nights.night_verdict import JOINING, CellVerdict, History, judge_night
 from loadgen.measure.statistics.intervals import Values
+from loadgen.studies.compare.judgement import Options
+from loadgen.studies.nightly.record import CellNight
+from loadgen.studies.nightly.verdict import JOINING, CellVerdict, History, judge_night
 
 WINDOW, PILOT_REPEATS, SLOWER, SEED = 14, 8, 1.05, 25
 nights.TPOT_RUN_SD, nights.TTFT_RUN_SD = 0.02, 0.04

@@ -30,12 +30,12 @@ import numpy as np
 from rig import nights
 from rig.machine import keep
 
-from loadgen.cells.cell import Cell
-from loadgen.measure.comparison.judgement import Options
-from loadgen.measure.nights.night_verdict import History, judge_night
-from loadgen.nightly.baseline import Baseline
-from loadgen.nightly.matrix import NightCell
 from loadgen.run.run_options import RunOptions
+from loadgen.studies.cells.cell import Cell
+from loadgen.studies.compare.judgement import Options
+from loadgen.studies.nightly.baseline import Baseline
+from loadgen.studies.nightly.matrix import NightCell
+from loadgen.studies.nightly.verdict import History, judge_night
 from loadgen.workload.scenario import load_scenario
 
 WINDOW, KEEP, SLOWER = 14, 30, 1.05

@@ -26,7 +26,7 @@ from rig.fleet import COSTS, KEY, ROUTERS, Router, in_front, installed, measured
 from rig.machine import RESULTS, machine
 from scipy.stats import t as student
 
-from loadgen.drive.store import read_run
+from loadgen.archive.store import read_run
 from loadgen.lab.simulate import simulate
 from loadgen.records import Phase, Run, Status
 from loadgen.workload.scenario import Scenario, load_scenario

@@ -26,9 +26,9 @@ from typing import Any
 from rig.fleet import COSTS, KEY, ROUTERS, in_front, installed, measured_on, replicas
 from rig.machine import RESULTS, machine
 
-from loadgen.drive.store import read_run
+from loadgen.archive.store import read_run
 from loadgen.lab.simulate import simulate
-from loadgen.sizing.size import attainment
+from loadgen.studies.size.run import attainment
 from loadgen.workload.scenario import load_scenario
 
 ROUTER = ROUTERS["haproxy leastconn"]

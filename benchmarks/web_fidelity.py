@@ -45,7 +45,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rig.machine import Goal, keep, machine_line, show, spreads
 
-from loadgen.drive.store import read_run
+from loadgen.archive.store import read_run
 from loadgen.records import Phase, Run, Status
 from targets.truth_log import TruthLog
 from targets.truth_server import truth_server

@@ -7,11 +7,16 @@ import errno
 import io
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 SUFFIX = ".partial"
 _MOST_RESULT_BYTES = 256 << 20
+_PIECE_BYTES = 1 << 20
 _KINDS = (
     (stat.S_ISFIFO, "a FIFO"),
     (stat.S_ISCHR, "a device"),
@@ -64,6 +69,22 @@ def read_result(path: Path) -> str:
     """The text of a file that slobench wrote: a regular file of at most 256 MiB. Raises OSError,
     and UnicodeDecodeError for other text than UTF-8."""
     return read_regular(path, _MOST_RESULT_BYTES).decode()
+
+
+class CountedFile(io.FileIO):
+    """A new file; `advance` is called after each MiB that is written."""
+
+    def __init__(self, path: Path, advance: Callable[[], None]) -> None:
+        super().__init__(path, "w")
+        self._advance = advance
+
+    def write(self, data: Buffer, /) -> int:
+        view = memoryview(data).cast("B")
+        n_bytes = view.nbytes
+        while view:
+            view = view[super().write(view[:_PIECE_BYTES]) :]
+            self._advance()
+        return n_bytes
 
 
 def _remove(partial: Path) -> None:

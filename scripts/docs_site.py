@@ -103,15 +103,14 @@ def cli_reference() -> str:
 
     parts = ["# Command line\n\nEvery verb and flag, made from the program. `slobench VERB --help` "
              "prints the same.\n"]  # fmt: skip
-    for names in VERBS.values():
-        for name in names:
-            verb = command(name)
-            parts.append(f"## slobench {name}\n\n{paragraphs(verb.help or '')}\n")
-            if verb.epilog:
-                parts.append(f"```\n{verb.epilog.removeprefix('Example: ')}\n```\n")
-            parts.append("| flag | value | meaning |\n|---|---|---|")
-            parts += [flag_row(param) for param in verb.params]
-            parts.append("")
+    for name in VERBS:
+        verb = command(name)
+        parts.append(f"## slobench {name}\n\n{paragraphs(verb.help or '')}\n")
+        if verb.epilog:
+            parts.append(f"```\n{verb.epilog.removeprefix('Example: ')}\n```\n")
+        parts.append("| flag | value | meaning |\n|---|---|---|")
+        parts += [flag_row(param) for param in verb.params]
+        parts.append("")
     return "\n".join(parts)
 
 

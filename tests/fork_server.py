@@ -31,14 +31,15 @@ IMPORTED = (
     *(f"loadgen.cli.{name}" for name in ("decide", "extend", "lab", "measure", "scale", "sweep")),
     "aiohttp", "encodings.idna", "jinja2", "numpy.ma", "numpy.random", "pyarrow.parquet",
     "rich.live", "typer.rich_utils",
-    "loadgen.capacity.search", "loadgen.cli.main", "loadgen.cli.app",
-    "loadgen.drive.live_histogram", "loadgen.live.progress",
+    "loadgen.studies.capacity.run", "loadgen.cli.main", "loadgen.cli.app",
+    "loadgen.live.live_histogram", "loadgen.live.progress",
     "loadgen.drive.shard", "loadgen.live.watching",
-    "loadgen.measure.aggregate", "loadgen.nightly.night", "loadgen.run.conclude",
-    "loadgen.run.execute", "loadgen.run.recording", "loadgen.sweep.sweep",
+    "loadgen.measure.aggregate", "loadgen.studies.nightly.run", "loadgen.run.conclude",
+    "loadgen.run.execute", "loadgen.run.recording", "loadgen.studies.sweep.run",
     "loadgen.workload.preview", "targets.openai_chat",
-    "reports.compare.page", "reports.nightly.page", "reports.run.console", "reports.run.page",
-    "reports.sweep.page",
+    "loadgen.studies.compare.page", "loadgen.studies.nightly.page",
+    "reports.run.console", "reports.run.page",
+    "loadgen.studies.sweep.page",
 )  # fmt: skip
 ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 """Keeps numpy and pyarrow from starting threads, which a fork would not have."""

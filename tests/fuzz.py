@@ -28,10 +28,10 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from loadgen.archive.decode import answer_text, decode
+from loadgen.archive.exchange import Exchange
+from loadgen.archive.store import read_run, write_run, write_schedule
 from loadgen.drive.client import Connection
-from loadgen.drive.decode import answer_text, decode
-from loadgen.drive.store import read_run, write_run, write_schedule
-from loadgen.drive.transport import Exchange
 from loadgen.errors import SlobenchError
 from loadgen.records import CHUNKS, REQUESTS, Status
 from loadgen.timer import NoAlarm

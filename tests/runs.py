@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
-from loadgen.drive import checksums, store
+from loadgen.archive import checksums, store
 from loadgen.manifest.json_section import JsonSection
 from loadgen.manifest.sections import (
     ClassSection,

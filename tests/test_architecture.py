@@ -14,13 +14,13 @@ ROOT = Path(__file__).parent.parent
 ROOMS: dict[str, list[str]] = {
     "loadgen": [
         "__main__ web",
+        "studies",
         "cli",
-        "sizing",
-        "calibrate capacity nightly sweep",
-        "cells doctor lab",
+        "lab",
         "run",
         "exports live",
         "drive translate",
+        "archive",
         "workload",
         "measure",
         "records registry",
@@ -70,16 +70,11 @@ OUTSIDE: dict[str, list[str]] = {
     "loadgen.drive": [
         *(f"targets.{word}" for word in ("base", "route", "rotation", "dialer", "safe_text")),
     ],
+    "loadgen.archive": ["targets.base", "targets.safe_text"],
     "loadgen.run": ["targets", "reports"],
-    "loadgen.cells": ["targets"],
-    "loadgen.doctor": ["targets"],
-    "loadgen.capacity": ["targets.quiesce", "reports"],
-    "loadgen.sizing": [],
-    "loadgen.sweep": ["targets", "reports"],
-    "loadgen.nightly": ["targets.embed", "targets.endpoint", "reports"],
     "loadgen.web": ["targets", "reports"],
     # The only rooms that import both the load generator and the engine.
-    "loadgen.calibrate": ["reference_engine"],
+    "loadgen.studies": ["targets", "reports", "reference_engine"],
     "loadgen.lab": ["targets", "reports", "reference_engine"],
     "loadgen.cli": [
         "reports",
@@ -95,16 +90,17 @@ NARROW: dict[str, list[str]] = {
     ],
     "loadgen.drive": [
         *WORDS,
+        "loadgen.archive",
         "loadgen.plugins",
         "loadgen.workload.prompts",
         "loadgen.workload.dialogue",
         "loadgen.workload.more_units",
     ],
-    "loadgen.exports": [*WORDS, "loadgen.measure", "loadgen.drive.checksums"],
+    "loadgen.exports": [*WORDS, "loadgen.measure", "loadgen.archive.checksums"],
     "loadgen.translate": [*WORDS, "loadgen.workload"],
     "loadgen.live": [
         *WORDS,
-        *(f"loadgen.drive.{part}" for part in ("live_sample", "live_histogram")),
+        "loadgen.drive.live_sample",
         "loadgen.measure",
         "loadgen.workload",
     ],
@@ -135,7 +131,25 @@ PURE = [
     "reference_engine.accounting.explain",
     "reference_engine.simulator",
     "reference_engine.cluster",
-    "loadgen.sizing.demand",
+    "loadgen.studies.capacity.probe",
+    "loadgen.studies.capacity.result",
+    "loadgen.studies.capacity.curve",
+    "loadgen.studies.capacity.dispersion",
+    "loadgen.studies.capacity.next_probe",
+    "loadgen.studies.modes.seed_capacity",
+    "loadgen.studies.nightly.machine_speed",
+    "loadgen.studies.nightly.notes",
+    "loadgen.studies.nightly.record",
+    "loadgen.studies.nightly.statistics",
+    "loadgen.studies.nightly.values",
+    "loadgen.studies.nightly.verdict",
+    "loadgen.studies.compare.comparable",
+    "loadgen.studies.compare.numbers",
+    "loadgen.studies.compare.contrast",
+    "loadgen.studies.compare.judgement",
+    "loadgen.studies.compare.single_pair",
+    "loadgen.studies.sweep.pareto",
+    "loadgen.studies.size.demand",
     "reference_engine.policy_testing.policy_workloads",
     "reference_engine.executors.simulated",
     "reference_engine.executors.delayed",
@@ -159,15 +173,15 @@ PURE = [
     "reports.run.failures",
     "reports.run.frames",
     "reports.charts",
-    "reports.capacity.charts",
-    "reports.capacity.view",
-    "reports.compare.charts",
-    "reports.compare.view",
+    "loadgen.studies.capacity.charts",
+    "loadgen.studies.capacity.view",
+    "loadgen.studies.compare.charts",
+    "loadgen.studies.compare.view",
     "reports.run.spectra",
-    "reports.sweep.charts",
-    "reports.sweep.view",
-    "reports.nightly.view",
-    "reports.nightly.charts",
+    "loadgen.studies.sweep.charts",
+    "loadgen.studies.sweep.view",
+    "loadgen.studies.nightly.view",
+    "loadgen.studies.nightly.charts",
 ]
 IMPURE = {"asyncio", "time", "random", "os", "socket", "subprocess", "torch"}
 TORCH_IN = (
@@ -260,6 +274,31 @@ def test_each_room_of_the_table_exists():
         for room in " ".join(lines).split():
             place = ROOT / package / room
             assert place.is_dir() or place.with_suffix(".py").is_file(), f"{package}.{room}"
+
+
+STUDIES = {
+    *("calibrate", "capacity", "cells", "compare", "doctor", "modes", "nightly", "size", "sweep"),
+}
+
+
+def test_each_study_has_one_room():
+    """No module or folder outside of a study's own bears its name or part of it."""
+    rooms = {path.name for path in (ROOT / "loadgen" / "studies").iterdir() if path.is_dir()}
+    assert rooms - {"__pycache__"} == STUDIES
+    elsewhere = [
+        module
+        for module, _ in modules()
+        if not is_under(module, "loadgen.studies") and STUDIES & set(module.split("."))
+    ]
+    assert not elsewhere, elsewhere
+
+
+def test_no_lower_room_imports_a_study():
+    """Also not by name, apart from the verbs and files that the command line lists."""
+    listed = {"loadgen.cli.lazy_verbs", "loadgen.cli.study_files", "slobench"}
+    for module, path in modules():
+        if not is_under(module, "loadgen.studies") and module not in listed:
+            assert "loadgen.studies" not in path.read_text(), module
 
 
 def test_pure_modules_import_no_clock_randomness_or_socket():

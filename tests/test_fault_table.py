@@ -53,6 +53,6 @@ def test_each_row_names_tests_that_exist_and_are_marked():
 
 def test_a_test_that_is_missing_or_not_marked_is_found():
     assert problem("tests/none.py::test_x") == "no file tests/none.py"
-    assert "no test" in problem("tests/drive/test_store.py::test_x")
-    unmarked = "tests/drive/test_store.py::test_a_directory_that_is_no_run_is_named"
+    assert "no test" in problem("tests/archive/test_store.py::test_x")
+    unmarked = "tests/archive/test_store.py::test_a_directory_that_is_no_run_is_named"
     assert "lacks the marker" in problem(unmarked)

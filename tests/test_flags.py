@@ -7,12 +7,12 @@ import pytest
 
 from loadgen.cli import parse
 from loadgen.cli.flags import ScenarioFlags, TrafficFlags
-from loadgen.cli.sides import read_margins
 from loadgen.errors import ScenarioError, UsageError
 from loadgen.lab.simulate import simulate
 from loadgen.run.run_options import RunOptions
-from loadgen.sweep.axes import read_axis
-from loadgen.sweep.points import Base, cells_of
+from loadgen.studies.compare.sides import read_margins
+from loadgen.studies.sweep.axes import read_axis
+from loadgen.studies.sweep.points import Base, cells_of
 from loadgen.workload.arrivals import Users
 from loadgen.workload.renewal import Poisson
 from loadgen.workload.scenario import load_scenario

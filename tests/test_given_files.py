@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.cli.sides import read_noise
-from loadgen.drive import store
-from loadgen.drive.checksums import NAME
+from loadgen.archive import store
+from loadgen.archive.checksums import NAME
 from loadgen.errors import RunInvalid, ScenarioError, SlobenchError, TraceFileError, UsageError
-from loadgen.nightly.nightly_file import load_nightly
 from loadgen.plugins import load_plugin
+from loadgen.studies.compare.sides import read_noise
+from loadgen.studies.nightly.spec import load_nightly
 from loadgen.translate import inference_perf
 from loadgen.workload.scenario import load_scenario
 from loadgen.workload.texts import read_text

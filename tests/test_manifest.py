@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from loadgen.drive import checksums, store
+from loadgen.archive import checksums, store
 from loadgen.errors import RunInvalid
 from loadgen.manifest.sections import (
     SCHEMA,
@@ -16,7 +16,7 @@ from loadgen.manifest.sections import (
     text_sha256,
 )
 from loadgen.manifest.self_report import ClientReport
-from loadgen.measure.comparison.comparable import changes, refusal
+from loadgen.studies.compare.comparable import changes, refusal
 from tests.runs import MANIFEST, SHARD, changed, measured_run, write_to
 
 TEXT = "schema: 1\nname: quickstart\n"

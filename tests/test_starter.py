@@ -7,13 +7,13 @@ import yaml
 
 from loadgen.cli.starter import write_starter
 from loadgen.errors import UsageError
-from loadgen.measure.nights.night_verdict import CellVerdict
-from loadgen.nightly.matrix import night_cells
-from loadgen.nightly.nightly_file import load_nightly
 from loadgen.run.run_options import RunOptions
+from loadgen.studies.nightly.matrix import night_cells
+from loadgen.studies.nightly.spec import load_nightly
+from loadgen.studies.nightly.verdict import CellVerdict
+from loadgen.studies.nightly.view import cell_line
 from loadgen.workload.scenario import load_scenario
 from loadgen.workload.schedule import make_schedule
-from reports.nightly.view import cell_line
 from targets.endpoint import load_target
 
 

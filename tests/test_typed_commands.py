@@ -180,7 +180,7 @@ def test_there_are_enough_lines_and_no_hint_for_a_flag_of_ours():
 
 
 def test_brackets_in_texts_of_help_and_lists_are_shown():
-    for verb in (verb for verbs in VERBS.values() for verb in verbs):
+    for verb in VERBS:
         built = command(verb)
         texts = [built.help, built.epilog, *(getattr(p, "help", None) for p in built.params)]
         for text in filter(None, texts):

@@ -238,10 +238,11 @@ def test_rescore_judges_a_recorded_run_anew_and_leaves_it_alone(run, simulated):
     assert "write 'max_itl" in run("rescore", one, "--slo", "itl<=5ms")[2]
 
 
-@pytest.mark.parametrize("module", VERBS)
+@pytest.mark.parametrize("module", sorted(set(VERBS.values())))
 def test_every_verb_of_a_module_can_be_named(module):
-    declared = import_module(f"loadgen.cli.{module}").verbs.registered_commands
-    assert [verb.name or verb.callback.__name__ for verb in declared] == list(VERBS[module])
+    declared = import_module(module).verbs.registered_commands
+    named = {verb for verb, home in VERBS.items() if home == module}
+    assert {verb.name or verb.callback.__name__ for verb in declared} == named
 
 
 def test_an_interrupt_while_it_is_still_importing_is_told_in_one_line():

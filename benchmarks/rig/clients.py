@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.drive.store import read_run
+from loadgen.archive.store import read_run
 from loadgen.records import Status
 from loadgen.workload.scenario import load_scenario
 from loadgen.workload.schedule import make_schedule

@@ -8,9 +8,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.measure.comparison.judgement import Options, Verdict, judge, settle
-from loadgen.measure.comparison.measures import measure
-from loadgen.measure.nights.night_record import CellNight, RunNumbers
+from loadgen.measure.measures import measure
+from loadgen.studies.compare.judgement import Options, Verdict, judge, settle
+from loadgen.studies.nightly.record import CellNight, RunNumbers
 
 N_REQUESTS = 400
 TPOT_RUN_SD, TPOT_REQUEST_SD = 0.04, 0.2

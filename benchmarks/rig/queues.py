@@ -10,9 +10,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.measure.capacity.capacity_probe import Grade, Probe, in_blocks
-from loadgen.measure.capacity.dispersion import clear
-from loadgen.measure.capacity.next_probe import (
+from loadgen.measure.statistics.intervals import Values
+from loadgen.studies.capacity.dispersion import clear
+from loadgen.studies.capacity.next_probe import (
     NextProbe,
     Question,
     SearchState,
@@ -20,7 +20,7 @@ from loadgen.measure.capacity.next_probe import (
     judge,
     next_probe,
 )
-from loadgen.measure.statistics.intervals import Values
+from loadgen.studies.capacity.probe import Grade, Probe, in_blocks
 from rig.processes import lindley
 
 _LOOKS = 40  # at a probe, for an early end

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -117,6 +117,12 @@ class ScenarioFlags(ScenarioChanges):
             autocompletion=completion.scenarios,
         ),
     ] = None
+
+    def states_no_traffic(self, traffic: TrafficFlags) -> bool:
+        """Whether the flags state no traffic, apart from lengths."""
+        others = {**asdict(traffic), **asdict(self), "slo": None, "goodput": None, "plugin": None}
+        lengths = {"input_len": None, "output_len": None}
+        return all(value is None for value in {**others, **lengths}.values())
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,15 @@
-"""The verbs of the panel Engine lab: serve, simulate, modes."""
+"""The verbs serve and simulate, of the panel Engine lab."""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
-from datetime import datetime
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, Group
 
 from loadgen.cli import parse
-from loadgen.cli.exit_codes import INTERRUPTED
 from loadgen.cli.flags import (
     Confidence,
     Force,
@@ -27,17 +21,16 @@ from loadgen.cli.flags import (
     with_flags,
 )
 from loadgen.cli.measure import run_scenario
-from loadgen.cli.terminal import print_json, stdout
+from loadgen.cli.terminal import print_json
 from loadgen.errors import UsageError
 
 if TYPE_CHECKING:
-    from loadgen.lab.modes import ModesResult, ModesSpec
+    pass
 
 PANEL = "Engine lab"
 verbs = typer.Typer()
 _DIFFERENT = 1
 _N_NAMED, _N_PRINTED = 3, 10
-_CAPACITY_SEEDS = 8
 
 
 @verbs.command(
@@ -256,125 +249,3 @@ def _print_misses(directory: Path, as_json: bool) -> None:
         typer.echo(f"  {miss.request_id}: {miss.cause}: {miss.sentence()}")
     if len(result.missed) > _N_PRINTED:
         typer.echo(f"  … and {len(result.missed) - _N_PRINTED} more (--json has all)")
-
-
-@verbs.command(
-    rich_help_panel=PANEL,
-    epilog="Example: slobench modes long_prompt_interference --modes chunked,bucketed",
-)
-@with_flags
-def modes(
-    flags: ScenarioFlags,
-    traffic: TrafficFlags,
-    modes: Annotated[
-        str,
-        typer.Option(help="The modes, e.g. static,continuous,chunked:token_budget=512."),
-    ] = "static,continuous,prefill_first,chunked",
-    rates: Annotated[
-        str | None,
-        typer.Option(help="Offered rates per second, from:to:step or a list: 2:20:2 or 2,4,8."),
-    ] = None,
-    seeds: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Schedules per rate: the scenario's seed and the next ones. Default: 1, with "
-            "--capacity 8.",
-        ),
-    ] = None,
-    capacity: Annotated[
-        bool,
-        typer.Option(
-            "--capacity", help="Compare the highest rates that meet the SLO, seed by seed."
-        ),
-    ] = False,
-    attainment: Annotated[
-        str | None,
-        typer.Option(
-            help="With --capacity: the share of requests that must meet the SLO. Default: the "
-            "scenario's, or 99%."
-        ),
-    ] = None,
-    target: Annotated[
-        str, typer.Option(help="sim (virtual time), or reference: the real engine, mode by mode.")
-    ] = "sim",
-    engine: Annotated[
-        str, typer.Option(help="Settings for every mode, e.g. shape=8b,hardware=h200.")
-    ] = "",
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Directory of the results; interrupted work continues there."),
-    ] = None,
-    workers: Annotated[
-        str, typer.Option(help="Simulating processes, or auto: one per core.")
-    ] = "auto",
-    confidence: Confidence = None,
-    json: Json = False,
-) -> None:
-    """Run the same requests against several batching modes and compare them; with --capacity, the
-    highest rate of each that meets the SLO, and the ratios to the best."""
-    from loadgen.lab.mode_spec import read_modes, read_rates
-    from loadgen.lab.modes import ModesSpec, check_target, held_directory
-    from loadgen.lab.simulated_engine import read_settings
-    from loadgen.run.manifest import recorded_command
-
-    if capacity and rates is not None:
-        raise UsageError("--capacity finds the rates itself: leave out --rates")
-    if attainment is not None and not capacity:
-        raise UsageError("--attainment belongs to --capacity")
-    scenario = parse.choose_scenario(flags, traffic)
-    check_target(target)
-    spec = ModesSpec(
-        scenario,
-        read_modes(modes),
-        target,
-        read_settings(engine),
-        None if rates is None else read_rates(rates),
-        seeds or (_CAPACITY_SEEDS if capacity else 1),
-        parse.read_confidence(confidence) or 0.95,
-        parse.read_workers(workers),
-        flags.plugin or [],
-        recorded_command(["slobench", *sys.argv[1:]]),
-        parse.cache_dir(os.environ),
-    )
-    share = None if attainment is None else parse.read_share("--attainment", attainment)
-    compare, write, tables = _search_modes(spec, share) if capacity else _compare_modes(spec)
-    directory = out or Path("runs") / f"modes-{scenario.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    with held_directory(directory, scenario):
-        result = compare(directory, Console(stderr=True, highlight=False, markup=False))
-        if result.facts["n_done"]:
-            write(result.facts, directory, parse.cache_dir(os.environ))
-    if result.facts["n_done"]:
-        if json:
-            print_json(result.facts)
-        else:
-            stdout().print(tables(result.facts))
-        typer.echo(f"report: {directory / 'modes.html'}", err=True)
-    raise typer.Exit(INTERRUPTED if result.was_interrupted else 0)
-
-
-_Steps = tuple[
-    Callable[[Path, Console], "ModesResult"],
-    Callable[[dict[str, Any], Path, Path | None], None],
-    Callable[[dict[str, Any]], Group],
-]
-"""Running a comparison of modes, writing its files, and its tables."""
-
-
-def _compare_modes(spec: ModesSpec) -> _Steps:
-    from loadgen.lab.mode_table import write_all
-    from loadgen.lab.modes import compare
-    from reports.modes.view import tables
-
-    return partial(compare, spec), write_all, tables
-
-
-def _search_modes(spec: ModesSpec, attainment: float | None) -> _Steps:
-    from loadgen.capacity.capacity_spec import CapacitySpec, question_of
-    from loadgen.lab.mode_capacity import compare_capacity, write_capacity
-    from reports.modes.capacity_view import tables
-
-    scenario, share = parse.with_limits(spec.scenario, attainment)
-    question = question_of(CapacitySpec(scenario, spec.target, attainment=share))
-    limited = replace(spec, scenario=scenario)
-    return partial(compare_capacity, limited, question), write_capacity, tables

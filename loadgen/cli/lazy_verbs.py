@@ -21,25 +21,33 @@ from loadgen.cli.peer_flags import VERB_HINTS, hint_for, other_length, several_l
 from loadgen.errors import UsageError
 
 VERBS = {
-    "measure": (
-        "run",
-        "preview",
-        "validate",
-        "fit",
-        "doctor",
-        "init",
-        "report",
-        "export",
-        "verify",
-    ),
-    "decide": ("rescore", "compare", "nightly", "capacity", "size"),
-    "sweep": ("sweep",),
-    "lab": ("serve", "simulate", "modes"),
-    "calibrate": ("calibrate",),
-    "scale": ("web", "worker", "collect", "locustfile"),
-    "extend": ("list", "from"),
+    "run": "loadgen.cli.measure",
+    "preview": "loadgen.cli.measure",
+    "validate": "loadgen.cli.measure",
+    "fit": "loadgen.cli.measure",
+    "doctor": "loadgen.studies.doctor.verb",
+    "init": "loadgen.cli.measure",
+    "report": "loadgen.cli.recorded",
+    "export": "loadgen.cli.recorded",
+    "verify": "loadgen.cli.recorded",
+    "rescore": "loadgen.cli.recorded",
+    "compare": "loadgen.studies.compare.verb",
+    "nightly": "loadgen.studies.nightly.verb",
+    "capacity": "loadgen.studies.capacity.verb",
+    "size": "loadgen.studies.size.verb",
+    "sweep": "loadgen.studies.sweep.verb",
+    "serve": "loadgen.cli.lab",
+    "simulate": "loadgen.cli.lab",
+    "modes": "loadgen.studies.modes.verb",
+    "calibrate": "loadgen.studies.calibrate.verb",
+    "web": "loadgen.cli.scale",
+    "worker": "loadgen.cli.scale",
+    "collect": "loadgen.cli.scale",
+    "locustfile": "loadgen.cli.scale",
+    "list": "loadgen.cli.extend",
+    "from": "loadgen.cli.extend",
 }
-"""Module of this package → its verbs, in the order of the help page."""
+"""Verb → its module, in the order of the help page. A study has its verb in its own folder."""
 
 
 _ATTACHED = re.compile(r"-[A-Za-z]\d\w*", re.ASCII)  # a value without a blank: -c10
@@ -118,24 +126,21 @@ class _Commands(Mapping[str, Any]):
         return command(name)
 
     def __iter__(self) -> Iterator[str]:
-        return (name for names in VERBS.values() for name in names)
+        return iter(VERBS)
 
     def __len__(self) -> int:
-        return sum(map(len, VERBS.values()))
+        return len(VERBS)
 
 
 @cache
 def command(name: str) -> Any:
     """The click command of a verb. Raises KeyError for an unknown verb."""
-    for module, names in VERBS.items():
-        if name in names:
-            verbs: Typer = import_module(f"loadgen.cli.{module}").verbs
-            alone = Typer(rich_markup_mode="rich", add_completion=False)
-            alone.registered_commands = [c for c in verbs.registered_commands if _name(c) == name]
-            for info in alone.registered_commands:
-                info.cls = Verb
-            return get_command(alone)
-    raise KeyError(name)
+    verbs: Typer = import_module(VERBS[name]).verbs
+    alone = Typer(rich_markup_mode="rich", add_completion=False)
+    alone.registered_commands = [c for c in verbs.registered_commands if _name(c) == name]
+    for info in alone.registered_commands:
+        info.cls = Verb
+    return get_command(alone)
 
 
 def _name(verb: CommandInfo) -> str:

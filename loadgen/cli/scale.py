@@ -244,9 +244,9 @@ def collect(
     ] = None,
 ) -> None:
     """Add the rows that workers kept when their master was killed to a run, and report it."""
+    from loadgen.archive.collect import UNCONFIRMED
+    from loadgen.archive.collect import collect as collect_rows
     from loadgen.cli.terminal import print_summary
-    from loadgen.run.collect import UNCONFIRMED
-    from loadgen.run.collect import collect as collect_rows
     from loadgen.run.conclude import conclude
 
     cache = cache_dir(os.environ)

@@ -18,14 +18,8 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
-from loadgen.drive.transport import (
-    BYTES_BEHIND,
-    MAX_BODY_BYTES,
-    Connections,
-    Exchange,
-    OnEnd,
-    connect_reason,
-)
+from loadgen.archive.exchange import Exchange
+from loadgen.drive.transport import BYTES_BEHIND, MAX_BODY_BYTES, Connections, OnEnd, connect_reason
 from loadgen.records import Status
 from loadgen.timer import Alarm, NoAlarm
 from targets.dialer import tls_context

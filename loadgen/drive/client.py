@@ -15,15 +15,9 @@ from typing import cast
 
 import httptools
 
+from loadgen.archive.exchange import Exchange
 from loadgen.drive.pool import Pool
-from loadgen.drive.transport import (
-    BYTES_BEHIND,
-    MAX_BODY_BYTES,
-    Connections,
-    Exchange,
-    OnEnd,
-    connect_reason,
-)
+from loadgen.drive.transport import BYTES_BEHIND, MAX_BODY_BYTES, Connections, OnEnd, connect_reason
 from loadgen.records import Status
 from loadgen.timer import Alarm, NoAlarm
 from targets.dialer import Dialer

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from loadgen.drive.part_decoder import PartDecoder, claim
+from loadgen.archive.part_decoder import PartDecoder, claim
 from loadgen.drive.stall_watch import (
     HURRIED_STALL_S,
     WATCH_EVERY_S,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from loadgen.drive.transport import Exchange
+from loadgen.archive.exchange import Exchange
 from loadgen.manifest.json_section import JsonObject
 from loadgen.records import Schedule, Status, own_limits
 

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from loadgen.archive.request_names import namespace_of, request_name
 from loadgen.drive.dispatch import rows_by_time
-from loadgen.drive.request_names import namespace_of, request_name
 from loadgen.records import OWN_SLO, SCHEDULE, Edges, LimitsS, Schedule, Times
 from loadgen.workload.dialogue import GrowingSchedule
 from targets.base import Adapter, Request

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from loadgen.drive.decoder_process import DecoderProcess
-from loadgen.drive.part_decoder import (
+from loadgen.archive.exchange import Exchange
+from loadgen.archive.part_decoder import (
     CLAIMED,
     RAW,
     Advance,
@@ -26,8 +26,8 @@ from loadgen.drive.part_decoder import (
     claim,
     part_of,
 )
-from loadgen.drive.store import Ids, write_part
-from loadgen.drive.transport import Exchange
+from loadgen.archive.store import Ids, write_part
+from loadgen.drive.decoder_process import DecoderProcess
 from loadgen.records import Schedule, Status
 from targets.safe_text import SecretForms
 

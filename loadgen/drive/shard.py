@@ -22,10 +22,10 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from loadgen.archive.part_decoder import mark_as_written
 from loadgen.drive.client import Client
 from loadgen.drive.decoder_process import DecoderProcess
 from loadgen.drive.file_limit import file_limit_problem, raise_file_limit
-from loadgen.drive.part_decoder import mark_as_written
 from loadgen.drive.payloads import HttpHead, Payloads
 from loadgen.drive.prefork import may_fork
 from loadgen.drive.shard_loop import Shard, fills_parts, part_decoder

@@ -12,20 +12,21 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.drive.decode import answer_text, decode, quick_status
+from loadgen.archive.decode import answer_text, decode, quick_status
+from loadgen.archive.exchange import Exchange
+from loadgen.archive.part_decoder import PartDecoder
+from loadgen.archive.store import MORE, append_more
 from loadgen.drive.decoder_process import DecoderProcess
 from loadgen.drive.dispatch import Dispatcher
 from loadgen.drive.first_failures import FirstFailures
 from loadgen.drive.instrument import GcPauses, ThreadMeter
 from loadgen.drive.live_sample import LiveSamples
 from loadgen.drive.loop_probe import LoopProbe, ProcessorSpeed, ReceiveBacklog
-from loadgen.drive.part_decoder import PartDecoder
 from loadgen.drive.payloads import ENCODE_SHARE, Payloads
 from loadgen.drive.recorder import PART_BYTES, PART_REQUESTS, ShardRecorder
 from loadgen.drive.stall_watch import WATCH_EVERY_S, ProgressCounter
-from loadgen.drive.store import MORE, append_more
 from loadgen.drive.task import ShardTask
-from loadgen.drive.transport import Exchange, Transport
+from loadgen.drive.transport import Transport
 from loadgen.manifest.self_report import ConnectionsReport, DecodingReport, SelfReport
 from loadgen.records import ON_PURPOSE, Edges, Schedule, Status
 from loadgen.timer import EARLY_NS, make_quiet_timer, make_timer

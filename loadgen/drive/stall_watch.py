@@ -8,17 +8,15 @@ controlling process reads it four times a second. Only time in which both proces
 
 from __future__ import annotations
 
-import io
 import mmap
 import os
 import sys
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    pass
 
 STALL_S = 5.0
 """Seconds without progress after which a process is killed."""
@@ -27,7 +25,6 @@ HURRIED_STALL_S = 1.0
 WATCH_EVERY_S = 0.25
 _LONGEST_STEP_S = 2 * WATCH_EVERY_S
 _SLOWEST_BYTES_PER_S = 4 << 20  # of decoding; the usual is a hundred times as fast
-_PIECE_BYTES = 1 << 20
 _SLOT_BYTES = 8
 _SIZE = 2 * _SLOT_BYTES
 _RUNNABLE, _IN_DISK_WAIT = "R", "D"
@@ -63,22 +60,6 @@ class ProgressCounter:
 
     def close(self) -> None:
         os.close(self.fd)
-
-
-class CountedFile(io.FileIO):
-    """A new file; `advance` is called after each MiB that is written."""
-
-    def __init__(self, path: Path, advance: Callable[[], None]) -> None:
-        super().__init__(path, "w")
-        self._advance = advance
-
-    def write(self, data: Buffer, /) -> int:
-        view = memoryview(data).cast("B")
-        n_bytes = view.nbytes
-        while view:
-            view = view[super().write(view[:_PIECE_BYTES]) :]
-            self._advance()
-        return n_bytes
 
 
 class ProcessUse(NamedTuple):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import structs
 
-from loadgen.drive.checksums import cover
+from loadgen.archive.checksums import cover
 from loadgen.errors import UsageError, nearest
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.wording import csv_cell

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from loadgen.drive import checksums
-from loadgen.drive.engine_logs import NAMES
-from loadgen.drive.request_names import RequestNames
-from loadgen.drive.store import read_run
+from loadgen.archive import checksums
+from loadgen.archive.engine_logs import NAMES
+from loadgen.archive.request_names import RequestNames
+from loadgen.archive.store import read_run
 from loadgen.errors import UsageError
 from loadgen.measure.attainment import due_rows
 from loadgen.measure.slo import parse_slo

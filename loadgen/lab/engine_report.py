@@ -13,8 +13,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pyarrow import parquet
 
-from loadgen.drive import checksums
-from loadgen.drive.request_names import RequestNames
+from loadgen.archive import checksums
+from loadgen.archive.request_names import RequestNames
 from loadgen.errors import UsageError
 from loadgen.lab.engine_log import misses_in
 from loadgen.measure.attainment import measured_window

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 from rich.console import Console
 
-from loadgen.drive import checksums, store
+from loadgen.archive import checksums, store
+from loadgen.archive.directory import run_directory
 from loadgen.endings import ending_signals
 from loadgen.errors import UsageError
 from loadgen.lab.prompt_ids import PromptIds
@@ -43,7 +44,6 @@ from loadgen.manifest.sections import (
 )
 from loadgen.measure.attainment import derived, with_counted_window
 from loadgen.records import Run
-from loadgen.run.directory import run_directory
 from loadgen.run.execute import VIRTUAL_TIME, Opener, Record
 from loadgen.run.manifest import completed, manifest
 from loadgen.run.run_options import Early, RunSetup

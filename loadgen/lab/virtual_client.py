@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from loadgen.drive.dispatch import Bounds, Dispatcher
-from loadgen.drive.stop_rules import StopRules, stop_rules
 from loadgen.lab.prompt_ids import PromptIds
 from loadgen.live.progress import NEVER_SENT
 from loadgen.manifest.sections import Ended
@@ -30,6 +29,7 @@ from loadgen.records import (
     own_limits,
 )
 from loadgen.run.run_options import Early
+from loadgen.run.stop_rules import StopRules, stop_rules
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan
 from reference_engine.simulator import SimulatedService

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from loadgen.drive.live_histogram import LiveCounts
+from loadgen.live.live_histogram import LiveCounts
 from loadgen.manifest.sections import InstrumentLimits
 from loadgen.manifest.self_report import (
     ClientReport,

@@ -15,8 +15,8 @@ from rich.console import Console, ConsoleOptions
 from rich.live import Live
 from rich.segment import Segment
 
-from loadgen.drive.live_histogram import LiveCounts
 from loadgen.live.early_warning import EarlyWarning, thread_use
+from loadgen.live.live_histogram import LiveCounts
 from loadgen.live.run_figures import SHOWN, RunFigures
 from loadgen.live.slo_so_far import SloSoFar, Tally
 from loadgen.manifest.json_section import JsonObject

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.drive.live_histogram import LiveCounts
 from loadgen.drive.live_sample import FIELDS
+from loadgen.live.live_histogram import LiveCounts
 from loadgen.live.slo_so_far import SloSoFar, Tally, slos_so_far
 from loadgen.live.watched import meets_slos
 from loadgen.measure.catalog import METRICS, PASSES_UNDEFINED

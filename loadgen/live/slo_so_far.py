@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from loadgen.drive.live_histogram import LiveCounts
+from loadgen.live.live_histogram import LiveCounts
 from loadgen.measure.catalog import METRICS, PASSES_UNDEFINED, Unit
 from loadgen.measure.slo import IMPLIED_ATTAINMENT, Slo, parse_slo, with_implied
 from loadgen.measure.wording import format_value

@@ -11,15 +11,14 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.drive import checksums, store
-from loadgen.drive.part_decoder import decode_left, wait_for_writers
+from loadgen.archive import checksums, store
+from loadgen.archive.directory_lock import held
+from loadgen.archive.part_decoder import decode_left, wait_for_writers
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.measure.aggregate import slos_of_run, summarize
 from loadgen.measure.attainment import derived
-from loadgen.measure.capacity.capacity_result import read_answer
 from loadgen.measure.summary import Summary
 from loadgen.records import Run
-from loadgen.run.directory_lock import held
 from loadgen.whole_file import read_result
 from reports.page import write_page
 from reports.run.engine_section import EngineSection
@@ -149,7 +148,14 @@ def parent_search(directory: Path) -> Searched | None:
         return None
     try:
         content = json.loads(read_result(home / "capacity.json"))
-        answer = read_answer(content)
+        answer = content["answer"]
+        return Searched(
+            directory.name,
+            "../../report.html",
+            len(content["probes"]),
+            str(answer["sentence"]),
+            answer["value"] is not None,
+            float(answer["attainment"]),
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return Searched(directory.name, "../../report.html", answer)

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Unpack
 import numpy as np
 from rich.console import Console
 
-from loadgen.drive import checksums
-from loadgen.drive.engine_logs import ServedRun, adopt_engine_logs
+from loadgen.archive import checksums
+from loadgen.archive.directory import run_directory
+from loadgen.archive.engine_logs import ServedRun, adopt_engine_logs
 from loadgen.drive.shard_process import PreforkedShard
 from loadgen.drive.shards import Shards
 from loadgen.errors import UsageError
 from loadgen.records import Run, Status
 from loadgen.registry import Plugin, Registry
-from loadgen.run.directory import run_directory
 from loadgen.run.manifest import surroundings
 from loadgen.run.preload import Preload
 from loadgen.run.run_options import RunKeywords, RunOptions, RunSetup

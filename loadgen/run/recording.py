@@ -19,13 +19,12 @@ from typing import Protocol
 import msgspec
 import numpy as np
 
-from loadgen.drive import store
+from loadgen.archive import store
+from loadgen.archive.part_decoder import PartDecoder, decode_left
 from loadgen.drive.core_time import Cpu, family_cpu, family_cpu_s
 from loadgen.drive.first_failures import refused
 from loadgen.drive.live_sample import FIELDS
-from loadgen.drive.part_decoder import PartDecoder, decode_left
 from loadgen.drive.shards import OnBeat, Outcome
-from loadgen.drive.stop_rules import StopRules, stop_rules
 from loadgen.endings import ending_signals
 from loadgen.live.early_warning import EarlyWarning
 from loadgen.live.progress import Progress
@@ -41,6 +40,7 @@ from loadgen.run.example_requests import head_of
 from loadgen.run.manifest import completed, instrument_limits, manifest
 from loadgen.run.run_options import RunSetup
 from loadgen.run.shard_tasks import Job
+from loadgen.run.stop_rules import StopRules, stop_rules
 from loadgen.run.target import Target
 from loadgen.workload.schedule import more_units
 from targets.scrape import Scraped, Scraper

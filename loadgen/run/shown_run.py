@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from loadgen.drive import store
+from loadgen.archive import store
 from loadgen.records import Run
 
 if TYPE_CHECKING:

@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 from pydantic import ValidationError
 
+from loadgen.archive.store import from_parquet, to_parquet
 from loadgen.drive.payloads import HttpHead
 from loadgen.drive.shard import payloads_of
-from loadgen.drive.store import from_parquet, to_parquet
 from loadgen.drive.task import ShardTask
 from loadgen.errors import RunInvalid, ScenarioError, TargetFileError, UsageError
 from loadgen.live.watching import run_labels

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from loadgen.drive.live_histogram import LiveCounts
 from loadgen.drive.live_sample import FIELDS, FINE_BOUNDS_S
 from loadgen.live.early_warning import EarlyWarning, thread_use
+from loadgen.live.live_histogram import LiveCounts
 from loadgen.live.slo_so_far import SloSoFar, Tally, slos_so_far
 from loadgen.live.watched import meets_slos
 from loadgen.manifest.json_section import JsonObject

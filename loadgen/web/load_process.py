@@ -15,13 +15,13 @@ import shutil
 import sys
 from pathlib import Path
 
+from loadgen.archive.collect import DONE, KeptShare
+from loadgen.archive.store import join_parts
 from loadgen.cli.scale import PLUGINS, TARGET
 from loadgen.drive.shard import prepare, serve
 from loadgen.drive.stall_watch import ProgressCounter
-from loadgen.drive.store import join_parts
 from loadgen.errors import SlobenchError
 from loadgen.plugins import load_plugin
-from loadgen.run.collect import DONE, KeptShare
 from loadgen.web.assignment import fingerprint, task_of
 from loadgen.web.control_messages import (
     MAX_BYTES,

@@ -25,10 +25,10 @@ from locust.runners import (
 )
 
 from loadgen.cli.scale import SECRET_ENV, read_secret
-from loadgen.drive.live_histogram import LiveCounts
 from loadgen.endings import ending_signals
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.host_names import host_names
+from loadgen.live.live_histogram import LiveCounts
 from loadgen.records import Status
 from loadgen.web.form import Settings, add_options, several, worker_environ
 from loadgen.web.guarded_rpc import guard

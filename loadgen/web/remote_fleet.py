@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from loadgen.drive.live_histogram import LiveCounts
 from loadgen.drive.shards import CutShort, OnBeat, Outcome, RemoteWorkers
 from loadgen.live.early_warning import EarlyWarning
+from loadgen.live.live_histogram import LiveCounts
 from loadgen.manifest.json_section import JsonObject
 from loadgen.manifest.sections import LiveQuantiles
 from loadgen.manifest.self_report import SelfReport

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.drive.live_histogram import LiveCounts
 from loadgen.errors import RunInvalid
+from loadgen.live.live_histogram import LiveCounts
 from loadgen.manifest.json_section import read_section
 from loadgen.manifest.self_report import SelfReport
 from loadgen.records import CHUNKS, REQUESTS, FinishReason, Status, TokenSource

@@ -10,7 +10,6 @@ from pathlib import Path
 from msgspec import structs
 
 from loadgen.measure.attainment import due_rows
-from loadgen.measure.capacity.capacity_result import Capacity
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.drivers import interference
 from loadgen.measure.per_request import per_request
@@ -223,20 +222,22 @@ def run_word(directory: Path | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """The capacity search that a run is a probe of. `answer`: its result when the page was written;
+    """The capacity search that a run is a probe of, and its result when the page was written;
     `page`: link to its own page."""
 
     probe: str
     page: str
-    answer: Capacity
+    n_probes: int
+    sentence_so_far: str
+    has_value: bool
+    attainment: float
 
     def sentence(self) -> str:
         """The number of the probe, and the result of the search so far."""
-        n = len(self.answer.probes)
-        if not n:
+        if not self.n_probes:
             return f"Probe {self.probe} of a capacity search, its first."
-        probes = f"{n} {'probe' if n == 1 else 'probes'}"
-        result, _, _ = self.answer.sentence().partition(";")  # the end of the search is not known
+        probes = f"{self.n_probes} {'probe' if self.n_probes == 1 else 'probes'}"
+        result, _, _ = self.sentence_so_far.partition(";")  # the end of the search is not known
         return (
             f"Probe {self.probe} of a capacity search. Result when this page was written, after"
             f" {probes}: {result}."
@@ -244,8 +245,8 @@ class Searched:
 
     def tile(self) -> tuple[str, TableCell]:
         """The capacity as a headline number."""
-        share = f"{100 * self.answer.attainment:g} % of requests meet the SLO"
-        if self.answer.value is None:
+        share = f"{100 * self.attainment:g} % of requests meet the SLO"
+        if not self.has_value:
             return "Capacity", TableCell("–", small=f"not yet known; {share}")
-        value, _, interval = self.answer.sentence().partition(" [")
+        value, _, interval = self.sentence_so_far.partition(" [")
         return "Capacity", TableCell(value, small=f"[{interval}; {share}")

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import uvloop
 
+from loadgen.archive.decode import Body
+from loadgen.archive.exchange import Exchange
 from loadgen.drive.client import Client, Connection
-from loadgen.drive.decode import Body
-from loadgen.drive.transport import BYTES_BEHIND, Exchange
+from loadgen.drive.transport import BYTES_BEHIND
 from loadgen.records import Status
 from loadgen.timer import NoAlarm
 from targets.dialer import Dialer

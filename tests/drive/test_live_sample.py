@@ -5,6 +5,7 @@ import itertools
 
 import pytest
 
+from loadgen.archive.exchange import Exchange
 from loadgen.drive.live_sample import (
     FIELDS,
     FINE_BOUNDS_S,
@@ -12,9 +13,8 @@ from loadgen.drive.live_sample import (
     LiveSamples,
     coarse_counts,
 )
-from loadgen.drive.transport import Exchange
 from loadgen.records import Status
-from tests.drive.test_decode import ADAPTER, DONE, FINISH, ROLE, token, usage
+from tests.archive.test_decode import ADAPTER, DONE, FINISH, ROLE, token, usage
 from tests.runs import schedule_rows
 
 MS = 1_000_000

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from loadgen.drive.decode import Decoded
-from loadgen.drive.part_decoder import ExchangeColumns, _fitting
-from loadgen.drive.transport import Exchange
+from loadgen.archive.decode import Decoded
+from loadgen.archive.exchange import Exchange
+from loadgen.archive.part_decoder import ExchangeColumns, _fitting
 from loadgen.records import SCHEDULE, FinishReason, Status, TokenSource, empty_requests
 
 EPOCH_NS = 5_000_000_000

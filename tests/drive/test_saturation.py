@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.drive.stop_rules import Saturation, theil_sen
+from loadgen.run.stop_rules import Saturation, theil_sen
 
 RATE = 10.0
 

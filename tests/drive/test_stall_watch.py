@@ -6,13 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.drive.stall_watch import (
-    CountedFile,
-    ProcessUse,
-    ProgressCounter,
-    StallWatch,
-    process_use,
-)
+from loadgen.drive.stall_watch import ProcessUse, ProgressCounter, StallWatch, process_use
+from loadgen.whole_file import CountedFile
 
 
 def idle_s(looks):

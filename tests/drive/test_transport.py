@@ -6,8 +6,9 @@ import os
 import aiohttp
 import pytest
 
+from loadgen.archive.exchange import Exchange
 from loadgen.drive.aiohttp_client import failure
-from loadgen.drive.transport import Exchange, connect_reason
+from loadgen.drive.transport import connect_reason
 from loadgen.records import CLIENT_LIMIT, Status
 from targets.route import Route
 

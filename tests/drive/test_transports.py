@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import uvloop
 
+from loadgen.archive.decode import Body, answer_text, decode
 from loadgen.drive.aiohttp_client import AiohttpClient, parse_request
 from loadgen.drive.client import Client
-from loadgen.drive.decode import Body, answer_text, decode
 from loadgen.drive.payloads import HttpHead
 from loadgen.records import Status
 from targets.dialer import Dialer

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from hdrh.histogram import HdrHistogram
 
-from loadgen.drive.store import read_run
+from loadgen.archive.store import read_run
 from loadgen.records import Status
 from loadgen.workload.scenario import load_scenario
 from loadgen.workload.schedule import make_schedule

@@ -7,11 +7,11 @@ import pytest
 import typer
 from rich.console import Console
 
-from loadgen.cli import measure
-from loadgen.doctor.checkup import check_server
-from loadgen.doctor.trial import TrialSetup, measure_trial
 from loadgen.errors import UsageError
 from loadgen.run.target import Choice
+from loadgen.studies.doctor import verb
+from loadgen.studies.doctor.run import check_server
+from loadgen.studies.doctor.trial import TrialSetup, measure_trial
 
 pytestmark = pytest.mark.e2e
 
@@ -83,7 +83,7 @@ def test_a_server_of_ours_can_be_measured():
 def test_no_server_is_a_reason(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["slobench"])
     with pytest.raises(typer.Exit) as end:
-        measure.doctor(target="http://127.0.0.1:9")
+        verb.doctor(target="http://127.0.0.1:9")
     out = capsys.readouterr().out
     assert end.value.exit_code == 3
     assert out.startswith("NOT FIT FOR MEASURING\n  http://127.0.0.1:9: connection refused")
@@ -102,4 +102,4 @@ def test_no_server_is_a_reason(monkeypatch, capsys):
 )
 def test_a_mistake_is_reported(target, prove, budget, model, says):
     with pytest.raises(UsageError, match=says):
-        measure.doctor(target=target, prove=prove, budget=budget, model=model, json=True)
+        verb.doctor(target=target, prove=prove, budget=budget, model=model, json=True)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from loadgen.drive.store import read_run
+from loadgen.archive.store import read_run
 from loadgen.records import Status
 from targets.embed import mock
 from tests.e2e.hostile import TOKENS, Hostile

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from loadgen.drive.store import read_run
-from tests.nightly import few
+from loadgen.archive.store import read_run
+from tests.studies.nightly import few
 from tests.waits import wait_until
 
 pytestmark = pytest.mark.e2e

@@ -5,10 +5,10 @@ import io
 import pytest
 from rich.console import Console
 
-from loadgen.cells.cell import Cell
-from loadgen.cells.servers import CellServers
 from loadgen.errors import TargetError
 from loadgen.run.run_options import RunOptions
+from loadgen.studies.cells.cell import Cell
+from loadgen.studies.cells.servers import CellServers
 from loadgen.workload.scenario import load_scenario
 
 pytestmark = pytest.mark.e2e

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from loadgen.cells.cell import Cell
-from loadgen.cells.order import run_cells
-from loadgen.cells.runner import CellFailure, CellRun
 from loadgen.run.run_options import RunOptions
+from loadgen.studies.cells.cell import Cell
+from loadgen.studies.cells.order import run_cells
+from loadgen.studies.cells.runner import CellFailure, CellRun
 from loadgen.workload.scenario import scenario_from_flags
 from tests.e2e.lenient import LENIENT
 

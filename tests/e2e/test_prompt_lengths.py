@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import yaml
 
-from loadgen.drive.store import read_run
+from loadgen.archive.store import read_run
 from loadgen.workload.vocabulary import WORDS
 
 pytestmark = pytest.mark.e2e

@@ -12,7 +12,7 @@ import aiohttp
 import pyarrow.parquet as pq
 import pytest
 
-from loadgen.drive import checksums
+from loadgen.archive import checksums
 from loadgen.lab.engine_log import replay
 from reference_engine.step_log.step_files import EVENTS, STEPS
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.drive import store
-from loadgen.drive.store import read_run
-from loadgen.nightly.verify import verify
+from loadgen.archive import store
+from loadgen.archive.store import read_run
+from loadgen.archive.verify import verify
 from loadgen.records import Status
 from targets.mock_script import Failure, Script
 

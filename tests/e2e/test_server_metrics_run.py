@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from loadgen.drive.store import read_run
+from loadgen.archive.store import read_run
 from targets.embed import mock
 
 pytestmark = pytest.mark.e2e

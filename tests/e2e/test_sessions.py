@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from loadgen.drive.store import read_run
+from loadgen.archive.store import read_run
 from loadgen.measure.aggregate import summarize
 from loadgen.records import Status
 from loadgen.run.execute import record

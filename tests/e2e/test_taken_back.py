@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from loadgen.drive.store import read_run
+from loadgen.archive.store import read_run
 from loadgen.records import ON_PURPOSE, Status
 
 pytestmark = pytest.mark.e2e

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from loadgen.drive.store import read_run
+from loadgen.archive.store import read_run
 from loadgen.records import TokenSource
 
 pytestmark = pytest.mark.e2e

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from loadgen.drive.store import read_run
+from loadgen.archive.store import read_run
 from tests.e2e.test_run import truth
 
 pytestmark = pytest.mark.e2e

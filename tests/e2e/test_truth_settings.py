@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from loadgen.drive.store import read_run
+from loadgen.archive.store import read_run
 from loadgen.records import Status, TokenSource
 from targets.truth_server import truth_server
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from loadgen.drive.store import read_run
+from loadgen.archive.store import read_run
 from loadgen.live.live_series import SERIES
 from loadgen.measure.per_request import per_request
 from tests.e2e.test_run import flags, start

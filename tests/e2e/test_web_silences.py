@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from loadgen.drive.store import read_run
+from loadgen.archive.store import read_run
 from loadgen.records import Status
 from targets.truth_server import truth_server
 from tests.e2e.test_distributed import MOCK, descendants, free_port, is_gone, started

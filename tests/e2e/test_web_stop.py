@@ -12,7 +12,7 @@ import urllib.request
 import numpy as np
 import pytest
 
-from loadgen.drive.store import read_run
+from loadgen.archive.store import read_run
 from loadgen.records import Status
 from tests.e2e.test_distributed import MOCK, free_port, started
 from tests.e2e.test_web_page import get, listening

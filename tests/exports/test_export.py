@@ -11,7 +11,7 @@ import pytest
 from msgspec import structs
 
 import slobench
-from loadgen.drive import checksums
+from loadgen.archive import checksums
 from loadgen.errors import UsageError
 from loadgen.exports.formats import FORMATS, export
 from loadgen.manifest.sections import LabelsSection

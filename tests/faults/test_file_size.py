@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
+from loadgen.archive import store
 from loadgen.cli.exit_codes import guarded
-from loadgen.drive import store
 from loadgen.records import CHUNKS, REQUESTS, Names
 from loadgen.whole_file import replacing
 

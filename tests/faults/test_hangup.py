@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from loadgen.drive.store import read_run
+from loadgen.archive.store import read_run
 from loadgen.records import Status
 from tests.runs import measured_run, with_manifest, write_to
 from tests.waits import wait_until
@@ -128,8 +128,8 @@ def test_a_crash_after_the_recording_names_the_command_that_recovers_it(
     tmp_path, capsys, has_tables
 ):
     """Also between the tables and the manifest, which is written last."""
+    from loadgen.archive.directory import run_directory
     from loadgen.cli.exit_codes import guarded
-    from loadgen.run.directory import run_directory
 
     def body():
         with run_directory("chat", tmp_path / "run", force=False) as directory:

@@ -4,8 +4,8 @@ from dataclasses import fields
 
 import slobench as sb
 from loadgen.run.run_options import RunKeywords, RunOptions
-from loadgen.sweep.sweep import _OF_A_RUN, SweepKeywords
-from loadgen.sweep.sweep_spec import SweepFile
+from loadgen.studies.sweep.run import _OF_A_RUN, SweepKeywords
+from loadgen.studies.sweep.spec import SweepFile
 
 
 def test_every_name_leads_to_something():

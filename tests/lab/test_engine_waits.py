@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from loadgen.lab.mode_cell import read_waits
+from loadgen.studies.modes.cell import read_waits
 from tests.runs import measured_run
 
 

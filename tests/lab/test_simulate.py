@@ -9,14 +9,14 @@ import pytest
 from rich.console import Console
 
 import slobench as sb
-from loadgen.drive.store import read_run
+from loadgen.archive.store import read_run
 from loadgen.errors import UsageError
-from loadgen.lab.mode_cell import cell_of
 from loadgen.lab.simulate import record, simulate
 from loadgen.lab.simulated_engine import read_settings, sim_options
 from loadgen.lab.virtual_client import VirtualClient
 from loadgen.measure.aggregate import summarize
 from loadgen.records import FinishReason, Status, schedule_sha256
+from loadgen.studies.modes.cell import cell_of
 from loadgen.workload.scenario import load_scenario, scenario_from_flags, shipped_scenarios
 from loadgen.workload.schedule import make_plan
 from reference_engine.model.zoo import resolve

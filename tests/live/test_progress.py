@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from loadgen.drive.instrument import ThreadMeter
-from loadgen.drive.live_histogram import LiveCounts
 from loadgen.drive.live_sample import EndedSample
 from loadgen.live.early_warning import EarlyWarning
+from loadgen.live.live_histogram import LiveCounts
 from loadgen.live.progress import Progress, sparkline
 from loadgen.live.run_figures import RunFigures
 from loadgen.live.slo_so_far import Tally, slos_so_far

@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.drive.decode import decode
-from loadgen.drive.part_decoder import ExchangeColumns
-from loadgen.drive.transport import Exchange
+from loadgen.archive.decode import decode
+from loadgen.archive.exchange import Exchange
+from loadgen.archive.part_decoder import ExchangeColumns
 from loadgen.errors import UsageError
 from loadgen.exports.vllm_bench import vllm_bench
 from loadgen.manifest.sections import WindowSection

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.capacity.early_stop import EarlyStop
 from loadgen.live.watched import meets_slos
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived, due_rows, meets
 from loadgen.measure.per_request import per_request
 from loadgen.measure.slo import parse_slo, slos_of_request
 from loadgen.records import OWN_SLO, Status
+from loadgen.studies.capacity.early_stop import EarlyStop
 from loadgen.workload.scenario import load_scenario
 from reports.run.frames import frames
 from reports.run.verdict_section import slo_rows

@@ -5,8 +5,8 @@ import pytest
 
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import due_rows
-from loadgen.measure.comparison.measures import Measured, measure
 from loadgen.measure.load import falls_behind
+from loadgen.measure.measures import Measured, measure
 from loadgen.measure.per_request import per_request
 from loadgen.records import Status
 from reports.run.verdict_section import banner

@@ -12,8 +12,8 @@ import vl_convert
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.per_request import per_request
 from loadgen.records import SERVER, Run, Status
+from loadgen.studies.modes.view import _gain, value_text
 from reports.charts import time_unit
-from reports.modes.view import _gain, value_text
 from reports.run.frames import frames
 from reports.run.spectra import spectra
 from reports.run.timeline import timeline

@@ -13,32 +13,32 @@ from rich.console import Console
 from rig import nights, queues
 
 import slobench as sb
-from loadgen.capacity.capacity_spec import CapacitySpec, question_of
-from loadgen.lab.mode_capacity import compare_capacity
-from loadgen.lab.mode_spec import Mode
-from loadgen.lab.modes import ModesSpec, compare
 from loadgen.measure.aggregate import summarize
-from loadgen.measure.capacity.capacity_probe import Probe
-from loadgen.measure.capacity.capacity_result import conclude, probe_json
-from loadgen.measure.capacity.next_probe import Question, judge
-from loadgen.measure.comparison.compare import judge_sides
-from loadgen.measure.comparison.judgement import Options
-from loadgen.measure.comparison.measures import Measured
-from loadgen.measure.nights.night_values import trend
-from loadgen.measure.nights.night_verdict import History, judge_night
+from loadgen.measure.measures import Measured
 from loadgen.measure.summary import plain_json
+from loadgen.studies.capacity import page as capacity_page
+from loadgen.studies.capacity.next_probe import Question, judge
+from loadgen.studies.capacity.probe import Probe
+from loadgen.studies.capacity.result import conclude, probe_json
+from loadgen.studies.capacity.spec import CapacitySpec, question_of
+from loadgen.studies.capacity.view import csv_text
+from loadgen.studies.compare import page as compare_page
+from loadgen.studies.compare.judgement import Options
+from loadgen.studies.compare.numbers import judge_sides
+from loadgen.studies.modes import capacity_page as mode_capacity_page
+from loadgen.studies.modes import page as modes_page
+from loadgen.studies.modes.capacity import compare_capacity
+from loadgen.studies.modes.run import ModesSpec, compare
+from loadgen.studies.modes.spec import Mode
+from loadgen.studies.nightly import page as nightly_page
+from loadgen.studies.nightly.values import trend
+from loadgen.studies.nightly.verdict import History, judge_night
+from loadgen.studies.sweep.view import conclusion
 from loadgen.workload.preview import preview
 from loadgen.workload.scenario import load_scenario, scenario_from_flags
 from loadgen.workload.schedule import make_plan
-from reports.capacity import page as capacity_page
-from reports.capacity.view import csv_text
-from reports.compare import page as compare_page
-from reports.modes import capacity_page as mode_capacity_page
-from reports.modes import page as modes_page
-from reports.nightly import page as nightly_page
 from reports.preview import page as preview_page
 from reports.run import page as run_page
-from reports.sweep.view import conclusion
 from tests.browser import Watched, chromium, needs_chromium
 from tests.runs import measured_run, starved, with_manifest
 from tests.shown import number, tables

@@ -4,7 +4,7 @@ import re
 import shlex
 from html import unescape
 
-from loadgen.drive import store
+from loadgen.archive import store
 from loadgen.measure.aggregate import summarize
 from loadgen.run.conclude import conclude
 from reports.run.engine_section import EngineSection, MissReason

@@ -4,7 +4,7 @@ import struct
 
 import pytest
 
-from loadgen.cli.measure import write_copies
+from loadgen.cli.recorded import write_copies
 from loadgen.errors import MissingDependency, UsageError
 from loadgen.measure.aggregate import summarize
 from reports.printed import find_browser, pdf, picture, write_figures

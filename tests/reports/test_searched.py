@@ -7,9 +7,9 @@ import pytest
 from rig import queues
 
 from loadgen.measure.aggregate import summarize
-from loadgen.measure.capacity.capacity_result import conclude, probe_json, read_answer
-from loadgen.measure.capacity.next_probe import Question
 from loadgen.run.conclude import parent_search
+from loadgen.studies.capacity.next_probe import Question
+from loadgen.studies.capacity.result import conclude, probe_json, read_answer
 from reports.run.page import render
 from tests.runs import measured_run
 

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import pandas as pd
 import pytest
 
-from loadgen.drive.decode import decode
+from loadgen.archive.decode import decode
 from loadgen.drive.payloads import HttpHead
 from loadgen.records import FinishReason, Status, TokenSource
 from targets.base import Request

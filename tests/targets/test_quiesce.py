@@ -9,8 +9,8 @@ import threading
 import pytest
 from rich.console import Console
 
-from loadgen.cells.runner import BETWEEN, CellRunner
 from loadgen.run import target
+from loadgen.studies.cells.runner import BETWEEN, CellRunner
 from loadgen.workload.scenario import load_scenario
 from targets.endpoint import Endpoint, read_target
 from targets.quiesce import quiesce, unreachable_reason

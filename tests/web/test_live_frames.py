@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.drive.live_histogram import LiveCounts
 from loadgen.drive.live_sample import FIELDS
 from loadgen.live.early_warning import EarlyWarning
+from loadgen.live.live_histogram import LiveCounts
 from loadgen.manifest.sections import InstrumentLimits
 from loadgen.measure.slo import parse_slo
 from loadgen.records import SCHEDULE, Status

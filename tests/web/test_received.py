@@ -10,8 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from loadgen.drive.live_histogram import LiveCounts
-from loadgen.drive.store import write_part
+from loadgen.archive.store import write_part
+from loadgen.live.live_histogram import LiveCounts
 from loadgen.records import CHUNKS, SCHEDULE, Names, Status, empty_requests
 from loadgen.web.control_messages import Bad, ClassCounts, Frame
 from loadgen.web.validate import check_frame, check_part

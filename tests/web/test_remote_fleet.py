@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from loadgen.archive.store import write_part
 from loadgen.drive.shards import CutShort, Outcome
-from loadgen.drive.store import write_part
 from loadgen.records import CHUNKS, Names, Status, empty_requests
 from loadgen.run.recording import Recording
 from loadgen.run.run_options import RunOptions, RunSetup

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.drive.store import read_run
+from loadgen.archive.store import read_run
 from loadgen.errors import ScenarioError, TraceFileError
 from loadgen.records import OWN_SLO, schedule_sha256
 from loadgen.workload.preview import preview

@@ -1,0 +1,46 @@
+"""The raw record of a request: times and bytes, before decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from loadgen.records import Status
+
+
+@dataclass(slots=True, eq=False)
+class Exchange:
+    """Raw record of a request: times and bytes, nothing decoded.
+
+    Times are CLOCK_MONOTONIC nanoseconds; 0 means "never". `row` is the request's index in the
+    shard's schedule. `parts[i]` holds the body bytes of a socket read, and `times[i]` is the time
+    at which that read returned. Parts are stored as received: still chunked if `is_chunked`, and
+    possibly longer than the Content-Length `length`; `decode.Body` removes the framing. `outcome`
+    and `error` are set only for failures of the transport (connect, timeout, cancel, cut);
+    `decode` finds the errors inside the body.
+    """
+
+    row: int
+    sent_ns: int = 0
+    connected_ns: int = 0
+    headers_ns: int = 0
+    first_guess_ns: int = 0  # first read that looks like a token: for the live view only
+    done_ns: int = 0
+    reused: bool = False
+    remote: str = ""
+    http_status: int = 0
+    content_type: str = ""
+    content_encoding: str = ""
+    n_bytes: int = 0  # of the parts
+    is_chunked: bool = False
+    length: int | None = None
+    times: list[int] = field(default_factory=list)
+    parts: list[bytes] = field(default_factory=list)
+    outcome: Status | None = None
+    error: str = ""
+
+    def fail(self, outcome: Status, error: str, now_ns: int) -> None:
+        """Records a failure of the transport; a failure recorded earlier stays."""
+        if self.outcome is None:
+            self.outcome, self.error = outcome, error
+        if not self.done_ns:
+            self.done_ns = now_ns

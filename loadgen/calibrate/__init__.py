@@ -1,1 +1,0 @@
-"""Calibration: from the measured steps of a server to a hardware file for the simulator."""

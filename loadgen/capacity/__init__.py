@@ -1,1 +1,0 @@
-"""Capacity search: the highest load at which a target meets the SLO."""

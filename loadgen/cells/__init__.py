@@ -1,1 +1,0 @@
-"""Repeated measurements of cells (a scenario against a target): order, runs, servers."""

@@ -1,0 +1,285 @@
+"""The verbs on recorded runs: report, rescore, export, verify."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from loadgen.cli import parse
+from loadgen.cli.flags import (
+    Confidence,
+    Export,
+    Goodput,
+    Json,
+    MinRequests,
+    Slo,
+)
+from loadgen.cli.terminal import print_json, print_summary, stdout
+from loadgen.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    pass
+
+PANEL = "Measure"
+verbs = typer.Typer()
+Exports = Sequence[tuple[str, Path | None]]
+"""Formats of exports with their files; None: in the run's directory."""
+
+
+@verbs.command(rich_help_panel=PANEL, epilog="Example: slobench report runs/latest")
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
+    slo: Slo = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="With --slo: replace the verdict of the run.")
+    ] = False,
+    confidence: Confidence = None,
+    export: Export = None,
+    png: Annotated[
+        bool, typer.Option("--png", help="Also the whole page as report.png (needs Chromium).")
+    ] = False,
+    pdf: Annotated[
+        bool, typer.Option("--pdf", help="Also the page as report.pdf (needs Chromium).")
+    ] = False,
+    svg: Annotated[bool, typer.Option("--svg", help="Also each figure as figures/*.svg.")] = False,
+    json: Json = False,
+) -> None:
+    """Compute the numbers of recorded runs again and rewrite their report.html. To check other
+    SLOs without changing the run: slobench rescore."""
+    from loadgen.run.conclude import check_replacement, conclude
+    from loadgen.run.execute import engine_reader
+    from reports.printed import find_browser
+
+    exports = read_exports(export or [])
+    slo = parse.slo_flags(slo, None)
+    if len(runs) > 1 and any(path is not None for _, path in exports):
+        raise UsageError(
+            "--export FORMAT=PATH: each of the runs would overwrite the file; leave the path out, "
+            "or write one table with slobench export"
+        )
+    browser = find_browser(os.environ.get("PATH", "")) if png or pdf else ""
+    if slo is not None and not overwrite:
+        for directory in runs:  # before any of them is written
+            check_replacement(directory, slo)
+    summaries = []
+    for directory in runs:
+        summary = conclude(
+            directory,
+            slo,
+            parse.read_confidence(confidence),
+            parse.cache_dir(os.environ),
+            engine_reader(directory),
+        )
+        summaries.append(summary.to_json())
+        if not json:
+            print_summary(summary, as_json=False)
+        typer.echo(f"report: {directory / 'report.html'}", err=True)
+        write_copies(directory / "report.html", browser, png=png, pdf=pdf, svg=svg)
+        write_exports(directory, exports, slo)
+    if json:  # an object for one run, a list for several
+        print_json(summaries[0] if len(summaries) == 1 else summaries)
+
+
+def write_copies(page: Path, browser: str, *, png: bool, pdf: bool, svg: bool) -> None:
+    """A report as a picture, as a PDF, and its figures as SVG files."""
+    from loadgen.archive import checksums
+    from loadgen.measure.wording import format_count
+    from reports.printed import pdf as write_pdf
+    from reports.printed import picture, write_figures
+
+    written: list[Path] = []
+    if png:
+        n_lost_px = picture(page, page.with_suffix(".png"), browser)
+        written.append(page.with_suffix(".png"))
+        typer.echo(f"png: {page.with_suffix('.png')}", err=True)
+        if n_lost_px:
+            typer.echo(
+                f"png: the last {format_count(n_lost_px)} px of the page are missing (the size "
+                "limit of a picture); --pdf holds the whole page",
+                err=True,
+            )
+    if pdf:
+        write_pdf(page, page.with_suffix(".pdf"), browser)
+        written.append(page.with_suffix(".pdf"))
+        typer.echo(f"pdf: {page.with_suffix('.pdf')}", err=True)
+    if svg:
+        figures = write_figures(page, page.with_name("figures"))
+        written += figures
+        typer.echo(f"svg: {len(figures)} figures in {page.with_name('figures')}", err=True)
+    checksums.cover(page.parent, *written)
+
+
+@verbs.command(
+    rich_help_panel="Decide",
+    epilog="Example: slobench rescore runs/latest --slo 'ttft<=300ms' --definition all",
+)
+def rescore(
+    run: Annotated[Path, typer.Argument(help="A run directory; its files stay as they are.")],
+    slo: Slo = None,
+    goodput: Goodput = None,
+    definition: Annotated[
+        list[str] | None,
+        typer.Option(help="vllm, guidellm, aiperf, inference-perf, mlperf or all; repeatable."),
+    ] = None,
+    window: Annotated[
+        str | None, typer.Option(help="Another measured window: 30s:90s, or steady (MSER-5).")
+    ] = None,
+    confidence: Confidence = None,
+    min_requests: MinRequests = None,
+    json: Json = False,
+) -> None:
+    """Check a recorded run against another SLO, window, or another tool's definitions."""
+    from loadgen.archive.store import read_run
+    from loadgen.measure.aggregate import summarize
+    from loadgen.measure.attainment import with_window
+    from loadgen.measure.definitions import DEFINITIONS
+    from loadgen.measure.definitions import rescore as defined_values
+    from loadgen.measure.summary import plain_json
+    from reports.run.console import definitions_table
+
+    definitions, tools = definition or [], [*DEFINITIONS, "all"]
+    for name in definitions:
+        if name not in tools:
+            raise UsageError(f"--definition: unknown tool '{name}'; {nearest(name, tools)}")
+    recorded = read_run(run)
+    if window is not None:
+        recorded = with_window(recorded, window)
+    slos = parse.slo_flags(slo, goodput)
+    level = parse.read_confidence(confidence)
+    summary = summarize(recorded, slos, level, min_requests)
+    names = DEFINITIONS if "all" in definitions else dict.fromkeys(["slobench", *definitions])
+    rows = defined_values(recorded, tuple(names)) if definitions else []
+    if json:
+        print_json({**summary.to_json(), "definitions": plain_json([asdict(row) for row in rows])})
+    else:
+        print_summary(summary, as_json=False)
+        if rows:
+            stdout().print(definitions_table(rows))
+    raise typer.Exit(summary.exit_code)
+
+
+@verbs.command(
+    "export",
+    rich_help_panel=PANEL,
+    epilog="Example: slobench export runs/quickstart-* --format csv -o runs.csv",
+)
+def export_(
+    format_: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            "-f",
+            help="csv or json (a row per run and class), jsonl or parquet (a row per request), "
+            "vllm-bench (the result file of vllm bench serve); or grafana, a dashboard for "
+            "--metrics-port, which needs no run.",
+        ),
+    ],
+    runs: Annotated[
+        list[Path] | None, typer.Argument(help="Run directories; they share one table.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A file. Default: standard output.")
+    ] = None,
+    rows: Annotated[
+        str | None, typer.Option(help="runs or requests, where not the format's own choice.")
+    ] = None,
+) -> None:
+    """Write recorded runs in a format for spreadsheets, notebooks or existing dashboards."""
+    from loadgen.archive.store import read_run
+    from loadgen.exports.formats import check_format, export, export_path
+
+    if format_ == "grafana":
+        _export_dashboard(runs or [], output)
+        return
+    check_format(format_, rows)
+    if output is None and format_ == "parquet" and sys.stdout.isatty():
+        raise UsageError("parquet is binary: name a file with -o, e.g. -o runs.parquet")
+    once = {directory.resolve(): directory for directory in runs or []}  # runs/* has runs/latest
+    content = export([read_run(directory) for directory in once.values()], format_, output, rows)
+    if output is None:
+        sys.stdout.buffer.write(content)
+    else:
+        typer.echo(f"export: {export_path(format_, output)}", err=True)
+
+
+def _export_dashboard(runs: Sequence[Path], output: Path | None) -> None:
+    """The Grafana dashboard of the live series."""
+    from loadgen.live.grafana import dashboard
+
+    if runs:
+        raise UsageError("the grafana dashboard is the same for every run: leave the runs out")
+    text = json.dumps(dashboard(), indent=2) + "\n"
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    output.write_text(text)
+    typer.echo(f"dashboard: {output}", err=True)
+
+
+def read_exports(texts: Sequence[str]) -> list[tuple[str, Path | None]]:
+    """`FORMAT` or `FORMAT=PATH` as (format, path). Raises UsageError for an unknown format or
+    directory."""
+    if not texts:  # nothing is imported before the first request
+        return []
+    from loadgen.exports.formats import check_format
+
+    exports = []
+    for text in texts:
+        format_, has_path, path = text.partition("=")
+        if has_path and not path:
+            raise UsageError(f"--export {text}: no file: write {format_}=PATH, or just {format_}")
+        try:
+            check_format(format_)
+        except UsageError as error:
+            raise UsageError(f"--export: {error}") from None
+        if has_path and not Path(path).parent.is_dir():
+            raise UsageError(f"--export {text}: there is no directory {Path(path).parent}")
+        exports.append((format_, Path(path) if has_path else None))
+    return exports
+
+
+def write_exports(directory: Path, exports: Exports, slo: Sequence[str] | None = None) -> None:
+    """Writes a finished run in each format; without a path into the run's directory."""
+    if not exports:
+        return
+    from loadgen.archive.store import read_run
+    from loadgen.exports.formats import export, export_path
+
+    recorded = read_run(directory)
+    for format_, path in exports:
+        destination = export_path(format_, directory if path is None else path)
+        export(recorded, format_, destination, slo=slo)
+        typer.echo(f"export: {destination}", err=True)
+
+
+@verbs.command(rich_help_panel=PANEL, epilog="Example: slobench verify runs/latest")
+def verify(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="Run directories, nights, baselines, or folders of them."
+        ),
+    ],
+    json: Json = False,
+) -> None:
+    """Compare recorded files with their checksums and with each other; changes nothing. Exit code 0
+    if all are intact, 3 if any is damaged, unfinished, or of a version without checksums."""
+    from loadgen.archive.verify import exit_code
+    from loadgen.archive.verify import verify as verified
+    from loadgen.cli.study_files import check_store
+
+    results = [result for path in paths for result in verified(path, check_store)]
+    for result in () if json else results:
+        typer.echo(f"{result.state:<10}  {result.path} ({result.kind}, {result.n_files} files)")
+        for problem in result.problems:
+            typer.echo(f"            {problem}")
+    if json:
+        print_json([result.to_json() for result in results])
+    raise typer.Exit(exit_code(results))

@@ -1,0 +1,38 @@
+"""Files and stores of the studies, which lie above the command line and are loaded by name."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_FILES = ("loadgen.studies.nightly.run",)
+"""Modules with `check_file`: the content of a file in words, None for another kind of file."""
+_STORES = ("loadgen.studies.nightly.baseline",)
+"""Modules with `check_store`: the files of a store and their problems, None for no store."""
+
+
+class StoreCheck(NamedTuple):
+    """The number of files of a store, and the problems, sentences that begin with a path."""
+
+    kind: str
+    n_files: int
+    problems: tuple[str, ...]
+
+
+def check_file(path: Path) -> str | None:
+    """The content of a file that a study reads in place of a scenario, in words; None for a
+    scenario. Raises UsageError for a mistake in it."""
+    content: str | None = _first(_FILES, "check_file", path)
+    return content
+
+
+def check_store(path: Path) -> StoreCheck | None:
+    """The check of a directory that a study keeps; None for any other."""
+    found = _first(_STORES, "check_store", path)
+    return None if found is None else StoreCheck(*found)
+
+
+def _first(modules: tuple[str, ...], check: str, path: Path) -> Any:
+    results = (getattr(import_module(module), check)(path) for module in modules)
+    return next((result for result in results if result is not None), None)

@@ -1,1 +1,0 @@
-"""Comparison of two sides (paired runs, several runs, single runs), and its verdict."""

@@ -1,2 +1,0 @@
-"""Nightly comparison: the record of a night, its statistics, and its verdict against earlier
-nights."""

@@ -1,1 +1,0 @@
-"""Nightly benchmarks: cells, baseline, comparison and files of a night."""

@@ -1,1 +1,0 @@
-"""Sizing: the replicas and GPUs that a peak load needs."""

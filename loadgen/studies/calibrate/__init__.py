@@ -1,0 +1,1 @@
+"""From measured steps to a hardware file of the simulator."""

@@ -1,0 +1,187 @@
+"""From measured steps to a hardware file, and the facts about it that are printed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from loadgen.archive import checksums
+from loadgen.archive.engine_logs import NAMES
+from loadgen.archive.store import read_run
+from loadgen.errors import UsageError
+from loadgen.studies.calibrate.cost_fit import FittedCost, StepError, fit_cost
+from loadgen.studies.calibrate.run_samples import Answers, answers_of_run, request_s, samples_of_run
+from loadgen.studies.calibrate.step_samples import StepSamples, request_outside_s, samples_of_steps
+from reference_engine.model.hardware_file import (
+    MOST_ERROR,
+    read_calibrated,
+    write_calibrated,
+)
+from reference_engine.model.zoo import resolve
+from reference_engine.step_log.step_files import read_log
+
+_KV_TOKENS = 1 << 20  # where neither the log nor the user states the server's KV memory
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Timed steps and their origin; `kv_tokens` and `request_s` are None where unknown, and
+    `answers` for steps of a log."""
+
+    samples: StepSamples
+    source: str
+    kv_tokens: int | None = None
+    request_s: float | None = None
+    answers: Answers | None = None
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A fit and the file that holds it."""
+
+    fitted: FittedCost
+    path: Path
+    is_forced: bool
+    answers: Answers | None = None
+
+    @property
+    def is_accepted(self) -> bool:
+        """Whether the simulator accepts the file."""
+        return self.is_forced or self.fitted.held_out.mean <= MOST_ERROR
+
+    def facts(self) -> dict[str, Any]:
+        """The fit as JSON, times in seconds."""
+        return {
+            "file": str(self.path),
+            "accepted": self.is_accepted,
+            "forced": self.is_forced,
+            "n_steps": self.fitted.n_steps,
+            "costs": asdict(self.fitted.cost),
+            "variation": asdict(self.fitted.variation),
+            "request_s": self.fitted.request_s,
+            "held_out": asdict(self.fitted.held_out),
+            "answers": None if self.answers is None else self.answers._asdict(),
+            "by_kind": {kind: asdict(error) for kind, error in self.fitted.by_kind.items()},
+        }
+
+    def lines(self) -> Iterator[str]:
+        """The fit in words, a line each."""
+        fitted, cost, variation = self.fitted, self.fitted.cost, self.fitted.variation
+        yield f"{fitted.n_steps} steps; costs of a step:"
+        answers = self.answers or Answers(0, 0, 0)
+        for name, seconds in (
+            ("step", cost.step_s),
+            ("per sequence", cost.seq_s),
+            ("per sequence with a prompt", cost.prefill_seq_s),
+            ("per token", cost.token_s),
+            ("weights", cost.weights_s),
+            ("per token of context", cost.context_token_s),
+            ("per pair in prompt attention", cost.prefill_attention_s),
+        ):
+            yield f"  {name:28} {seconds * 1e6:12.4g} µs"
+        if fitted.request_s is not None:
+            yield (
+                f"  outside the steps, a request needs {fitted.request_s * 1e3:.3g} ms (HTTP, "
+                "tokenizing), which no simulation includes"
+            )
+        if answers.n_without_steps:
+            yield (
+                f"  {answers.n_without_steps} of {answers.n} answers gave no steps, because their "
+                "chunks do not hold a token each"
+            )
+        if answers.n_failed:
+            yield f"  {answers.n_failed} requests failed and gave no steps"
+        yield (
+            f"  equal steps differ: the fastest {variation.up_to[0]:.0%} take "
+            f"{variation.ratio[0]:.2f} times their cost, the slowest {variation.ratio[-1]:.2f}"
+        )
+        if variation.pause_s:
+            mean_ms = 1e3 * sum(variation.pause_s) / len(variation.pause_s)
+            yield f"  {variation.pausing:.2%} of the steps pause for {mean_ms:.2g} ms on average"
+        yield "error on steps outside the fit (mean, median, bias):"
+        for kind, error in {"all": fitted.held_out, **fitted.by_kind}.items():
+            yield f"  {kind:8} {_error_text(error)}"
+        if not self.is_accepted:
+            yield (
+                f"{self.path} is refused by the simulator: its error is above {MOST_ERROR:.0%}; "
+                "measure longer on an idle machine, or accept the error with --force"
+            )
+
+
+def measured_log(directory: Path) -> Measured:
+    """The steps in an engine's `--log-dir` or in the directory of a run of the bundled engine.
+    Raises UsageError for a directory without a log."""
+    checksums.check_read(directory, *NAMES)
+    log = read_log(directory)
+    starts = [event.detail for event in log.events if event.kind == "start"]
+    kv_tokens = None
+    if starts:
+        kv_tokens = log.setup.n_blocks * log.setup.block_tokens
+    outside_s = None
+    if (directory / "requests.parquet").is_file():
+        run = read_run(directory)
+        outside_s = request_outside_s(run, log)
+        if outside_s is None:
+            outside_s = request_s(run)
+    samples = samples_of_steps(log.steps)
+    return Measured(samples, f"steps in {directory}", kv_tokens, outside_s)
+
+
+def measured_run(directory: Path) -> Measured:
+    """The steps that the client saw in a recorded run of any server. Raises UsageError for a
+    simulated run, or for a directory without a run."""
+    run = read_run(directory)
+    if run.manifest.clock == "virtual":
+        raise UsageError(f"--run {directory}: a simulated run has the simulator's own costs")
+    answers = answers_of_run(run)
+    return Measured(samples_of_run(run), f"run {directory}", None, request_s(run), answers)
+
+
+def calibrated(
+    measured: Measured,
+    path: Path,
+    shape: str,
+    kv_tokens: int | None = None,
+    *,
+    is_forced: bool = False,
+) -> Calibration:
+    """Fits the costs and writes them to `path`. Raises UsageError for a shape that does not exist,
+    for too few steps, and for a file at `path` that holds anything else than a calibration."""
+    name = resolve(shape).name
+    check_place(path, shape)
+    fitted = fit_cost(measured.samples)
+    if fitted.request_s is None:
+        fitted = replace(fitted, request_s=measured.request_s)
+    facts: dict[str, object] = {
+        "name": path.stem,
+        "model": name,
+        "kv_tokens": kv_tokens or measured.kv_tokens or _KV_TOKENS,
+        "held_out_error": float(f"{fitted.held_out.mean:.4g}"),
+        "source": measured.source,
+        "n_steps": fitted.n_steps,
+    }
+    if is_forced:
+        facts["forced"] = True
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_calibrated(path, fitted.cost, fitted.request_s, facts, fitted.variation)
+    return Calibration(fitted, path, is_forced, measured.answers)
+
+
+def check_place(path: Path, shape: str) -> None:
+    """Raises UsageError for a shape that does not exist, and unless `path` is the name of a new
+    YAML file, or of an earlier calibration."""
+    resolve(shape)
+    if path.suffix not in (".yaml", ".yml"):
+        raise UsageError(f"--out {path}: the name of a hardware file ends in .yaml")
+    if not path.exists():
+        return
+    try:
+        read_calibrated(path)
+    except UsageError:
+        raise UsageError(f"--out {path}: exists and holds no calibration") from None
+
+
+def _error_text(error: StepError) -> str:
+    return f"{error.mean:6.1%} {error.median:6.1%} {error.bias:+6.1%}   {error.n} steps"

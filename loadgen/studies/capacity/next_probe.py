@@ -1,0 +1,313 @@
+"""The next probe: its load, its length, and whether the result is precise enough to stop.
+
+The state of a search is its list of probes: `next_probe` computes the next probe from them, so an
+interrupted search continues where it stopped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist, median
+from typing import Literal
+
+from loadgen.studies.capacity.curve import REACH_LOGIT, Posterior, posterior, throughput
+from loadgen.studies.capacity.dispersion import USUAL
+from loadgen.studies.capacity.probe import Probe
+
+LEAST_NEAR = 5.0
+"""Probes near the target before a result is given, each counted by its relevance."""
+MOST_PROBES = 80
+_FIRST_REQUESTS = 200
+_MISSES_TO_SEE = 4.0
+_MOST_STEPS = 10  # of a factor two, until both sides of the target are seen
+_UP = 4.0  # an overloaded probe is short, and shows the throughput
+_OF_THROUGHPUT, _MOST_DOWN, _LEAST_DOWN = 0.75, 8.0, 0.85
+_SURELY_ABOVE = 2.0  # standard errors of the throughput; no higher load can be sustained
+_GROWTH = 4.0
+_LENGTHENS, _LONGEST = 1.6, 16.0  # growth per refining probe, and its limit
+_LONG, _LEAST_LONG = 5.0, 2.0  # two probes near the target are as long as five first probes
+_LONG_FOR = 6.0  # … and as this many memories of the queue
+_AT_CAPACITY = 2.0  # times the precision, where that is more than `REACH_LOGIT`
+_UNCONFIRMED = 0.1  # relative error (too high) of a result from short probes alone
+_LEAST_WORTH, _WARM_WORTH = 10.0, 3.0  # independent requests of a probe, of its warm-up
+_PARTS = 6.0
+_APART_LOGIT, _APART_MOST = 0.5, 0.12
+_APART_LEAST = 0.5  # of the precision
+_TURNS = (0.0, -1.0, 1.0)
+
+Outcome = Literal["found", "misses", "at_least", "unsettled"]
+
+
+@dataclass(frozen=True)
+class Question:
+    """The parameters of a search for the highest level whose attainment is at least `target`.
+
+    `start` is the first level; `low` and `high` bound the search if given. The result is precise
+    enough when half its interval is at most `precision` of it. `warmup_s` and `measure_s` are the
+    least a probe takes. `is_integer`: levels are whole numbers (users). `is_fixed`: a probe is the
+    scenario's own window, neither shorter nor longer (its rate varies by design).
+    """
+
+    target: float
+    start: float
+    precision: float = 0.05
+    confidence: float = 0.95
+    low: float | None = None
+    high: float | None = None
+    warmup_s: float = 0.0
+    measure_s: float = 5.0
+    is_integer: bool = False
+    is_fixed: bool = False
+
+    def __post_init__(self) -> None:
+        for share in (self.target, self.precision, self.confidence):
+            assert 0 < share < 1, f"not between 0 and 1: {self}"
+        assert self.start > 0, f"no positive start: {self}"
+
+
+@dataclass(frozen=True, slots=True)
+class NextProbe:
+    """The next probe: its level, warm-up and measured time, and the design effect for its early
+    stop, which covers all that its queue may remember."""
+
+    level: float
+    warmup_s: float
+    measure_s: float
+    effect: float = USUAL
+
+
+@dataclass(frozen=True)
+class SearchState:
+    """The state of the search. `outcome` found: the interval is narrow enough. misses: even the
+    lowest level misses the target. at_least: the highest level meets it. unsettled: none of these
+    yet."""
+
+    outcome: Outcome
+    posterior: Posterior | None
+    value: float | None
+    low: float | None
+    high: float | None
+
+    @property
+    def half_width(self) -> float:
+        """Half the width of the interval, relative to its value; infinite without a value."""
+        if self.value is None or self.low is None or self.high is None:
+            return math.inf
+        return (self.high - self.low) / 2 / self.value
+
+
+def judge(question: Question, probes: Sequence[Probe]) -> SearchState:
+    """The state of the search after the usable probes."""
+    usable = [probe for probe in probes if probe.is_usable]
+    fine = [p.level for p in usable if p.attainment >= question.target]
+    missed = [p.level for p in usable if p.attainment < question.target]
+    if not fine and missed and not _can_go_down(question, missed):
+        return SearchState("misses", None, None, None, min(missed))
+    if not missed and fine and not _can_go_up(question, fine):
+        return SearchState("at_least", None, None, max(fine), None)
+    if not fine or not missed:
+        return SearchState(
+            "unsettled", None, None, max(fine, default=None), min(missed, default=None)
+        )
+    levels = [probe.level for probe in usable]
+    reach = (min(levels) / 2, max(levels) * 2)
+    estimate = posterior(usable, question.target, *reach, is_fixed=question.is_fixed)
+    tail = (1 - question.confidence) / 2
+    value, low, high = (estimate.quantile(share) for share in (0.5, tail, 1 - tail))
+    if max(fine) < min(missed):  # possibly a cliff: it may be anywhere between the two
+        most = None if question.is_fixed else throughput(usable, question.target)
+        above = math.inf if most is None else math.exp(most.log_rate + _SURELY_ABOVE * most.se)
+        low, high = min(low, max(fine)), max(high, min(min(missed), above))
+    n_long = _n_long(question, usable, estimate, value)
+    settled = _state("found", question, estimate, (value, low, high))
+    assert settled.low is not None
+    assert settled.high is not None
+    is_near = float(estimate.relevance.sum()) >= LEAST_NEAR and n_long >= _LEAST_LONG
+    is_narrow = settled.half_width <= question.precision or (
+        question.is_integer and settled.high - settled.low <= 2
+    )
+    if is_near and is_narrow:
+        return settled
+    low *= 1 - _UNCONFIRMED / (1 + n_long / _LEAST_LONG)
+    return _state("unsettled", question, estimate, (value, low, high))
+
+
+def _state(
+    outcome: Outcome,
+    question: Question,
+    estimate: Posterior,
+    interval: tuple[float, float, float],
+) -> SearchState:
+    value, low, high = interval
+    if question.is_integer:
+        value, low, high = max(1, math.floor(value)), max(0, math.floor(low)), math.ceil(high)
+    return SearchState(outcome, estimate, value, low, high)
+
+
+def next_probe(question: Question, probes: Sequence[Probe]) -> NextProbe | None:
+    """The next probe, or None when the search is over."""
+    usable = [probe for probe in probes if probe.is_usable]
+    state = judge(question, probes)
+    if state.outcome != "unsettled" or len(probes) >= MOST_PROBES:
+        return None
+    if state.posterior is None:
+        return _bracketing(question, usable)
+    return _refining(question, usable, state.posterior)
+
+
+def _first_requests(question: Question) -> float:
+    return max(_FIRST_REQUESTS, _MISSES_TO_SEE / (1 - question.target))
+
+
+def _n_long(
+    question: Question, usable: Sequence[Probe], estimate: Posterior, value: float
+) -> float:
+    """The number of long probes at the capacity, each counted by its relevance and its nearness.
+
+    Just above a server's capacity short probes end before the queue builds up, so short probes
+    alone look like a cliff at too high a load. Long probes must therefore confirm the result, and
+    near the apparent cliff: a far lower load was never in doubt.
+    """
+    least = max(_LONG * _first_requests(question), _LONG_FOR * estimate.memory(question.target))
+    least = 0.0 if question.is_fixed else least
+    reach = max(_AT_CAPACITY * question.precision, REACH_LOGIT / estimate.slope)
+    if question.is_integer:  # no level lies nearer to a cliff between two whole levels
+        whole = max(1.0, math.floor(value))
+        reach = max(reach, math.log((whole + 1) / whole))
+    return math.fsum(
+        relevance * math.exp(-0.5 * (math.log(probe.level / value) / reach) ** 2)
+        for probe, relevance in zip(usable, estimate.relevance.tolist(), strict=True)
+        if probe.n_due >= least
+    )
+
+
+def _can_go_down(question: Question, missed: Sequence[float]) -> bool:
+    lowest = question.low or question.start / 2**_MOST_STEPS
+    return min(missed) > max(lowest, 1.0 if question.is_integer else 0.0) * (1 + 1e-9)
+
+
+def _can_go_up(question: Question, fine: Sequence[float]) -> bool:
+    highest = question.high or question.start * 2 ** (2 * _MOST_STEPS)
+    return max(fine) < highest * (1 - 1e-9)
+
+
+def _within(question: Question, level: float) -> float:
+    level = min(max(level, question.low or 0.0), question.high or math.inf)
+    return float(max(1, round(level))) if question.is_integer else level
+
+
+def _bracketing(question: Question, usable: Sequence[Probe]) -> NextProbe:
+    """Four times the load while every probe is fine; while every probe misses, half the load, or a
+    load below the rate that the overloaded server served."""
+    level = question.start
+    if usable:
+        levels = [probe.level for probe in usable]
+        is_fine = usable[0].attainment >= question.target
+        level = _UP * max(levels) if is_fine else _lower(question, usable)
+    level = _within(question, level)
+    return _sized(question, usable, level, _first_requests(question), USUAL)
+
+
+def _lower(question: Question, missed: Sequence[Probe]) -> float:
+    """The next load after probes that all missed the target."""
+    lowest = min(probe.level for probe in missed)
+    most = throughput(missed, question.target)
+    below = 0.0 if most is None else _OF_THROUGHPUT * math.exp(most.log_rate)
+    is_new = below < _LEAST_DOWN * lowest  # else a load near it was tried
+    return max(below, lowest / _MOST_DOWN) if below and is_new else lowest / 2
+
+
+def _refining(question: Question, usable: Sequence[Probe], estimate: Posterior) -> NextProbe:
+    """A probe at the estimate, or below or above it in turn. It is as long as a sixth of what
+    the whole interval needs, longer from probe to probe, and worth at least ten independent
+    requests."""
+    target, slope = question.target, estimate.slope
+    effect, memory = estimate.dispersion.effect, estimate.memory(target)
+    z = NormalDist().inv_cdf((1 + question.confidence) / 2)
+    needed = effect / (target * (1 - target)) * (z / (slope * question.precision)) ** 2
+    least = _first_requests(question) * min(_LENGTHENS ** estimate.nearness.sum(), _LONGEST)
+    longest = _GROWTH * max(probe.n_due for probe in usable)
+    n = max(least, min(max(needed / _PARTS, _LEAST_WORTH * memory), longest))
+    # Probes lie at least about the requested precision apart: SLOs met and missed at nearly the
+    # same load look like a queue with an endless memory.
+    least_apart = _APART_LEAST * question.precision
+    apart = max(min(_APART_LOGIT / slope, _APART_MOST), estimate.sd, least_apart)
+    turns = _TURNS if apart > least_apart else _TURNS[1:]
+    turn = turns[len(usable) % len(turns)]
+    level = _within(question, estimate.quantile(0.5) * math.exp(turn * apart))
+    return _sized(question, usable, level, n, memory)
+
+
+def _sized(
+    question: Question,
+    usable: Sequence[Probe],
+    level: float,
+    n: float,
+    memory: float,
+) -> NextProbe:
+    if question.is_fixed:
+        return NextProbe(level, question.warmup_s, question.measure_s, memory)
+    per_s = _requests_per_s(usable, level, question.is_integer)
+    if per_s is None:
+        return NextProbe(level, question.warmup_s, question.measure_s, memory)
+    measure_s = max(question.measure_s, n / per_s)
+    warmup_s = max(question.warmup_s, min(_WARM_WORTH * memory / per_s, measure_s / 2))
+    return NextProbe(level, warmup_s, measure_s, memory)
+
+
+def _requests_per_s(usable: Sequence[Probe], level: float, is_integer: bool) -> float | None:
+    """The request rate at a level, as in the nearest probe. Before the first probe each arrival
+    counts as 1 request, and the request rate of users is unknown."""
+    if not usable:
+        return None if is_integer else level
+    nearest = min(usable, key=lambda probe: abs(math.log(probe.level / level)))
+    return nearest.n_due / nearest.measured_s * level / nearest.level
+
+
+_FAIR_SHARE = 0.25  # of the remaining budget, for a probe before the capacity is bracketed
+
+_LEAST_HURRIED = 0.1  # of the planned window: some twenty requests still carry information
+
+_LEAST_PROBE = 0.2  # of the planned window; a shorter probe is not started
+
+
+def fit_into(
+    question: Question, probes: Sequence[Probe], planned: NextProbe, left_s: float
+) -> NextProbe | None:
+    """The planned probe as far as it fits into `left_s` with the time that a probe takes beyond its
+    warm-up and window; None where too little of it does."""
+    left_s -= _beyond_s(probes)
+    length_s = planned.warmup_s + planned.measure_s
+    if length_s <= _FAIR_SHARE * left_s:
+        return planned
+    if question.is_fixed:
+        return planned if length_s <= left_s else None
+    if judge(question, probes).posterior is None:
+        return _hurried(question, planned, left_s)
+    if length_s <= left_s:
+        return planned
+    warmup_s = max(question.warmup_s, planned.warmup_s * left_s / length_s)
+    measure_s = left_s - warmup_s
+    if measure_s < _LEAST_PROBE * planned.measure_s:
+        return None
+    return replace(planned, warmup_s=warmup_s, measure_s=measure_s)
+
+
+def _beyond_s(probes: Sequence[Probe]) -> float:
+    """The median time of the probes so far beyond warm-up and window: last answers, a drain,
+    requests before the first."""
+    beyond_s = [probe.spent_s - probe.warmup_s - probe.measured_s for probe in probes]
+    return max(0.0, median(beyond_s)) if beyond_s else 0.0
+
+
+def _hurried(question: Question, planned: NextProbe, left_s: float) -> NextProbe | None:
+    """The planned probe, shortened. Before both sides of the capacity are known, no probe takes
+    much of the time that is left: a rough result is better than half of a precise result."""
+    least_s = max(question.measure_s, _LEAST_HURRIED * planned.measure_s)
+    measure_s = min(planned.measure_s, max(_FAIR_SHARE * left_s - planned.warmup_s, least_s))
+    warmup_s = max(question.warmup_s, min(planned.warmup_s, left_s - measure_s))
+    if warmup_s + measure_s > left_s:
+        return None
+    return replace(planned, warmup_s=warmup_s, measure_s=measure_s)

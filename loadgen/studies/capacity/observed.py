@@ -1,0 +1,143 @@
+"""Result of a finished run as a capacity probe: requests that met the SLO, and whether it
+counts."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from loadgen.drive.first_failures import ALL_REFUSED
+from loadgen.measure.attainment import (
+    MeasuredWindow,
+    due_rows,
+    measured_window,
+    meets_own,
+    slos_by_class,
+)
+from loadgen.measure.per_request import Mask, per_request
+from loadgen.measure.slo import parse_slo
+from loadgen.records import Run, Status
+from loadgen.run.execute import FinishedRun
+from loadgen.studies.capacity.curve import has_grown
+from loadgen.studies.capacity.next_probe import NextProbe
+from loadgen.studies.capacity.probe import N_BLOCKS, Grade, Probe, in_blocks, overloaded
+
+LEAST_SEEN = 4
+"""Misses per block assumed for a probe that was stopped in its warm-up."""
+_FILLED = 2.0  # times the seconds of an answer, after which answers end as they begin
+_MOST_FAILED = 0.05  # of the requests that ended
+_STRAY = 0.01  # share of due requests without a connection that counts as ordinary misses
+
+
+def probe_of(
+    finished: FinishedRun,
+    planned: NextProbe,
+    grade: Grade,
+    spent_s: float,
+    target: float,
+    name: str,
+) -> Probe:
+    """The probe of a finished run. A run that its own `stop_when` ended is saturated. A run with an
+    invalid measurement is untrusted, a run without a server broken; neither is used."""
+    run, summary = finished.run, finished.summary
+    window, columns, due = measured_window(run), per_request(run), due_rows(run)
+    shared = [parse_slo(text) for text in run.manifest.slo]
+    met = due & meets_own(run, columns, shared, slos_by_class(run))
+    released_s = run.request_rows["released_s"]
+    at_s = np.where(np.isfinite(released_s), released_s, run.schedule_rows["scheduled_s"])
+    counted = due & np.isfinite(at_s)
+    n_due, n_met = in_blocks(at_s[counted], met[counted], window.start_s, window.end_s)
+    why, is_stopped = run.manifest.end_reason, run.manifest.ended == "stopped"
+    if is_stopped and grade == "measured":
+        grade = "saturated"
+    if gone := why_gone(run, due):
+        grade, why = "broken", gone
+    elif not summary.validity.trusted:
+        failed = [c for c in summary.validity.checks if c.is_gate and c.ok is False]
+        grade, why = "untrusted", "; ".join(f"{c.name}: {c.detail}" for c in failed)
+    elif is_stopped and not sum(n_due):  # ended in its warm-up
+        n_due, n_met = (LEAST_SEEN,) * N_BLOCKS, (0,) * N_BLOCKS
+    probe = Probe(
+        level=planned.level,
+        due=n_due,
+        met=n_met,
+        warmup_s=planned.warmup_s,
+        measured_s=max(window.length_s, 1e-3),
+        spent_s=spent_s,
+        grade=grade,
+        name=name,
+        why=why,
+        served_per_s=served_per_s(run, window),
+    )
+    grows = any(check.name == "load" and check.ok is False for check in summary.validity.checks)
+    if grade in ("measured", "saturated") and grows and probe.n_due:
+        return replace(overloaded(probe, target), why=why or "its queue grew until the end")
+    return probe
+
+
+def served_per_s(run: Run, window: MeasuredWindow) -> float | None:
+    """Successful requests that ended per second, from the window's start until the server ran out
+    of waiting requests (`_busy_until`). None where requests failed.
+
+    Answers begin and do not end yet in the first seconds of a run, so the time before twice the
+    seconds of nearly every answer is left out. None where less than half a window would remain.
+    """
+    rows = run.request_rows
+    done_s, is_ok, end_s = rows["done_s"], rows["status"] == Status.ok, _busy_until(run, window)
+    ended = (done_s >= window.start_s) & (done_s < end_s)
+    n_ended, n_ok = int(np.count_nonzero(ended)), int(np.count_nonzero(ended & is_ok))
+    if not n_ok or n_ok < (1 - _MOST_FAILED) * n_ended or window.length_s <= 0:
+        return None
+    answers_s = (done_s - rows["first_token_s"])[ended & is_ok]
+    start_s = max(window.start_s, _FILLED * float(np.quantile(answers_s, 0.9)))
+    if not end_s - start_s >= window.length_s / 2:
+        return None
+    return int(np.count_nonzero(ended & is_ok & (done_s >= start_s))) / (end_s - start_s)
+
+
+def _busy_until(run: Run, window: MeasuredWindow) -> float:
+    """The time until which the server surely had requests waiting. Where the queue grew in the
+    window, this is the time in the drain at which half of the requests in flight at the window's
+    end had ended, or the last of them; else the end of the window."""
+    rows = run.request_rows
+    done_s, is_ok = rows["done_s"], rows["status"] == Status.ok
+    n_ended = int(np.count_nonzero((done_s >= window.start_s) & (done_s < window.end_s)))
+    n_due = int(np.count_nonzero(due_rows(run)))
+    in_flight = (rows["sent_s"] < window.end_s) & ~(done_s < window.end_s)
+    later_s = np.sort(done_s[in_flight & is_ok])
+    if not len(later_s) or not has_grown(n_due, n_ended):
+        return window.end_s
+    half = math.ceil(np.count_nonzero(in_flight) / 2)
+    return float(later_s[min(half, len(later_s)) - 1])
+
+
+def why_gone(run: Run, due: Mask) -> str:
+    """Why the server was gone during the run: it ended, could not be reached, or refused every
+    request; "" if it was up.
+
+    An overloaded server answers late or with an error; a failed connection (refused, no route, no
+    name, a proxy that blocks) means that the server is gone. The limit is 1 % of the due requests,
+    or a single failure if it is the last request sent. Connections that the load generator could
+    not open are not counted: the validity gate "client limits" covers them.
+    """
+    if run.manifest.end_reason.startswith(ALL_REFUSED):
+        return run.manifest.end_reason
+    if run.manifest.server_ended_s is not None:
+        return run.manifest.end_reason or "the server ended"
+    rows = run.request_rows[due]
+    tried = rows[np.isfinite(rows["sent_s"])]
+    is_ours = np.isin(tried["error_id"], run.names.client_limits)
+    is_away = (tried["status"] == Status.connect_error) & ~is_ours
+    refused = tried[is_away]
+    if not len(refused):
+        return ""
+    is_last = bool(refused["sent_s"].max() >= tried["sent_s"].max())
+    if len(refused) <= _STRAY * len(rows) and not is_last:
+        return ""
+    first = refused[np.argmin(refused["sent_s"])]
+    return (
+        f"{len(refused)} of {len(rows)} requests got no connection, the first "
+        f"{first['sent_s']:.3g} s into the run: {run.names.errors[first['error_id']]}"
+    )

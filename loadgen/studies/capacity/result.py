@@ -1,0 +1,193 @@
+"""The result of a capacity search, as it is stored, printed and returned."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from loadgen.measure.statistics.proportions import wilson
+from loadgen.studies.capacity.dispersion import USUAL
+from loadgen.studies.capacity.next_probe import Question, SearchState, judge
+from loadgen.studies.capacity.probe import Probe
+
+Unit = Literal["req/s", "users"]
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """The highest load whose attainment is at least `attainment`, with its confidence interval.
+
+    `outcome` found: as precise as requested. unsettled: the best estimate so far (`value` is None
+    where the search has not seen both sides of the target). misses: even the lowest load tried
+    misses the SLO. at_least: the highest load tried meets it, and the true value is at least `low`.
+    `client_limit` is the lowest load that the load generator could not send properly, None if it
+    could send all. `design_effect` is the number of requests that carry as much information as a
+    single independent request. `slope` is the drop in attainment, in log-odds, per e-fold load.
+    """
+
+    outcome: str
+    unit: Unit
+    value: float | None
+    low: float | None
+    high: float | None
+    confidence: float
+    attainment: float
+    precision: float
+    spent_s: float
+    probes: tuple[Probe, ...]
+    client_limit: float | None
+    design_effect: float | None
+    slope: float | None
+    is_interrupted: bool = False
+
+    @property
+    def exit_code(self) -> int:
+        """0 found (with any interval), 1 even the lowest load misses the SLO, 3 no result, 130
+        interrupted."""
+        if self.is_interrupted:
+            return 130
+        if self.outcome == "misses":
+            return 1
+        return 3 if self.value is None else 0
+
+    @property
+    def half_width(self) -> float | None:
+        """Half the width of the interval, relative to the value."""
+        if self.value is None or self.low is None or self.high is None:
+            return None
+        return (self.high - self.low) / 2 / self.value
+
+    def sentence(self) -> str:
+        """The result as a single line."""
+        if self.value is not None and self.low is not None and self.high is not None:
+            digits = _digits(self.half_width or 0.0)
+            low, value, high = (_rounded(v, digits) for v in (self.low, self.value, self.high))
+            return f"{value} {self.unit} [{low}, {high}], {100 * self.confidence:g} %"
+        if self.outcome == "misses":
+            return (
+                f"below {_rounded(self.high or 0.0, 3)} {self.unit}: the SLO is missed even there"
+            )
+        if self.low is not None:
+            text = f"at least {_rounded(self.low, 3)} {self.unit}"
+            if self.client_limit is not None:
+                text += "; the load generator could not send more"
+            elif self.outcome == "unsettled":
+                text += f"; {self._stopped()} before any load missed the SLO"
+            return text
+        if self.high is not None:
+            text = f"below {_rounded(self.high, 3)} {self.unit}: every load tried misses the SLO"
+            return text if self.client_limit is not None else f"{text}; {self._stopped()}"
+        return "unknown"
+
+    def _stopped(self) -> str:
+        return "interrupted" if self.is_interrupted else "the search stopped"
+
+    def sureness(self) -> str:
+        """The precision and the cost of the result, for the second line."""
+        n = len(self.probes)
+        spent = f"{n} {'probe' if n == 1 else 'probes'}, {_minutes(self.spent_s)}"
+        if self.half_width is None:
+            return self._doubt() + spent
+        reach = f"± {100 * self.half_width:.2g} %"
+        if self.half_width > _MOST_REACH:  # the ends are on the line before
+            reach = "a wide interval"
+        if self.outcome == "found":
+            return f"{reach} in {spent}"
+        if self.half_width <= self.precision:
+            return f"{reach}, not yet confirmed by long probes; {spent}"
+        return (
+            f"{reach}, requested ± {100 * self.precision:g} %: more time would narrow it; {spent}"
+        )
+
+    def _doubt(self) -> str:
+        """A warning where a bound rests on too few requests, else ""."""
+        level = self.high if self.low is None else self.low
+        shares = [p for p in self.probes if p.level == level and p.is_usable and p.n_due]
+        effect = self.design_effect or USUAL
+        for probe in shares:
+            share = wilson(probe.n_met, probe.n_due, self.confidence, (effect, effect))
+            if share.low is not None and share.low < self.attainment <= (share.high or 0.0):
+                return (
+                    f"not certain at {100 * self.confidence:g} %: only {probe.n_due} requests were "
+                    f"sent at {level:.4g} {self.unit}, of which {probe.n_met} met the SLO; "
+                )
+        return ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The `answer` block of capacity.json; the probes are stored next to it."""
+        content = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name != "probes"
+        }
+        content |= {"half_width": self.half_width, "exit_code": self.exit_code}
+        return {**content, "sentence": self.sentence()}
+
+
+def conclude(
+    question: Question, probes: Sequence[Probe], unit: Unit, is_interrupted: bool = False
+) -> Capacity:
+    """The result that a search's probes give."""
+    state = judge(question, probes)
+    untrusted_levels = [probe.level for probe in probes if probe.grade == "untrusted"]
+    posterior = state.posterior
+    return Capacity(
+        outcome=state.outcome,
+        unit=unit,
+        value=state.value,
+        low=state.low,
+        high=state.high,
+        confidence=question.confidence,
+        attainment=question.target,
+        precision=question.precision,
+        spent_s=math.fsum(probe.spent_s for probe in probes),
+        probes=tuple(probes),
+        client_limit=_client_limit(state, untrusted_levels),
+        design_effect=None if posterior is None else posterior.dispersion.effect,
+        slope=None if posterior is None else posterior.slope,
+        is_interrupted=is_interrupted,
+    )
+
+
+def probe_json(probe: Probe) -> dict[str, Any]:
+    """A probe as capacity.json stores it."""
+    return dataclasses.asdict(probe)
+
+
+def read_probe(content: dict[str, Any]) -> Probe:
+    """The probe that `probe_json` wrote. Raises KeyError or TypeError for other content."""
+    counts = {key: tuple(int(n) for n in content[key]) for key in ("due", "met")}
+    return Probe(**{**content, **counts})
+
+
+def read_answer(content: Mapping[str, Any]) -> Capacity:
+    """The result in capacity.json, with its probes. Raises KeyError or TypeError for other
+    content."""
+    answer = content["answer"]
+    names = [field.name for field in dataclasses.fields(Capacity) if field.name != "probes"]
+    probes = tuple(map(read_probe, content["probes"]))
+    return Capacity(**{name: answer[name] for name in names}, probes=probes)
+
+
+def _client_limit(state: SearchState, untrusted_levels: Sequence[float]) -> float | None:
+    return min(untrusted_levels) if untrusted_levels and state.value is None else None
+
+
+_MOST_REACH = 0.5
+
+
+def _digits(half_width: float) -> int:
+    """Significant digits for an interval of this relative half-width."""
+    return 3 if half_width < 0.1 else 2
+
+
+def _rounded(value: float, digits: int) -> str:
+    return f"{float(f'{value:.{digits}g}'):g}"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"

@@ -1,0 +1,85 @@
+"""Settings of a capacity search, and the search problem in numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from loadgen.errors import UsageError
+from loadgen.measure.slo import IMPLIED_ATTAINMENT, parse_slo
+from loadgen.run.run_options import RunOptions
+from loadgen.studies.capacity.next_probe import Question
+from loadgen.studies.capacity.result import Unit
+from loadgen.workload.scaling import Over, offered_load
+from loadgen.workload.scenario import Scenario
+
+_SHORTEST = 0.25  # of the scenario's window, where its rate is steady
+
+
+@dataclass(frozen=True)
+class CapacitySpec:
+    """Settings of a search. `attainment`: the share of requests that must meet their SLOs; None is
+    the scenario's own target, else 99 %. `between` bounds the load, `budget_s` the time of all
+    probes together (virtual time for `sim`)."""
+
+    scenario: Scenario
+    target: str
+    options: RunOptions = field(default_factory=RunOptions)
+    over: Over = "rate"
+    attainment: float | None = None
+    between: tuple[float, float] | None = None
+    budget_s: float = math.inf
+    confidence: float = 0.95
+    precision: float = 0.05
+
+    @property
+    def unit(self) -> Unit:
+        return "req/s" if self.over == "rate" else "users"
+
+
+def question_of(spec: CapacitySpec) -> Question:
+    """The search problem in numbers. Raises UsageError for a scenario without limits per request or
+    without a load that can be scaled, and for invalid bounds."""
+    scenario = spec.scenario
+    is_limited = any(slo.scope == "request" for slo in scenario.all_slos())
+    if not is_limited and not scenario.own_slo_metrics():
+        raise UsageError(
+            f"{scenario.name}: capacity counts the requests that meet their SLOs, and the scenario "
+            "has no limit per request; add e.g. --slo 'ttft<=500ms' (with --attainment 99% this "
+            "equals 'p99(ttft)<=500ms')"
+        )
+    target = _target(spec)
+    if not 0 < target < 1:
+        raise UsageError(f"--attainment {target:g}: expected more than 0 % and less than 100 %")
+    load = offered_load(scenario, spec.over)
+    low, high = spec.between or (None, None)
+    start = load.level if low is None or high is None else math.sqrt(low * high)
+    share = _SHORTEST if load.is_steady else 1.0
+    least_s = scenario.phases.warmup + share * scenario.phases.measure
+    if spec.budget_s < least_s:
+        raise UsageError(
+            f"--budget {spec.budget_s:g}s: the shortest probe of {scenario.name} takes "
+            f"{least_s:g} s ({scenario.phases.warmup:g} s of warm-up); allow several times that "
+            "time, or shorten phases.warmup and phases.measure"
+        )
+    return Question(
+        target=target,
+        start=max(1.0, round(start)) if spec.over == "concurrency" else start,
+        precision=spec.precision,
+        confidence=spec.confidence,
+        low=low,
+        high=high,
+        warmup_s=scenario.phases.warmup,
+        measure_s=scenario.phases.measure * share,
+        is_integer=spec.over == "concurrency",
+        is_fixed=not load.is_steady,
+    )
+
+
+def _target(spec: CapacitySpec) -> float:
+    """The required attainment: `attainment`, else the scenario's strictest target, else the implied
+    target."""
+    if spec.attainment is not None:
+        return spec.attainment
+    stated = [slo.limit for slo in spec.scenario.all_slos() if slo.metric == "attainment"]
+    return max(stated, default=parse_slo(IMPLIED_ATTAINMENT).limit)

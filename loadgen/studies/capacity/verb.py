@@ -1,0 +1,167 @@
+"""The verb capacity, of the panel Decide."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from loadgen.cli import parse
+from loadgen.cli.flags import (
+    Engine,
+    Json,
+    Model,
+    ScenarioFlags,
+    Target,
+    TrafficFlags,
+    WaitReady,
+    WatchFlags,
+    Workers,
+    with_flags,
+)
+from loadgen.cli.terminal import print_json, stdout
+from loadgen.errors import UsageError
+from loadgen.units import parse_rate_per_s
+
+if TYPE_CHECKING:
+    from loadgen.workload.scaling import Over
+
+PANEL = "Decide"
+verbs = typer.Typer()
+_WINDOW = {"duration": "20s"}
+_FIRST_PROBE: Mapping[Over, Mapping[str, object]] = {
+    "rate": {"rate": "2/s", **_WINDOW},
+    "concurrency": {"concurrency": 1, **_WINDOW},
+}
+"""Load and window of the first capacity probe where the flags do not state them; the search finds
+its own from there."""
+
+
+@verbs.command(
+    rich_help_panel=PANEL,
+    epilog="Example: slobench capacity capacity_search --target sim --attainment 90%",
+)
+@with_flags
+def capacity(
+    flags: ScenarioFlags,
+    traffic: TrafficFlags,
+    watch: WatchFlags,
+    target: Target = None,
+    attainment: Annotated[
+        str | None,
+        typer.Option(
+            help="The share of requests that must meet the SLO. Default: the scenario's, or 99%."
+        ),
+    ] = None,
+    over: Annotated[
+        str | None,
+        typer.Option(
+            help="The load that varies: rate, or concurrency (closed-loop users). Default: rate; "
+            "concurrency with --users or --concurrency."
+        ),
+    ] = None,
+    between: Annotated[
+        str | None,
+        typer.Option(help="Bounds of the search, 1/s:40/s or 1:64. Default: found by the search."),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Time for all probes, e.g. 10m; the search prints its best estimate."),
+    ] = None,
+    confidence: Annotated[str, typer.Option(help="Of the interval of the capacity.")] = "95%",
+    precision: Annotated[
+        str, typer.Option(help="The search ends when half the interval is this share of the value.")
+    ] = "5%",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Directory of the search. Default: runs/capacity-<scenario>-<time>."),
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the search in --out.")] = False,
+    model: Model = "",
+    engine: Engine = "",
+    workers: Workers = "auto",
+    wait_ready: WaitReady = None,
+    json: Json = False,
+) -> None:
+    """Find the highest load that meets the SLO, with a confidence interval."""
+    from loadgen.studies.capacity.files import default_directory
+    from loadgen.studies.capacity.run import search
+    from loadgen.studies.capacity.spec import CapacitySpec
+    from loadgen.studies.capacity.view import table
+
+    loads: tuple[Over, Over] = ("rate", "concurrency")
+    is_closed = traffic.users is not None or traffic.concurrency is not None
+    load = parse.read_choice("--over", over or loads[is_closed], loads)
+    scenario = parse.choose_scenario(flags, traffic, defaults=_FIRST_PROBE[load])
+    share = None if attainment is None else parse.read_share("--attainment", attainment)
+    scenario, share = parse.with_limits(scenario, share)
+    target = parse.read_target(target)
+    if resume and out is None:
+        raise UsageError("--resume: no search: name its directory with --out")
+    options = parse.base_options(
+        flags.plugin,
+        n_workers=parse.read_workers(workers),
+        engine=engine,
+        model=model,
+        wait_ready_s=parse.read_wait_s(wait_ready),
+    )
+    spec = CapacitySpec(
+        scenario=scenario,
+        target=target,
+        options=options,
+        over=load,
+        attainment=share,
+        between=None if between is None else _between(between, load),
+        budget_s=math.inf if budget is None else parse.read_duration_s("--budget", budget),
+        confidence=_inside("--confidence", confidence, 0.5, 0.999),
+        precision=_inside("--precision", precision, 0.002, 0.5),
+    )
+    with parse.shared_watch(watch, [target]) as each:
+        spec = replace(spec, options=replace(options, watch=each))
+        directory = out or default_directory(scenario)
+        console = Console(stderr=True, highlight=False, markup=False)
+        result = search(spec, directory, console, resume=resume)
+    if json:
+        print_json(result.to_json())
+    else:
+        stdout().print(table(result))
+    typer.echo(f"report: {directory / 'report.html'}", err=True)
+    raise typer.Exit(result.exit_code)
+
+
+def _between(text: str, over: Over) -> tuple[float, float]:
+    """`1/s:40/s`, or `1:64` users."""
+    low, colon, high = text.partition(":")
+    example = "1/s:40/s" if over == "rate" else "1:64"
+    try:
+        if not colon:
+            raise ValueError("expected two loads")
+        read = _rate_per_s if over == "rate" else _users
+        bounds = read(low), read(high)
+    except ValueError as error:
+        raise UsageError(f"--between {text}: {error}; write e.g. {example}") from None
+    if not bounds[0] < bounds[1]:
+        raise UsageError(f"--between {text}: the first must be lower than the second: {example}")
+    return bounds
+
+
+def _rate_per_s(text: str) -> float:
+    return parse_rate_per_s(parse.with_unit(text, "/s"))
+
+
+def _users(text: str) -> float:
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{text!r} is no number of users")
+    return float(text)
+
+
+def _inside(flag: str, text: str, least: float, most: float) -> float:
+    share = parse.read_share(flag, text)
+    if not least <= share <= most:
+        raise UsageError(f"{flag} {text}: expected {100 * least:g} % to {100 * most:g} %")
+    return share

@@ -1,0 +1,1 @@
+"""A scenario against a target, repeated: order, shared servers, resume."""

@@ -1,0 +1,265 @@
+"""The verb compare, of the panel Decide."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from loadgen.cli import parse
+from loadgen.cli.exit_codes import INTERRUPTED
+from loadgen.cli.flags import (
+    FailOn,
+    Json,
+    Model,
+    ScenarioChanges,
+    ScenarioFlags,
+    TrafficFlags,
+    WaitReady,
+    Workers,
+    with_flags,
+)
+from loadgen.cli.terminal import print_json, stdout
+from loadgen.errors import TargetError, UsageError
+from loadgen.units import format_duration
+
+if TYPE_CHECKING:
+    from loadgen.run.run_options import RunOptions
+    from loadgen.studies.cells.cell import Cell
+    from loadgen.workload.scenario import Scenario
+
+PANEL = "Decide"
+verbs = typer.Typer()
+
+
+@verbs.command(
+    rich_help_panel=PANEL,
+    epilog="Example: slobench compare quickstart --target sim --target sim --engine mode=chunked "
+    "--engine mode=static",
+)
+@with_flags
+def compare(
+    changes: ScenarioChanges,
+    traffic: TrafficFlags,
+    sides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="A B",
+            help="Two sides: each a run, runs separated by commas, or a folder of runs. With "
+            "--target: the scenario.",
+        ),
+    ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Measure first: the target of A, then that of B (a URL, a target file, "
+            "`reference`, `sim` or `mock`), in turns with the same requests."
+        ),
+    ] = None,
+    repeats: Annotated[
+        int, typer.Option(min=1, max=1000, help="With --target: runs of each side.")
+    ] = 3,
+    engine: Annotated[
+        list[str] | None,
+        typer.Option(help="With --target: engine settings of both sides, or of A and then of B."),
+    ] = None,
+    model: Model = "",
+    workers: Workers = "auto",
+    wait_ready: WaitReady = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --target: directory of the runs; finished runs in it are not repeated. "
+            "Default: runs/compare-<scenario>-<time>."
+        ),
+    ] = None,
+    aa: Annotated[
+        bool, typer.Option("--aa", help="All runs are equal: measure how much they differ.")
+    ] = False,
+    fail_on: FailOn = None,
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(help="A measure that decides, e.g. 'p99(ttft)'; repeatable."),
+    ] = None,
+    margin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Largest difference that counts as \"same\": 5% or 'p99(ttft)=10%'; repeatable."
+        ),
+    ] = None,
+    confidence: Annotated[str, typer.Option(help="Of intervals and verdicts.")] = "95%",
+    effect: Annotated[
+        str | None, typer.Option(help="Plan the runs needed for a change this large, e.g. 5%.")
+    ] = None,
+    noise: Annotated[
+        Path | None, typer.Option(help="The output of `compare --aa RUNS --json`.")
+    ] = None,
+    vary: Annotated[
+        list[str] | None,
+        typer.Option(help="A key that may differ although it must agree, e.g. gpu; repeatable."),
+    ] = None,
+    within_run: Annotated[
+        bool,
+        typer.Option(
+            "--within-run",
+            help="Compare two single runs without allowing for run-to-run variation.",
+        ),
+    ] = False,
+    html: Annotated[Path | None, typer.Option(help="Write a page with the distributions.")] = None,
+    json: Json = False,
+) -> None:
+    """Show whether B is better, worse or the same as A, and how sure that is: two sides of recorded
+    runs, or two targets that are measured first."""
+    from loadgen.measure.measures import measure
+    from loadgen.studies.compare.judgement import Options, exit_code
+    from loadgen.studies.compare.numbers import judge_sides
+    from loadgen.studies.compare.sides import read_fail_on, read_margins, read_noise, read_side
+    from loadgen.studies.compare.view import table
+
+    sides = sides or []
+    fail_on = read_fail_on(fail_on) or "worse"
+    size = None if effect is None else parse.read_share("--effect", effect)
+    level = parse.read_confidence(confidence) or 0.95
+    if aa:
+        _print_noise(sides, metric or [], 0.05 if size is None else size, level, json)
+        return
+    if target is None and len(sides) != 2:
+        raise UsageError(
+            "expected two sides A and B, each a run, runs separated by commas, or a folder of "
+            f"runs; got {len(sides)}. For equal runs: --aa. To measure two targets first: "
+            "--target A --target B"
+        )
+    options = Options(
+        metrics=metric or [],
+        margins=read_margins(margin or []),
+        confidence=level,
+        effect=size,
+        noise=read_noise(noise) if noise else {},
+        vary=vary or [],
+        within_run=within_run,
+    )
+    for text in options.metrics:  # before any run is read
+        measure(text)
+    if target is not None:
+        scenario = _scenario_of_sides(sides, changes, traffic)
+        options_of_runs = parse.base_options(
+            changes.plugin,
+            n_workers=parse.read_workers(workers),
+            model=model,
+            wait_ready_s=parse.read_wait_s(wait_ready),
+        )
+        cells = _cells_of_sides(scenario, target, engine or [], options_of_runs)
+        directory = out or Path("runs") / f"compare-{scenario.name}-{datetime.now():%Y%m%d-%H%M%S}"
+        sides = _measured_sides(cells, directory, repeats)
+        html = html or directory / "compare.html"
+    a, b = (read_side(side) for side in sides)
+    comparison = judge_sides(a, b, options)
+    if html is not None:
+        from loadgen.studies.compare.page import render
+        from reports.page import write_page
+
+        write_page(html, render(comparison, a, b, options, parse.cache_dir(os.environ)))
+        typer.echo(f"page: {html}", err=True)
+    if json:
+        print_json(comparison.to_json())
+    else:
+        stdout().print(table(comparison))
+    code, verdict = exit_code(comparison.verdict, fail_on), comparison.verdict
+    if code == 0 and verdict in ("inconclusive", "invalid") and "GITHUB_ACTIONS" in os.environ:
+        typer.echo(f"::warning::slobench compare: {verdict}", err=True)
+    raise typer.Exit(code)
+
+
+def _scenario_of_sides(
+    sources: Sequence[str], changes: ScenarioChanges, traffic: TrafficFlags
+) -> Scenario:
+    """The scenario that both targets receive."""
+    if len(sources) > 1:
+        raise UsageError(
+            f"--target measures first: name one scenario, or none, not {len(sources)} runs"
+        )
+    flags = {field.name: getattr(changes, field.name) for field in fields(changes)}
+    scenario = sources[0] if sources else None
+    return parse.choose_scenario(ScenarioFlags(scenario=scenario, **flags), traffic)
+
+
+def _cells_of_sides(
+    scenario: Scenario, targets: Sequence[str], engines: Sequence[str], options: RunOptions
+) -> list[Cell]:
+    """Side A and side B."""
+    from loadgen.studies.cells.cell import Cell
+
+    if len(targets) != 2:
+        raise UsageError(
+            f"--target: expected two, that of A and that of B, got {len(targets)}; for one "
+            "target: slobench run"
+        )
+    if len(engines) > 2:
+        raise UsageError(f"--engine: expected one for both sides or two, got {len(engines)}")
+    settings = [*engines, *engines][:2] if engines else ["", ""]
+    return [
+        Cell(name, scenario, target, replace(options, engine=engine))
+        for name, target, engine in zip(("A", "B"), targets, settings, strict=True)
+    ]
+
+
+def _measured_sides(cells: Sequence[Cell], directory: Path, repeats: int) -> list[str]:
+    """Measures two cells in turns; the directories of their runs. Raises TargetError for a side
+    without any run."""
+    from loadgen.studies.cells.order import run_cells
+    from loadgen.studies.cells.runner import CellFailure
+
+    console = Console(stderr=True, highlight=False, markup=False)
+    seconds = 2 * repeats * cells[0].scenario.horizon_s
+    runs = "1 run" if repeats == 1 else f"{repeats} runs"
+    typer.echo(
+        f"measuring A and B in turns, {runs} each: {format_duration(seconds)} of traffic, and the "
+        f"drains; Ctrl-C keeps the finished runs in {directory}",
+        err=True,
+    )
+    failed: dict[str, str] = {}
+    measured: set[str] = set()
+    try:
+        for result in run_cells(cells, directory, repeats=repeats, console=console):
+            if isinstance(result, CellFailure):
+                failed[result.cell.name] = result.reason
+            else:
+                measured.add(result.cell.name)
+    except KeyboardInterrupt:
+        typer.echo(
+            f"interrupted: the same command with --out {directory} measures the missing runs",
+            err=True,
+        )
+        raise typer.Exit(INTERRUPTED) from None
+    for cell in cells:
+        if cell.name not in measured:
+            raise TargetError(f"{cell.name} ({cell.target}): no run: {failed[cell.name]}")
+    return [str(directory / cell.name) for cell in cells]
+
+
+def _print_noise(
+    sides: Sequence[str], metrics: Sequence[str], effect: float, confidence: float, as_json: bool
+) -> None:
+    """Prints by how much equal runs differ, as a table or as `--noise` reads it."""
+    from loadgen.measure.measures import measure
+    from loadgen.studies.compare.numbers import GATED, noise_of_sides
+    from loadgen.studies.compare.sides import noise_json, read_side
+    from loadgen.studies.compare.view import noise_rows, noise_table
+
+    runs = [run for side in sides for run in read_side(side)]
+    if not runs:
+        raise UsageError("--aa: no run: name three or more equal runs")
+    noise = noise_of_sides(runs, metrics)
+    units = {text: measure(text).metric.unit for text in noise}
+    alpha = 2 * (1 - confidence) / max(1, len(metrics or GATED))  # of a two-sided test
+    rows = noise_rows(noise, units, effect, alpha)
+    if as_json:
+        print_json({**noise_json(runs, noise), "effect": effect, "planning": rows})
+    else:
+        stdout().print(noise_table(rows, effect))

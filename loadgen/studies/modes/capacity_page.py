@@ -1,0 +1,59 @@
+"""Page of the capacities of batching modes, with the capacity for each seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from loadgen.studies.modes.capacity_view import HEAD, how, lead, notes, rows
+from loadgen.studies.modes.view import heading
+from reports.charts import BLUE, GREY, Spec, bounds, figure, layer, number
+from reports.page import render_page
+from reports.redaction import redacted_command
+
+_ROW = 34  # pixels of a mode
+
+
+def render(facts: Mapping[str, Any], cache_dir: Path | None = None) -> str:
+    """The page of the modes.json of `slobench modes --capacity`."""
+    drawn = {"capacities": capacities(facts)} if facts["capacity"]["modes"] else {}
+    return render_page(
+        "mode_capacity.html.j2",
+        drawn,
+        cache_dir,
+        facts=facts,
+        heading=heading(facts),
+        lead=lead(facts),
+        notes=notes(facts),
+        head=HEAD,
+        rows=rows(facts),
+        how=how(facts),
+        command=redacted_command(facts["command"]),
+    )
+
+
+def capacities(facts: Mapping[str, Any]) -> Spec:
+    """A line per mode: the capacity for each seed as a small dot, the mean with its interval."""
+    modes = facts["capacity"]["modes"]
+    order = [row["mode"] for row in modes]
+    x = {"type": "quantitative", "title": "capacity, requests per s", "scale": {"zero": False}}
+    y = {"field": "mode", "type": "nominal", "title": None, "sort": order,
+         "axis": {"labelLimit": 260}}  # fmt: skip
+    seeds = [
+        {"mode": row["mode"], "value": row["rate_per_s"], "seed": row["seed"]}
+        for row in facts["searches"]
+        if row["outcome"] == "found"
+    ]
+    hints = [{"field": "mode"}, number("value", "capacity per s")]
+    dots = {"x": {**x, "field": "value"}, "y": y, "tooltip": [*hints, {"field": "seed"}]}
+    mean = {"x": {**x, "field": "value"}, "y": y, "tooltip": [*hints, *bounds()]}
+    interval = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y}
+    layers = [
+        layer({"type": "point", "size": 24, "color": GREY}, dots, seeds),
+        layer({"type": "rule", "strokeWidth": 3, "color": BLUE}, interval, modes,
+              where="isValid(datum.low) && isValid(datum.high)"),
+        layer({"type": "point", "filled": True, "size": 90, "color": BLUE}, mean, modes),
+    ]  # fmt: skip
+    height = _ROW * len(modes)  # a height by step does not fit a width of 100 %
+    return figure("Capacity by batching mode, with each seed", height=height, layer=layers)

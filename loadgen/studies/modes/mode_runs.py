@@ -1,0 +1,160 @@
+"""The runs behind a comparison of modes: each a mode, a scenario and a seed, run here or in worker
+processes, and stored as a cell."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import multiprocessing
+import os
+import re
+import signal
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from loadgen.archive import checksums
+from loadgen.endings import ending_signals
+from loadgen.lab.simulate import record
+from loadgen.lab.simulated_engine import sim_options
+from loadgen.measure.aggregate import summarize
+from loadgen.plugins import load_plugin
+from loadgen.run.manifest import version
+from loadgen.run.run_options import RunOptions
+from loadgen.studies.modes.cell import Cell, cell_of, read_waits
+from loadgen.studies.modes.spec import Mode
+from loadgen.whole_file import read_result, replacing
+from loadgen.workload.scenario import Scenario
+from loadgen.workload.schedule import make_plan
+
+
+@dataclass(frozen=True)
+class ModeRun:
+    """A cell to run, ready to be sent to another process."""
+
+    scenario: dict[str, Any]  # resolved; a Scenario may hold classes of plugins not loaded there
+    source: str
+    mode: Mode
+    rate_per_s: float | None
+    target: str
+    settings: dict[str, str]
+    run_dir: Path | None
+    plugins: tuple[Path, ...]
+    command: tuple[str, ...]
+    cache_dir: Path | None
+
+    @property
+    def name(self) -> str:
+        """The name of the cell's files; cells that differ in any setting have different names."""
+        rate = "" if self.rate_per_s is None else f"-{self.rate_per_s:g}"
+        slug = re.sub(r"[^A-Za-z0-9.]+", "-", self.mode.label)
+        content = [self.scenario, self.mode.label, self.target, self.settings, version()]
+        content += [path.read_text() for path in self.plugins]
+        digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+        return f"{slug}{rate}-seed{self.scenario['seed']}-{digest[:10]}"
+
+
+def finished(
+    todo: deque[ModeRun], n_workers: int, console: Console
+) -> Iterator[tuple[ModeRun, Cell]]:
+    """Runs all of `todo`, in processes if `n_workers` is more than 1, and yields each as it ends.
+    Runs that the caller appends meanwhile run, too."""
+    if n_workers <= 1:
+        while todo:
+            task = todo.popleft()
+            yield task, _run(task, console)
+        return
+    spawn = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(n_workers, spawn, initializer=_ignore_interrupts)
+    futures: dict[Future[Cell], ModeRun] = {}
+    try:
+        while todo or futures:
+            while todo:
+                task = todo.popleft()
+                futures[pool.submit(_run_quietly, task)] = task
+            for future in wait(futures, return_when=FIRST_COMPLETED).done:
+                yield futures.pop(future), future.result()
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in multiprocessing.active_children():
+            child.terminate()
+        raise
+    pool.shutdown()
+
+
+def _ignore_interrupts() -> None:
+    """Leaves Ctrl-C and SIGHUP to the parent process, which ends this process by SIGTERM."""
+    for number in set(ending_signals()) - {signal.SIGTERM}:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _run_quietly(task: ModeRun) -> Cell:
+    for plugin in task.plugins:
+        load_plugin(plugin)
+    return _run(task, Console(quiet=True))
+
+
+def _run(task: ModeRun, console: Console) -> Cell:
+    scenario = Scenario.model_validate(task.scenario).from_source(task.source)
+    run = {"sim": _simulated, "reference": _measured}[task.target]
+    cell: Cell = run(task, scenario, console)
+    return cell
+
+
+def _simulated(task: ModeRun, scenario: Scenario, console: Console) -> Cell:
+    from loadgen.run.conclude import write_results
+
+    settings = {**task.settings, **task.mode.parameters, "mode": task.mode.kind}
+    options, plan, quiet = sim_options(settings), make_plan(scenario), Console(quiet=True)
+    if task.run_dir is not None:
+        task.run_dir.mkdir(parents=True, exist_ok=True)
+    run = record(
+        scenario, plan, options, quiet,
+        directory=task.run_dir, command=task.command, is_interruptible=False,
+    )  # fmt: skip
+    summary = summarize(run)
+    if task.run_dir is not None:
+        write_results(run, summary, task.run_dir, task.cache_dir)
+        checksums.cover_rest(task.run_dir)
+    assert run.manifest.engine is not None, "a simulated run has a simulated engine"
+    waits_s = run.manifest.engine.waits_s
+    return cell_of(run, summary, task.mode.label, task.rate_per_s, waits_s)
+
+
+def _measured(task: ModeRun, scenario: Scenario, console: Console) -> Cell:
+    """Runs a real engine in a process of its own, for this cell alone."""
+    from loadgen.run.execute import execute
+
+    settings = {**task.settings, **task.mode.parameters, "mode": task.mode.kind}
+    options = RunOptions(
+        out_dir=task.run_dir,
+        force=True,
+        engine=",".join(f"{key}={value}" for key, value in settings.items()),
+        command=task.command,
+        environ=dict(os.environ),
+        cache_dir=task.cache_dir,
+        plugins=task.plugins,
+    )
+    finished = execute(scenario, "reference", options, console)
+    if finished.was_interrupted:
+        raise KeyboardInterrupt
+    waits_s = read_waits(finished.run)
+    return cell_of(finished.run, finished.summary, task.mode.label, task.rate_per_s, waits_s)
+
+
+def load(cells_dir: Path, task: ModeRun) -> Cell | None:
+    with suppress(OSError, ValueError):
+        cell: Cell = json.loads(read_result(cells_dir / f"{task.name}.json"))
+        return cell
+    return None
+
+
+def store(cells_dir: Path, task: ModeRun, cell: Cell) -> None:
+    with replacing(cells_dir / f"{task.name}.json") as partial:
+        partial.write_text(json.dumps(cell, indent=1, allow_nan=False) + "\n")

@@ -1,0 +1,190 @@
+"""A comparison of batching modes on the same requests: runs cells, stores them as files, compares
+them.
+
+modes.json  modes.csv  modes.html  goodput.svg  goodput.pdf     the results
+cells/      a JSON file per cell; an interrupted comparison resumes from them
+runs/       run directories of cells: of simulations with a single seed, and of all real runs
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from loadgen.archive.directory import make_directory
+from loadgen.archive.directory_lock import held, is_empty
+from loadgen.errors import UsageError
+from loadgen.lab.simulated_engine import sim_options
+from loadgen.run.manifest import version
+from loadgen.studies.modes.cell import Cell
+from loadgen.studies.modes.mode_runs import ModeRun, finished, load, store
+from loadgen.studies.modes.spec import Mode, seeds_from, variant
+from loadgen.studies.modes.table import leaders, rows
+from loadgen.workload.scenario import Scenario
+
+SCHEMA = 1
+TARGETS = ("sim", "reference")
+
+
+@dataclass(frozen=True)
+class ModesSpec:
+    """The settings of a comparison. `settings` apply to every mode; `rates` None keeps the
+    scenario's own. `n_workers` 0 means a process per core; real engines run in turn."""
+
+    scenario: Scenario
+    modes: Sequence[Mode]
+    target: str = "sim"
+    settings: dict[str, str] = field(default_factory=dict)
+    rates: Sequence[float] | None = None
+    n_seeds: int = 1
+    confidence: float = 0.95
+    n_workers: int = 0
+    plugins: Sequence[Path] = ()
+    command: Sequence[str] = ()
+    cache_dir: Path | None = None
+
+
+@dataclass(frozen=True)
+class ModesResult:
+    """The result; `facts` is the content of modes.json."""
+
+    facts: dict[str, Any]
+    was_interrupted: bool
+
+
+def compare(spec: ModesSpec, directory: Path, console: Console) -> ModesResult:
+    """Runs every cell that `directory` lacks and compares all cells.
+
+    Ctrl-C keeps the finished cells and compares them. Raises UsageError before the first run.
+    """
+    tasks = list(_tasks(spec, directory))
+    check_modes(spec)
+    cells_dir = directory / "cells"
+    cells_dir.mkdir(parents=True, exist_ok=True)
+    done = {task.name: cell for task in tasks if (cell := load(cells_dir, task)) is not None}
+    todo = deque(task for task in tasks if task.name not in done)
+    if done:
+        console.print(f"{len(done)} of {len(tasks)} cells exist already", markup=False)
+    was_interrupted = False
+    try:
+        for task, cell in finished(todo, n_workers_of(spec, len(todo)), console):
+            store(cells_dir, task, cell)
+            done[task.name] = cell
+            console.print(_line(len(done), len(tasks), task, cell), soft_wrap=True, markup=False)
+    except KeyboardInterrupt:
+        was_interrupted = True
+        console.print(
+            f"interrupted: comparing the {len(done)} of {len(tasks)} finished cells; "
+            "the same command resumes here",
+            soft_wrap=True,
+        )
+    cells = [done[task.name] for task in tasks if task.name in done]
+    return ModesResult(_facts(spec, cells, len(tasks)), was_interrupted)
+
+
+def check_modes(spec: ModesSpec) -> None:
+    """Raises UsageError for a wrong parameter of a simulated mode now, not after an hour."""
+    if spec.target == "sim":
+        for mode in spec.modes:
+            sim_options({**spec.settings, **mode.parameters, "mode": mode.kind})
+
+
+def _tasks(spec: ModesSpec, directory: Path) -> Iterator[ModeRun]:
+    """All modes for each seed and rate in turn, so that finished cells can always be compared."""
+    keeps_runs = spec.target != "sim" or (spec.rates is None and spec.n_seeds == 1)
+    rates: Sequence[float | None] = spec.rates or (None,)
+    for seed in seeds_from(spec.scenario, spec.n_seeds):
+        for rate in rates:
+            scenario = variant(spec.scenario, rate, seed).resolved()
+            for mode in spec.modes:
+                task = run_of(spec, scenario, mode, rate)
+                run_dir = directory / "runs" / task.name if keeps_runs else None
+                yield replace(task, run_dir=run_dir)
+
+
+def run_of(
+    spec: ModesSpec, scenario: dict[str, Any], mode: Mode, rate_per_s: float | None
+) -> ModeRun:
+    """A run of a resolved scenario with a mode, without a run directory."""
+    return ModeRun(
+        scenario, spec.scenario.source, mode, rate_per_s, spec.target, spec.settings, None,
+        tuple(spec.plugins), tuple(spec.command), spec.cache_dir,
+    )  # fmt: skip
+
+
+def n_workers_of(spec: ModesSpec, n_runs: int) -> int:
+    """Simulations run side by side; real engines run in turn."""
+    n_workers = spec.n_workers or len(os.sched_getaffinity(0))
+    return min(n_workers, n_runs) if spec.target == "sim" else 1
+
+
+def _line(n_done: int, n_cells: int, task: ModeRun, cell: Cell) -> str:
+    rate = "" if task.rate_per_s is None else f" at {task.rate_per_s:g}/s"
+    share = cell["attainment"]["value"]
+    attainment = "" if share is None else f", {100 * share:.1f} % met the SLO"
+    warning = "" if cell["is_trusted"] else " (not trusted: " + "; ".join(cell["reasons"]) + ")"
+    return (
+        f"[{n_done}/{n_cells}] {task.mode.label}{rate}, seed {cell['seed']}: "
+        f"goodput {cell['goodput']['value']:.3g}/s{attainment}{warning}"
+    )
+
+
+def facts_of(spec: ModesSpec) -> dict[str, Any]:
+    """The head of modes.json: the comparison as it was stated."""
+    return {
+        "schema": SCHEMA,
+        "slobench": version(),
+        "command": list(spec.command),
+        "scenario": spec.scenario.name,
+        "scenario_text": spec.scenario.to_yaml(),
+        "slo": list(spec.scenario.slo_texts()),
+        "target": spec.target,
+        "settings": dict(spec.settings),
+        "modes": [mode.label for mode in spec.modes],
+    }
+
+
+def _facts(spec: ModesSpec, cells: Sequence[Cell], n_cells: int) -> dict[str, Any]:
+    return facts_of(spec) | {
+        "baseline": spec.modes[0].label,
+        "rates_per_s": None if spec.rates is None else list(spec.rates),
+        "seeds": list(seeds_from(spec.scenario, spec.n_seeds)),
+        "confidence": spec.confidence,
+        "n_cells": n_cells,
+        "n_done": len(cells),
+        "n_untrusted": sum(not cell["is_trusted"] for cell in cells),
+        "rows": rows(cells, spec.confidence),
+        "leaders": leaders(cells, spec.confidence),
+        "cells": list(cells),
+    }
+
+
+@contextmanager
+def held_directory(directory: Path, scenario: Scenario) -> Iterator[None]:
+    """Makes the directory of a comparison and holds its lock; removes it if nothing was written.
+    Raises UsageError for a directory with other content or in use by another process."""
+    make_directory(directory)
+    try:
+        with held(directory, f"--out {directory}", f"the comparison of modes of {scenario.name}"):
+            if not is_empty(directory) and not (directory / "cells").is_dir():
+                raise UsageError(f"--out {directory}: exists and holds no comparison of modes")
+            yield
+    finally:
+        with suppress(OSError):  # not empty, or gone
+            directory.rmdir()
+
+
+def check_target(target: str) -> None:
+    """Raises UsageError for a target without modes."""
+    if target not in TARGETS:
+        raise UsageError(
+            f"--target {target}: modes run on {' or '.join(TARGETS)} only; to compare other "
+            "servers, run each of them and compare the runs"
+        )

@@ -1,0 +1,1 @@
+"""The nightly measurement and its baseline."""

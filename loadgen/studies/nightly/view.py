@@ -1,0 +1,223 @@
+"""A night as text: terminal tables, Markdown for a CI summary, CI annotations and JUnit XML."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree as ET
+
+from loadgen.measure.wording import format_count, format_value
+from loadgen.studies.compare.judgement import ComparedMeasure
+from loadgen.studies.compare.view import change
+from loadgen.studies.compare.view import row as compared_row
+from loadgen.studies.nightly.verdict import CellVerdict
+from reports.run.junit import clean, count_cases, document
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+
+LEAST_REPEATS = 2
+HEAD = ("measure", "before", "tonight", "change", "interval", "verdict", "p (Holm)", "runs needed")
+SENTENCES = {
+    "worse": "At least one measure got worse.",
+    "better": "At least one measure got better, and none worse.",
+    "same": "The same as the nights before, within the margins.",
+    "inconclusive": "Tonight's runs are too few or too noisy for a verdict.",
+    "invalid": "A cell has no valid run.",
+    "baseline": "No earlier night to compare with: tonight starts the baseline.",
+}
+NOT_ADDED = (
+    "Tonight is not added to the baseline. To accept the new level: slobench nightly {file} "
+    "--accept"
+)
+_STYLES = {"better": "bold green", "same": "bold green", "worse": "bold red", "baseline": "bold"}
+_ICONS = {"worse": "🔴", "better": "🟢", "same": "🟢", "inconclusive": "🟡", "invalid": "⚫",
+          "baseline": "⚪"}  # fmt: skip
+
+
+def row(measure: ComparedMeasure) -> tuple[str, ...]:
+    """The cells of a measure, in the order of `HEAD`."""
+    return (*compared_row(measure)[:-1], needs(measure))
+
+
+def needs(measure: ComparedMeasure) -> str:
+    """Repeats per night that detect a change as large as the margin (or `effect`) in 9 of 10
+    nights."""
+    unit = "points" if measure.unit == "share" else "%"
+    if measure.runs_needed is None:
+        return "–"
+    repeats = max(LEAST_REPEATS, measure.runs_needed)  # the least that a night may have
+    return f"{format_count(repeats)} for {100 * measure.effect:.2g} {unit}"
+
+
+def cell_line(cell: CellVerdict) -> str:
+    """`sim_chat_chunked: same, against 9 nights`."""
+    if cell.verdict == "baseline":
+        return f"{cell.cell}: baseline started, no comparison"
+    nights = f"{cell.n_nights} {'night' if cell.n_nights == 1 else 'nights'}"
+    relative = ", relative to the control" if cell.controls else ""
+    line = f"{cell.cell}: {cell.verdict}"
+    if cell.n_nights:
+        line += f", against {nights}{relative}"
+    if cell.not_excluded and cell.verdict in ("worse", "better", "same", "inconclusive"):
+        line += f". Not excluded without a control: {cell.not_excluded}"
+    return line
+
+
+def control_lines(cell: CellVerdict) -> list[str]:
+    """The control's own change in the deciding measures; empty without a control."""
+    changes = [
+        f"{m.measure} {format_value(own.before, m.unit)} → {format_value(own.tonight, m.unit)}"
+        f" ({change(own.change, m.unit)})"
+        for m in cell.measures
+        if m.is_gated and (own := cell.controls.get(m.measure)) is not None
+    ]
+    if not changes:
+        return []
+    return [
+        f"All changes above are relative to the control, which changed by: {', '.join(changes)}."
+    ]
+
+
+def lines(cells: Sequence[CellVerdict], verdict: str) -> list[str]:
+    """The cells behind the night's verdict, with their measures."""
+    notes = []
+    for cell in cells:
+        if cell.verdict != verdict or verdict in ("same", "baseline"):
+            continue
+        parts = [
+            f"{m.measure} {change(m.change, m.unit)}"
+            for m in cell.measures
+            if m.is_gated and m.verdict == verdict
+        ]
+        notes.append(f"{cell.cell}: {', '.join(parts) or '; '.join(cell.notes) or cell.verdict}")
+    return notes
+
+
+def changed_lines(cell: CellVerdict) -> list[str]:
+    return [f"changed {c.key}: {_or_nothing(c.a)} → {_or_nothing(c.b)}" for c in cell.changes]
+
+
+def tables(verdict: str, cells: Sequence[CellVerdict], facts: Mapping[str, Any]) -> Group:
+    """A rich renderable of at most 100 columns."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from loadgen.studies.compare.view import grid
+
+    title = f"{verdict.upper()}: {SENTENCES[verdict]}"
+    parts: list[Any] = [Text(title, style=_STYLES.get(verdict, "bold yellow"))]
+    for cell in cells:
+        parts.append(Text(f"\n{cell_line(cell)}", style=_STYLES.get(cell.verdict, "bold yellow")))
+        if cell.measures:
+            table = grid(*HEAD)
+            for measured in cell.measures:
+                if measured.is_gated:
+                    table.add_row(*map(Text, row(measured)))
+            parts.append(table)
+        notes = [*control_lines(cell), *changed_lines(cell)]
+        parts += [Text(line, overflow="fold") for line in notes]
+        parts += [Text(f"note: {note}", overflow="fold") for note in cell.notes]
+    if verdict in ("worse", "better"):
+        parts.append(Text(f"\n{NOT_ADDED.format(file=facts['file'])}", overflow="fold"))
+    return Group(*parts)
+
+
+def markdown(verdict: str, cells: Sequence[CellVerdict], facts: Mapping[str, Any]) -> str:
+    """For `$GITHUB_STEP_SUMMARY`: the verdict, a line per cell, and the measures that decide."""
+    lines = [f"## {_ICONS[verdict]} slobench nightly: {verdict}", "", SENTENCES[verdict], ""]
+    lines += ["| cell | verdict | nights in baseline |", "|---|---|--:|"]
+    lines += [
+        f"| {_cell(cell.cell)} | {_ICONS[cell.verdict]} {cell.verdict} | {cell.n_nights} |"
+        for cell in cells
+    ]
+    for cell in cells:
+        gated = [measured for measured in cell.measures if measured.is_gated]
+        if not gated and not cell.notes:
+            continue
+        lines += ["", f"### {_cell(cell.cell)}", ""]
+        if gated:
+            lines += [f"| {' | '.join(HEAD)} |", "|---|--:|--:|--:|--:|---|--:|--:|"]
+            lines += [f"| {' | '.join(map(_cell, row(measured)))} |" for measured in gated]
+            lines.append("")
+        notes = [*control_lines(cell), *changed_lines(cell), *cell.notes]
+        lines += [f"- {_cell(line)}" for line in notes]
+    if verdict in ("worse", "better"):
+        lines += ["", _cell(NOT_ADDED.format(file=facts["file"]))]
+    lines += ["", f"Each confidence bound holds with {facts['confidence']:.0%}. p: Holm's "
+              "correction over all deciding measures of all cells."]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def github_lines(cells: Sequence[CellVerdict]) -> Iterator[str]:
+    """GitHub's workflow commands: an error per worse measure, a warning per inconclusive or invalid
+    cell, a notice per new baseline."""
+    for cell in cells:
+        for m in cell.measures:
+            if not m.is_gated or m.verdict != "worse":
+                continue
+            message = f"{cell.cell}: {m.measure} is worse, {change(m.change, m.unit)}"
+            yield f"::error title=slobench nightly::{_escaped(message)}"
+        if cell.verdict in ("inconclusive", "invalid"):
+            message = " ".join([f"{cell.cell}: {cell.verdict}.", *cell.notes])
+            yield f"::warning title=slobench nightly::{_escaped(message)}"
+        if cell.verdict == "baseline":
+            yield f"::notice title=slobench nightly::{_escaped(cell_line(cell))}"
+
+
+def _escaped(text: str) -> str:
+    """Source: GitHub's @actions/core, escapeData."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _cell(text: str) -> str:
+    """Text escaped for Markdown: neither markup nor the end of a table cell."""
+    flat = " ".join(text.split())
+    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", flat)
+
+
+def _or_nothing(value: Any) -> Any:
+    return "nothing" if value is None else value
+
+
+def junit(cells: Sequence[CellVerdict]) -> str:
+    """A night as JUnit XML: a suite per cell, a case per deciding measure. Worse is a failure, an
+    invalid cell an error; inconclusive measures and new baselines are skipped.
+
+    Source: the schema that Jenkins' xunit plugin publishes (junit-10.xsd).
+    """
+    root = ET.Element("testsuites", name="slobench nightly")
+    for cell in cells:
+        suite = ET.SubElement(root, "testsuite", name=clean(cell.cell))
+        gated = [measured for measured in cell.measures if measured.is_gated]
+        for measured in gated:
+            _case(suite, cell, measured)
+        if not gated:
+            _case_without_measures(suite, cell)
+        notes = [*control_lines(cell), *changed_lines(cell), *cell.notes]
+        text_of_cell = "\n".join([cell_line(cell), *notes])
+        ET.SubElement(suite, "system-out").text = clean(text_of_cell)
+        count_cases(suite)
+    return document(root)
+
+
+def _case(suite: ET.Element, cell: CellVerdict, measured: ComparedMeasure) -> None:
+    case = ET.SubElement(suite, "testcase", classname=clean(cell.cell), name=measured.measure)
+    text = ", ".join(
+        f"{name} {text}" for name, text in zip(HEAD[1:], row(measured)[1:], strict=True)
+    )
+    if measured.verdict == "worse":
+        ET.SubElement(case, "failure", type="worse", message=clean(text))
+    elif measured.verdict == "inconclusive":
+        ET.SubElement(case, "skipped", message=clean(text))
+    else:
+        ET.SubElement(case, "system-out").text = clean(text)
+
+
+def _case_without_measures(suite: ET.Element, cell: CellVerdict) -> None:
+    case = ET.SubElement(suite, "testcase", classname=clean(cell.cell), name="comparison")
+    is_invalid = cell.verdict == "invalid"
+    message = clean(" ".join([cell_line(cell), *cell.notes]))
+    ET.SubElement(case, "error" if is_invalid else "skipped", message=message)

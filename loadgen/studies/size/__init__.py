@@ -1,0 +1,1 @@
+"""From a capacity to replicas and GPUs."""

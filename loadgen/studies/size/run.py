@@ -1,0 +1,366 @@
+"""`slobench size`: from a capacity, measured or simulated, to replicas and GPUs.
+
+The lower end of the capacity's interval is divided into the peak with its headroom. That many
+replicas behind their router are then simulated with the scenario's own bursts, and replicas are
+added until the SLO is met under every schedule. Replicas that may fail come on top.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from loadgen.archive.store import read_run
+from loadgen.errors import UsageError
+from loadgen.lab.simulate import record
+from loadgen.lab.simulated_engine import read_settings, sim_options
+from loadgen.measure.attainment import due_rows, measured_window, meets_own, slos_by_class
+from loadgen.measure.per_request import per_request
+from loadgen.measure.server_load import points
+from loadgen.measure.slo import parse_slo
+from loadgen.records import Run
+from loadgen.run.run_options import RunOptions
+from loadgen.studies.capacity.run import search, seed_of
+from loadgen.studies.capacity.spec import CapacitySpec, question_of
+from loadgen.studies.size.demand import (
+    Costs,
+    Demand,
+    Interval,
+    Variant,
+    by_division,
+    costs,
+    sensitivity,
+)
+from loadgen.whole_file import read_result, replacing
+from loadgen.workload.scaling import scaled, with_window
+from loadgen.workload.scenario import Scenario
+from loadgen.workload.schedule import make_plan
+
+_ROUTERS = ("round_robin", "power_of_two", "join_shortest_queue")
+SIMULATED = "sim"
+_POWER = "gpu_power_w"  # of all GPUs of the server together
+
+
+@dataclass(frozen=True)
+class SizeSpec:
+    """Settings of a sizing. `capacity` is the directory of a capacity search; `engine` the settings
+    of the simulated replica ("" : none is simulated, unless the search was simulated). The
+    simulated search has `budget_s` of virtual time. Without `watts_per_gpu`, the power is that
+    which the server reported during the search, if it did."""
+
+    scenario: Scenario
+    demand: Demand
+    capacity: Path | None
+    engine: str
+    router: str = "power_of_two"
+    attainment: float | None = None
+    n_schedules: int = 3
+    budget_s: float = 1800.0
+    price_per_gpu_hour: float | None = None
+    watts_per_gpu: float | None = None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """`n_replicas` simulated at the design load: the share of requests that met the SLO under each
+    schedule, and whether every schedule reached the target."""
+
+    router: str
+    n_replicas: int
+    attainments: tuple[float, ...]
+    is_met: bool
+
+
+@dataclass(frozen=True)
+class Size:
+    """Replicas and GPUs for a demand. `n_divided` by division, `n_serving` with bursts and routing,
+    `n_replicas` with those that may fail. `simulated_per_s` is the load of the simulations: the
+    design load, times the simulated capacity of a replica over the lower end of `capacity`.
+    `trials` is empty where nothing was simulated. None as `n_serving`: no number tried meets the
+    SLO."""
+
+    demand: Demand
+    capacity: Interval
+    target: float
+    router: str
+    n_divided: int
+    n_serving: int | None
+    n_replicas: int | None
+    n_gpus: int | None
+    simulated_per_s: float | None
+    trials: tuple[Trial, ...]
+    sensitivity: tuple[Variant, ...]
+    costs: Costs | None
+    notes: tuple[str, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """0 with a result, 1 if no number of replicas tried meets the SLO."""
+        return 1 if self.n_serving is None else 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": 1, "kind": "size", **asdict(self), "exit_code": self.exit_code}
+
+
+def size(spec: SizeSpec, directory: Path, console: Console) -> Size:
+    """The replicas and GPUs for a demand; writes `size.json`, and the files of a simulated capacity
+    search to `capacity/`. Raises UsageError for a capacity that cannot be used."""
+    demand, notes = spec.demand, []
+    target = question_of(_search_spec(spec)).target
+    if spec.capacity is not None:
+        capacity, content = read_capacity(spec.capacity, target)
+        notes += _differences(spec, content)
+        engine = content["definition"]["engine"] if _is_simulated(content) else spec.engine
+    else:
+        capacity, content, engine = None, {}, spec.engine
+    simulated: Interval | None = None  # of the simulated replica
+    if capacity is not None and _is_simulated(content):
+        simulated = capacity
+    elif engine:
+        simulated = _searched(spec, engine, directory / "capacity", console)
+    capacity = capacity or simulated
+    assert capacity is not None, "a sizing has a capacity or an engine"
+    n_divided = by_division(demand.design_per_s, capacity.low)
+    trials: list[Trial] = []
+    n_serving: int | None = n_divided
+    load_per_s = None
+    others: list[Variant] = []
+    if simulated is None:
+        notes.append(
+            "bursts and routing were not simulated: the capacity was measured and no simulated "
+            "engine is given; add --hardware FILE"
+        )
+    else:
+        load_per_s = demand.design_per_s * (simulated.value or simulated.low) / capacity.low
+        simulation = _Simulation(
+            spec.scenario, engine, load_per_s, target, spec.n_schedules, console
+        )
+        n_serving = simulation.least(spec.router, n_divided)
+        if n_serving == n_divided > 1:
+            simulation.trial(spec.router, n_divided - 1)
+        for router in _ROUTERS:
+            if n_serving is not None and router != spec.router:
+                n = simulation.least(router, n_divided)
+                if n is not None:
+                    n += demand.survive
+                    others.append(Variant(f"router {router}", n, n * demand.gpus_per_replica))
+        trials = simulation.trials
+    variants: Sequence[Variant] = ()
+    n_replicas = n_gpus = spent = None
+    if n_serving is not None:
+        n_replicas = n_serving + demand.survive
+        n_gpus = n_replicas * demand.gpus_per_replica
+        variants = [*sensitivity(demand, capacity, n_serving - n_divided), *others]
+        tokens_per_s = _tokens_per_s(spec.scenario, demand.peak_per_s)
+        watts = spec.watts_per_gpu
+        if watts is None and spec.capacity is not None:
+            near_per_s = capacity.value or capacity.low
+            power = measured_power(spec.capacity, content, near_per_s, demand.gpus_per_replica)
+            if power is not None:
+                watts = power.watts_per_gpu
+                notes.append(
+                    f"energy: the server reported {watts:.4g} W per GPU at "
+                    f"{power.level_per_s:.3g} req/s"
+                )
+        spent = costs(demand, n_gpus, tokens_per_s, spec.price_per_gpu_hour, watts)
+    result = Size(
+        demand=demand,
+        capacity=capacity,
+        target=target,
+        router=spec.router,
+        n_divided=n_divided,
+        n_serving=n_serving,
+        n_replicas=n_replicas,
+        n_gpus=n_gpus,
+        simulated_per_s=load_per_s,
+        trials=tuple(trials),
+        sensitivity=tuple(variants),
+        costs=spent,
+        notes=tuple(notes),
+    )
+    directory.mkdir(parents=True, exist_ok=True)
+    with replacing(directory / "size.json") as partial:
+        text = json.dumps(result.to_json(), indent=1, allow_nan=False)
+        partial.write_text(text + "\n", encoding="utf-8")
+    return result
+
+
+def read_capacity(directory: Path, target: float) -> tuple[Interval, dict[str, Any]]:
+    """The capacity that a search stored, and the whole of its file. Raises UsageError for a
+    directory without a search, or a search without a lower bound in requests per second."""
+    path = directory / "capacity.json"
+    try:
+        content = json.loads(read_result(path))
+        answer, definition = content["answer"], content["definition"]
+        low, value, high = answer["low"], answer["value"], answer["high"]
+        unit, attainment, share = answer["unit"], answer["attainment"], answer["confidence"]
+        definition["engine"], definition["target"], definition["scenario"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"--capacity {directory}: holds no capacity search ({error!r})") from None
+    if unit != "req/s":
+        raise UsageError(f"--capacity {directory}: counts {unit}; search with --over rate")
+    if low is None:
+        raise UsageError(
+            f"--capacity {directory}: {answer['sentence']}: no lower end to divide by; continue "
+            "the search with --resume and more time"
+        )
+    if attainment < target:
+        raise UsageError(
+            f"--capacity {directory}: was searched for {100 * attainment:g} % of the requests, "
+            f"below the {100 * target:g} % of this sizing; search again, or set --attainment"
+        )
+    return Interval(low, value, None if value is None else high, share), content
+
+
+def gpus_of(capacity: Path | None, hardware: str, engine: str = "") -> int:
+    """GPUs of a replica: the label `gpus` of the measured server, else the number in `4xh200`, else
+    1, times the stages of a `pipeline` among the settings of the engine."""
+    if capacity is not None:
+        for path in sorted(capacity.glob("probes/*/manifest.json")):
+            labels = json.loads(read_result(path))["target"]["labels"]
+            if labels.get("gpus"):
+                return int(labels["gpus"])
+    match = re.match(r"(\d+)x", hardware)
+    return (int(match[1]) if match else 1) * sim_options(read_settings(engine)).pipeline
+
+
+class _Simulation:
+    """Simulations of several replicas at the same load; each number is simulated once."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        engine: str,
+        load_per_s: float,
+        target: float,
+        n_schedules: int,
+        console: Console,
+    ) -> None:
+        self._engine, self._target, self._console = read_settings(engine), target, console
+        phases = scenario.phases
+        loaded = scaled(scenario, load_per_s, "rate")
+        # The seeds of a capacity search begin at 1: these schedules are others.
+        self._scenarios = [
+            with_window(loaded, phases.warmup, phases.measure, seed_of(scenario, 1000 + number))
+            for number in range(n_schedules)
+        ]
+        self._load_per_s = load_per_s
+        self._trials: dict[tuple[str, int], Trial] = {}
+
+    @property
+    def trials(self) -> list[Trial]:
+        return list(self._trials.values())
+
+    def least(self, router: str, n_first: int) -> int | None:
+        """The least number of replicas from `n_first` on that meets the SLO; None up to twice as
+        many."""
+        for n in range(n_first, 2 * n_first + 3):
+            if self.trial(router, n).is_met:
+                return n
+        return None
+
+    def trial(self, router: str, n: int) -> Trial:
+        if (router, n) not in self._trials:
+            self._trials[router, n] = self._run(router, n)
+        return self._trials[router, n]
+
+    def _run(self, router: str, n: int) -> Trial:
+        options = sim_options({**self._engine, "replicas": str(n), "router": router})
+        quiet = Console(quiet=True)
+        shares = []
+        for scenario in self._scenarios:
+            run = record(scenario, make_plan(scenario), options, quiet)
+            shares.append(attainment(run))
+            if shares[-1] < self._target:
+                break
+        is_met = min(shares) >= self._target
+        self._console.print(
+            f"{n} replicas behind {router} at {self._load_per_s:.4g} req/s: "
+            f"{100 * min(shares):.2f} % met the SLO",
+            markup=False,
+            soft_wrap=True,
+        )
+        return Trial(router, n, tuple(shares), is_met)
+
+
+def attainment(run: Run) -> float:
+    """The share of the requests due in the window that met all their SLOs."""
+    due = due_rows(run)
+    shared = [parse_slo(text) for text in run.manifest.slo]
+    met = due & meets_own(run, per_request(run), shared, slos_by_class(run))
+    return float(met.sum() / max(1, due.sum()))
+
+
+def _search_spec(spec: SizeSpec, engine: str = "") -> CapacitySpec:
+    options = RunOptions(engine=engine, environ=dict(os.environ))
+    return CapacitySpec(
+        spec.scenario, SIMULATED, options, attainment=spec.attainment, budget_s=spec.budget_s
+    )
+
+
+def _searched(spec: SizeSpec, engine: str, directory: Path, console: Console) -> Interval:
+    console.print(f"capacity of a simulated replica ({engine}):", markup=False, soft_wrap=True)
+    answer = search(_search_spec(spec, engine), directory, console, resume=False)
+    if answer.low is None:
+        raise UsageError(f"the simulated replica has no capacity: {answer.sentence()}")
+    high = None if answer.value is None else answer.high
+    return Interval(answer.low, answer.value, high, answer.confidence)
+
+
+def _is_simulated(content: dict[str, Any]) -> bool:
+    return bool(content) and str(content["definition"]["target"]) == SIMULATED
+
+
+def _differences(spec: SizeSpec, content: dict[str, Any]) -> list[str]:
+    """Notes on what the search measured and this sizing assumes otherwise. The rate is scaled, and
+    phases and seed vary between probes."""
+    own, searched = spec.scenario.resolved(), content["definition"]["scenario"]
+    ignored = {"phases", "seed", "name", "description", "arrivals"}
+    keys = {*own, *searched} - ignored
+    current = json.loads(json.dumps(own))
+    changed = sorted(key for key in keys if current.get(key) != searched.get(key))
+    return [f"the capacity was searched with another scenario: {', '.join(changed)}"] * bool(
+        changed
+    )
+
+
+def _tokens_per_s(scenario: Scenario, peak_per_s: float) -> tuple[float, float]:
+    """Input and output tokens per second that are planned at the peak."""
+    schedule = make_plan(scaled(scenario, peak_per_s, "rate")).schedule
+    length_s = scenario.phases.warmup + scenario.phases.measure
+    n_input, n_output = (float(schedule[f"{k}_tokens"].sum()) for k in ("input", "output"))
+    return n_input / length_s, n_output / length_s
+
+
+@dataclass(frozen=True)
+class MeasuredPower:
+    """Watts of a GPU, the mean over the measured window of a probe at `level_per_s` requests/s."""
+
+    watts_per_gpu: float
+    level_per_s: float
+
+
+def measured_power(
+    directory: Path, content: Mapping[str, Any], near_per_s: float, gpus_per_replica: int
+) -> MeasuredPower | None:
+    """The power in the probe with the load nearest to `near_per_s`, of a search whose
+    `capacity.json` has `content`. None if no measured probe read the power."""
+    probes = [probe for probe in content.get("probes", ()) if probe["grade"] == "measured"]
+    for probe in sorted(probes, key=lambda probe: abs(probe["level"] - near_per_s)):
+        place = directory / "probes" / probe["name"]
+        if not (place / "server.parquet").is_file():
+            continue
+        run = read_run(place)
+        window = measured_window(run)
+        t_s, watts = points(run, _POWER)
+        watts = watts[(t_s >= window.start_s) & (t_s <= window.end_s)]
+        if len(watts):
+            return MeasuredPower(float(watts.mean()) / gpus_per_replica, float(probe["level"]))
+    return None

@@ -1,0 +1,66 @@
+"""A sizing in words, line by line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from loadgen.studies.size.demand import Costs, Interval
+from loadgen.studies.size.run import Size, Trial
+
+
+def sentences(size: Size) -> Iterator[str]:
+    """The result, the step from capacity to replicas, the sensitivity and the costs."""
+    demand, low = size.demand, size.capacity.low
+    if size.n_replicas is None:
+        yield f"no answer: up to {max(t.n_replicas for t in size.trials)} replicas miss the SLO"
+    else:
+        yield f"{size.n_gpus} GPUs: {size.n_replicas} replicas of {demand.gpus_per_replica}"
+    yield f"  capacity of a replica  {_interval(size.capacity)}; its lower end counts"
+    yield (
+        f"  division               {demand.peak_per_s:.4g} req/s + {100 * demand.headroom:g} % = "
+        f"{demand.design_per_s:.4g} req/s; / {low:.4g} req/s = {size.n_divided} replicas"
+    )
+    for trial in size.trials:
+        if trial.router == size.router:
+            yield f"  simulated              {_trial(trial, size.target)}"
+    yield f"  failures               + {demand.survive}: the others still serve the peak"
+    if size.sensitivity:
+        yield "with another assumption:"
+        for variant in size.sensitivity:
+            yield f"  {variant.gpus:5} GPUs  {variant.replicas:4} replicas  {variant.assumption}"
+    if size.costs is not None:
+        yield from _costs(size.costs)
+    for note in size.notes:
+        yield f"note: {note}"
+
+
+def _interval(capacity: Interval) -> str:
+    if capacity.value is None or capacity.high is None:
+        return f"at least {capacity.low:.4g} req/s"
+    return (
+        f"{capacity.value:.4g} req/s [{capacity.low:.4g}, {capacity.high:.4g}], "
+        f"{100 * capacity.confidence:g} %"
+    )
+
+
+def _trial(trial: Trial, target: float) -> str:
+    word = "met" if trial.is_met else "missed"
+    shares = ", ".join(f"{100 * share:.2f} %" for share in trial.attainments)
+    return (
+        f"{trial.n_replicas} replicas behind {trial.router} {word} the SLO: {shares} of the "
+        f"requests by schedule, target {100 * target:g} %"
+    )
+
+
+def _costs(costs: Costs) -> Iterator[str]:
+    yield (
+        f"at the peak: {costs.goodput_per_gpu_per_s:.3g} req/s per GPU, "
+        f"{costs.input_tokens_per_s:.4g} input and {costs.output_tokens_per_s:.4g} output tokens/s"
+    )
+    if costs.price_per_million is not None:
+        yield (
+            f"price: {costs.price_per_hour:.4g} per hour, {costs.price_per_million:.3g} per "
+            "million output tokens"
+        )
+    if costs.energy_kwh_per_million is not None:
+        yield f"energy: {costs.energy_kwh_per_million:.3g} kWh per million output tokens (GPUs)"

@@ -1,0 +1,132 @@
+"""The verb size, of the panel Decide."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from loadgen.cli import parse
+from loadgen.cli.flags import (
+    Json,
+    ScenarioFlags,
+    TrafficFlags,
+    with_flags,
+)
+from loadgen.cli.terminal import print_json
+from loadgen.errors import UsageError
+from loadgen.units import parse_rate_per_s
+
+if TYPE_CHECKING:
+    pass
+
+PANEL = "Decide"
+verbs = typer.Typer()
+
+
+@verbs.command(
+    rich_help_panel=PANEL,
+    epilog="Example: slobench size capacity_search --hardware h200 --peak 40/s --attainment 90%",
+)
+@with_flags
+def size(
+    flags: ScenarioFlags,
+    traffic: TrafficFlags,
+    peak: Annotated[str, typer.Option(help="The highest load to serve, e.g. 40/s.")],
+    capacity: Annotated[
+        Path | None, typer.Option(help="Directory of a capacity search on one replica.")
+    ] = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option(help="Hardware of a simulated replica: h200, 4xh200, or a YAML file."),
+    ] = None,
+    engine: Annotated[
+        str, typer.Option(help="Further settings of it, e.g. mode=chunked,shape=70b.")
+    ] = "",
+    router: Annotated[
+        str, typer.Option(help="The router of the replicas, as for simulate.")
+    ] = "power_of_two",
+    gpus_per_replica: Annotated[
+        int | None,
+        typer.Option(min=1, help="Default: the target's label gpus, or the number in 4xh200."),
+    ] = None,
+    headroom: Annotated[str, typer.Option(help="Spare capacity, as a share of the peak.")] = "20%",
+    survive: Annotated[int, typer.Option(min=0, help="Replicas that may fail at the peak.")] = 1,
+    attainment: Annotated[
+        str | None,
+        typer.Option(
+            help="The share of requests that must meet the SLO. Default: the scenario's, or 99%."
+        ),
+    ] = None,
+    schedules: Annotated[
+        int, typer.Option(min=1, help="Simulated schedules that must all meet the SLO.")
+    ] = 3,
+    budget: Annotated[
+        str, typer.Option(help="Virtual time of the simulated capacity search.")
+    ] = "30m",
+    price: Annotated[
+        float | None, typer.Option(min=0, help="Price of a GPU hour, in any currency.")
+    ] = None,
+    watts: Annotated[
+        float | None,
+        typer.Option(min=0, help="Power of a GPU under load. Default: as measured by --capacity."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Directory of the results. Default: runs/size-….")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Turn a capacity, measured or simulated, into replicas and GPUs."""
+    from loadgen.archive.directory import reserved
+    from loadgen.studies.size.demand import Demand
+    from loadgen.studies.size.run import SizeSpec, gpus_of
+    from loadgen.studies.size.run import size as sized
+    from loadgen.studies.size.sentences import sentences
+
+    if capacity is None and hardware is None:
+        raise UsageError(
+            "size needs the capacity of a replica: --capacity DIR of a search, or --hardware h200 "
+            "to simulate it"
+        )
+    scenario = parse.choose_scenario(flags, traffic)
+    share = None if attainment is None else parse.read_share("--attainment", attainment)
+    scenario, share = parse.with_limits(scenario, share)
+    try:
+        peak_per_s = parse_rate_per_s(peak)
+    except ValueError as error:
+        raise UsageError(f"--peak {error}; write e.g. 40/s") from None
+    settings = ",".join(
+        [*([f"hardware={hardware}"] if hardware else []), *([engine] * bool(engine))]
+    )
+    if settings and hardware is None:
+        raise UsageError("--engine describes a simulated replica: add --hardware")
+    spec = SizeSpec(
+        scenario=scenario,
+        demand=Demand(
+            peak_per_s,
+            parse.read_share("--headroom", headroom),
+            survive,
+            gpus_per_replica or gpus_of(capacity, hardware or "", settings),
+        ),
+        capacity=capacity,
+        engine=settings,
+        router=router,
+        attainment=share,
+        n_schedules=schedules,
+        budget_s=parse.read_duration_s("--budget", budget),
+        price_per_gpu_hour=price,
+        watts_per_gpu=watts,
+    )
+    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
+    directory = out or reserved(Path("runs") / f"size-{scenario.name}-{stamp}")
+    result = sized(spec, directory, Console(stderr=True, highlight=False, markup=False))
+    if json:
+        print_json(result.to_json())
+    else:
+        for line in sentences(result):
+            typer.echo(line)
+    typer.echo(f"result: {directory / 'size.json'}", err=True)
+    raise typer.Exit(result.exit_code)

@@ -1,1 +1,0 @@
-"""Sweeps: axes, cells, runs, and their table, figures and Pareto front."""

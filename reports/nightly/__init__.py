@@ -1,1 +1,0 @@
-"""The page of a night, and its verdict for CI systems."""

@@ -1,0 +1,326 @@
+"""What recorded bytes mean. The wire text is written by hand, in the shape of the OpenAI API."""
+
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from loadgen.archive.decode import decode, quick_status
+from loadgen.archive.exchange import Exchange
+from loadgen.records import FinishReason, Status, TokenSource
+from targets.openai_chat import OpenAIChat
+from targets.openai_completions import OpenAICompletions
+
+ADAPTER = OpenAIChat(model="m")
+ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
+FINISH = b'data: {"choices":[{"index":0,"delta":{},"finish_reason":"length"}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+
+
+def token(text, field="content"):
+    return b'data: {"choices":[{"index":0,"delta":{"%s":"%s"}}]}\n\n' % (
+        field.encode(),
+        text.encode(),
+    )
+
+
+FAILED_WORDS = ["abort", "error", "cancelled", "timeout", "insufficient_system_resource", "ABORT"]
+FINE_WORDS = ["stop", "length", "tool_calls", "content_filter", "eos_token", "repetition", "new"]
+FINISHES = [
+    ("STOP", FinishReason.stop),
+    ("Length", FinishReason.length),
+    ("MAX_TOKENS", FinishReason.length),  # Gemini's own word
+    ("repetition", FinishReason.other),
+]
+
+
+def ends(word, adapter=ADAPTER):
+    """An answer of two tokens with this finish reason."""
+    end = b'data: {"choices":[{"index":0,"delta":{},"text":"","finish_reason":"%s"}]}\n\n'
+    first = b'data: {"choices":[{"index":0,"delta":{"content":"a"},"text":"a"}]}\n\n'
+    other = first.replace(b'"a"', b'"b"')
+    return decode(exchange(first, other, end % word.encode(), DONE), adapter)
+
+
+@pytest.mark.parametrize("adapter", [ADAPTER, OpenAICompletions(model="m")])
+@pytest.mark.parametrize("word", FAILED_WORDS)
+def test_an_answer_that_the_server_gave_up_is_a_failure_with_its_reason(word, adapter):
+    found = ends(word, adapter)
+    assert (found.status, found.output_tokens) == (Status.stream_error, 2)
+    assert found.error == f"error in the stream: finish_reason {word}"
+
+
+@pytest.mark.parametrize("adapter", [ADAPTER, OpenAICompletions(model="m")])
+@pytest.mark.parametrize("word", FINE_WORDS)
+def test_an_answer_that_ended_for_another_reason_is_none(word, adapter):
+    assert ends(word, adapter).status is Status.ok
+
+
+@pytest.mark.parametrize("adapter", [ADAPTER, OpenAICompletions(model="m")])
+@pytest.mark.parametrize(("word", "reason"), FINISHES)
+def test_a_finish_reason_counts_in_capitals_too(word, reason, adapter):
+    assert ends(word, adapter).finish_reason is reason
+
+
+def usage(n, cached=0):
+    return (
+        b'data: {"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":%d,'
+        b'"prompt_tokens_details":{"cached_tokens":%d}}}\n\n' % (n, cached)
+    )
+
+
+def exchange(*reads, status=200, content_type="text/event-stream; charset=utf-8", **fields):
+    """Reads of 1 ms distance, the first at 10 ms."""
+    made = Exchange(0, sent_ns=1, headers_ns=5_000_000, http_status=status, done_ns=99_000_000)
+    made.content_type = content_type
+    made.parts = list(reads)
+    made.times = [10_000_000 + 1_000_000 * i for i in range(len(reads))]
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def test_tokens_take_the_stamp_of_the_read_that_completed_them():
+    whole = token("b")
+    result = decode(
+        exchange(ROLE, token("a"), whole[:10], whole[10:], FINISH, usage(2), DONE), ADAPTER
+    )
+    assert result.status is Status.ok
+    assert result.chunk_ns == [11_000_000, 13_000_000]
+    assert (result.first_token_ns, result.last_token_ns) == (11_000_000, 13_000_000)
+    assert (result.output_tokens, result.token_source) == (2, TokenSource.usage)
+    assert result.chunk_tokens == [1, 1]
+    assert result.finish_reason is FinishReason.length
+    assert result.input_tokens == 9
+
+
+def test_an_empty_role_chunk_is_no_token():
+    result = decode(exchange(ROLE, token("a"), FINISH, DONE), ADAPTER)
+    assert result.first_token_ns == 11_000_000
+    assert (result.output_tokens, result.token_source) == (1, TokenSource.chunks)
+
+
+def test_reasoning_counts_for_the_first_token_and_not_for_the_first_answer():
+    result = decode(exchange(token("hm", "reasoning_content"), token("a"), FINISH, DONE), ADAPTER)
+    assert result.first_token_ns == 10_000_000
+    assert result.first_answer_ns == 11_000_000
+
+
+def test_fewer_chunks_than_tokens_leave_the_tokens_per_chunk_unknown():
+    result = decode(exchange(token("a"), token("bc"), FINISH, usage(5), DONE), ADAPTER)
+    assert result.output_tokens == 5
+    assert result.chunk_tokens == [0, 0]
+    assert result.first_chunk_tokens == 2  # a third of the text
+    assert result.token_source is TokenSource.usage
+
+
+def four(*words, running=None):
+    """A chunk of several words, with the running count if given."""
+    text = "".join(f" {word}" for word in words)
+    counts = f',"usage":{{"prompt_tokens":9,"completion_tokens":{running}}}' if running else ""
+    return (
+        f'data: {{"choices":[{{"index":0,"delta":{{"content":"{text}"}}}}]{counts}}}\n\n'.encode()
+    )
+
+
+WORDS = ["alpha", "bravo", "delta", "hotel"]
+
+
+@pytest.mark.parametrize("finish", [FINISH, FINISH.replace(b"}]}", b'}],"x":1}')])
+def test_the_tokens_of_the_first_chunk_follow_from_its_share_of_the_text(finish):
+    even = decode(exchange(*[four(*WORDS)] * 5, four("alpha"), finish, usage(21), DONE), ADAPTER)
+    assert (even.output_tokens, even.first_chunk_tokens) == (21, 4)
+    single = decode(exchange(four("alpha"), *[four(*WORDS)] * 5, finish, usage(21), DONE), ADAPTER)
+    assert (single.output_tokens, single.first_chunk_tokens) == (21, 1)
+
+
+@pytest.mark.parametrize("stated", [0, 1, 11])
+def test_usage_below_the_chunks_seen_is_not_believed(stated):
+    words = [token(f"w{k}") for k in range(12)]
+    result = decode(exchange(*words, FINISH, usage(stated), DONE), ADAPTER)
+    assert (result.status, result.output_tokens) == (Status.ok, 12)
+    assert result.token_source is TokenSource.distrusted
+
+
+def test_usage_above_what_the_text_can_hold_is_not_believed():
+    words = [token(f"w{k % 10}") for k in range(12)]  # 24 bytes of text
+    fits = decode(exchange(*words, FINISH, usage(24 + 16), DONE), ADAPTER)
+    assert (fits.output_tokens, fits.token_source) == (40, TokenSource.usage)
+    over = decode(exchange(*words, FINISH, usage(24 + 17), DONE), ADAPTER)
+    assert (over.output_tokens, over.token_source) == (12, TokenSource.distrusted)
+
+
+def test_tokens_without_text_have_no_upper_limit():
+    call = b'data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0}]}}]}\n\n'
+    result = decode(exchange(token("a"), call, FINISH, usage(500), DONE), ADAPTER)
+    assert (result.output_tokens, result.token_source) == (500, TokenSource.usage)
+
+
+def test_a_total_that_every_chunk_repeats_is_no_running_count():
+    chunks = [four(word, running=4) for word in WORDS]
+    result = decode(exchange(*chunks, FINISH, usage(4), DONE), ADAPTER)
+    assert (result.output_tokens, result.chunk_tokens) == (4, [1, 1, 1, 1])
+
+
+def test_running_usage_gives_the_tokens_of_each_chunk():
+    reads = [
+        b'data: {"choices":[{"index":0,"delta":{"content":"x"}}],"usage":{"prompt_tokens":9,'
+        b'"completion_tokens":%d}}\n\n' % n
+        for n in (1, 4, 6)
+    ]
+    result = decode(exchange(*reads, FINISH, DONE), ADAPTER)
+    assert result.chunk_tokens == [1, 3, 2]
+    assert result.output_tokens == 6
+
+
+def test_cached_tokens_are_kept():
+    result = decode(exchange(token("a"), FINISH, usage(1, cached=7), DONE), ADAPTER)
+    assert result.cached_tokens == 7
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("empty", [b"data:\n\n", b"data: \n\n", b"data:  \r\n\r\n"])
+def test_an_event_without_data_is_skipped(empty):
+    """Gateways send such events to keep a connection alive."""
+    found = decode(exchange(empty, ROLE, empty, token("a"), token("b"), FINISH, DONE), ADAPTER)
+    assert (found.status, found.output_tokens) == (Status.ok, 2)
+
+
+@pytest.mark.faults
+def test_done_without_a_finish_reason_is_a_complete_answer():
+    result = decode(exchange(token("a"), token("b"), usage(2), DONE), ADAPTER)
+    assert (result.status, result.error, result.output_tokens) == (Status.ok, "", 2)
+    assert result.finish_reason is FinishReason.none
+
+
+@pytest.mark.parametrize(
+    ("reads", "words"),
+    [
+        ([token("a")], "without finish_reason and [DONE]"),
+        ([token("a"), b'data: {"error":{"message":"out of memory"}}\n\n'], "out of memory"),
+        ([token("a"), b'event: error\ndata: {"detail":"x"}\n\n', DONE], "error in the stream"),
+        ([token("a"), b"data: \xff\xfe\n\n", DONE], "not understood"),
+        ([token("a"), b"data: {half\n\n", DONE], "not understood"),
+        ([FINISH, DONE], "without a single token"),
+        ([], "without finish_reason"),
+    ],
+)
+def test_a_stream_that_is_not_whole_is_a_stream_error_and_keeps_its_tokens(reads, words):
+    result = decode(exchange(*reads), ADAPTER)
+    assert result.status is Status.stream_error
+    assert words in result.error
+    assert len(result.chunk_ns) == (1 if token("a") in reads else 0)
+
+
+def test_a_missing_done_is_fine_where_a_finish_reason_came():
+    assert decode(exchange(token("a"), FINISH), ADAPTER).status is Status.ok
+
+
+def test_an_http_error_tells_the_servers_own_message():
+    body = b'{"error":{"message":"model not found","type":"x","code":404}}'
+    result = decode(exchange(body, status=404, content_type="application/json"), ADAPTER)
+    assert result.status is Status.http_error
+    assert result.error == "HTTP 404: model not found"
+
+
+def test_an_http_error_with_another_body_tells_its_head():
+    result = decode(exchange(b"<h1>Bad\nGateway</h1>", status=502, content_type="x"), ADAPTER)
+    assert result.error == "HTTP 502: <h1>Bad Gateway</h1>"
+    assert decode(exchange(status=502, content_type=""), ADAPTER).error == "HTTP 502: empty body"
+
+
+@pytest.mark.parametrize("content_type", ["", "text/plain; charset=utf-8", "application/json"])
+@pytest.mark.parametrize("before", [b"", b"\xef\xbb\xbf", b": ping\n\n", b"\nevent: message\n"])
+def test_an_event_stream_of_another_content_type_is_read(content_type, before):
+    reads = (before + ROLE, token("a"), token("b"), FINISH, DONE)
+    result = decode(exchange(*reads, content_type=content_type), ADAPTER)
+    assert (result.status, result.output_tokens) == (Status.ok, 2)
+
+
+def test_a_200_that_is_no_event_stream_says_what_came():
+    result = decode(exchange(b"<html>hello", content_type="text/html"), ADAPTER)
+    assert result.status is Status.stream_error
+    assert "text/html" in result.error
+    assert "<html>hello" in result.error
+
+
+def test_an_unasked_encoding_is_refused():
+    result = decode(exchange(b"\x1f\x8b", content_encoding="gzip"), ADAPTER)
+    assert "gzip" in result.error
+
+
+def test_ping_events_are_not_of_the_api():
+    ping = b'event: ping\ndata: {"type": "ping"}\n\n'
+    result = decode(exchange(ping, token("a"), ping, FINISH, DONE), ADAPTER)
+    assert (result.status, len(result.chunk_ns)) == (Status.ok, 1)
+    unnamed = decode(exchange(b'data: {"type": "ping"}\n\n', token("a"), FINISH), ADAPTER)
+    assert unnamed.status is Status.stream_error
+
+
+def test_a_stream_cut_after_the_word_null_is_no_success():
+    event = b'data: {"choices":[{"delta":{"content":"x"},"finish_reason":"null"}]}\n\n'
+    result = decode(exchange(event, event), ADAPTER)
+    assert (result.status, len(result.chunk_ns)) == (Status.stream_error, 2)
+
+
+def test_a_transport_failure_wins_and_keeps_the_tokens_before_it():
+    cut = exchange(token("a"), outcome=Status.timeout, error="no complete answer")
+    result = decode(cut, ADAPTER)
+    assert (result.status, result.error) == (Status.timeout, "no complete answer")
+    assert len(result.chunk_ns) == 1
+
+
+def test_the_quick_status_needs_no_decoding():
+    assert quick_status(exchange(first_guess_ns=1)) is Status.ok
+    assert quick_status(exchange()) is Status.stream_error
+    assert quick_status(exchange(status=429)) is Status.http_error
+    assert quick_status(exchange(outcome=Status.cancelled)) is Status.cancelled
+
+
+EVENTS = [
+    ROLE, token("a"), token("b", "reasoning_content"), token(""), token("é\\n\\u00e9"), FINISH,
+    usage(2), DONE, b'data: {"choices":[{"index":0,"delta":{"content":"x"}}],"usage":null}\n\n',
+    b'data: {"choices":[{"index":0,"delta":{"content":"y"}}],"usage":{"completion_tokens":3}}\n\n',
+    b'data: {"error":{"message":"out of memory"}}\n\n', b"data: {half\n\n", b"data: \n\n",
+    b'data: {"choices":[]} {"choices":[]}\n\n', b'data: {"choices":\n\n', b"data: []}\n\n",
+    b"data: \xff\n\n", b"event: error\ndata: {}\n\n", b": a comment\n\n", b"\n", b"data:{}\n\n",
+    b'data: {"choices":[],"timings":{"queue_s":0.5}}\r\n\r\n', b"data: [DONE] \n\n", b"data: x",
+]  # fmt: skip
+
+
+class ChatOneByOne(OpenAIChat):
+    def decode_all(self, events):
+        raise ValueError("not at once")
+
+
+class CompletionsOneByOne(OpenAICompletions):
+    def decode_all(self, events):
+        raise ValueError("not at once")
+
+
+@given(
+    events=st.lists(st.sampled_from(EVENTS), max_size=8),
+    cuts=st.lists(st.integers(0, 400), max_size=6),
+    apis=st.sampled_from(
+        [(OpenAIChat(), ChatOneByOne()), (OpenAICompletions(), CompletionsOneByOne())]
+    ),
+)
+def test_reading_a_body_at_once_says_what_reading_it_piece_by_piece_says(events, cuts, apis):
+    body = b"".join(events)
+    ends = sorted({min(cut, len(body)) for cut in cuts} | {len(body)})
+    reads = [body[start:end] for start, end in pairwise([0, *ends])]
+
+    at_once, one_by_one = (decode(exchange(*reads), api) for api in apis)
+    assert at_once == one_by_one
+
+
+def test_a_codec_that_reads_events_its_own_way_is_asked_for_each():
+    class Shouting(OpenAIChat):
+        def decode(self, event):
+            delta = super().decode(event)
+            return msgspec.structs.replace(delta, is_token=delta.is_token or delta.is_done)
+
+    result = decode(exchange(token("a"), FINISH, DONE), Shouting())
+    assert result.chunk_ns == [10_000_000, 12_000_000]

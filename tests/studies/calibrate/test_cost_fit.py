@@ -1,0 +1,194 @@
+"""Known answers of the fit: made-up steps of known costs come back, disturbed or not."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from loadgen.archive.request_names import namespace_of, request_name
+from loadgen.errors import UsageError
+from loadgen.records import CHUNKS, REQUESTS, SCHEDULE, Run
+from loadgen.studies.calibrate.cost_fit import fit_cost, solved
+from loadgen.studies.calibrate.step_samples import StepSamples, request_outside_s, samples_of_steps
+from reference_engine.state.cost_model import StepCost, StepShape
+from reference_engine.state.steps import StepEvent, StepRecord
+from reference_engine.step_log.log_replay import EngineLog
+
+TRUE = StepCost(
+    step_s=0.9e-3,
+    seq_s=30e-6,
+    prefill_seq_s=0.4e-3,
+    token_s=5e-6,
+    context_token_s=0.11e-6,
+    prefill_attention_s=0.02e-6,
+)
+
+
+def made_up(cost, n=4000, seed=1, noise=0.02, slow=0.0):
+    """Steps of an engine with these costs; a share `slow` of them took 2 to 20 times as long."""
+    rng = np.random.default_rng(seed)
+    n_decode = rng.choice([0, 1, 2, 4, 8, 16, 32], n).astype(float)
+    n_prefill = np.where((n_decode == 0) | (rng.random(n) < 0.3), rng.integers(1, 4, n), 0.0)
+    lengths = rng.integers(8, 600, n).astype(float)
+    prefill = n_prefill * lengths
+    attention = n_prefill * lengths**2 / 2
+    context = n_decode * rng.integers(20, 900, n)
+    shapes = zip(n_prefill, prefill, attention, n_decode, context, strict=True)
+    seconds = np.array([cost.estimate(StepShape(p + d, t, a, d, c)) for p, t, a, d, c in shapes])
+    seconds = seconds * rng.lognormal(0, noise, n)
+    is_slow = rng.random(n) < slow
+    seconds[is_slow] *= rng.uniform(2, 20, is_slow.sum())
+    return StepSamples(seconds, n_prefill, prefill, attention, n_decode, context, np.zeros(n))
+
+
+@pytest.mark.parametrize("slow", [0.0, 0.1])
+def test_known_costs_are_recovered_though_a_tenth_of_the_steps_is_slow(slow):
+    fitted = fit_cost(made_up(TRUE, slow=slow))
+    for name in ("step_s", "seq_s", "prefill_seq_s", "token_s", "context_token_s"):
+        assert getattr(fitted.cost, name) == pytest.approx(getattr(TRUE, name), rel=0.05), name
+    assert fitted.cost.prefill_attention_s == pytest.approx(0.02e-6, rel=0.05)
+    assert fitted.held_out.median < 0.025
+    assert fitted.request_s is None
+    assert set(fitted.by_kind) == {"decode", "prefill", "mixed"}
+    assert sum(error.n for error in fitted.by_kind.values()) == fitted.held_out.n
+
+
+def test_least_squares_would_have_followed_the_slow_steps():
+    """The reason for a robust fit: on the same steps, plain least squares is far off."""
+    from scipy.optimize import nnls
+
+    samples = made_up(TRUE, slow=0.1)
+    ones, n_seqs = np.ones(len(samples)), samples.n_prefill + samples.n_decode
+    terms = np.column_stack([ones, n_seqs, samples.prefill_tokens + samples.n_decode])
+    plain, robust = nnls(terms, samples.seconds)[0], solved(terms, samples.seconds)
+    assert abs(plain @ [1, 1, 1] / 0.935e-3 - 1) > 0.5
+    assert abs(robust @ [1, 1, 1] / 0.935e-3 - 1) < 0.35
+
+
+def test_a_floor_under_the_tokens_is_found():
+    true = replace(TRUE, weights_s=256 * 20e-6, token_s=20e-6)
+    cost = fit_cost(made_up(true)).cost
+    assert cost.weights_s == pytest.approx(256 * 20e-6, rel=0.1)
+    assert cost.token_s == pytest.approx(20e-6, rel=0.1)
+
+
+def test_ordinary_noise_does_not_bias_the_total():
+    """Errors relative to the measured time alone would make the costs 6 % too low."""
+    fitted = fit_cost(made_up(TRUE, noise=0.2))
+    assert abs(fitted.held_out.bias) < 0.02
+    assert fitted.cost.step_s == pytest.approx(TRUE.step_s, rel=0.04)
+
+
+def test_time_in_no_cost_is_stated_as_bias():
+    calm, slow = (fit_cost(made_up(TRUE, slow=share)).held_out for share in (0.0, 0.1))
+    assert abs(calm.bias) < 0.01
+    assert slow.bias < -0.3  # a tenth of the steps took eleven times as long on average
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.floats(0, 0.4), st.floats(0, 0.3))
+def test_no_cost_is_negative_and_more_work_never_costs_less(seed, noise, slow):
+    cost = fit_cost(made_up(TRUE, n=200, seed=seed, noise=noise, slow=slow)).cost
+    shape = StepShape(5, 100, 5000.0, 4, 900)
+    more = [
+        shape._replace(prefill_tokens=200),
+        shape._replace(context_tokens=1800),
+        shape._replace(prefill_attention=9000.0),
+        shape._replace(n_seqs=6, n_decode=5),
+    ]
+    assert min(cost.step_s, cost.seq_s, cost.token_s, cost.prefill_seq_s) >= 0
+    assert min(cost.estimate(larger) for larger in more) >= cost.estimate(shape) > 0
+
+
+def test_the_time_of_a_request_is_separated_from_its_steps():
+    samples = made_up(TRUE)
+    alone = (samples.n_decode == 0) & (samples.n_prefill == 1)
+    seconds = samples.seconds + 3e-3 * alone
+    fitted = fit_cost(replace(samples, seconds=seconds, requests=alone.astype(float)))
+    assert fitted.request_s == pytest.approx(3e-3, rel=0.1)
+
+
+def test_too_few_steps_are_refused():
+    with pytest.raises(UsageError, match="39 usable steps, at least 40"):
+        fit_cost(made_up(TRUE, n=39))
+
+
+def step_record(**values):
+    """A step of nothing but these values."""
+    empty = {"policy": "chunked", "action": "", "group": None, "items": (), "causes": ()}
+    return StepRecord(**dict.fromkeys(StepRecord._fields, 0) | empty | values)
+
+
+def test_a_step_with_decodes_lasts_from_the_end_of_the_step_before():
+    steps = [
+        step_record(t_s=1.0, end_s=1.5, n_prefill_tokens=10, n_running=1),
+        step_record(t_s=1.6, end_s=1.9, n_decode=1, n_running=1, context_tokens=10),
+        step_record(t_s=5.0, end_s=5.2, n_prefill_tokens=7, n_running=1),
+        step_record(t_s=5.2, end_s=5.5, n_decode=1, padding_tokens=3),
+        step_record(t_s=5.6, end_s=5.8, n_decode=1, n_prefill_tokens=4, items=(("a", 1), ("b", 4))),
+    ]
+    samples = samples_of_steps(steps)
+    assert samples.seconds == pytest.approx([0.5, 0.4, 0.2, 0.3])
+    assert samples.n_prefill.tolist() == [1, 0, 1, 1]
+    assert samples.n_decode.tolist() == [0, 1, 0, 1]
+
+
+def test_the_time_of_a_request_outside_the_steps_is_that_of_prompts_alone():
+    """Prompts of 10 tokens: 0 alone in two pieces, 1 while 0 decodes, 2 with 4 cached tokens; 3
+    arrives during a step; `other` is of no request of the run."""
+    namespace = namespace_of("mine")
+    names = [*(request_name(namespace, k) for k in range(4)), "other"]
+    events = []
+    for name, arrived_s, read_s, n_cached in zip(
+        names, (1.0, 1.9, 5.0, 7.1, 9.0), (1.1, 1.95, 5.2, 7.5, 9.1), (0, 0, 4, 0, 0), strict=True
+    ):
+        sizes = {"n_prompt": 10, "arrived_s": arrived_s}
+        events.append(StepEvent(read_s, 0, "arrival", request_id=name, detail=sizes))
+        events.append(
+            StepEvent(read_s + 5, 0, "finish", request_id=name, detail={"n_cached": n_cached})
+        )
+    steps = [
+        step_record(t_s=1.2, end_s=1.5, n_prefill_tokens=8, n_running=1),
+        step_record(t_s=1.5, end_s=1.7, n_prefill_tokens=2, n_running=1),
+        step_record(t_s=1.7, end_s=1.8, n_decode=1, n_running=1),
+        step_record(t_s=2.0, end_s=2.4, n_decode=1, n_prefill_tokens=10, n_running=2),
+        step_record(t_s=5.3, end_s=5.7, n_prefill_tokens=6, n_running=1),
+        step_record(t_s=7.0, end_s=7.4, n_decode=1, n_running=1),
+        step_record(t_s=7.5, end_s=7.9, n_prefill_tokens=10, n_running=1),
+        step_record(t_s=9.2, end_s=9.9, n_prefill_tokens=10, n_running=1),
+    ]
+    rows, schedule = np.zeros(4, REQUESTS), np.zeros(4, SCHEDULE)
+    rows["request_id"] = schedule["request_id"] = np.arange(4)
+    rows["sent_s"] = (0.9, 1.8, 4.9, 7.0)
+    rows["first_token_s"] = (1.75, 2.6, 5.75, 8.0)  # a TTFT of 0.85, 0.8, 0.85 and 1 s
+    run = Run(cast(Any, SimpleNamespace(run="mine")), schedule, rows, np.zeros(0, CHUNKS))
+    log = EngineLog(steps, events)
+    # 0: 0.85 s of which the steps from 1.2 to 1.7 are 0.5; 2: 0.85 − 0.4
+    assert request_outside_s(run, log) == pytest.approx((0.35 + 0.45) / 2)
+    assert request_outside_s(run, EngineLog(steps, events[2:4])) is None
+
+
+def test_a_single_prompt_length_is_predicted_per_token():
+    """Prompts of 256 tokens next to decodes: three terms describe them, and only the time per token
+    predicts prompts of 640 tokens where attention is cheap."""
+    true = replace(TRUE, prefill_seq_s=0.0, prefill_attention_s=0.0)
+    samples = made_up(true, n=3000)
+    prompts = samples.n_prefill > 0
+    one_length = replace(
+        samples,
+        prefill_tokens=256.0 * samples.n_prefill,
+        prefill_attention=256.0**2 / 2 * samples.n_prefill,
+        seconds=np.where(
+            prompts,
+            samples.seconds + true.token_s * (256 * samples.n_prefill - samples.prefill_tokens),
+            samples.seconds,
+        ),
+    )
+    cost = fit_cost(one_length).cost
+    assert (cost.prefill_seq_s, cost.prefill_attention_s) == (0, 0)
+    longer = StepShape(1, 640, 640**2 / 2, 0, 0)
+    assert cost.estimate(longer) == pytest.approx(true.estimate(longer), rel=0.03)

@@ -1,0 +1,62 @@
+"""`slobench compare --target A --target B`: two targets measured in turns, then compared."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from loadgen.archive.store import read_run
+from loadgen.cli.app import app
+from loadgen.errors import TargetError, UsageError
+
+TRAFFIC = ["--rate", "8", "--input-len", "64", "--output-len", "8", "--duration", "4"]
+SIM = ["--target", "sim", "--target", "sim"]
+
+
+def test_two_targets_are_measured_in_turns_with_the_same_requests(tmp_path):
+    out = tmp_path / "c"
+    engines = ["--engine", "shape=8b,mode=chunked", "--engine", "shape=8b,mode=static"]
+    words = ["compare", *SIM, *engines, *TRAFFIC, "--repeats", "2", "--out", str(out), "--json"]
+    result = CliRunner().invoke(app, words)
+    facts = json.loads(result.stdout)
+    assert (result.exit_code, facts["verdict"]) == (1, "worse")
+    assert "2 runs each: 16 s of traffic" in result.stderr
+    assert "[4/4]" in result.stderr
+    order = sorted((out / side / f"r{k}" for side in "AB" for k in (1, 2)), key=_began)
+    sides = [directory.parent.name for directory in order]
+    assert sorted(sides[:2]) == sorted(sides[2:]) == ["A", "B"]
+    digests = {read_run(directory).manifest.schedule_sha256 for directory in order}
+    assert len(digests) == 2
+    assert "<html" in (out / "compare.html").read_text()[:200].lower()
+    again = CliRunner().invoke(app, words)
+    assert again.exit_code == 1
+    assert "/4]" not in again.stderr  # nothing is measured twice
+    assert sorted((out / s / f"r{k}" for s in "AB" for k in (1, 2)), key=_began) == order
+
+
+def _began(directory):
+    return (directory / "manifest.json").stat().st_mtime_ns
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["--target", "sim", *TRAFFIC], "--target: expected two"),
+        ([*SIM, "quickstart", "steady"], "name one scenario, or none, not 2 runs"),
+        ([*SIM, "--rate", "8"], "add --input-len, --output-len, --duration"),
+        ([*SIM, *TRAFFIC, *["--engine", "shape=8b"] * 3], "--engine: expected one for both sides"),
+        (["quickstart"], "To measure two targets first: --target A --target B"),
+    ],
+)
+def test_a_mistake_names_what_is_missing(words, problem):
+    result = CliRunner().invoke(app, ["compare", *words])
+    assert isinstance(result.exception, UsageError)
+    assert problem in str(result.exception)
+
+
+def test_a_side_that_cannot_be_measured_is_named(tmp_path):
+    dead = ["--target", "sim", "--target", "http://127.0.0.1:9"]
+    words = ["compare", *dead, *TRAFFIC, "--repeats", "1", "--out", str(tmp_path / "c")]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, TargetError)
+    assert str(result.exception).startswith("B (http://127.0.0.1:9): no run: ")

@@ -1,0 +1,194 @@
+"""Sizing: arithmetic by known answers, and simulated replicas against the number it returns."""
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from typer.testing import CliRunner
+
+from loadgen.cli.app import app
+from loadgen.errors import UsageError
+from loadgen.lab.simulate import simulate
+from loadgen.records import SERVER
+from loadgen.studies.size.demand import Demand, Interval, Variant, by_division, costs, sensitivity
+from loadgen.studies.size.run import SizeSpec, attainment, gpus_of, read_capacity, size
+from loadgen.workload.scaling import scaled, with_window
+from loadgen.workload.scenario import load_scenario
+from tests.runs import measured_run, write_to
+
+QUIET = Console(quiet=True)
+ENGINE = "hardware=a100,shape=8b"
+
+
+def scenario():
+    return load_scenario(
+        "capacity_search",
+        ["phases.warmup=10s", "phases.measure=40s", "phases.drain=30s"],
+    )
+
+
+def stored(directory, answer=(), definition=(), labels=()):
+    """A directory with the files of a capacity search that `size` reads."""
+    content = {
+        "definition": {
+            "scenario": json.loads(json.dumps(scenario().resolved())),
+            "target": "http://localhost:8000",
+            "engine": "",
+            **dict(definition),
+        },
+        "answer": {
+            "low": 7.1, "value": 7.4, "high": 7.7, "unit": "req/s", "attainment": 0.9,
+            "confidence": 0.95, "sentence": "7.4 req/s", **dict(answer),
+        },
+    }  # fmt: skip
+    (directory / "probes" / "01").mkdir(parents=True)
+    (directory / "capacity.json").write_text(json.dumps(content))
+    manifest = {"target": {"labels": dict(labels)}}
+    (directory / "probes" / "01" / "manifest.json").write_text(json.dumps(manifest))
+    return directory
+
+
+def test_division_rounds_up_and_forgives_rounding_errors():
+    assert by_division(48.0, 7.1) == 7
+    assert by_division(3 * 0.1, 0.1) == 3  # 0.30000000000000004
+    assert by_division(0.1, 7.1) == 1
+
+
+@given(st.floats(0.1, 1e4), st.floats(0.1, 1e3))
+def test_divided_replicas_suffice_and_a_replica_less_does_not(load_per_s, capacity_per_s):
+    n = by_division(load_per_s, capacity_per_s)
+    assert n * capacity_per_s >= load_per_s * (1 - 1e-8)
+    assert n == 1 or (n - 1) * capacity_per_s < load_per_s
+
+
+def test_each_assumption_is_varied_alone():
+    demand = Demand(peak_per_s=40, headroom=0.2, survive=1, gpus_per_replica=4)
+    variants = list(sensitivity(demand, Interval(7.1, 7.4, 7.7, 0.95), n_added=1))
+    assert variants == [
+        Variant("capacity at its estimate, 7.4 req/s", 9, 36),
+        Variant("capacity at its upper end, 7.7 req/s", 9, 36),
+        Variant("peak 36 req/s", 9, 36),
+        Variant("peak 44 req/s", 10, 40),
+        Variant("peak 50 req/s", 11, 44),
+        Variant("headroom 0 %", 8, 32),
+        Variant("headroom 40 %", 10, 40),
+        Variant("0 replicas may fail", 8, 32),
+        Variant("2 replicas may fail", 10, 40),
+    ]
+
+
+def test_costs_are_those_of_all_gpus_at_the_peak():
+    demand = Demand(peak_per_s=40, headroom=0.2, survive=1, gpus_per_replica=4)
+    spent = costs(demand, 36, (24_000.0, 10_000.0), price_per_gpu_hour=2.5, watts_per_gpu=700)
+    assert spent.goodput_per_gpu_per_s == pytest.approx(1.1111, abs=1e-4)
+    assert spent.price_per_hour == 90.0
+    assert spent.price_per_million == pytest.approx(2.5)  # 90 per 36 million tokens
+    assert spent.energy_kwh_per_million == pytest.approx(0.7)  # 25.2 kW for 100 s
+    assert costs(demand, 36, (1.0, 1.0), None, None).price_per_million is None
+
+
+def test_a_measured_capacity_is_divided_at_its_lower_end(tmp_path):
+    directory = stored(tmp_path / "search", labels={"gpus": 4})
+    demand = Demand(40, 0.2, 1, gpus_of(directory, ""))
+    result = size(SizeSpec(scenario(), demand, directory, "", attainment=0.9), tmp_path, QUIET)
+    assert (result.n_divided, result.n_replicas, result.n_gpus) == (7, 8, 32)
+    assert result.trials == ()
+    assert "bursts and routing were not simulated" in result.notes[0]
+    assert json.loads((tmp_path / "size.json").read_text())["n_gpus"] == 32
+
+
+def test_the_energy_is_that_of_the_measured_probe_nearest_to_the_capacity(tmp_path):
+    directory = stored(tmp_path / "search")
+    content = json.loads((directory / "capacity.json").read_text())
+    content["probes"] = [
+        {"name": "01", "level": 2.0, "grade": "measured"},
+        {"name": "02", "level": 7.0, "grade": "measured"},
+        {"name": "03", "level": 7.4, "grade": "saturated"},
+    ]
+    (directory / "capacity.json").write_text(json.dumps(content))
+    for name, watts in (("01", 400.0), ("02", 2400.0), ("03", 2800.0)):
+        run = measured_run()
+        # The first reading is before the measured window, which begins after 2 s.
+        readings = np.array([(1.0, 1, 100.0), (5.0, 1, watts - 40), (9.0, 1, watts + 40)], SERVER)
+        names = replace(run.names, series=("", "gpu_power_w"))
+        write_to(directory / "probes" / name, replace(run, names=names, server_rows=readings))
+    demand = Demand(40, 0.2, 1, gpus_per_replica=4)
+    result = size(SizeSpec(scenario(), demand, directory, "", attainment=0.9), tmp_path, QUIET)
+    assert "energy: the server reported 600 W per GPU at 7 req/s" in result.notes
+    spent = result.costs
+    assert spent is not None
+    assert spent.energy_kwh_per_million is not None
+    used_w = spent.energy_kwh_per_million * 3.6 * spent.output_tokens_per_s
+    assert used_w == pytest.approx(32 * 600)  # 8 replicas of 4 GPUs
+    given = SizeSpec(scenario(), demand, directory, "", attainment=0.9, watts_per_gpu=0.0)
+    spent = size(given, tmp_path, QUIET).costs
+    assert spent is not None
+    assert spent.energy_kwh_per_million == 0.0
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"unit": "users"}, "search with --over rate"),
+        ({"low": None}, "no lower end to divide by"),
+        ({"attainment": 0.5}, "searched for 50 % of the requests, below the 90 %"),
+    ],
+)
+def test_a_capacity_that_does_not_fit_is_refused(tmp_path, changed, message):
+    with pytest.raises(UsageError, match=message):
+        read_capacity(stored(tmp_path / "search", answer=changed), 0.9)
+
+
+def test_a_directory_without_a_search_is_refused(tmp_path):
+    with pytest.raises(UsageError, match="holds no capacity search"):
+        read_capacity(tmp_path, 0.9)
+
+
+def test_another_scenario_than_the_searched_is_noted(tmp_path):
+    other = json.loads(json.dumps(scenario().resolved())) | {"slo": ["ttft <= 9s"]}
+    directory = stored(tmp_path / "search", definition={"scenario": other})
+    demand = Demand(40, 0.0, 0, 1)
+    result = size(SizeSpec(scenario(), demand, directory, "", attainment=0.9), tmp_path, QUIET)
+    assert any("searched with another scenario: slo" in note for note in result.notes)
+
+
+def test_the_size_keeps_the_slo_and_a_replica_less_does_not(tmp_path):
+    # (N − 0.4) × capacity with N = 3. A search found 20.9 req/s for this engine.
+    found = {"low": 20.5, "value": 20.9, "high": 21.3}
+    of_sim = {"target": "sim", "engine": ENGINE}
+    directory = stored(tmp_path / "search", answer=found, definition=of_sim)
+    peak_per_s = 2.6 * 20.9
+    demand = Demand(peak_per_s, 0.0, 0, 1)
+    spec = SizeSpec(scenario(), demand, directory, "", attainment=0.9, n_schedules=1)
+    result = size(spec, tmp_path, QUIET)
+    assert (result.n_divided, result.n_serving) == (3, 3)
+    assert {(t.n_replicas, t.is_met) for t in result.trials} >= {(3, True), (2, False)}
+    # a schedule that the sizing has not seen
+    traffic = with_window(scaled(scenario(), peak_per_s, "rate"), 10.0, 40.0, seed=5)
+    three, two = (
+        attainment(simulate(traffic, hardware="a100", replicas=n, router="power_of_two"))
+        for n in (3, 2)
+    )
+    assert three >= 0.9 > two
+
+
+def test_the_verb_prints_replicas_gpus_and_json(tmp_path):
+    directory = stored(tmp_path / "search", labels={"gpus": 4})
+    words = ["size", "capacity_search", "--capacity", str(directory), "--peak", "40/s"]
+    words += ["--attainment", "90%", "--price", "2.5", "--out", str(tmp_path / "out")]
+    shown = CliRunner().invoke(app, words)
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.startswith("32 GPUs: 8 replicas of 4\n")
+    assert "48 req/s; / 7.1 req/s = 7 replicas" in shown.stdout
+    as_json = CliRunner().invoke(app, [*words, "--json"])
+    assert json.loads(as_json.stdout)["n_replicas"] == 8
+
+
+def test_the_verb_needs_a_capacity(tmp_path):
+    failed = CliRunner().invoke(app, ["size", "capacity_search", "--peak", "40/s"])
+    assert failed.exit_code != 0
+    assert "--capacity DIR" in str(failed.exception)
