@@ -28,7 +28,8 @@ from importlib import import_module
 from pathlib import Path
 
 IMPORTED = (
-    *(f"loadgen.cli.{name}" for name in ("decide", "extend", "lab", "measure", "scale", "sweep")),
+    *(f"loadgen.cli.{name}" for name in ("extend", "lab", "measure", "recorded", "scale")),
+    *(f"loadgen.studies.{name}.verb" for name in ("capacity", "compare", "nightly", "sweep")),
     "aiohttp", "encodings.idna", "jinja2", "numpy.ma", "numpy.random", "pyarrow.parquet",
     "rich.live", "typer.rich_utils",
     "loadgen.studies.capacity.run", "loadgen.cli.main", "loadgen.cli.app",
