@@ -96,6 +96,17 @@ FailOn = Annotated[
 
 
 @dataclass(frozen=True)
+class StudyFlags:
+    """The directory of a study, and the form of its result."""
+
+    out: Annotated[
+        Path | None, typer.Option(help="Directory of the study. Default: runs/<verb>-….")
+    ] = None
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the study in --out.")] = False
+    json: Json = False
+
+
+@dataclass(frozen=True)
 class ScenarioChanges:
     """Changes to a scenario."""
 

@@ -21,6 +21,11 @@ def stdout() -> Console:
     return Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _COLUMNS)
 
 
+def stderr() -> Console:
+    """Progress and notes on standard error."""
+    return Console(stderr=True, highlight=False, markup=False)
+
+
 def print_json(value: object, indent: int | None = 2) -> None:
     """Raises ValueError for NaN and infinities, which are not JSON."""
     typer.echo(json.dumps(value, indent=indent, allow_nan=False))

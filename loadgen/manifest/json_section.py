@@ -23,7 +23,7 @@ class JsonSection(msgspec.Struct, frozen=True):
     """
 
     def to_json(self) -> JsonObject:
-        content: JsonObject = msgspec.json.decode(msgspec.json.encode(self))
+        content: JsonObject = msgspec.json.decode(encoded(self))
         return content
 
     def __getitem__(self, key: str) -> Any:
@@ -40,6 +40,18 @@ class JsonSection(msgspec.Struct, frozen=True):
 
     def __contains__(self, key: object) -> bool:
         return key in self.to_json()
+
+
+def encoded(value: object) -> bytes:
+    """JSON of sections and plain values; scalars of numpy are written as numbers, NaN and
+    infinities as null. Raises TypeError for any other type."""
+    return msgspec.json.encode(value, enc_hook=_plain_number)
+
+
+def _plain_number(value: Any) -> Any:
+    if hasattr(value, "item"):
+        return value.item()
+    raise TypeError(f"a value of type {type(value).__name__} in a JSON file")
 
 
 def read_section(content: object, section: type[S], where: str) -> S:

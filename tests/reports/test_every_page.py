@@ -19,7 +19,7 @@ from loadgen.measure.summary import plain_json
 from loadgen.studies.capacity import page as capacity_page
 from loadgen.studies.capacity.next_probe import Question, judge
 from loadgen.studies.capacity.probe import Probe
-from loadgen.studies.capacity.result import conclude, probe_json
+from loadgen.studies.capacity.result import conclude
 from loadgen.studies.capacity.spec import CapacitySpec, question_of
 from loadgen.studies.capacity.view import csv_text
 from loadgen.studies.compare import page as compare_page
@@ -112,7 +112,7 @@ def searched(cache):
     about = dict.fromkeys(("scenario", "target", "engine", "slos", "text", "command",
                            "slobench", "host"), "x")  # fmt: skip
     page = capacity_page.render(found, judge(question, found.probes).posterior, about, cache)
-    return Made(page, (found.to_json(), list(map(probe_json, found.probes)), csv_text(found)))
+    return Made(page, (found.to_json(), list(map(asdict, found.probes)), csv_text(found)))
 
 
 def night(cache):

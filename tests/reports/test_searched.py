@@ -8,8 +8,9 @@ from rig import queues
 
 from loadgen.measure.aggregate import summarize
 from loadgen.run.conclude import parent_search
+from loadgen.studies.capacity.files import CAPACITY
 from loadgen.studies.capacity.next_probe import Question
-from loadgen.studies.capacity.result import conclude, probe_json, read_answer
+from loadgen.studies.capacity.result import CapacityFile, Definition, answer_of, conclude
 from reports.run.page import render
 from tests.runs import measured_run
 
@@ -23,15 +24,20 @@ def answer():
 
 @pytest.fixture
 def probe(answer, tmp_path):
-    content = {"answer": answer.to_json(), "probes": [probe_json(p) for p in answer.probes]}
-    (tmp_path / "capacity.json").write_text(json.dumps(content))
+    definition = Definition(
+        scenario={}, target="sim", engine="", model="", over="rate", attainment=0.9, between=None
+    )
+    content = CapacityFile(
+        command=[], definition=definition, answer=answer_of(answer), probes=list(answer.probes)
+    )
+    (tmp_path / "capacity.json").write_text(json.dumps(content.to_json()))
     directory = tmp_path / "probes" / "03"
     directory.mkdir(parents=True)
     return directory
 
 
 def test_an_answer_is_read_as_it_was_written(answer, probe):
-    assert read_answer(json.loads((probe.parents[1] / "capacity.json").read_text())) == answer
+    assert CAPACITY.read(probe.parents[1]).capacity() == answer
 
 
 def test_the_page_of_a_probe_names_the_search_and_its_answer(answer, probe, cache):

@@ -43,8 +43,10 @@ class Probe:
     served_per_s: float | None = None
 
     def __post_init__(self) -> None:
-        assert len(self.due) == len(self.met) == N_BLOCKS, f"{len(self.due)} blocks"
-        assert all(0 <= m <= d for m, d in zip(self.met, self.due, strict=True)), "met > due"
+        if not len(self.due) == len(self.met) == N_BLOCKS:
+            raise ValueError(f"{len(self.due)} and {len(self.met)} blocks, expected {N_BLOCKS}")
+        if not all(0 <= m <= d for m, d in zip(self.met, self.due, strict=True)):
+            raise ValueError("more requests met the SLO than were due in a block")
 
     @property
     def n_due(self) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from loadgen.manifest.json_section import JsonSection
 from loadgen.measure.statistics.proportions import wilson
 from loadgen.studies.capacity.dispersion import USUAL
 from loadgen.studies.capacity.next_probe import Question, SearchState, judge
@@ -119,13 +120,69 @@ class Capacity:
 
     def to_json(self) -> dict[str, Any]:
         """The `answer` block of capacity.json; the probes are stored next to it."""
-        content = {
-            field.name: getattr(self, field.name)
-            for field in dataclasses.fields(self)
-            if field.name != "probes"
-        }
-        content |= {"half_width": self.half_width, "exit_code": self.exit_code}
-        return {**content, "sentence": self.sentence()}
+        return answer_of(self).to_json()
+
+
+class Answer(JsonSection, frozen=True, kw_only=True):
+    """A capacity as capacity.json stores it: the fields of `Capacity` without the probes, and the
+    values that readers would otherwise compute."""
+
+    outcome: str
+    unit: Unit
+    value: float | None
+    low: float | None
+    high: float | None
+    confidence: float
+    attainment: float
+    precision: float
+    spent_s: float
+    client_limit: float | None
+    design_effect: float | None
+    slope: float | None
+    is_interrupted: bool
+    half_width: float | None
+    exit_code: int
+    sentence: str
+
+
+def answer_of(capacity: Capacity) -> Answer:
+    """The stored form of a capacity."""
+    names = {field.name for field in dataclasses.fields(Capacity)} - {"probes"}
+    return Answer(
+        **{name: getattr(capacity, name) for name in names},
+        half_width=capacity.half_width,
+        exit_code=capacity.exit_code,
+        sentence=capacity.sentence(),
+    )
+
+
+class Definition(JsonSection, frozen=True, kw_only=True):
+    """The part of a search that `--resume` must not change; budget and precision may change."""
+
+    scenario: dict[str, Any]
+    target: str
+    engine: str
+    model: str
+    over: str
+    attainment: float
+    between: list[float] | None
+
+
+class CapacityFile(JsonSection, frozen=True, kw_only=True):
+    """The content of capacity.json."""
+
+    schema: int = SCHEMA
+    kind: str = "capacity"
+    command: list[str]
+    definition: Definition
+    answer: Answer
+    probes: list[Probe]
+
+    def capacity(self) -> Capacity:
+        """The result with its probes."""
+        names = {field.name for field in dataclasses.fields(Capacity)} - {"probes"}
+        values = {name: getattr(self.answer, name) for name in names}
+        return Capacity(**values, probes=tuple(self.probes))
 
 
 def conclude(
@@ -151,26 +208,6 @@ def conclude(
         slope=None if posterior is None else posterior.slope,
         is_interrupted=is_interrupted,
     )
-
-
-def probe_json(probe: Probe) -> dict[str, Any]:
-    """A probe as capacity.json stores it."""
-    return dataclasses.asdict(probe)
-
-
-def read_probe(content: dict[str, Any]) -> Probe:
-    """The probe that `probe_json` wrote. Raises KeyError or TypeError for other content."""
-    counts = {key: tuple(int(n) for n in content[key]) for key in ("due", "met")}
-    return Probe(**{**content, **counts})
-
-
-def read_answer(content: Mapping[str, Any]) -> Capacity:
-    """The result in capacity.json, with its probes. Raises KeyError or TypeError for other
-    content."""
-    answer = content["answer"]
-    names = [field.name for field in dataclasses.fields(Capacity) if field.name != "probes"]
-    probes = tuple(map(read_probe, content["probes"]))
-    return Capacity(**{name: answer[name] for name in names}, probes=probes)
 
 
 def _client_limit(state: SearchState, untrusted_levels: Sequence[float]) -> float | None:

@@ -17,15 +17,13 @@ from typing import Unpack
 
 from rich.console import Console
 
-from loadgen.archive.directory import make_directory
-from loadgen.archive.directory_lock import held
 from loadgen.archive.engine_logs import ServedRun
 from loadgen.errors import RunInvalid, TargetError, UsageError
 from loadgen.run.execute import SIMULATED, FinishedRun, execute
 from loadgen.run.run_options import RunKeywords, RunOptions
 from loadgen.run.target import finish
 from loadgen.studies.capacity.early_stop import EarlyStop
-from loadgen.studies.capacity.files import default_directory, earlier_probes, store, write
+from loadgen.studies.capacity.files import CAPACITY, definition, store, write
 from loadgen.studies.capacity.next_probe import (
     NextProbe,
     Question,
@@ -36,10 +34,11 @@ from loadgen.studies.capacity.next_probe import (
 )
 from loadgen.studies.capacity.observed import probe_of
 from loadgen.studies.capacity.probe import Grade, Probe
-from loadgen.studies.capacity.result import Capacity, Unit, conclude
+from loadgen.studies.capacity.result import Capacity, CapacityFile, Unit, conclude
 from loadgen.studies.capacity.spec import CapacitySpec, question_of
 from loadgen.studies.cells.cell import Cell
 from loadgen.studies.cells.servers import CellServers
+from loadgen.studies.study import Place
 from loadgen.workload.scaling import Over, scaled, with_window
 from loadgen.workload.scenario import Scenario, load_scenario
 from targets.quiesce import quiesce
@@ -90,26 +89,34 @@ def search(
 
     Raises UsageError before the first probe, also for a directory with another search.
     """
+    with opened(spec, out_dir, resume=resume) as place:
+        return search_in(place, spec, console, execute_run)
+
+
+@contextlib.contextmanager
+def opened(spec: CapacitySpec, out: Path | None, *, resume: bool) -> Iterator[Place[CapacityFile]]:
+    """The directory of a search. Raises UsageError, also for a scenario that cannot be searched."""
     question = question_of(spec)
-    directory = out_dir or default_directory(spec.scenario)
-    earlier_probes(spec, question, directory, resume)  # raises before anything is written
-    make_directory(directory)
-    with held(directory, f"--out {directory}", f"the capacity search {spec.scenario.name}"):
-        return _searched(spec, question, directory, console, resume, execute_run)
+    with CAPACITY.opened(
+        spec.scenario.name,
+        out,
+        resume=resume,
+        definition=definition(spec, question).to_json(),
+        command=spec.options.command,
+    ) as place:
+        yield place
 
 
-def _searched(
+def search_in(
+    place: Place[CapacityFile],
     spec: CapacitySpec,
-    question: Question,
-    directory: Path,
     console: Console,
-    resume: bool,
-    execute_run: Callable[..., FinishedRun],
+    execute_run: Callable[..., FinishedRun] = execute,
 ) -> Capacity:
-    probes = earlier_probes(spec, question, directory, resume)
+    """The search in an open directory; it continues the probes that are stored there."""
     with _cache(spec.options) as cache_dir:  # every probe has a page, and the bundle takes seconds
         spec = replace(spec, options=replace(spec.options, cache_dir=cache_dir))
-        return _Search(spec, question, directory, console, probes, execute_run).conclude()
+        return _Search(spec, question_of(spec), place, console, execute_run).conclude()
 
 
 @contextlib.contextmanager
@@ -128,21 +135,22 @@ class _Search:
         self,
         spec: CapacitySpec,
         question: Question,
-        directory: Path,
+        place: Place[CapacityFile],
         console: Console,
-        probes: Sequence[Probe],
         execute_run: Callable[..., FinishedRun],
     ) -> None:
-        self._spec, self._question, self._directory = spec, question, directory
+        self._spec, self._question, self._place = spec, question, place
+        self._directory = place.directory
         self._console, self._quiet = console, Console(quiet=True)
-        self._probes = list(probes)
+        earlier = place.stored()
+        self._probes = [] if earlier is None else list(earlier.probes)
         self._client_limit = math.inf
         self._execute_run = execute_run
 
     def conclude(self) -> Capacity:
         """Run the search and write its files; also the files of a search whose target or load
         generator failed, if it has a probe."""
-        resume = f"the same command with --out {self._directory} --resume continues it"
+        resume = f"the same command with --out {self._directory} --resume continues"
         try:
             is_interrupted = not self._run()
         except KeyboardInterrupt:
@@ -157,12 +165,12 @@ class _Search:
             raise
         answer = self._written(is_interrupted)
         if is_interrupted:
-            self._print(f"interrupted after {_count(self._probes)}; {resume}")
+            self._place.print_interrupted(self._console, f"{_count(self._probes)} done")
         return answer
 
     def _written(self, is_interrupted: bool) -> Capacity:
         answer = conclude(self._question, self._probes, self._spec.unit, is_interrupted)
-        write(self._spec, self._question, self._directory, self._probes, answer)
+        write(self._spec, self._question, self._place, self._probes, answer)
         return answer
 
     def _run(self) -> bool:
@@ -254,7 +262,7 @@ class _Search:
         return finished
 
     def _store(self) -> None:
-        store(self._spec, self._question, self._directory, self._probes, None)
+        store(self._spec, self._question, self._place, self._probes)
 
     def _print_result(self, probe: Probe) -> None:
         share = f"  {100 * probe.attainment:.1f} % of {probe.n_due} met the SLO"

@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from loadgen.cli import parse
 from loadgen.cli.flags import (
     Engine,
-    Json,
     Model,
     ScenarioFlags,
+    StudyFlags,
     Target,
     TrafficFlags,
     WaitReady,
@@ -24,7 +22,7 @@ from loadgen.cli.flags import (
     Workers,
     with_flags,
 )
-from loadgen.cli.terminal import print_json, stdout
+from loadgen.cli.terminal import stderr
 from loadgen.errors import UsageError
 from loadgen.units import parse_rate_per_s
 
@@ -51,6 +49,7 @@ def capacity(
     flags: ScenarioFlags,
     traffic: TrafficFlags,
     watch: WatchFlags,
+    study: StudyFlags,
     target: Target = None,
     attainment: Annotated[
         str | None,
@@ -77,22 +76,16 @@ def capacity(
     precision: Annotated[
         str, typer.Option(help="The search ends when half the interval is this share of the value.")
     ] = "5%",
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Directory of the search. Default: runs/capacity-<scenario>-<time>."),
-    ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Continue the search in --out.")] = False,
     model: Model = "",
     engine: Engine = "",
     workers: Workers = "auto",
     wait_ready: WaitReady = None,
-    json: Json = False,
 ) -> None:
     """Find the highest load that meets the SLO, with a confidence interval."""
-    from loadgen.studies.capacity.files import default_directory
-    from loadgen.studies.capacity.run import search
+    from loadgen.studies.capacity.run import opened, search_in
     from loadgen.studies.capacity.spec import CapacitySpec
     from loadgen.studies.capacity.view import table
+    from loadgen.studies.study import end
 
     loads: tuple[Over, Over] = ("rate", "concurrency")
     is_closed = traffic.users is not None or traffic.concurrency is not None
@@ -101,8 +94,6 @@ def capacity(
     share = None if attainment is None else parse.read_share("--attainment", attainment)
     scenario, share = parse.with_limits(scenario, share)
     target = parse.read_target(target)
-    if resume and out is None:
-        raise UsageError("--resume: no search: name its directory with --out")
     options = parse.base_options(
         flags.plugin,
         n_workers=parse.read_workers(workers),
@@ -121,17 +112,19 @@ def capacity(
         confidence=_inside("--confidence", confidence, 0.5, 0.999),
         precision=_inside("--precision", precision, 0.002, 0.5),
     )
-    with parse.shared_watch(watch, [target]) as each:
+    with (
+        parse.shared_watch(watch, [target]) as each,
+        opened(spec, study.out, resume=study.resume) as place,
+    ):
         spec = replace(spec, options=replace(options, watch=each))
-        directory = out or default_directory(scenario)
-        console = Console(stderr=True, highlight=False, markup=False)
-        result = search(spec, directory, console, resume=resume)
-    if json:
-        print_json(result.to_json())
-    else:
-        stdout().print(table(result))
-    typer.echo(f"report: {directory / 'report.html'}", err=True)
-    raise typer.Exit(result.exit_code)
+        found = search_in(place, spec, stderr())
+    end(
+        found.to_json(),
+        lambda: table(found),
+        as_json=study.json,
+        exit_code=found.exit_code,
+        files={"report": place.directory / "report.html"},
+    )
 
 
 def _between(text: str, over: Over) -> tuple[float, float]:

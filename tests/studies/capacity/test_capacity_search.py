@@ -92,7 +92,7 @@ def test_another_search_is_not_gone_on_with(asked, tmp_path):
         search(asked(), tmp_path / "s", QUIET, resume=False)
     with pytest.raises(UsageError, match=r"other settings \(scenario\.seed: 7 → 8\)"):
         search(asked("seed=8"), tmp_path / "s", QUIET, resume=True)
-    with pytest.raises(UsageError, match="holds no search"):
+    with pytest.raises(UsageError, match="nowhere does not exist; leave out --resume"):
         search(asked(), tmp_path / "nowhere", QUIET, resume=True)
 
 
@@ -134,7 +134,7 @@ def test_a_target_that_goes_away_leaves_what_was_found(asked, tmp_path):
     with pytest.raises(TargetError):
         search(asked(), out, Console(file=log), resume=False, execute_run=then_gone)
     assert "ended after 1 probe (at least 8 req/s" in log.getvalue()
-    assert "--resume continues it" in " ".join(log.getvalue().split())
+    assert "--resume continues" in " ".join(log.getvalue().split())
     assert "<html" in (out / "report.html").read_text()
     later = search(asked(budget_s=60.0), out, QUIET, resume=True)
     assert len(later.probes) > n_made

@@ -1,0 +1,262 @@
+"""Plumbing that all studies share: directory, lock, resume, result file, and the end of a verb.
+
+    <out>/study.json     the study and its definition; `--resume` continues the same definition only
+    <out>/<name>.json    the result, typed, replaced as a whole
+    <out>/…              the files of the study's own
+
+A new study needs a `Study`, a verb, and a line in `loadgen.cli.lazy_verbs`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+
+import msgspec
+import typer
+
+from loadgen.archive.directory import make_directory, reserved
+from loadgen.archive.directory_lock import NAME as LOCK
+from loadgen.archive.directory_lock import held
+from loadgen.cli.terminal import print_json, stdout
+from loadgen.errors import RunInvalid, UsageError
+from loadgen.manifest.json_section import JsonSection, encoded, read_section
+from loadgen.run.manifest import recorded_command, version
+from loadgen.studies.cells.cell import differing
+from loadgen.whole_file import read_result, replacing
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+R = TypeVar("R", bound=JsonSection)
+MARKER = "study.json"
+_LOGS = "servers"
+NO_DEFINITION: Mapping[str, Any] = {}
+
+
+class Marker(JsonSection, frozen=True, kw_only=True):
+    """The content of study.json. `definition` holds the settings that a resumed study must share;
+    `command` has no secrets."""
+
+    schema: int = 1
+    study: str
+    label: str
+    began_utc: str
+    slobench: str
+    command: list[str]
+    definition: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Study(Generic[R]):
+    """A kind of study. `name` is that of the verb, of the result file and of the default directory;
+    `noun` names the study in messages; `result` is the type of the result file."""
+
+    name: str
+    noun: str
+    result: type[R]
+
+    @property
+    def file(self) -> str:
+        """The name of the result file."""
+        return f"{self.name}.json"
+
+    def read(self, directory: Path) -> R:
+        """The result in a directory. Raises UsageError for none, and for a file that is damaged."""
+        path = directory / self.file
+        try:
+            content = json.loads(read_result(path))
+        except FileNotFoundError:
+            raise UsageError(
+                f"{directory}: holds no result of a {self.noun} ({self.file})"
+            ) from None
+        except (OSError, ValueError) as error:
+            raise UsageError(f"{path}: cannot be read: {error}") from None
+        try:
+            return read_section(content, self.result, str(path))
+        except RunInvalid as error:
+            raise UsageError(str(error)) from None
+
+    @contextlib.contextmanager
+    def opened(
+        self,
+        label: str,
+        out: Path | None,
+        *,
+        resume: bool = False,
+        definition: Mapping[str, Any] = NO_DEFINITION,
+        command: Sequence[str] = (),
+    ) -> Iterator[Place[R]]:
+        """The locked directory of a study: `out`, or a new `runs/<name>-<label>-<time>`.
+
+        `resume` continues the study in `out`, which must have the same `definition`. If an error
+        ends a study before any work is stored, a directory made here is removed. Raises UsageError
+        for a directory with other content, for a study that `resume` does not name, and for one in
+        use.
+        """
+        if resume and out is None:
+            raise UsageError("--resume: name the directory of the study with --out")
+        is_new = out is None or not out.exists()
+        directory = self._default(label) if out is None else out
+        if out is not None and out.exists() and not out.is_dir():
+            raise UsageError(f"--out {out}: is not a directory")
+        if resume and is_new:
+            raise UsageError(f"--resume: {out} does not exist; leave out --resume")
+        make_directory(directory)
+        try:
+            with held(directory, f"--out {directory}", f"the {self.noun} {label}".rstrip()):
+                marker = self._entered(directory, label, resume, definition, command)
+                yield Place(self, directory, marker, resume)
+        except BaseException:
+            if is_new and not self._has_work(directory):
+                _remove(directory, (MARKER, self.file))
+            raise
+
+    def _default(self, label: str) -> Path:
+        words = [self.name, *([label] if label else []), f"{datetime.now():%Y%m%d-%H%M%S}"]
+        return reserved(Path("runs") / "-".join(words))
+
+    def _entered(
+        self,
+        directory: Path,
+        label: str,
+        resume: bool,
+        definition: Mapping[str, Any],
+        command: Sequence[str],
+    ) -> Marker:
+        """The marker of a new study, written now, or that of the study to resume."""
+        path, has_work = directory / MARKER, self._has_work(directory)
+        if not path.is_file():
+            if has_work:
+                raise UsageError(f"--out {directory}: exists already and holds no {self.noun}")
+            if resume:
+                raise UsageError(f"--resume: {directory} holds no {self.noun}; leave out --resume")
+            return self._begun(path, label, definition, command)
+        marker = _read_marker(path)
+        if marker.study != self.name:
+            raise UsageError(
+                f"--out {directory}: holds the results of slobench {marker.study}; choose another"
+            )
+        if not has_work:  # its target never answered, or it was interrupted before
+            return self._begun(path, label, definition, command)
+        if not resume:
+            raise UsageError(
+                f"--out {directory}: holds a {self.noun} that began {marker.began_utc}; add "
+                "--resume to continue it, or choose another --out"
+            )
+        if lines := differing(_plain(definition), marker.definition):
+            raise UsageError(
+                f"--resume {directory}: the {self.noun} there has other settings "
+                f"({'; '.join(lines)}); repeat those, or choose another --out"
+            )
+        return marker
+
+    def _begun(
+        self, path: Path, label: str, definition: Mapping[str, Any], command: Sequence[str]
+    ) -> Marker:
+        marker = Marker(
+            study=self.name,
+            label=label,
+            began_utc=datetime.now(UTC).isoformat(),
+            slobench=version(),
+            command=list(recorded_command(command)),
+            definition=_plain(definition),
+        )
+        _write_section(path, marker)
+        return marker
+
+    def _has_work(self, directory: Path) -> bool:
+        """Whether a directory holds more than the files that are written before the first run."""
+        before = {MARKER, LOCK, self.file, f"{self.file}.partial", f"{MARKER}.partial"}
+        return any(
+            path.is_file()
+            for entry in directory.iterdir()
+            if entry.name not in before and entry.name != _LOGS
+            for path in (entry, *entry.rglob("*"))
+        )
+
+
+@dataclass(frozen=True)
+class Place(Generic[R]):
+    """The open directory of a study. `is_resumed`: it holds earlier work of the same study."""
+
+    study: Study[R]
+    directory: Path
+    marker: Marker
+    is_resumed: bool
+
+    def write(self, result: R) -> None:
+        """Replaces the result file as a whole."""
+        _write_section(self.directory / self.study.file, result)
+
+    def write_text(self, name: str, text: str) -> Path:
+        """Replaces another file of the study as a whole; its path."""
+        path = self.directory / name
+        with replacing(path) as partial:
+            partial.write_text(text, encoding="utf-8")
+        return path
+
+    def stored(self) -> R | None:
+        """The result of the study to resume; None without one. Raises UsageError for a damaged
+        file."""
+        is_stored = self.is_resumed and (self.directory / self.study.file).is_file()
+        return self.study.read(self.directory) if is_stored else None
+
+    def print_interrupted(self, console: Console, done: str) -> None:
+        """Prints what an interrupt kept, and how to continue."""
+        console.print(
+            f"interrupted: {done}; the same command with --out {self.directory} --resume continues",
+            markup=False,
+            soft_wrap=True,
+        )
+
+
+def end(
+    content: Mapping[str, Any],
+    shown: Callable[[], RenderableType],
+    *,
+    as_json: bool,
+    exit_code: int,
+    files: Mapping[str, Path],
+) -> NoReturn:
+    """Ends a verb: the result on standard output, as JSON or as `shown()`; then a line for each of
+    `files` (word → path) on standard error."""
+    if as_json:
+        print_json(content)
+    else:
+        stdout().print(shown())
+    for word, path in files.items():
+        typer.echo(f"{word}: {path}", err=True)
+    raise typer.Exit(exit_code)
+
+
+def _read_marker(path: Path) -> Marker:
+    try:
+        return read_section(json.loads(read_result(path)), Marker, str(path))
+    except (OSError, ValueError, RunInvalid) as error:
+        raise UsageError(f"{path}: cannot be read ({error}); choose another --out") from None
+
+
+def _write_section(path: Path, section: JsonSection) -> None:
+    text = msgspec.json.format(encoded(section), indent=1)
+    with replacing(path) as partial:
+        partial.write_bytes(text + b"\n")
+
+
+def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The value as a JSON file gives it back."""
+    plain: dict[str, Any] = msgspec.json.decode(encoded(dict(value)))
+    return plain
+
+
+def _remove(directory: Path, names: Sequence[str]) -> None:
+    """Removes a directory that holds nothing but files of these names."""
+    with contextlib.suppress(OSError):
+        for name in names:
+            (directory / name).unlink(missing_ok=True)
+        directory.rmdir()

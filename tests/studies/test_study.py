@@ -1,0 +1,220 @@
+"""The plumbing of studies: directory, lock, resume, result file."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import msgspec
+import numpy as np
+import pytest
+import typer
+
+from loadgen.errors import UsageError
+from loadgen.manifest.json_section import JsonSection
+from loadgen.studies.study import Study, end
+
+
+class Sums(JsonSection, frozen=True, kw_only=True):
+    total: float
+    parts: tuple[int, ...] = ()
+
+
+SUMS = Study("sums", "sum of parts", Sums)
+OTHER = Study("other", "other study", Sums)
+
+
+@pytest.fixture(autouse=True)
+def in_an_empty_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def started(out, **more):
+    """A study with a result and a file of its own."""
+    with SUMS.opened("few", out, **more) as place:
+        place.write_text("part-1.txt", "1")
+        place.write(Sums(total=1.0, parts=(1,)))
+    return place
+
+
+def failed(out, work):
+    """The directory of a study that ended with an error after `work`."""
+    try:
+        with SUMS.opened("few", out) as place:
+            work(place)
+            raise KeyError
+    except KeyError:
+        return place.directory
+
+
+def test_a_study_without_out_gets_a_directory_with_its_name(tmp_path):
+    place = started(None)
+    assert place.directory.parent.name == "runs"
+    assert place.directory.name.startswith("sums-few-20")
+    assert json.loads((place.directory / "sums.json").read_text()) == {"total": 1.0, "parts": [1]}
+    assert SUMS.read(place.directory) == Sums(total=1.0, parts=(1,))
+
+
+def test_two_studies_in_the_same_second_get_two_directories():
+    assert started(None).directory != started(None).directory
+
+
+def test_a_study_is_continued_with_resume_only(tmp_path):
+    out = tmp_path / "s"
+    first = started(out, definition={"a": 1})
+    with (
+        pytest.raises(UsageError, match=r"holds a sum of parts that began 20.*add --resume"),
+        SUMS.opened("few", out, definition={"a": 1}),
+    ):
+        pytest.fail("opened")
+    with SUMS.opened("few", out, resume=True, definition={"a": 1}) as place:
+        assert place.is_resumed
+        assert place.stored() == Sums(total=1.0, parts=(1,))
+        assert place.marker == first.marker
+
+
+def test_resume_names_the_settings_that_differ(tmp_path):
+    started(tmp_path / "s", definition={"rate": 2, "engine": ["x"]})
+    with (
+        pytest.raises(UsageError, match=r"other settings \(rate: 2 → 3\)"),
+        SUMS.opened("few", tmp_path / "s", resume=True, definition={"rate": 3, "engine": ["x"]}),
+    ):
+        pytest.fail("opened")
+
+
+@pytest.mark.parametrize(
+    ("make", "resume", "message"),
+    [
+        (lambda out: None, True, "does not exist; leave out --resume"),
+        (lambda out: out.mkdir(), True, "holds no sum of parts; leave out --resume"),
+        (lambda out: out.touch(), False, "is not a directory"),
+        (lambda out: (out.mkdir(), (out / "x").touch()), False, "holds no sum of parts"),
+        (lambda out: (out.mkdir(), (out / "x").touch()), True, "holds no sum of parts"),
+    ],
+)
+def test_a_directory_with_other_content_is_refused(tmp_path, make, resume, message):
+    out = tmp_path / "s"
+    make(out)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(UsageError, match=message), SUMS.opened("few", out, resume=resume):
+        pytest.fail("opened")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_the_directory_of_another_study_is_refused(tmp_path):
+    started(tmp_path / "s")
+    with (
+        pytest.raises(UsageError, match="holds the results of slobench sums"),
+        OTHER.opened("few", tmp_path / "s", resume=True),
+    ):
+        pytest.fail("opened")
+
+
+def test_resume_needs_a_directory():
+    with pytest.raises(UsageError, match="with --out"), SUMS.opened("few", None, resume=True):
+        pytest.fail("opened")
+
+
+def test_a_second_process_is_refused_while_a_study_runs(tmp_path):
+    with SUMS.opened("few", tmp_path / "s"):
+        code = (
+            "from pathlib import Path\n"
+            "from tests.studies.test_study import SUMS\n"
+            "from loadgen.errors import UsageError\n"
+            "try:\n"
+            "    with SUMS.opened('few', Path('s')): pass\n"
+            "except UsageError as error: print(error)\n"
+        )
+        shown = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+            env={"PYTHONPATH": ":".join(sys.path)},
+        ).stdout  # fmt: skip
+    assert "in use by the sum of parts few, pid" in shown
+
+
+def test_nothing_is_left_of_a_study_that_did_not_begin(tmp_path):
+    for out in (None, tmp_path / "s"):
+        assert not failed(out, lambda place: place.write(Sums(total=0.0))).exists()
+
+
+def test_work_stays_after_an_error(tmp_path):
+    failed(tmp_path / "s", lambda place: place.write_text("part-1.txt", "1"))
+    with SUMS.opened("few", tmp_path / "s", resume=True) as place:
+        assert (place.directory / "part-1.txt").read_text() == "1"
+        assert place.stored() is None
+
+
+def test_a_study_whose_server_never_answered_begins_again_without_resume(tmp_path):
+    out = tmp_path / "s"
+    out.mkdir()
+    for _ in range(2):
+        with SUMS.opened("few", out) as place:
+            place.write(Sums(total=0.0))
+            (out / "servers").mkdir(exist_ok=True)
+            (out / "servers" / "server.log").write_text("out of memory")
+            assert not place.is_resumed
+
+
+def test_a_damaged_result_is_named_with_its_key(tmp_path):
+    place = started(tmp_path / "s")
+    (place.directory / "sums.json").write_text('{"total": "much"}')
+    with pytest.raises(UsageError, match=r'sums\.json: total: expected `?float`?, found "much"'):
+        SUMS.read(place.directory)
+    (place.directory / "sums.json").write_text('{"total"')
+    with pytest.raises(UsageError, match=r"sums\.json: cannot be read"):
+        SUMS.read(place.directory)
+    (place.directory / "sums.json").unlink()
+    with pytest.raises(UsageError, match="holds no result of a sum of parts"):
+        SUMS.read(place.directory)
+
+
+def test_numbers_of_numpy_are_written_as_numbers(tmp_path):
+    with SUMS.opened("few", tmp_path / "s") as place:
+        place.write(Sums(total=np.float64(1.5), parts=(np.int64(3),)))  # type: ignore[arg-type]  # numpy
+    assert SUMS.read(tmp_path / "s") == Sums(total=1.5, parts=(3,))
+    with SUMS.opened("few", tmp_path / "t") as place, pytest.raises(TypeError):
+        place.write(Sums(total=object()))  # type: ignore[arg-type]  # refused
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from tests.studies.test_study import SUMS, Sums
+with SUMS.opened("few", Path("s")) as place:
+    place.write(Sums(total=0.0, parts=(0,) * 200_000))
+    print("ready", flush=True)
+    for k in range(1, 10_000):
+        place.write(Sums(total=float(k), parts=(k,) * 200_000))
+"""
+
+
+@pytest.mark.faults
+def test_a_killed_study_leaves_the_old_or_the_new_result_whole(tmp_path):
+    for _ in range(3):
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER], stdout=subprocess.PIPE,
+            env={"PYTHONPATH": ":".join(sys.path)},
+        ) as process:  # fmt: skip
+            assert process.stdout is not None
+            process.stdout.readline()
+            process.send_signal(signal.SIGKILL)
+        result = SUMS.read(tmp_path / "s")
+        assert result.parts == (int(result.total),) * 200_000
+
+
+def test_the_end_of_a_verb_is_the_result_then_its_files(tmp_path, capsys):
+    for as_json, shown in ((False, "a table"), (True, '"total": 1.0')):
+        with pytest.raises(typer.Exit) as ending:
+            end({"total": 1.0}, lambda: "a table", as_json=as_json, exit_code=3,
+                files={"report": tmp_path / "report.html"})  # fmt: skip
+        assert ending.value.exit_code == 3
+        out, err = capsys.readouterr()
+        assert shown in out
+        assert err == f"report: {tmp_path / 'report.html'}\n"
+
+
+def test_keys_of_a_later_version_are_skipped(tmp_path):
+    place = started(tmp_path / "s")
+    content = {**msgspec.to_builtins(Sums(total=2.0)), "later": 1}
+    (place.directory / "sums.json").write_text(json.dumps(content))
+    assert SUMS.read(place.directory).total == 2.0
