@@ -155,7 +155,7 @@ def test_a_search_keeps_its_probes_and_names_resume(cli, tmp_path):
         process.send_signal(signal.SIGHUP)
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
-    assert "--resume continues it" in stderr
+    assert "--resume continues" in stderr
     assert json.loads((tmp_path / "found" / "capacity.json").read_text())["answer"][
         "is_interrupted"
     ]
