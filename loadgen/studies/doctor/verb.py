@@ -20,6 +20,7 @@ from loadgen.cli.flags import (
 )
 from loadgen.cli.terminal import print_json, stdout
 from loadgen.errors import UsageError
+from loadgen.workload.traffic_flags import LENGTHS, LOADS, flag_of
 
 if TYPE_CHECKING:
     pass
@@ -75,7 +76,7 @@ def doctor(
     if given:
         if prove:
             raise UsageError("--prove has rates and lengths of its own: leave the traffic out")
-        if target is None and not given & {"rate", "users", "concurrency"}:
+        if target is None and given.isdisjoint(LOADS):
             raise UsageError("the traffic has no load: add --rate N or --concurrency N")
         load = {} if target is None else {"rate": "1/s"}
         scenario = parse.choose_scenario(
@@ -85,8 +86,8 @@ def doctor(
     if target is not None:
         if prove:
             raise UsageError("--prove checks this machine, --target a server: choose one")
-        if loads := given - {"input_len", "output_len"}:
-            flags = ", ".join(sorted("--" + name.replace("_", "-") for name in loads))
+        if loads := given.difference(LENGTHS):
+            flags = ", ".join(sorted(map(flag_of, loads)))
             raise UsageError(
                 f"{flags}: with --target, doctor sends single requests and needs only --input-len "
                 "and --output-len; without --target it checks that this machine can send the "
