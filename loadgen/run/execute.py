@@ -27,7 +27,7 @@ from loadgen.run.preload import Preload
 from loadgen.run.run_options import RunKeywords, RunOptions, RunSetup
 from loadgen.run.shard_tasks import shard_count
 from loadgen.run.shown_run import ShownRun, shown
-from loadgen.run.target import Choice, Server, Target, open_target
+from loadgen.run.target import Server, Target, open_target
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import make_plan
 
@@ -175,22 +175,6 @@ def local_fleet(setup: RunSetup, preforked: PreforkedShard | None = None) -> Sha
     return Shards(n, setup.log_dir, options.plugins, preforked)
 
 
-def target_choice(target: str, options: RunOptions) -> Choice:
-    """The options that choose and configure the target."""
-    return Choice(
-        target,
-        options.engine,
-        options.model,
-        options.environ,
-        options.scrape,
-        options.plugins,
-        options.target_settings,
-        options.wait_ready_s,
-        options.reuse_preflight_s,
-        options.cache_dir,
-    )
-
-
 def record(setup: RunSetup, target: Target) -> Run:
     """Sends a plan to an open target and returns the recorded run. The plan and the manifest are in
     the directory before the first request goes out."""
@@ -206,15 +190,7 @@ def _opened(setup: RunSetup, server: Server | None, open_fleet: OpenFleet) -> It
         return
     with (
         open_fleet(setup) as fleet,  # its processes import their modules during the preflight
-        open_target(
-            target_choice(setup.target, setup.options),
-            setup.scenario,
-            setup.plan,
-            setup.log_dir,
-            setup.console,
-            Preload(surroundings),
-            server,
-        ) as target,
+        open_target(setup, Preload(surroundings), server) as target,
     ):
         yield lambda: _record(setup, target, fleet, server)
 

@@ -60,7 +60,7 @@ def doctor(
 ) -> None:
     """Check how much load this machine can measure accurately, whether it can measure the traffic
     of the flags (--rate 20 --output-len 128), or whether a server can be measured."""
-    from loadgen.run.target import Choice
+    from loadgen.run.run_options import RunOptions
     from loadgen.studies.doctor.run import (
         check_accuracy,
         check_machine,
@@ -93,9 +93,13 @@ def doctor(
                 "and --output-len; without --target it checks that this machine can send the "
                 "traffic"
             )
-        wait_s = parse.read_wait_s(wait_ready)
-        choice = Choice(target, engine, model, dict(os.environ), wait_ready_s=wait_s)
-        facts = check_server(choice, console, longest)
+        options = RunOptions(
+            engine=engine,
+            model=model,
+            environ=dict(os.environ),
+            wait_ready_s=parse.read_wait_s(wait_ready),
+        )
+        facts = check_server(target, options, console, longest)
     elif model or engine or wait_ready:
         raise UsageError("--model, --engine and --wait-ready need --target")
     elif given:
