@@ -223,7 +223,7 @@ def _check_has_effect(options: SimOptions) -> None:
 
 def each_replica(options: SimOptions) -> list[SimOptions]:
     """The settings of every replica. Raises UsageError for a malformed `replicas`."""
-    shared = options.model_dump(exclude_unset=True, exclude=_OF_THE_CLUSTER)
+    shared = options.model_dump(mode="json", exclude_unset=True, exclude=_OF_THE_CLUSTER)
     replicas: list[SimOptions] = []
     for group in options.replicas.split("+"):
         match = _GROUP.fullmatch(group.strip())
