@@ -117,7 +117,7 @@ def _check_target(cell: Cell) -> None:
     UsageError."""
     options = cell.options
     if cell.target == SIMULATED:
-        from loadgen.lab.simulated_engine import read_settings, sim_options
+        from loadgen.lab.sim_options import read_settings, sim_options
 
         sim_options(read_settings(options.engine))
     if cell.target == SIMULATED or cell.target in OURS:
