@@ -105,6 +105,8 @@ def open_target(
         else nullcontext(server)
     ) as server:
         endpoint = server.endpoint
+        if scenario.sampling is not None:
+            endpoint = endpoint.with_fields(scenario.sampling.body())
         line = f"{server.name}: {endpoint.url}  {endpoint.labels.flags or ''}".rstrip()
         console.print(line, soft_wrap=True, markup=False)
         store = None
@@ -341,6 +343,7 @@ def _requests(setup: RunSetup) -> tuple[object, ...]:
         setup.options.model,
         setup.options.scrape,
         scenario.prompts.model_dump_json(),
+        "" if scenario.sampling is None else scenario.sampling.model_dump_json(),
         timeout_s,
         longest,
         lengths,

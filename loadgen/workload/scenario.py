@@ -42,7 +42,7 @@ from loadgen.workload.classes import (
 from loadgen.workload.counted_window import CLOSED_LOOP_S, MOST_REQUESTS, window_s
 from loadgen.workload.layout import RandomStreams
 from loadgen.workload.presets import expanded
-from loadgen.workload.requests import Requests
+from loadgen.workload.requests import Requests, SamplingFields
 from loadgen.workload.texts import PROMPTS, PromptKind, Synthetic
 from loadgen.workload.traffic_flags import CLOSED_LOOPS, FLAGS, LOADS, TrafficFlags, flag_of
 from loadgen.yaml_document import Document, override, parse_document, read_file, write_document
@@ -158,7 +158,8 @@ class Scenario(Strict):
     `source`.
 
     The requests are described here (`requests` with an optional `session`, or a `chain`) or in
-    `classes`. Each class has SLOs of its own; `slo` then holds those about all traffic.
+    `classes`. Each class has SLOs of its own; `slo` then holds those about all traffic. Every
+    request is sent with the fields of `sampling`.
     """
 
     schema_version: Annotated[Literal[1], Field(alias="schema")] = 1
@@ -169,6 +170,7 @@ class Scenario(Strict):
     session: Session | None = None
     chain: Chain = ()
     classes: dict[str, TrafficClass] = Field(default_factory=dict)
+    sampling: SamplingFields | None = None
     phases: Phases
     limits: Limits = Limits()
     stop_when: Annotated[
@@ -395,8 +397,13 @@ class Scenario(Strict):
         return lateness_limit_s(self.all_slos())
 
     def resolved(self) -> JsonObject:
-        """Every key with its value, including defaults, as JSON data for `model_validate`."""
-        return as_data(self)
+        """Every key with its value, including defaults, as JSON data for `model_validate`. Without
+        `sampling` where it states nothing, so that scenarios recorded before that key stay equal.
+        """
+        values = as_data(self)
+        if self.sampling is None:
+            del values["sampling"]
+        return values
 
     def to_yaml(self) -> str:
         """The scenario as a YAML file that loads as an equal scenario. Keys that equal their

@@ -13,8 +13,9 @@ from loadgen.run.execute import execute
 from loadgen.run.run_options import RunOptions, RunSetup
 from loadgen.run.target import open_server, open_target
 from loadgen.workload.prompts import Prompts
-from loadgen.workload.scenario import Scenario, scenario_from_flags
+from loadgen.workload.scenario import Scenario, scenario_from_flags, varied
 from loadgen.workload.schedule import make_plan
+from targets.base import Request
 
 pytestmark = pytest.mark.e2e
 QUIET = Console(file=io.StringIO())
@@ -62,6 +63,27 @@ def test_a_second_preflight_sends_requests_only_where_the_first_does_not_apply(n
     assert n_requests(scenario(), longer_input, longer_output) == n_first + n_others
     # The server behind a URL may have been replaced between two runs.
     assert n_requests(scenario(), scenario(seed=1), as_url=True) == 2 * n_first
+
+
+def test_every_request_has_the_sampling_parameters_of_its_scenario(tmp_path):
+    """Also where a preflight of other parameters is known; a target file's extra_body replaces."""
+
+    def sent(server, target, settings=(), **sampling):
+        each = varied(scenario(), {"sampling": sampling})
+        options = RunOptions(target_settings=settings)
+        setup = RunSetup(each, make_plan(each), target, options, tmp_path, QUIET)
+        with open_target(setup, server=server) as target:
+            assert target.to_manifest().extra_body == target.adapter.extra_body
+            body = json.loads(target.adapter.encode(Request("a", 1)).body)
+            return {name: body[name] for name in ("top_p", "top_k") if name in body}
+
+    with open_server("mock", RunOptions(), tmp_path / "logs", QUIET) as mock:
+        assert sent(mock, "mock", top_p=0.9) == {"top_p": 0.9}
+        assert sent(mock, "mock", top_p=0.5, top_k=20) == {"top_p": 0.5, "top_k": 20}
+        assert sent(mock, "mock") == {}
+        of_file = ["extra_body.top_p=0.1"]
+        own = sent(None, mock.endpoint.url, of_file, top_p=0.5, top_k=20)
+        assert own == {"top_p": 0.1, "top_k": 20}
 
 
 def test_a_failed_check_is_repeated_by_every_preflight(n_requests):
