@@ -52,24 +52,26 @@ def test_bare_numbers_change_a_file_too(file):
 
 @pytest.mark.parametrize("name", FLAGS)
 def test_each_traffic_flag_sets_a_key_that_scenarios_have(name):
-    found = []
+    """In an open or a closed loop; no key accepts a list with a list."""
+    messages = []
     for scenario in ("quickstart", "closed_loop_users"):
-        values: Any = load_scenario(scenario).resolved()
-        for part in FLAGS[name].key.split("."):
-            values = values.get(part, {})
-        found.append(values)
-    assert found != [{}, {}]
+        with pytest.raises(ScenarioError) as caught:
+            load_scenario(scenario, [f"{FLAGS[name].key}=[[]]"])
+        messages.append(str(caught.value))
+    assert not all("unknown key" in message for message in messages), messages
 
 
 def test_each_traffic_flag_sets_its_own_key_on_top_of_a_file(file):
     traffic = TrafficFlags(
-        rate="3", input_len=16, output_len=5, warmup="2", duration="20", max_concurrency=7
-    )
+        rate="3", input_len=16, output_len=5, warmup="2", duration="20", max_concurrency=7,
+        top_p=0.9,
+    )  # fmt: skip
     scenario = parse.choose_scenario(ScenarioFlags(scenario=file), traffic)
     values: Any = scenario.resolved()
     assert values["arrivals"]["rate"] == "3/s"
     assert (scenario.phases.warmup, scenario.phases.measure) == (2.0, 20.0)
     assert scenario.limits.max_concurrency == 7
+    assert values["sampling"]["top_p"] == 0.9
     assert scenario.traffic()["default"].steps()[0].requests.mean_lengths == (16.0, 5.0)
 
 

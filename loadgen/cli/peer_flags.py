@@ -88,8 +88,9 @@ HINTS: Mapping[str, tuple[str, ...]] = {
     ),
     "write --set requests.temperature=0.7": ("--temperature",),
     "write it into extra_body of a target file (docs/targets.md)": (
-        *("--extra-body", "--top-p", "--top-k", "--extra-inputs"),
+        *("--extra-body", "--extra-inputs"),
     ),
+    "write --set sampling.top_k=20": ("--top-k",),
     "write --set requests.shared_prefix.tokens=256": (
         *("--random-prefix-len", "--prefix-tokens", "--prefix-len"),
     ),

@@ -64,6 +64,13 @@ class TrafficFlags:
         int | None,
         Flag("requests.output_tokens", "Output tokens of each request.", role="length"),
     ] = None
+    top_p: Annotated[
+        float | None,
+        Flag(
+            "sampling.top_p",
+            "Tokens are drawn among the most likely that have this probability together, e.g. 0.9.",
+        ),
+    ] = None
     duration: Annotated[
         str | None,
         Flag(
