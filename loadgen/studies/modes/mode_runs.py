@@ -21,8 +21,8 @@ from rich.console import Console
 
 from loadgen.archive import checksums
 from loadgen.endings import ending_signals
+from loadgen.lab.sim_options import sim_options
 from loadgen.lab.simulate import record
-from loadgen.lab.simulated_engine import sim_options
 from loadgen.measure.aggregate import summarize
 from loadgen.plugins import load_plugin
 from loadgen.run.manifest import version

@@ -21,7 +21,7 @@ from rich.console import Console
 from loadgen.archive.directory import make_directory
 from loadgen.archive.directory_lock import held, is_empty
 from loadgen.errors import UsageError
-from loadgen.lab.simulated_engine import sim_options
+from loadgen.lab.sim_options import sim_options
 from loadgen.run.manifest import version
 from loadgen.studies.modes.cell import Cell
 from loadgen.studies.modes.mode_runs import ModeRun, finished, load, store
