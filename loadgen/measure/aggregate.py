@@ -489,7 +489,8 @@ def _only(run: Run, class_id: int) -> Run:
 
 
 def _of_class(name: str, result: SloResult) -> SloResult:
-    return dataclasses.replace(result, text=f"{name}: {result.text}")
+    slo = dataclasses.replace(result.slo, text=f"{name}: {result.text}")
+    return dataclasses.replace(result, slo=slo)
 
 
 def _counts(run: Run, due: Mask) -> dict[str, int]:

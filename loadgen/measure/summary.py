@@ -217,14 +217,14 @@ class Summary:
 
 
 def _slo_json(results: Sequence[SloResult]) -> list[dict[str, Any]]:
-    """Each result with the bound that decides, which is computed from its fields."""
-    bounds = [
-        None if result.bound is None else dataclasses.asdict(result.bound) for result in results
-    ]
-    return [
-        plain_json({**dataclasses.asdict(result), "bound": bound})
-        for result, bound in zip(results, bounds, strict=True)
-    ]
+    """Each result as a flat object: the fields of its SLO, its own, and the bound that decides,
+    which is computed from them."""
+    objects = []
+    for result in results:
+        own = dataclasses.asdict(result)
+        bound = None if result.bound is None else dataclasses.asdict(result.bound)
+        objects.append(plain_json({**own.pop("slo"), **own, "bound": bound}))
+    return objects
 
 
 def plain_json(value: Any) -> Any:

@@ -50,9 +50,9 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class SloResult:
-    """The result of an SLO.
+    """The result of an `slo`.
 
-    `scope` run: `value` of the metric, and `low` and `high`, each a one-sided bound at the
+    Its `scope` run: `value` of the metric, and `low` and `high`, each a one-sided bound at the
     summary's confidence (None: open, or none exists). A met SLO is `proven` when the bound on its
     side meets it too, a missed SLO when its bound misses it. Otherwise about `n_needed` samples
     would prove it, if nothing else changes. `scope` request: `value` is the *share* of due requests
@@ -70,10 +70,7 @@ class SloResult:
     (`measure.validity.survival`).
     """
 
-    text: str
-    scope: Literal["request", "run"]
-    metric: str
-    limit: float
+    slo: Slo
     value: float
     low: float | None
     high: float | None
@@ -90,6 +87,22 @@ class SloResult:
     error: float = 0.0
     error_reaches_limit: bool = False
     survives: bool | None = None
+
+    @property
+    def text(self) -> str:
+        return self.slo.text
+
+    @property
+    def scope(self) -> Literal["request", "run"]:
+        return self.slo.scope
+
+    @property
+    def metric(self) -> str:
+        return self.slo.metric
+
+    @property
+    def limit(self) -> float:
+        return self.slo.limit
 
     @property
     def shown(self) -> str:
@@ -147,9 +160,8 @@ def request_slo_result(
     limit."""
     share = exact_bounds(n_met, due, confidence, dependence.hit_times(confidence))
     return SloResult(
-        slo.text, "request", slo.metric, slo.limit, share.value, share.low, share.high, due,
-        met=None, proven=None, n_needed=None, n_own=n_own,
-        n_effective=dependence.n_effective, too_short=dependence.is_open,
+        slo, share.value, share.low, share.high, due, met=None, proven=None, n_needed=None,
+        n_own=n_own, n_effective=dependence.n_effective, too_short=dependence.is_open,
     )  # fmt: skip
 
 
@@ -172,9 +184,8 @@ def percentile_result(slo: Slo, population: Population, confidence: float) -> Sl
         )
         note = f"{has} no P{100 * slo.quantile:g}, which needs at least {format_count(least)}"
         return SloResult(
-            slo.text, "run", slo.metric, slo.limit, value, None, None, population.n,
-            met=None, proven=None, n_needed=least, note=note,
-        )  # fmt: skip
+            slo, value, None, None, population.n, met=None, proven=None, n_needed=least, note=note
+        )
     bounds = population.percentile_bounds(slo.quantile, confidence)
     n_misses, n = population.n_beyond(slo.limit), population.n
     found = population.dependence(slo.quantile)
@@ -256,8 +267,8 @@ def _result(
         decisive = worst if met else best
         proven = decisive is not None and slo.holds(decisive) is met
     return SloResult(
-        slo.text, "run", slo.metric, slo.limit, value, low, high, n,
-        met, proven, n_needed=None if proven or not n_needed else max(n_needed, n + 1),
+        slo, value, low, high, n, met, proven,
+        n_needed=None if proven or not n_needed else max(n_needed, n + 1),
         n_effective=None if dependence is None else dependence.worth(n),
         too_short=dependence is not None and dependence.is_open,
     )  # fmt: skip

@@ -12,7 +12,6 @@ from typing import Literal
 
 from loadgen.measure.catalog import METRICS, Unit
 from loadgen.measure.fairness import TenantShare
-from loadgen.measure.slo import parse_slo
 from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.summary import (
@@ -264,7 +263,7 @@ def _latency_tile(summary: Summary, metric: str) -> tuple[str, TableCell]:
     that of each request."""
     found = summary.metrics[metric]
     shown, whole = found.percentiles["p99"], found.with_failures.get("p99")
-    limits = {(r.scope, parse_slo(r.text).quantile): r.limit for r in summary.slo
+    limits = {(r.scope, r.slo.quantile): r.limit for r in summary.slo
               if r.metric == metric and math.isfinite(r.limit)}  # fmt: skip
     limit_s = limits.get(("run", 0.99), limits.get(("request", None)))
     cell = TableCell(

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadgen.measure.catalog import METRICS
-from loadgen.measure.slo import parse_slo
 from loadgen.measure.summary import ClassSummary, Summary
 from loadgen.measure.verdict import Bound, SloResult, error_note, is_dependent, sentence
 from loadgen.measure.wording import format_count, format_value
@@ -75,7 +74,7 @@ def _share_met(summary: Summary) -> str:
 
 
 def _limit_words(result: SloResult) -> str:
-    sign = {"<=": "≤", ">=": "≥"}[parse_slo(result.text).operator]
+    sign = {"<=": "≤", ">=": "≥"}[result.slo.operator]
     metric = METRICS[result.metric]
     return f"{metric.title} {sign} {format_value(result.limit, metric.unit)}"
 
@@ -84,7 +83,7 @@ def _against_limit(result: SloResult) -> str:
     """`p99 TTFT 98 ms (limit 500 ms)`; "" for the attainment, and without a value."""
     if result.metric == "attainment" or math.isnan(result.value):
         return ""
-    name = f"{parse_slo(result.text).aggregate or ''} {METRICS[result.metric].title}".strip()
+    name = f"{result.slo.aggregate or ''} {METRICS[result.metric].title}".strip()
     value, limit = (format_value(x, result.unit) for x in (result.value, result.limit))
     return f"{name} {value} (limit {limit})"
 

@@ -104,6 +104,19 @@ def test_the_summary_holds_the_bound_that_each_slo_is_judged_by() -> None:
     assert rag["slo"][0]["bound"] == {"side": "at_least", "value": 0.0}
 
 
+def test_the_summary_states_the_parts_of_each_slo() -> None:
+    run = two_classes(chat=["p99.9(itl) <= 20ms"], slo=["ttft <= 150ms", "mean(tpot) <= 15ms"])
+    summary = summarize(run).to_json()
+    parts = ("text", "scope", "metric", "operator", "limit", "aggregate", "quantile")
+    slos = [*summary["slo"], *summary["classes"]["chat"]["slo"]]
+    assert [tuple(slo[part] for part in parts) for slo in slos] == [
+        ("ttft <= 150ms", "request", "ttft_s", "<=", 0.15, None, None),
+        ("mean(tpot) <= 15ms", "run", "tpot_s", "<=", 0.015, "mean", None),
+        ("attainment >= 99%", "run", "attainment", ">=", 0.99, None, None),
+        ("p99.9(itl) <= 20ms", "run", "itl_s", "<=", 0.02, "p99.9", 0.999),
+    ]
+
+
 def test_an_attainment_that_no_slo_is_about_has_its_lower_bound() -> None:
     share = summarize(five_failures(["ttft <= 150ms", "goodput >= 9.9/s"])).attainment
     assert share.bound is not None

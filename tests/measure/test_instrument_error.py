@@ -16,6 +16,7 @@ from loadgen.manifest.sections import InstrumentLimits
 from loadgen.manifest.self_report import ClientReport
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.per_request import per_request
+from loadgen.measure.slo import parse_slo
 from loadgen.measure.summary import Summary, ValidityCheck
 from loadgen.measure.validity.checks import own_lateness
 from loadgen.measure.validity.error_bound import (
@@ -389,7 +390,7 @@ def test_a_healthy_client_beside_its_limit_is_not_called_held_up() -> None:
 
 def result(met: bool | None, survived: bool | None, reaches: bool) -> SloResult:
     return SloResult(
-        "p99(ttft) <= 1s", "run", "ttft_s", 1.0, 0.5, None, None, 9, met, None, None,
+        parse_slo("p99(ttft) <= 1s"), 0.5, None, None, 9, met, None, None,
         error_reaches_limit=reaches, survives=survived,
     )  # fmt: skip
 
