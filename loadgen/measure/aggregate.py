@@ -80,6 +80,7 @@ from loadgen.measure.validity.survival import (
 from loadgen.measure.verdict import (
     DEFAULT_CONFIDENCE,
     Bound,
+    Reason,
     Shares,
     SloResult,
     decide,
@@ -162,7 +163,7 @@ def summarize(
             name: dataclasses.replace(c, verdict="no_verdict", slo=_unproven(c.slo))
             for name, c in classes.items()
         }
-    verdict, exit_code, reasons = decide(
+    decision = decide(
         judged,
         _doubts(run, found, due),
         overload,
@@ -173,9 +174,10 @@ def summarize(
     )
     return Summary(
         run=run.manifest.run,
-        verdict=verdict,
-        exit_code=exit_code,
-        reasons=reasons,
+        verdict=decision.verdict,
+        exit_code=decision.exit_code,
+        reasons=tuple(reason.sentence for reason in decision.reasons),
+        reason_kinds=tuple(reason.kind for reason in decision.reasons),
         confidence=level,
         window=window,
         **whole,
@@ -199,7 +201,7 @@ def summarize(
         marks=token_marks(columns, run, due),
         http_statuses=_http_statuses(run, due),
         is_verified=run.is_verified,
-        is_overloaded=bool(overload) and verdict == "missed",
+        is_overloaded=any(reason.kind == "overloaded" for reason in decision.reasons),
     )
 
 
@@ -440,7 +442,7 @@ def _class_summary(
     scope = _Scope(part, own, due, lambda moved: meets(moved, slos), window, level)
     by_rows = [(slo, due | True) for slo in (*slos, *_brought(columns))]
     numbers = _numbers(scope, columns, limited, bound, by_rows)
-    doubts = [error_sentence(result) for result in unsettled(numbers["slo"])]
+    doubts = [Reason("invalid", error_sentence(r)) for r in unsettled(numbers["slo"])]
     stated = run.manifest.classes[name]
     numbers |= _rates(part, window, stated.requested_rate_per_s, stated.is_closed_loop)
     return ClassSummary(
@@ -448,7 +450,7 @@ def _class_summary(
         priority=stated.priority,
         verdict=decide(
             numbers["slo"], doubts, "", level, is_strict, numbers["counts"][Status.ok.name]
-        )[0],
+        ).verdict,
         **numbers,
     )
 
@@ -603,16 +605,16 @@ def _goodput(
     return Goodput(requests_per_s, per_second(n_tokens, window))
 
 
-def _doubts(run: Run, found: Sequence[ValidityCheck], due: Mask) -> list[str]:
+def _doubts(run: Run, found: Sequence[ValidityCheck], due: Mask) -> list[Reason]:
     """Reasons for which no verdict can be given."""
     reasons = []
     ended = run.manifest.ended
     if ended != "completed":
         why = run.manifest.end_reason.rstrip(".")
-        reasons.append(f"The run was {ended}{f': {why}' if why else ''}.")
-    reasons += [_sentence(check) for check in found if check.is_gate and check.ok is False]
+        reasons.append(Reason("ended_early", f"The run was {ended}{f': {why}' if why else ''}."))
+    reasons += [Reason("invalid", _sentence(c)) for c in found if c.is_gate and c.ok is False]
     if not due.any():
-        reasons.append("No request was due in the measured window.")
+        reasons.append(Reason("nothing_due", "No request was due in the measured window."))
     return reasons
 
 

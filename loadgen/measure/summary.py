@@ -18,7 +18,7 @@ from loadgen.measure.stalls import Stalls
 from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.stimulus import Stimulus
-from loadgen.measure.verdict import Bound, SloResult, Verdict
+from loadgen.measure.verdict import Bound, ReasonKind, SloResult, Verdict
 
 SCHEMA = 1
 PERCENTILES: Mapping[str, float] = {
@@ -149,6 +149,7 @@ class ClassSummary:
 class Summary:
     """Everything that the CLI prints, summary.json holds and the report shows. Seconds throughout.
 
+    `reason_kinds` has the kind of each of the `reasons` (`verdict.Reason`).
     `counts`: scheduled = warmup + due + withdrawn + not_due; each status counts due rows;
     `unfinished` were cancelled at the end of the drain, `failed` ended without success before.
     Requests per second of the measured window: `requested_rate_per_s` by the scenario's arrivals,
@@ -165,13 +166,14 @@ class Summary:
     it here; an SLO of a class begins with the name of the class. `marks` has, by metric, the reason
     why its values are doubtful; `http_statuses` counts the HTTP errors of due requests by status.
     `is_verified` is False for a run directory of an earlier version, which has no checksums;
-    `is_overloaded`: the run was missed because the server fell behind, as the first reason says.
+    `is_overloaded`: the run was missed because the server fell behind (reason `overloaded`).
     """
 
     run: str
     verdict: Verdict
     exit_code: int
     reasons: tuple[str, ...]
+    reason_kinds: tuple[ReasonKind, ...]
     confidence: float
     window: MeasuredWindow
     counts: Mapping[str, int]

@@ -18,6 +18,21 @@ from loadgen.measure.wording import format_count, format_value
 _SHOWN_ERROR = 0.05
 DEFAULT_CONFIDENCE = 0.95
 Verdict = Literal["met", "missed", "no_verdict"]
+NoteKind = Literal["too_few_samples", "above_offered_rate"]
+ReasonKind = Literal[
+    "ended_early",
+    "invalid",
+    "nothing_due",
+    "too_few_successful",
+    "none_successful",
+    "no_slo",
+    "overloaded",
+    "missed",
+    "met",
+    "unproven",
+    "too_few_samples",
+    "no_value",
+]
 _WITHOUT_BOUNDS = (
     *("requests_per_s", "output_tokens_per_s", "input_tokens_per_s"),
     "goodput_output_tokens_per_s",
@@ -58,9 +73,10 @@ class SloResult:
     would prove it, if nothing else changes. `scope` request: `value` is the *share* of due requests
     that met it, with the same kind of bounds. Such SLOs are judged together through attainment, so
     `met` and `proven` are None. `is_implied`: not stated by the user; see `with_implied`. `n_own`
-    of the `n` requests had a limit of their own. `note` is the reason if no server could have met
-    the SLO, or if there is no verdict on it; in the second case `met` is None, and `n_needed`
-    samples are enough for a verdict. The n samples are worth `n_effective` independent samples
+    of the `n` requests had a limit of their own. `note` is the reason, of `note_kind`, if no server
+    could have met the SLO (`above_offered_rate`), or if there is no verdict on it
+    (`too_few_samples`); in the second case `met` is None, and `n_needed` samples are enough for a
+    verdict. The n samples are worth `n_effective` independent samples
     (None: not estimated); `too_short`: the run is too short for any bound. `seconds_needed` is
     `n_needed` at the rate of the run.
 
@@ -84,6 +100,7 @@ class SloResult:
     too_short: bool = False
     seconds_needed: float | None = None
     note: str = ""
+    note_kind: NoteKind | None = None
     error: float = 0.0
     error_reaches_limit: bool = False
     survives: bool | None = None
@@ -184,8 +201,9 @@ def percentile_result(slo: Slo, population: Population, confidence: float) -> Sl
         )
         note = f"{has} no P{100 * slo.quantile:g}, which needs at least {format_count(least)}"
         return SloResult(
-            slo, value, None, None, population.n, met=None, proven=None, n_needed=least, note=note
-        )
+            slo, value, None, None, population.n, met=None, proven=None, n_needed=least,
+            note=note, note_kind="too_few_samples",
+        )  # fmt: skip
     bounds = population.percentile_bounds(slo.quantile, confidence)
     n_misses, n = population.n_beyond(slo.limit), population.n
     found = population.dependence(slo.quantile)
@@ -249,7 +267,8 @@ def run_metric_result(
     if shares.requested_per_s is not None and shares.requested_per_s >= slo.limit:
         return replace(result, proven=False)  # a longer run offers the requested rate
     offered = format_value(rate, "per_s")
-    return replace(result, note=f"cannot be kept at this rate: only {offered} was offered")
+    note = f"cannot be kept at this rate: only {offered} was offered"
+    return replace(result, note=note, note_kind="above_offered_rate")
 
 
 def _result(
@@ -335,16 +354,39 @@ def error_note(result: SloResult) -> str:
     return f"{sign} up to {format_value(result.error, result.unit)} instrument error"
 
 
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A reason for a verdict: a sentence for people, and its kind for programs.
+
+    Of the run: `ended_early`, `invalid` (a failed validity gate), `nothing_due`,
+    `too_few_successful` (`--min-requests`), `none_successful`, `no_slo`, `overloaded`. Of an SLO:
+    `met`, `missed`, `unproven` (met or missed, but not with the required confidence),
+    `too_few_samples` (of a percentile), `no_value`.
+    """
+
+    kind: ReasonKind
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The verdict of a run, its exit code and the reasons for it."""
+
+    verdict: Verdict
+    exit_code: int
+    reasons: tuple[Reason, ...]
+
+
 def decide(
     results: Sequence[SloResult],
-    doubts: Sequence[str],
+    doubts: Sequence[Reason],
     overload: str,
     confidence: float,
     is_strict: bool,
     n_ok: int,
     min_requests: int = 0,
-) -> tuple[Verdict, int, tuple[str, ...]]:
-    """The verdict, its exit code and the reasons for it.
+) -> Decision:
+    """The verdict that the results of a run's SLOs give.
 
     `doubts` (an invalid measurement, a run cut short) allow no verdict, nor do fewer successful
     requests (`n_ok`) than `min_requests`, nor a run without any. Otherwise a missed SLO or
@@ -353,25 +395,39 @@ def decide(
     failure only if none of its due requests was successful.
     """
     judged = [result for result in results if result.scope == "run"]
+    none_successful = Reason("none_successful", "No request was successful.")
     if doubts:
-        return "no_verdict", 3, tuple(doubts)
+        return Decision("no_verdict", 3, tuple(doubts))
     if n_ok < min_requests:
         fewer = f"fewer than the {format_count(min_requests)} that --min-requests requires"
-        return "no_verdict", 3, (f"{format_count(n_ok)} requests were successful, {fewer}.",)
+        text = f"{format_count(n_ok)} requests were successful, {fewer}."
+        return Decision("no_verdict", 3, (Reason("too_few_successful", text),))
     if not judged and not n_ok:
-        return "no_verdict", 3, ("No request was successful.",)
+        return Decision("no_verdict", 3, (none_successful,))
     if not judged:
-        return "no_verdict", 0, ("No SLO was given, so there is nothing to meet or miss.",)
-    is_open = [r.met is None or (is_strict and r.proven is False) for r in judged]
-    missed = [
-        r for r, unknown in zip(judged, is_open, strict=True) if r.met is False and not unknown
-    ]
+        no_slo = Reason("no_slo", "No SLO was given, so there is nothing to meet or miss.")
+        return Decision("no_verdict", 0, (no_slo,))
+    open_ = [r for r in judged if r.met is None or (is_strict and r.proven is False)]
+    missed = [r for r in judged if r.met is False and not (is_strict and r.proven is False)]
     if missed or overload:
-        reasons = [f"{sentence(result, confidence, bool(overload))}." for result in missed]
-        return "missed", 1, (*([overload] if overload else []), *reasons)
-    if any(is_open):
-        unsettled = [r for r, unknown in zip(judged, is_open, strict=True) if unknown]
-        return "no_verdict", 3, tuple(f"{sentence(r, confidence)}." for r in unsettled)
+        reasons = [Reason("overloaded", overload)] if overload else []
+        reasons += [_reason(r, "missed", confidence, bool(overload)) for r in missed]
+        return Decision("missed", 1, tuple(reasons))
+    if open_:
+        return Decision("no_verdict", 3, tuple(_reason(r, _why_open(r), confidence) for r in open_))
     if not n_ok:
-        return "no_verdict", 3, ("No request was successful.",)
-    return "met", 0, tuple(f"{sentence(result, confidence)}." for result in judged)
+        return Decision("no_verdict", 3, (none_successful,))
+    return Decision("met", 0, tuple(_reason(r, "met", confidence) for r in judged))
+
+
+def _reason(
+    result: SloResult, kind: ReasonKind, confidence: float, is_overloaded: bool = False
+) -> Reason:
+    return Reason(kind, f"{sentence(result, confidence, is_overloaded)}.")
+
+
+def _why_open(result: SloResult) -> ReasonKind:
+    """The kind of reason for which an SLO gives no verdict."""
+    if result.met is not None:
+        return "unproven"
+    return "too_few_samples" if result.note_kind == "too_few_samples" else "no_value"

@@ -8,7 +8,7 @@ from typing import Literal
 
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.summary import ClassSummary, Summary
-from loadgen.measure.verdict import Bound, SloResult, error_note, is_dependent, sentence
+from loadgen.measure.verdict import Bound, SloResult, error_note, is_dependent
 from loadgen.measure.wording import format_count, format_value
 from reports.run.tables import TableCell
 
@@ -182,13 +182,8 @@ class NextStep:
 def is_inconclusive(summary: Summary) -> bool:
     """Whether a valid run lacks only samples for a verdict: an SLO was met or missed in the run,
     but not with the required confidence."""
-    if summary.verdict != "no_verdict" or not summary.validity.trusted:
-        return False
-    open_ = [r for r in run_slos(summary) if r.met is not None and r.proven is False]
-    sentences = {f"{sentence(result, summary.confidence)}." for result in open_}
-    return bool(summary.reasons) and all(
-        reason in sentences or reason.partition(": ")[2] in sentences for reason in summary.reasons
-    )
+    kinds = summary.reason_kinds
+    return bool(kinds) and all(kind == "unproven" for kind in kinds)
 
 
 def run_slos(summary: Summary) -> list[SloResult]:
@@ -232,7 +227,7 @@ def _unreachable(summary: Summary) -> list[NextStep]:
     the offered rate."""
     missed = _missed_slos(summary)
     is_missed = summary.verdict == "missed" and not summary.is_overloaded
-    if not is_missed or not all(r.note for r in missed):
+    if not is_missed or not all(r.note_kind == "above_offered_rate" for r in missed):
         return []
     most = max(r.limit for r in missed)
     offered = f"Offer more than {format_value(most, 'per_s')} (--rate, arrivals.rate)"

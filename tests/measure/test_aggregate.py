@@ -175,6 +175,7 @@ def test_an_interrupted_run_has_no_verdict_and_its_window_ends_where_releasing_s
     summary = summarize(with_manifest(run, ended="interrupted", end_reason="Ctrl-C", window=window))
     assert (summary.verdict, summary.exit_code) == ("no_verdict", 3)
     assert summary.reasons == ("The run was interrupted: Ctrl-C.",)
+    assert summary.reason_kinds == ("ended_early",)
     assert (summary.window.length_s, summary.attainment.due) == (10.0, 100)
     assert any(
         "window is 10 s long, not 20 s as planned" in finding for finding in summary.findings
@@ -186,6 +187,7 @@ def test_lost_rows_allow_no_verdict() -> None:
     run.request_rows["status"][50] = Status.lost
     summary = summarize(run)
     assert (summary.verdict, summary.exit_code) == ("no_verdict", 3)
+    assert summary.reason_kinds == ("invalid",)
     assert "The load generator lost 1 of 220 requests" in summary.reasons[0]
 
 
@@ -281,6 +283,7 @@ def test_nothing_due_gives_no_verdict_and_says_so() -> None:
         summary = summarize(run)
         assert (summary.verdict, summary.exit_code) == ("no_verdict", 3)
         assert summary.reasons == ("No request was due in the measured window.",)
+        assert summary.reason_kinds == ("nothing_due",)
         json.dumps(summary.to_json(), allow_nan=False)
 
 
@@ -418,6 +421,8 @@ def test_a_queue_that_grows_through_the_window_is_missed_for_its_reason() -> Non
     summary = summarize(run)
     assert (summary.verdict, summary.exit_code) == ("missed", 1)
     assert summary.reasons[-1].startswith("The offered rate is above the server's capacity: ")
+    assert summary.to_json()["reason_kinds"][-1] == "overloaded"
+    assert summary.is_overloaded
     assert summary.validity.trusted
 
 
