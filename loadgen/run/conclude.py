@@ -153,8 +153,9 @@ def parent_search(directory: Path) -> Searched | None:
             directory.name,
             "../../report.html",
             len(content["probes"]),
-            str(answer["sentence"]),
-            answer["value"] is not None,
+            str(answer["result"]),
+            answer["value_text"],
+            answer["interval_text"],
             float(answer["attainment"]),
         )
     except (OSError, ValueError, KeyError, TypeError):
