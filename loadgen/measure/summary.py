@@ -219,13 +219,15 @@ class Summary:
 
 
 def _slo_json(results: Sequence[SloResult]) -> list[dict[str, Any]]:
-    """Each result as a flat object: the fields of its SLO, its own, and the bound that decides,
-    which is computed from them."""
+    """Each result as a flat object: the parts of its SLO, its own fields, and the bound that
+    decides, which is computed from them."""
     objects = []
     for result in results:
         own = dataclasses.asdict(result)
+        parts = own.pop("slo")
+        del parts["comparison"]  # `text` has it
         bound = None if result.bound is None else dataclasses.asdict(result.bound)
-        objects.append(plain_json({**own.pop("slo"), **own, "bound": bound}))
+        objects.append(plain_json({**parts, **own, "bound": bound}))
     return objects
 
 
