@@ -213,7 +213,7 @@ def _measured(
         trial = measure(rate_per_s, next(numbers))
         clock.note(trial.wall_s)
         error = f"p99 of the TTFT error {format_value(trial.ttft_error_s, 's')}"
-        failed = ", ".join(problem.partition(":")[0] for problem in trial.problems)
+        failed = ", ".join(trial.causes)
         console.print(
             f"{format_number(rate_per_s)} req/s: {error}{f'; failed: {failed}' if failed else ''}",
             soft_wrap=True,
@@ -243,7 +243,7 @@ def _trials_folder(
 
 def _why_failed(trial: Trial, output_tokens: int = OUTPUT_TOKENS) -> str:
     """Why the lowest rate in the search or proof failed."""
-    reason = "; ".join(trial.problems) or (
+    reason = "; ".join(map(str, trial.problems)) or (
         f"p99 of the TTFT error is {format_value(trial.ttft_error_s, 's')}, "
         f"limit {format_value(ERROR_LIMIT_S, 's')}"
     )
@@ -252,6 +252,10 @@ def _why_failed(trial: Trial, output_tokens: int = OUTPUT_TOKENS) -> str:
 
 def _trial_json(trial: Trial) -> dict[str, Any]:
     plain: dict[str, Any] = _finite(dataclasses.asdict(trial))
+    plain |= {
+        "problems": [str(problem) for problem in trial.problems],
+        "causes": list(trial.causes),
+    }
     return {**plain.pop("fidelity"), **plain, "holds": trial.holds}
 
 
