@@ -39,7 +39,7 @@ from targets.endpoint import Endpoint
 from targets.extended_preflight import extended_preflight
 from targets.preflight import preflight
 from targets.preflight_checks import CONSEQUENCES, EXTENDED_CHECKS
-from targets.preflight_result import Preflight, PreflightCheck
+from targets.preflight_result import Preflight, PreflightCheck, unchecked
 from targets.truth_server import truth_program
 
 _LONGEST = (512, 128)  # prompt and output tokens, for the check of the model's length
@@ -293,7 +293,7 @@ def examine_target(
             if check.check != "run_requests"  # there is no run
         ]
         if preflight_result.fatal is not None:
-            skipped = [PreflightCheck(name, None, "not checked") for name in EXTENDED_CHECKS]
+            skipped = map(unchecked, EXTENDED_CHECKS)
             return server.endpoint.url, [*checks, *skipped], preflight_result.fatal
         return server.endpoint.url, [*checks, *examined], None
 
@@ -321,9 +321,9 @@ def _with_consequence(
     check: PreflightCheck, max_model_len: int | None, *, has_lengths: bool
 ) -> PreflightCheck:
     """The check with its consequence. Without lengths of a traffic none of them can be too long."""
-    if check.check == "max_model_len" and check.detail != "not checked" and not has_lengths:
+    if check.check == "max_model_len" and check.is_checked and not has_lengths:
         stated = f"{max_model_len} tokens" if max_model_len else "not stated"
         check = replace(check, detail=stated)
-    if check.ok or check.detail == "not checked":
+    if check.ok or not check.is_checked:
         return check
     return replace(check, consequence=CONSEQUENCES[check.check])
