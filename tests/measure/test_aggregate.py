@@ -195,13 +195,16 @@ def test_rows_lost_with_a_dead_worker_are_told_with_its_end_and_its_log() -> Non
     """The parent notes how the worker ended; the run itself counts as completed."""
     run = measured_run(slo=["p50(ttft) <= 500ms"])
     run.request_rows["status"][50:60] = Status.lost
-    why = "load-generating process 3 died (exit status -9; nothing in its log)"
-    summary = summarize(with_manifest(run, ended="completed", end_reason=why))
+    why = "worker 3 died (ended by SIGKILL; nothing in its log)"
+    ended = {"ended": "completed", "end_reason": why}
+    summary = summarize(with_manifest(run, **ended, dead_workers=[3]))
     assert summary.reasons == (
-        "The load generator lost 10 of 220 requests: load-generating process 3 died (exit status "
-        "-9; nothing in its log); see logs/shard-3.log.",
+        "The load generator lost 10 of 220 requests: worker 3 died (ended by SIGKILL; nothing in "
+        "its log); see logs/shard-3.log.",
     )
     assert summary.validity.checks[0].detail.endswith("see logs/shard-3.log")
+    both = summarize(with_manifest(run, **ended, dead_workers=[3, 0]))
+    assert both.reasons[0].endswith("see logs/shard-3.log, logs/shard-0.log.")
 
 
 def test_rows_lost_without_a_told_cause_point_to_the_logs() -> None:
@@ -215,8 +218,9 @@ def test_rows_lost_without_a_told_cause_point_to_the_logs() -> None:
 def test_rows_lost_with_a_worker_elsewhere_point_to_what_is_known_of_it() -> None:
     run = measured_run()
     run.request_rows["status"][50] = Status.lost
-    why = "load-generating process 0 died (nothing is heard of its worker)"
-    (reason, *_) = summarize(with_manifest(run, workers=[LOST_WORKER], end_reason=why)).reasons
+    why = "worker 0 died (nothing is heard of its worker)"
+    told = {"workers": [LOST_WORKER], "end_reason": why, "dead_workers": [0]}
+    (reason, *_) = summarize(with_manifest(run, **told)).reasons
     assert "logs/" not in reason
     assert reason.endswith("see `workers` in manifest.json.")
 
