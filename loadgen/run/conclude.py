@@ -15,8 +15,9 @@ from loadgen.archive import checksums, store
 from loadgen.archive.directory_lock import held
 from loadgen.archive.part_decoder import decode_left, wait_for_writers
 from loadgen.errors import RunInvalid, UsageError
-from loadgen.measure.aggregate import slos_of_run, summarize
+from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
+from loadgen.measure.judging_slos import slos_of_run
 from loadgen.measure.summary import Summary
 from loadgen.records import Run
 from loadgen.whole_file import read_result
