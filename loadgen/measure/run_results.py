@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 from loadgen.measure.evidence import Evidence
 from loadgen.measure.scope import Scope
 from loadgen.measure.scope_numbers import ScopeNumbers, scope_numbers
+from loadgen.measure.slo_result import SloResult
 from loadgen.measure.summary import ClassSummary
 from loadgen.measure.validity.survival import error_sentence, unsettled
-from loadgen.measure.verdict import Reason, SloResult, decide
+from loadgen.measure.verdict import Reason, decide
 from loadgen.records import Status
 
 

@@ -13,9 +13,7 @@ from loadgen.measure.catalog import METRICS
 from loadgen.measure.load import Throughput, per_second, throughput
 from loadgen.measure.per_request import Mask, PerRequest, Samples
 from loadgen.measure.slo import Slo, with_implied
-from loadgen.measure.validity.error_bound import ErrorBound
-from loadgen.measure.validity.survival import with_error
-from loadgen.measure.verdict import (
+from loadgen.measure.slo_result import (
     Shares,
     SloResult,
     max_result,
@@ -24,6 +22,8 @@ from loadgen.measure.verdict import (
     request_slo_result,
     run_metric_result,
 )
+from loadgen.measure.validity.error_bound import ErrorBound
+from loadgen.measure.validity.survival import with_error
 from loadgen.records import Run
 
 

@@ -21,12 +21,12 @@ from loadgen.measure.load import Throughput, inside, per_second
 from loadgen.measure.per_request import Mask, PerRequest, Samples
 from loadgen.measure.scope import Scope, count
 from loadgen.measure.slo import parse_slo
+from loadgen.measure.slo_result import Bound, SloResult
 from loadgen.measure.statistics.dependence import Dependence
 from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.statistics.population import Population
 from loadgen.measure.statistics.proportions import wilson
 from loadgen.measure.summary import NO_LIMIT, PERCENTILES, Attainment, Distribution, Goodput
-from loadgen.measure.verdict import Bound, SloResult
 from loadgen.records import Run, Status
 
 _ANY_SHARE = parse_slo("attainment >= 0%")

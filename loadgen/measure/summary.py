@@ -14,11 +14,12 @@ from loadgen.measure.drivers import Drivers
 from loadgen.measure.fairness import Fairness
 from loadgen.measure.load import Throughput
 from loadgen.measure.server_load import Backend, ServerSummary
+from loadgen.measure.slo_result import Bound, SloResult
 from loadgen.measure.stalls import Stalls
 from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.stimulus import Stimulus
-from loadgen.measure.verdict import Bound, ReasonKind, SloResult, Verdict
+from loadgen.measure.verdict import ReasonKind, Verdict
 
 SCHEMA = 1
 PERCENTILES: Mapping[str, float] = {

@@ -15,11 +15,11 @@ from loadgen.measure.load import mean_in_flight
 from loadgen.measure.per_request import Mask, PerRequest, Samples
 from loadgen.measure.server_load import points
 from loadgen.measure.slo import Slo
+from loadgen.measure.slo_result import SloResult
 from loadgen.measure.statistics.intervals import BoundTimes
 from loadgen.measure.statistics.percentiles import percentile
 from loadgen.measure.statistics.population import Population
 from loadgen.measure.summary import PERCENTILES, Summary
-from loadgen.measure.verdict import SloResult
 from loadgen.records import Run, Status
 from reports.charts import Record, tail_position
 from reports.run.failures import Failures, failures

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadgen.measure.catalog import METRICS
+from loadgen.measure.slo_result import Bound, SloResult
 from loadgen.measure.summary import ClassSummary, Summary
-from loadgen.measure.verdict import Bound, SloResult, error_note, is_dependent
+from loadgen.measure.verdict import error_note, is_dependent
 from loadgen.measure.wording import format_count, format_value
 from reports.run.tables import TableCell
 

@@ -17,6 +17,7 @@ from loadgen.manifest.self_report import ClientReport
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.per_request import per_request
 from loadgen.measure.slo import parse_slo
+from loadgen.measure.slo_result import SloResult
 from loadgen.measure.summary import Summary, ValidityCheck
 from loadgen.measure.validity.checks import own_lateness
 from loadgen.measure.validity.error_bound import (
@@ -27,7 +28,6 @@ from loadgen.measure.validity.error_bound import (
     worker_delays,
 )
 from loadgen.measure.validity.survival import survives, unsettled
-from loadgen.measure.verdict import SloResult
 from loadgen.records import Run, Status
 from tests.runs import (
     SHARD,

@@ -8,19 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.measure.slo import parse_slo
-from loadgen.measure.statistics.dependence import Dependence
-from loadgen.measure.statistics.population import Population
-from loadgen.measure.verdict import (
+from loadgen.measure.slo_result import (
     Bound,
-    Decision,
-    Reason,
     Shares,
-    decide,
     max_result,
     mean_result,
     percentile_result,
     request_slo_result,
     run_metric_result,
+)
+from loadgen.measure.statistics.dependence import Dependence
+from loadgen.measure.statistics.population import Population
+from loadgen.measure.verdict import (
+    Decision,
+    Reason,
+    decide,
     sentence,
 )
 
