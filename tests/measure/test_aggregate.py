@@ -342,6 +342,15 @@ def test_a_confidence_that_means_nothing_is_refused(confidence: float) -> None:
         summarize(measured_run(30), confidence=confidence)
 
 
+def test_the_confidence_is_that_of_every_interval() -> None:
+    """One-sided Clopper-Pearson bounds of 200 of 200: 0.05^(1/200) and 0.2^(1/200)."""
+    run = measured_run(slo=["ttft <= 1s"])
+    usual, lower = summarize(run), summarize(run, confidence=0.8)
+    assert (usual.confidence, lower.confidence) == (0.95, 0.8)
+    assert usual.slo[0].low == pytest.approx(0.985133, abs=5e-7)
+    assert lower.slo[0].low == pytest.approx(0.991985, abs=5e-7)
+
+
 def test_itl_counts_tokens_and_icl_counts_chunks() -> None:
     run = measured_run()
     run.chunk_rows["tokens"] = 2
@@ -426,6 +435,8 @@ def test_a_queue_that_grows_through_the_window_is_missed_for_its_reason() -> Non
     assert (summary.verdict, summary.exit_code) == ("missed", 1)
     assert summary.reasons[-1].startswith("The offered rate is above the server's capacity: ")
     assert summary.to_json()["reason_kinds"][-1] == "overloaded"
+    needs = [(r["proven"], r["n_needed"], r["seconds_needed"]) for r in summary.to_json()["slo"]]
+    assert needs == [(False, None, None)], "a longer run would look worse, not clearer"
     assert summary.is_overloaded
     assert summary.validity.trusted
 
