@@ -202,6 +202,11 @@ class Names:
         """The error_ids of connections that the client's own machine did not have to give."""
         return [k for k, text in enumerate(self.errors) if text.endswith(CLIENT_LIMIT)]
 
+    @property
+    def on_purpose(self) -> list[int]:
+        """The error_ids of requests that were cancelled because the schedule said so."""
+        return [k for k, text in enumerate(self.errors) if text.startswith(ON_PURPOSE)]
+
 
 NAMED = {
     "class_id": ("class", "classes"),

@@ -92,8 +92,13 @@ def is_bare_number(text: str) -> bool:
 def format_duration(seconds: float) -> str:
     """A duration for people, with three significant digits and a unit that fits its size:
     `0.0123` → `'12.3 ms'`. Infinity is `'∞'`, NaN `'–'`."""
+    return " ".join(filter(None, duration_parts(seconds)))
+
+
+def duration_parts(seconds: float) -> tuple[str, str]:
+    """Number and unit of `format_duration`; the unit of infinity and NaN is ""."""
     if not math.isfinite(seconds):
-        return "∞" if seconds > 0 else "–"
+        return ("∞" if seconds > 0 else "–"), ""
     seconds = float(f"{seconds:.3g}")  # before choosing the unit: 0.9996 s is 1 s, not 1e+03 ms
     for limit, scale, unit in (
         (1e-3, 1e6, "µs"),
@@ -102,8 +107,8 @@ def format_duration(seconds: float) -> str:
         (7200.0, 1 / 60, "min"),
     ):
         if abs(seconds) < limit:
-            return f"{seconds * scale:.3g} {unit}"
-    return f"{seconds / 3600:.3g} h"
+            return f"{seconds * scale:.3g}", unit
+    return f"{seconds / 3600:.3g}", "h"
 
 
 def write_duration(seconds: float) -> str:

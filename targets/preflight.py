@@ -25,6 +25,7 @@ from targets.preflight_result import (
     RunRequest,
     after_rejection,
     fields_check,
+    unchecked,
 )
 from targets.probe_request import (
     Models,
@@ -164,9 +165,7 @@ class _Run:
         return self.models.max_len.get(self.adapter.model)
 
     def result(self, fatal: str | None) -> Preflight:
-        checks = (
-            self.checks.get(name, PreflightCheck(name, None, "not checked")) for name in CHECKS
-        )
+        checks = (self.checks.get(name) or unchecked(name) for name in CHECKS)
         models = self.models.max_len if self.models.status == 200 else None
         return Preflight(self.adapter, tuple(checks), self.fit, self.max_model_len, fatal, models)
 

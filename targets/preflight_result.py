@@ -29,7 +29,7 @@ CHECKS = (
 class PreflightCheck:
     """A line of the preflight. `ok` None: unknown, not checked, or worth a look but no fault.
     `is_stop`: a run would be meaningless. `consequence` is the effect on measuring, shown by the
-    doctor.
+    doctor. `is_checked` is False where an earlier failure left no way to check.
     """
 
     check: str
@@ -37,6 +37,12 @@ class PreflightCheck:
     detail: str
     consequence: str = ""
     is_stop: bool = False
+    is_checked: bool = True
+
+
+def unchecked(name: str) -> PreflightCheck:
+    """The line of a check that an earlier failure left out."""
+    return PreflightCheck(name, None, "not checked", is_checked=False)
 
 
 class RunRequest(NamedTuple):

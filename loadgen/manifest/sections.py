@@ -297,7 +297,8 @@ class Manifest(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     where it did not. `n_bad_messages`, `workers` and `live` (metric → quantiles) belong to a
     distributed run, `engine` to a simulated one, and `scrapes` to a run that read the server's
     metrics; they are None for other runs. With fewer successful requests than `min_requests` the
-    run has no verdict. The schedule has `n_requests` planned rows, which `schedule_sha256` covers,
+    run has no verdict. `dead_workers` are the numbers of the workers that died during the run. The
+    schedule has `n_requests` planned rows, which `schedule_sha256` covers,
     and `extended_rows` that were added during the run for users of a closed loop who got through
     theirs.
     """
@@ -336,6 +337,7 @@ class Manifest(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     engine: SimulatedEngineSection | None = None
     min_requests: int = 0
     extended_rows: int = 0
+    dead_workers: tuple[int, ...] = ()
 
     def to_json(self) -> JsonObject:
         return {"schema": SCHEMA, **super().to_json()}

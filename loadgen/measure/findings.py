@@ -19,7 +19,7 @@ from loadgen.measure.slo import Slo
 from loadgen.measure.stimulus import Stimulus, altered_arrivals
 from loadgen.measure.summary import ValidityCheck
 from loadgen.measure.wording import format_count, format_number, format_value
-from loadgen.records import ON_PURPOSE, Run, Status, TokenSource
+from loadgen.records import Run, Status, TokenSource
 
 
 def findings(
@@ -143,8 +143,7 @@ def _withdrawn(run: Run) -> str:
     rows = run.request_rows[withdrawn_rows(run)]
     if not len(rows):
         return ""
-    texts = np.array([text.startswith(ON_PURPOSE) for text in run.names.errors])
-    n_cancelled = int(np.count_nonzero(texts[rows["error_id"]]))
+    n_cancelled = int(np.count_nonzero(np.isin(rows["error_id"], run.names.on_purpose)))
     n_ended = int(np.count_nonzero(rows["status"] == Status.ok))
     n_other = len(rows) - n_cancelled - n_ended
     return (

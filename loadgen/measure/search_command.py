@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 
 from loadgen.measure.catalog import METRICS
-from loadgen.measure.slo import Slo
+from loadgen.measure.slo import Slo, for_each_request
 from loadgen.records import Run
 
 _KEPT = (
@@ -53,8 +53,8 @@ def per_request_limits(slos: Sequence[Slo]) -> tuple[list[str], float]:
     highest percentile. One SLO `p99(ttft) <= 1s` equals `ttft <= 1s` for 99 %; several are at most
     as strict as the result. ([], 0) without a percentile of a metric that each request has."""
     limits = [s for s in slos if s.quantile and METRICS[s.metric].scope == "request"]
-    texts = [slo.text.partition("(")[2].replace(")", "", 1) for slo in limits]
-    return texts, max((slo.quantile or 0.0 for slo in limits), default=0.0)
+    share = max((slo.quantile or 0.0 for slo in limits), default=0.0)
+    return list(map(for_each_request, limits)), share
 
 
 def _values(command: Sequence[str], flags: Sequence[str]) -> Iterator[str]:

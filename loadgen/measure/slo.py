@@ -45,6 +45,7 @@ class Slo:
 
     `scope` request: `metric` of each request; run: `aggregate` ("p99", "mean", "max") of `metric`,
     or, where `aggregate` is None, the run's own `metric`. `quantile` is set for percentiles only.
+    `comparison` is the operator with the limit as written, "" for a limit that nobody wrote.
     """
 
     text: str
@@ -54,6 +55,7 @@ class Slo:
     limit: float
     aggregate: str | None = None
     quantile: float | None = None
+    comparison: str = ""
 
     def holds(self, value: float) -> bool:
         """Whether a value meets the SLO; NaN does not."""
@@ -92,6 +94,7 @@ def parse_slo(text: str) -> Slo:
         limit=_limit(metric, match["limit"], text),
         aggregate=aggregate,
         quantile=quantile,
+        comparison=text[match.end("left") :].rstrip(),
     )
 
 
@@ -123,6 +126,12 @@ def own_slo(metric: str) -> Slo:
     """The SLO that each request meets the limit of a metric that it brought itself, if any."""
     text = f"{METRICS[metric].slo} <= the request's own"
     return Slo(text, scope="request", metric=metric, operator="<=", limit=math.inf)
+
+
+def for_each_request(slo: Slo) -> str:
+    """The expression that puts the limit of an aggregate on each request: `ttft <= 1s` for
+    `p99(ttft) <= 1s`."""
+    return f"{METRICS[slo.metric].slo}{slo.comparison}"
 
 
 def slos_of_request(slos: Sequence[Slo], own_s: Mapping[str, float]) -> list[Slo]:

@@ -14,11 +14,12 @@ from loadgen.measure.drivers import Drivers
 from loadgen.measure.fairness import Fairness
 from loadgen.measure.load import Throughput
 from loadgen.measure.server_load import Backend, ServerSummary
+from loadgen.measure.slo_result import Bound, SloResult
 from loadgen.measure.stalls import Stalls
 from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.stimulus import Stimulus
-from loadgen.measure.verdict import Bound, SloResult, Verdict
+from loadgen.measure.verdict import ReasonKind, Verdict
 
 SCHEMA = 1
 PERCENTILES: Mapping[str, float] = {
@@ -149,6 +150,7 @@ class ClassSummary:
 class Summary:
     """Everything that the CLI prints, summary.json holds and the report shows. Seconds throughout.
 
+    `reason_kinds` has the kind of each of the `reasons` (`verdict.Reason`).
     `counts`: scheduled = warmup + due + withdrawn + not_due; each status counts due rows;
     `unfinished` were cancelled at the end of the drain, `failed` ended without success before.
     Requests per second of the measured window: `requested_rate_per_s` by the scenario's arrivals,
@@ -165,13 +167,14 @@ class Summary:
     it here; an SLO of a class begins with the name of the class. `marks` has, by metric, the reason
     why its values are doubtful; `http_statuses` counts the HTTP errors of due requests by status.
     `is_verified` is False for a run directory of an earlier version, which has no checksums;
-    `is_overloaded`: the run was missed because the server fell behind, as the first reason says.
+    `is_overloaded`: the run was missed because the server fell behind (reason `overloaded`).
     """
 
     run: str
     verdict: Verdict
     exit_code: int
     reasons: tuple[str, ...]
+    reason_kinds: tuple[ReasonKind, ...]
     confidence: float
     window: MeasuredWindow
     counts: Mapping[str, int]
@@ -217,14 +220,16 @@ class Summary:
 
 
 def _slo_json(results: Sequence[SloResult]) -> list[dict[str, Any]]:
-    """Each result with the bound that decides, which is computed from its fields."""
-    bounds = [
-        None if result.bound is None else dataclasses.asdict(result.bound) for result in results
-    ]
-    return [
-        plain_json({**dataclasses.asdict(result), "bound": bound})
-        for result, bound in zip(results, bounds, strict=True)
-    ]
+    """Each result as a flat object: the parts of its SLO, its own fields, and the bound that
+    decides, which is computed from them."""
+    objects = []
+    for result in results:
+        own = dataclasses.asdict(result)
+        parts = own.pop("slo")
+        del parts["comparison"]  # `text` has it
+        bound = None if result.bound is None else dataclasses.asdict(result.bound)
+        objects.append(plain_json({**parts, **own, "bound": bound}))
+    return objects
 
 
 def plain_json(value: Any) -> Any:

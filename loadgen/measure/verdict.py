@@ -1,266 +1,32 @@
-"""The results of the SLOs of a run: met or missed by the estimate, and whether that is proven."""
+"""The verdict of a run, decided by the results of its SLOs, and the reasons for it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-from loadgen.measure.catalog import METRICS, Unit
-from loadgen.measure.slo import Slo
-from loadgen.measure.statistics.dependence import LEAST_TIMES, Dependence
-from loadgen.measure.statistics.intervals import BoundTimes, Interval
-from loadgen.measure.statistics.population import Population
-from loadgen.measure.statistics.proportions import exact_bounds, needed_n
+from loadgen.measure.catalog import METRICS
+from loadgen.measure.slo_result import SloResult
 from loadgen.measure.wording import format_count, format_value
 
-_SHOWN_ERROR = 0.05
 DEFAULT_CONFIDENCE = 0.95
 Verdict = Literal["met", "missed", "no_verdict"]
-_WITHOUT_BOUNDS = (
-    *("requests_per_s", "output_tokens_per_s", "input_tokens_per_s"),
-    "goodput_output_tokens_per_s",
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """A one-sided confidence bound: the true value is `at_least` or `at_most` this `value`. None:
-    open, because the samples cannot give it."""
-
-    side: Literal["at_least", "at_most"]
-    value: float | None
-
-    def text(self, unit: Unit) -> str:
-        """`at most 412 ms`; "open" for an open bound, "failures" where failures decide."""
-        if self.value is None:
-            return "open"
-        if math.isinf(self.value):
-            return "failures"
-        return f"{self.side.replace('_', ' ')} {format_value(self.value, unit)}"
-
-    def at_level(self, unit: Unit, confidence: float) -> str:
-        """`at most 412 ms with 95 % confidence`, or the reason why there is no such bound."""
-        level = f"{100 * confidence:g} % confidence"
-        if self.value is None:
-            return f"no bound at {level}: too few samples"
-        return f"{self.text(unit)} with {level}"
-
-
-@dataclass(frozen=True, slots=True)
-class SloResult:
-    """The result of an SLO.
-
-    `scope` run: `value` of the metric, and `low` and `high`, each a one-sided bound at the
-    summary's confidence (None: open, or none exists). A met SLO is `proven` when the bound on its
-    side meets it too, a missed SLO when its bound misses it. Otherwise about `n_needed` samples
-    would prove it, if nothing else changes. `scope` request: `value` is the *share* of due requests
-    that met it, with the same kind of bounds. Such SLOs are judged together through attainment, so
-    `met` and `proven` are None. `is_implied`: not stated by the user; see `with_implied`. `n_own`
-    of the `n` requests had a limit of their own. `note` is the reason if no server could have met
-    the SLO, or if there is no verdict on it; in the second case `met` is None, and `n_needed`
-    samples are enough for a verdict. The n samples are worth `n_effective` independent samples
-    (None: not estimated); `too_short`: the run is too short for any bound. `seconds_needed` is
-    `n_needed` at the rate of the run.
-
-    `error`: how far the load generator's own delays can have moved `value`, in its unit. `survives`
-    is whether `met` is the same with that error added or subtracted (None: `met` is None), and
-    `error_reaches_limit` whether the error alone is as large as the limit
-    (`measure.validity.survival`).
-    """
-
-    text: str
-    scope: Literal["request", "run"]
-    metric: str
-    limit: float
-    value: float
-    low: float | None
-    high: float | None
-    n: int
-    met: bool | None
-    proven: bool | None
-    n_needed: int | None
-    is_implied: bool = False
-    n_own: int = 0
-    n_effective: float | None = None
-    too_short: bool = False
-    seconds_needed: float | None = None
-    note: str = ""
-    error: float = 0.0
-    error_reaches_limit: bool = False
-    survives: bool | None = None
-
-    @property
-    def shown(self) -> str:
-        """The SLO, and the number of requests that were judged by a limit of their own instead."""
-        if not self.n_own:
-            return self.text
-        return (
-            f"{self.text} ({format_count(self.n_own)} of {format_count(self.n)} by their own limit)"
-        )
-
-    @property
-    def has_shown_error(self) -> bool:
-        """Whether the instrument error is at least a twentieth of the limit, of the value or of the
-        distance between them."""
-        scale = min(self.limit, abs(self.value), abs(self.limit - self.value))
-        return self.error > 0 and self.error >= _SHOWN_ERROR * scale
-
-    @property
-    def unit(self) -> Literal["s", "per_s", "share"]:
-        """The unit of value, low and high."""
-        return "share" if self.scope == "request" else METRICS[self.metric].unit
-
-    @property
-    def bound(self) -> Bound | None:
-        """The bound that the proof uses: the worst plausible value of an SLO that was met, the best
-        plausible value of an SLO that was missed. None without a value, and for a throughput."""
-        has_value = self.met is not None or (self.scope == "request" and self.n > 0)
-        if not has_value or self.metric in _WITHOUT_BOUNDS:
-            return None
-        if self.scope == "request":
-            return Bound("at_least", self.low)
-        is_upper = (METRICS[self.metric].direction == "lower") is bool(self.met)
-        return Bound("at_most", self.high) if is_upper else Bound("at_least", self.low)
-
-
-@dataclass(frozen=True, slots=True)
-class Shares:
-    """The counts behind shares and rates: requests due, requests that met all SLOs, failed
-    requests. `meeting` and `failing` are the dependence between requests in meeting the SLOs and in
-    failing (None: independent); `requested_per_s` is the rate that the scenario states, if any."""
-
-    due: int
-    met: int
-    failed: int
-    length_s: float
-    meeting: Dependence | None = None
-    failing: Dependence | None = None
-    requested_per_s: float | None = None
-
-
-def request_slo_result(
-    slo: Slo, n_met: int, due: int, confidence: float, dependence: Dependence, n_own: int = 0
-) -> SloResult:
-    """The share of the due requests that met a per-request SLO; `n_own` of them by their own
-    limit."""
-    share = exact_bounds(n_met, due, confidence, dependence.hit_times(confidence))
-    return SloResult(
-        slo.text, "request", slo.metric, slo.limit, share.value, share.low, share.high, due,
-        met=None, proven=None, n_needed=None, n_own=n_own,
-        n_effective=dependence.n_effective, too_short=dependence.is_open,
-    )  # fmt: skip
-
-
-def _times_by_n(
-    dependence: Dependence, n: int, confidence: float
-) -> Callable[[int], BoundTimes | None]:
-    """The autocorrelation times of a run of m samples, of which this run had n."""
-    return lambda m: dependence.of_run(dependence.n_requests * m / n).bound_times(confidence)
-
-
-def percentile_result(slo: Slo, population: Population, confidence: float) -> SloResult:
-    """A percentile SLO, with failures as +inf; its bounds are exact order statistics. Without a
-    verdict if there are fewer than `fewest_samples`."""
-    assert slo.quantile is not None, f"{slo.text} is not a percentile"
-    least = fewest_samples(slo.quantile)
-    if 0 < population.n < least:
-        value = population.percentile(slo.quantile, confidence).value
-        has = (
-            f"{format_count(population.n)} {'sample has' if population.n == 1 else 'samples have'}"
-        )
-        note = f"{has} no P{100 * slo.quantile:g}, which needs at least {format_count(least)}"
-        return SloResult(
-            slo.text, "run", slo.metric, slo.limit, value, None, None, population.n,
-            met=None, proven=None, n_needed=least, note=note,
-        )  # fmt: skip
-    bounds = population.percentile_bounds(slo.quantile, confidence)
-    n_misses, n = population.n_beyond(slo.limit), population.n
-    found = population.dependence(slo.quantile)
-    times = _times_by_n(found, n, confidence)
-    needed = needed_n(n_misses, n, slo.quantile, confidence, times)
-    return _result(slo, bounds, n, needed, found)
-
-
-def fewest_samples(quantile: float) -> int:
-    """The smallest n that has a percentile: ⌈1 / (1 − q)⌉ samples, so that one lies beyond it."""
-    return math.ceil(round(1 / (1 - quantile), 6))
-
-
-def mean_result(slo: Slo, population: Population, confidence: float) -> SloResult:
-    """An SLO on the mean of the successful requests; its bounds are by Student's t."""
-    found = population.mean_dependence()
-    mean = population.mean(confidence)
-    n, needed = len(population.ordered), None
-    if mean.high is not None and mean.value != slo.limit:
-        needed = math.ceil(n * ((mean.high - mean.value) / (slo.limit - mean.value)) ** 2)
-    elif found.is_open:
-        needed = math.ceil(n * LEAST_TIMES / found.n_effective)
-    return _result(slo, mean, n, needed, found)
-
-
-def max_result(slo: Slo, population: Population) -> SloResult:
-    """An SLO on every request of the run. A miss is certain; that it is met can never be proven."""
-    largest = population.largest()
-    low = None if math.isnan(largest) else largest
-    return _result(slo, Interval(largest, low, None), population.n, None)
-
-
-def run_metric_result(
-    slo: Slo, shares: Shares, throughput: Callable[[str], float], confidence: float
-) -> SloResult:
-    """An SLO on a number of the run; shares get exact bounds, throughputs none."""
-    due, length_s = shares.due, shares.length_s
-    if slo.metric == "error_rate":
-        found = shares.failing or Dependence(due)
-        bounds = exact_bounds(shares.failed, due, confidence, found.bound_times(confidence))
-        times = _times_by_n(found, due, confidence) if due else None
-        needed = needed_n(shares.failed, due, 1 - slo.limit, confidence, times) if times else None
-        return _result(slo, bounds, due, needed, found)
-    if slo.metric not in ("attainment", "goodput"):
-        return _result(slo, Interval(throughput(slo.metric)), due, None)
-    rate = 1.0
-    if slo.metric == "goodput":
-        if length_s <= 0:
-            return _result(slo, Interval(math.nan), due, None)
-        rate = due / length_s
-    found = shares.meeting or Dependence(due)
-    least = slo.limit / rate if rate else math.inf
-    needed = None
-    if least < 1 or slo.metric == "attainment":
-        times = _times_by_n(found, max(1, due), confidence)
-        needed = needed_n(due - shares.met, due, least, confidence, times)
-    share = exact_bounds(shares.met, due, confidence, found.hit_times(confidence))
-    result = _result(slo, share.times(rate), due, needed, found)
-    if least <= 1 or slo.metric != "goodput":
-        return result
-    if shares.requested_per_s is not None and shares.requested_per_s >= slo.limit:
-        return replace(result, proven=False)  # a longer run offers the requested rate
-    offered = format_value(rate, "per_s")
-    return replace(result, note=f"cannot be kept at this rate: only {offered} was offered")
-
-
-def _result(
-    slo: Slo,
-    estimate: Interval,
-    n: int,
-    n_needed: int | None,
-    dependence: Dependence | None = None,
-) -> SloResult:
-    value, low, high = estimate.value, estimate.low, estimate.high
-    met = None if math.isnan(value) else slo.holds(value)
-    worst, best = (high, low) if slo.operator == "<=" else (low, high)
-    proven = None
-    if met is not None and slo.metric not in _WITHOUT_BOUNDS:
-        decisive = worst if met else best
-        proven = decisive is not None and slo.holds(decisive) is met
-    return SloResult(
-        slo.text, "run", slo.metric, slo.limit, value, low, high, n,
-        met, proven, n_needed=None if proven or not n_needed else max(n_needed, n + 1),
-        n_effective=None if dependence is None else dependence.worth(n),
-        too_short=dependence is not None and dependence.is_open,
-    )  # fmt: skip
+ReasonKind = Literal[
+    "ended_early",
+    "invalid",
+    "nothing_due",
+    "too_few_successful",
+    "none_successful",
+    "no_slo",
+    "overloaded",
+    "missed",
+    "met",
+    "unproven",
+    "too_few_samples",
+    "no_value",
+]
 
 
 def sentence(result: SloResult, confidence: float, is_overloaded: bool = False) -> str:
@@ -324,16 +90,39 @@ def error_note(result: SloResult) -> str:
     return f"{sign} up to {format_value(result.error, result.unit)} instrument error"
 
 
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A reason for a verdict: a sentence for people, and its kind for programs.
+
+    Of the run: `ended_early`, `invalid` (a failed validity gate), `nothing_due`,
+    `too_few_successful` (`--min-requests`), `none_successful`, `no_slo`, `overloaded`. Of an SLO:
+    `met`, `missed`, `unproven` (met or missed, but not with the required confidence),
+    `too_few_samples` (of a percentile), `no_value`.
+    """
+
+    kind: ReasonKind
+    sentence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The verdict of a run, its exit code and the reasons for it."""
+
+    verdict: Verdict
+    exit_code: int
+    reasons: tuple[Reason, ...]
+
+
 def decide(
     results: Sequence[SloResult],
-    doubts: Sequence[str],
+    doubts: Sequence[Reason],
     overload: str,
     confidence: float,
     is_strict: bool,
     n_ok: int,
     min_requests: int = 0,
-) -> tuple[Verdict, int, tuple[str, ...]]:
-    """The verdict, its exit code and the reasons for it.
+) -> Decision:
+    """The verdict that the results of a run's SLOs give.
 
     `doubts` (an invalid measurement, a run cut short) allow no verdict, nor do fewer successful
     requests (`n_ok`) than `min_requests`, nor a run without any. Otherwise a missed SLO or
@@ -342,25 +131,39 @@ def decide(
     failure only if none of its due requests was successful.
     """
     judged = [result for result in results if result.scope == "run"]
+    none_successful = Reason("none_successful", "No request was successful.")
     if doubts:
-        return "no_verdict", 3, tuple(doubts)
+        return Decision("no_verdict", 3, tuple(doubts))
     if n_ok < min_requests:
         fewer = f"fewer than the {format_count(min_requests)} that --min-requests requires"
-        return "no_verdict", 3, (f"{format_count(n_ok)} requests were successful, {fewer}.",)
+        text = f"{format_count(n_ok)} requests were successful, {fewer}."
+        return Decision("no_verdict", 3, (Reason("too_few_successful", text),))
     if not judged and not n_ok:
-        return "no_verdict", 3, ("No request was successful.",)
+        return Decision("no_verdict", 3, (none_successful,))
     if not judged:
-        return "no_verdict", 0, ("No SLO was given, so there is nothing to meet or miss.",)
-    is_open = [r.met is None or (is_strict and r.proven is False) for r in judged]
-    missed = [
-        r for r, unknown in zip(judged, is_open, strict=True) if r.met is False and not unknown
-    ]
+        no_slo = Reason("no_slo", "No SLO was given, so there is nothing to meet or miss.")
+        return Decision("no_verdict", 0, (no_slo,))
+    open_ = [r for r in judged if r.met is None or (is_strict and r.proven is False)]
+    missed = [r for r in judged if r.met is False and not (is_strict and r.proven is False)]
     if missed or overload:
-        reasons = [f"{sentence(result, confidence, bool(overload))}." for result in missed]
-        return "missed", 1, (*([overload] if overload else []), *reasons)
-    if any(is_open):
-        unsettled = [r for r, unknown in zip(judged, is_open, strict=True) if unknown]
-        return "no_verdict", 3, tuple(f"{sentence(r, confidence)}." for r in unsettled)
+        reasons = [Reason("overloaded", overload)] if overload else []
+        reasons += [_reason(r, "missed", confidence, bool(overload)) for r in missed]
+        return Decision("missed", 1, tuple(reasons))
+    if open_:
+        return Decision("no_verdict", 3, tuple(_reason(r, _why_open(r), confidence) for r in open_))
     if not n_ok:
-        return "no_verdict", 3, ("No request was successful.",)
-    return "met", 0, tuple(f"{sentence(result, confidence)}." for result in judged)
+        return Decision("no_verdict", 3, (none_successful,))
+    return Decision("met", 0, tuple(_reason(r, "met", confidence) for r in judged))
+
+
+def _reason(
+    result: SloResult, kind: ReasonKind, confidence: float, is_overloaded: bool = False
+) -> Reason:
+    return Reason(kind, f"{sentence(result, confidence, is_overloaded)}.")
+
+
+def _why_open(result: SloResult) -> ReasonKind:
+    """The kind of reason for which an SLO gives no verdict."""
+    if result.met is not None:
+        return "unproven"
+    return "too_few_samples" if result.note_kind == "too_few_samples" else "no_value"

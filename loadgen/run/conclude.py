@@ -15,8 +15,9 @@ from loadgen.archive import checksums, store
 from loadgen.archive.directory_lock import held
 from loadgen.archive.part_decoder import decode_left, wait_for_writers
 from loadgen.errors import RunInvalid, UsageError
-from loadgen.measure.aggregate import slos_of_run, summarize
+from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
+from loadgen.measure.judging_slos import slos_of_run
 from loadgen.measure.summary import Summary
 from loadgen.records import Run
 from loadgen.whole_file import read_result
@@ -153,8 +154,9 @@ def parent_search(directory: Path) -> Searched | None:
             directory.name,
             "../../report.html",
             len(content["probes"]),
-            str(answer["sentence"]),
-            answer["value"] is not None,
+            str(answer["result"]),
+            answer["value_text"],
+            answer["interval_text"],
             float(answer["attainment"]),
         )
     except (OSError, ValueError, KeyError, TypeError):

@@ -350,7 +350,9 @@ class Recording:
             now_ns,
             now_utc,
         )
-        content = msgspec.structs.replace(content, server_ended_s=self._server_ended_s)
+        content = msgspec.structs.replace(
+            content, server_ended_s=self._server_ended_s, dead_workers=tuple(outcome.dead)
+        )
         if outcome.remote is None:
             return content
         remote = outcome.remote

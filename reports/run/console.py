@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from loadgen.measure.catalog import METRICS
 from loadgen.measure.definitions import Rescored
 from loadgen.measure.server_load import describe_server
-from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.summary import Summary
 from loadgen.measure.wording import format_count, format_value
 from reports.run import tables, verdict_section
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
 
 _STYLES = {"met": "bold green", "missed": "bold red", "unknown": "bold", "invalid": "bold yellow"}
 _PERCENTILES = ("p50", "p90", "p99")
+_NO_OUTCOMES = tuple(f"counts.{key}" for key in ("scheduled", "warmup", "due", "not_due"))
 
 
 def table(summary: Summary) -> Group:
@@ -56,10 +55,11 @@ def _latencies(summary: Summary) -> Table:
     grid = _grid("latency", "n", *(f"{key} [{summary.confidence:.0%}]" for key in _PERCENTILES))
     for name in tables.MAIN_METRICS:
         found, title = summary.metrics[name], tables.marked_title(summary, name)
-        cells = [_with_interval(found.percentiles[key], name) for key in _PERCENTILES]
+        cells = [tables.duration_with_interval(found.percentiles[key]) for key in _PERCENTILES]
         grid.add_row(title, format_count(found.n), *map(Text, cells))
         if name in ("ttft_s", "e2e_s") and found.with_failures != found.percentiles:
-            cells = [_with_interval(found.with_failures[key], name) for key in _PERCENTILES]
+            failures = found.with_failures
+            cells = [tables.duration_with_interval(failures[key]) for key in _PERCENTILES]
             n_due = format_count(summary.counts["due"])
             grid.add_row(f"  {tables.FAILURES}", n_due, *map(Text, cells))
     return grid
@@ -80,17 +80,6 @@ def definitions_table(rows: Sequence[Rescored]) -> Group:
         grid.add_row(row.metric.upper(), row.definition, format_count(row.n), *numbers)
     formulas = [Text(f"  {r.metric.upper()} by {r.definition}: {r.formula}") for r in rows]
     return Group(grid, *formulas)
-
-
-def _with_interval(percentile: Percentile, name: str) -> str:
-    """`97.8 ms [95.9, 100]`: the bounds have no unit where it is that of the value."""
-    unit = METRICS[name].unit
-    text = tables.percentile_text(percentile, unit)
-    if text in ("–", "∞"):
-        return text
-    suffix = text.rstrip("*").rpartition(" ")[2]
-    bounds = tables.between(percentile, unit).replace(f" {suffix}", "")
-    return f"{text} {bounds}"
 
 
 def _slos(head: Sequence[str], rows: Sequence[Sequence[tables.TableCell]]) -> Table:
@@ -132,7 +121,7 @@ def _rates(summary: Summary) -> list[str]:
     outcomes = ", ".join(
         f"{word} {cell.text}"
         for word, cell in tables.count_rows(summary)
-        if word not in ("scheduled", "warm-up", "due", "never due")
+        if cell.path not in _NO_OUTCOMES
     )
     attainment = f"n/a: {share.reason}"
     if not share.reason:

@@ -14,12 +14,12 @@ from loadgen.measure.catalog import METRICS
 from loadgen.measure.load import mean_in_flight
 from loadgen.measure.per_request import Mask, PerRequest, Samples
 from loadgen.measure.server_load import points
-from loadgen.measure.slo import Slo, parse_slo
+from loadgen.measure.slo import Slo
+from loadgen.measure.slo_result import SloResult
 from loadgen.measure.statistics.intervals import BoundTimes
 from loadgen.measure.statistics.percentiles import percentile
 from loadgen.measure.statistics.population import Population
 from loadgen.measure.summary import PERCENTILES, Summary
-from loadgen.measure.verdict import SloResult
 from loadgen.records import Run, Status
 from reports.charts import Record, tail_position
 from reports.run.failures import Failures, failures
@@ -125,7 +125,7 @@ def rows_met(run: Run, summary: Summary, columns: PerRequest, due: Mask) -> Mask
 
 def _stated(results: Sequence[SloResult]) -> list[Slo]:
     """The SLOs with a limit; limits per request, from a trace, are in the columns."""
-    return [parse_slo(result.text) for result in results if math.isfinite(result.limit)]
+    return [result.slo for result in results if math.isfinite(result.limit)]
 
 
 def _itl(run: Run, columns: PerRequest) -> tuple[list[Record], int]:
@@ -226,7 +226,7 @@ def _limits(summary: Summary) -> dict[str, list[Record]]:
     limits: dict[str, list[Record]] = {name: [] for name in SPECTRUM_METRICS}
     for result in summary.slo:
         if result.metric in limits and math.isfinite(result.limit):
-            slo = parse_slo(result.text)
+            slo = result.slo
             limits[result.metric].append(
                 {
                     "text": slo.text,

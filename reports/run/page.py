@@ -222,14 +222,16 @@ def run_word(directory: Path | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Searched:
-    """The capacity search that a run is a probe of, and its result when the page was written;
+    """The capacity search that a run is a probe of, and its `result` when the page was written:
+    `value` (`12.3 req/s`) and `interval` (`[11.9, 12.7], 95 %`) are None without an interval;
     `page`: link to its own page."""
 
     probe: str
     page: str
     n_probes: int
-    sentence_so_far: str
-    has_value: bool
+    result: str
+    value: str | None
+    interval: str | None
     attainment: float
 
     def sentence(self) -> str:
@@ -237,16 +239,14 @@ class Searched:
         if not self.n_probes:
             return f"Probe {self.probe} of a capacity search, its first."
         probes = f"{self.n_probes} {'probe' if self.n_probes == 1 else 'probes'}"
-        result, _, _ = self.sentence_so_far.partition(";")  # the end of the search is not known
         return (
             f"Probe {self.probe} of a capacity search. Result when this page was written, after"
-            f" {probes}: {result}."
+            f" {probes}: {self.result}."
         )
 
     def tile(self) -> tuple[str, TableCell]:
         """The capacity as a headline number."""
         share = f"{100 * self.attainment:g} % of requests meet the SLO"
-        if not self.has_value:
+        if self.value is None:
             return "Capacity", TableCell("–", small=f"not yet known; {share}")
-        value, _, interval = self.sentence_so_far.partition(" [")
-        return "Capacity", TableCell(value, small=f"[{interval}; {share}")
+        return "Capacity", TableCell(self.value, small=f"{self.interval}; {share}")

@@ -6,13 +6,12 @@ A cell with a number has its place in summary.json (`path`).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from loadgen.measure.catalog import METRICS, Unit
 from loadgen.measure.fairness import TenantShare
-from loadgen.measure.slo import parse_slo
 from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.summary import (
@@ -25,6 +24,7 @@ from loadgen.measure.summary import (
 )
 from loadgen.measure.wording import format_count, format_number, format_value
 from loadgen.records import Status
+from loadgen.units import duration_parts, format_duration
 
 MAIN_METRICS = ("ttft_s", "ttft_from_send_s", "tpot_s", "itl_s", "max_stall_s", "e2e_s")
 MORE_METRICS = tuple(
@@ -47,11 +47,28 @@ class TableCell:
 
 def between(interval: Interval | Percentile, unit: Unit) -> str:
     """`[95.9 ms, 100 ms]`; an ellipsis for a bound that the samples cannot give."""
-    if interval.low is None and interval.high is None:
+    return _bracketed(interval, lambda end: format_value(end, unit))
+
+
+def duration_with_interval(percentile: Percentile) -> str:
+    """`97.8 ms* [95.9, 100]`: the bounds have no unit where it is that of the value."""
+    text = percentile_text(percentile, "s")
+    if not math.isfinite(percentile.value):
+        return text
+    _, unit = duration_parts(percentile.value)
+
+    def bound(end: float) -> str:
+        number, own_unit = duration_parts(end)
+        return number if own_unit == unit else format_duration(end)
+
+    return f"{text} {_bracketed(percentile, bound)}"
+
+
+def _bracketed(interval: Interval | Percentile, text: Callable[[float], str]) -> str:
+    ends = interval.low, interval.high
+    if ends == (None, None):
         return "[…]"
-    low = "…" if interval.low is None else format_value(interval.low, unit)
-    high = "…" if interval.high is None else format_value(interval.high, unit)
-    return f"[{low}, {high}]"
+    return f"[{', '.join('…' if end is None else text(end) for end in ends)}]"
 
 
 def rate_text(found: Summary | ClassSummary, has_achieved: bool = True) -> str:
@@ -256,7 +273,7 @@ def _percentile_cells(found: Distribution, name: str, view: str) -> list[TableCe
 def percentile_text(percentile: Percentile, unit: Unit) -> str:
     """`431 ms`, or `431 ms*` where fewer than ten samples lie beyond the percentile."""
     text = format_value(percentile.value, unit)
-    return f"{text}*" if percentile.few and text not in ("–", "∞") else text
+    return f"{text}*" if percentile.few and math.isfinite(percentile.value) else text
 
 
 def _latency_tile(summary: Summary, metric: str) -> tuple[str, TableCell]:
@@ -264,7 +281,7 @@ def _latency_tile(summary: Summary, metric: str) -> tuple[str, TableCell]:
     that of each request."""
     found = summary.metrics[metric]
     shown, whole = found.percentiles["p99"], found.with_failures.get("p99")
-    limits = {(r.scope, parse_slo(r.text).quantile): r.limit for r in summary.slo
+    limits = {(r.scope, r.slo.quantile): r.limit for r in summary.slo
               if r.metric == metric and math.isfinite(r.limit)}  # fmt: skip
     limit_s = limits.get(("run", 0.99), limits.get(("request", None)))
     cell = TableCell(

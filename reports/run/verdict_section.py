@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadgen.measure.catalog import METRICS
-from loadgen.measure.slo import parse_slo
+from loadgen.measure.slo_result import Bound, SloResult
 from loadgen.measure.summary import ClassSummary, Summary
-from loadgen.measure.verdict import Bound, SloResult, error_note, is_dependent, sentence
+from loadgen.measure.verdict import error_note, is_dependent
 from loadgen.measure.wording import format_count, format_value
 from reports.run.tables import TableCell
 
@@ -75,7 +75,7 @@ def _share_met(summary: Summary) -> str:
 
 
 def _limit_words(result: SloResult) -> str:
-    sign = {"<=": "≤", ">=": "≥"}[parse_slo(result.text).operator]
+    sign = {"<=": "≤", ">=": "≥"}[result.slo.operator]
     metric = METRICS[result.metric]
     return f"{metric.title} {sign} {format_value(result.limit, metric.unit)}"
 
@@ -84,7 +84,7 @@ def _against_limit(result: SloResult) -> str:
     """`p99 TTFT 98 ms (limit 500 ms)`; "" for the attainment, and without a value."""
     if result.metric == "attainment" or math.isnan(result.value):
         return ""
-    name = f"{parse_slo(result.text).aggregate or ''} {METRICS[result.metric].title}".strip()
+    name = f"{result.slo.aggregate or ''} {METRICS[result.metric].title}".strip()
     value, limit = (format_value(x, result.unit) for x in (result.value, result.limit))
     return f"{name} {value} (limit {limit})"
 
@@ -183,13 +183,8 @@ class NextStep:
 def is_inconclusive(summary: Summary) -> bool:
     """Whether a valid run lacks only samples for a verdict: an SLO was met or missed in the run,
     but not with the required confidence."""
-    if summary.verdict != "no_verdict" or not summary.validity.trusted:
-        return False
-    open_ = [r for r in run_slos(summary) if r.met is not None and r.proven is False]
-    sentences = {f"{sentence(result, summary.confidence)}." for result in open_}
-    return bool(summary.reasons) and all(
-        reason in sentences or reason.partition(": ")[2] in sentences for reason in summary.reasons
-    )
+    kinds = summary.reason_kinds
+    return bool(kinds) and all(kind == "unproven" for kind in kinds)
 
 
 def run_slos(summary: Summary) -> list[SloResult]:
@@ -233,7 +228,7 @@ def _unreachable(summary: Summary) -> list[NextStep]:
     the offered rate."""
     missed = _missed_slos(summary)
     is_missed = summary.verdict == "missed" and not summary.is_overloaded
-    if not is_missed or not all(r.note for r in missed):
+    if not is_missed or not all(r.note_kind == "above_offered_rate" for r in missed):
         return []
     most = max(r.limit for r in missed)
     offered = f"Offer more than {format_value(most, 'per_s')} (--rate, arrivals.rate)"

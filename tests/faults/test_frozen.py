@@ -87,7 +87,12 @@ def test_the_reason_of_a_death_is_printed_and_recorded(cli, tmp_path):
     assert process.returncode == 3, stderr
     reason = "died (ended by SIGKILL; nothing in its log)"
     assert f"{reason}: its requests are lost, the others go on" in stderr
-    assert reason in json.loads((tmp_path / "run" / "manifest.json").read_text())["end_reason"]
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert reason in manifest["end_reason"]
+    (number,) = manifest["dead_workers"]
+    assert f"worker {number} died" in stderr
+    reasons = json.loads((tmp_path / "run" / "summary.json").read_text())["reasons"]
+    assert reasons[0].endswith(f"see logs/shard-{number}.log.")
 
 
 def test_a_second_interrupt_ends_a_frozen_run_within_2_s(cli, tmp_path):

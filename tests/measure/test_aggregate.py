@@ -104,6 +104,19 @@ def test_the_summary_holds_the_bound_that_each_slo_is_judged_by() -> None:
     assert rag["slo"][0]["bound"] == {"side": "at_least", "value": 0.0}
 
 
+def test_the_summary_states_the_parts_of_each_slo() -> None:
+    run = two_classes(chat=["p99.9(itl) <= 20ms"], slo=["ttft <= 150ms", "mean(tpot) <= 15ms"])
+    summary = summarize(run).to_json()
+    parts = ("text", "scope", "metric", "operator", "limit", "aggregate", "quantile")
+    slos = [*summary["slo"], *summary["classes"]["chat"]["slo"]]
+    assert [tuple(slo[part] for part in parts) for slo in slos] == [
+        ("ttft <= 150ms", "request", "ttft_s", "<=", 0.15, None, None),
+        ("mean(tpot) <= 15ms", "run", "tpot_s", "<=", 0.015, "mean", None),
+        ("attainment >= 99%", "run", "attainment", ">=", 0.99, None, None),
+        ("p99.9(itl) <= 20ms", "run", "itl_s", "<=", 0.02, "p99.9", 0.999),
+    ]
+
+
 def test_an_attainment_that_no_slo_is_about_has_its_lower_bound() -> None:
     share = summarize(five_failures(["ttft <= 150ms", "goodput >= 9.9/s"])).attainment
     assert share.bound is not None
@@ -162,6 +175,7 @@ def test_an_interrupted_run_has_no_verdict_and_its_window_ends_where_releasing_s
     summary = summarize(with_manifest(run, ended="interrupted", end_reason="Ctrl-C", window=window))
     assert (summary.verdict, summary.exit_code) == ("no_verdict", 3)
     assert summary.reasons == ("The run was interrupted: Ctrl-C.",)
+    assert summary.reason_kinds == ("ended_early",)
     assert (summary.window.length_s, summary.attainment.due) == (10.0, 100)
     assert any(
         "window is 10 s long, not 20 s as planned" in finding for finding in summary.findings
@@ -173,6 +187,7 @@ def test_lost_rows_allow_no_verdict() -> None:
     run.request_rows["status"][50] = Status.lost
     summary = summarize(run)
     assert (summary.verdict, summary.exit_code) == ("no_verdict", 3)
+    assert summary.reason_kinds == ("invalid",)
     assert "The load generator lost 1 of 220 requests" in summary.reasons[0]
 
 
@@ -180,13 +195,16 @@ def test_rows_lost_with_a_dead_worker_are_told_with_its_end_and_its_log() -> Non
     """The parent notes how the worker ended; the run itself counts as completed."""
     run = measured_run(slo=["p50(ttft) <= 500ms"])
     run.request_rows["status"][50:60] = Status.lost
-    why = "load-generating process 3 died (exit status -9; nothing in its log)"
-    summary = summarize(with_manifest(run, ended="completed", end_reason=why))
+    why = "worker 3 died (ended by SIGKILL; nothing in its log)"
+    ended = {"ended": "completed", "end_reason": why}
+    summary = summarize(with_manifest(run, **ended, dead_workers=[3]))
     assert summary.reasons == (
-        "The load generator lost 10 of 220 requests: load-generating process 3 died (exit status "
-        "-9; nothing in its log); see logs/shard-3.log.",
+        "The load generator lost 10 of 220 requests: worker 3 died (ended by SIGKILL; nothing in "
+        "its log); see logs/shard-3.log.",
     )
     assert summary.validity.checks[0].detail.endswith("see logs/shard-3.log")
+    both = summarize(with_manifest(run, **ended, dead_workers=[3, 0]))
+    assert both.reasons[0].endswith("see logs/shard-3.log, logs/shard-0.log.")
 
 
 def test_rows_lost_without_a_told_cause_point_to_the_logs() -> None:
@@ -200,8 +218,9 @@ def test_rows_lost_without_a_told_cause_point_to_the_logs() -> None:
 def test_rows_lost_with_a_worker_elsewhere_point_to_what_is_known_of_it() -> None:
     run = measured_run()
     run.request_rows["status"][50] = Status.lost
-    why = "load-generating process 0 died (nothing is heard of its worker)"
-    (reason, *_) = summarize(with_manifest(run, workers=[LOST_WORKER], end_reason=why)).reasons
+    why = "worker 0 died (nothing is heard of its worker)"
+    told = {"workers": [LOST_WORKER], "end_reason": why, "dead_workers": [0]}
+    (reason, *_) = summarize(with_manifest(run, **told)).reasons
     assert "logs/" not in reason
     assert reason.endswith("see `workers` in manifest.json.")
 
@@ -268,6 +287,7 @@ def test_nothing_due_gives_no_verdict_and_says_so() -> None:
         summary = summarize(run)
         assert (summary.verdict, summary.exit_code) == ("no_verdict", 3)
         assert summary.reasons == ("No request was due in the measured window.",)
+        assert summary.reason_kinds == ("nothing_due",)
         json.dumps(summary.to_json(), allow_nan=False)
 
 
@@ -320,6 +340,15 @@ def test_other_slos_that_cannot_be_meant_are_the_users_to_fix(slo: list[str], sa
 def test_a_confidence_that_means_nothing_is_refused(confidence: float) -> None:
     with pytest.raises(ValueError, match="above 50 % and below 100 %"):
         summarize(measured_run(30), confidence=confidence)
+
+
+def test_the_confidence_is_that_of_every_interval() -> None:
+    """One-sided Clopper-Pearson bounds of 200 of 200: 0.05^(1/200) and 0.2^(1/200)."""
+    run = measured_run(slo=["ttft <= 1s"])
+    usual, lower = summarize(run), summarize(run, confidence=0.8)
+    assert (usual.confidence, lower.confidence) == (0.95, 0.8)
+    assert usual.slo[0].low == pytest.approx(0.985133, abs=5e-7)
+    assert lower.slo[0].low == pytest.approx(0.991985, abs=5e-7)
 
 
 def test_itl_counts_tokens_and_icl_counts_chunks() -> None:
@@ -405,6 +434,10 @@ def test_a_queue_that_grows_through_the_window_is_missed_for_its_reason() -> Non
     summary = summarize(run)
     assert (summary.verdict, summary.exit_code) == ("missed", 1)
     assert summary.reasons[-1].startswith("The offered rate is above the server's capacity: ")
+    assert summary.to_json()["reason_kinds"][-1] == "overloaded"
+    needs = [(r["proven"], r["n_needed"], r["seconds_needed"]) for r in summary.to_json()["slo"]]
+    assert needs == [(False, None, None)], "a longer run would look worse, not clearer"
+    assert summary.is_overloaded
     assert summary.validity.trusted
 
 

@@ -57,6 +57,23 @@ def test_promises_about_all_are_asked_of_every_class_too():
     assert summary.classes["chat"].attainment.met == 150
 
 
+def test_a_class_needs_proof_where_the_run_does():
+    """150 due requests cannot prove a P99, which takes 299."""
+    run = two_classes(chat=["p99(ttft) <= 300ms"], rag=["p50(ttft) <= 2s"])
+    verdicts = [
+        {name: found.verdict for name, found in summarize(run, confidence=level).classes.items()}
+        for level in (None, 0.95)
+    ]
+    assert verdicts == [{"chat": "met", "rag": "met"}, {"chat": "no_verdict", "rag": "met"}]
+
+
+def test_the_rate_that_the_whole_run_requested_is_not_that_of_a_class():
+    """15/s were requested of all; chat was offered 7.5/s, so 8/s are out of reach."""
+    run = two_classes(chat=["ttft <= 9s", "goodput >= 8/s"])
+    chat = summarize(with_manifest(run, requested_rate_per_s=15.0)).classes["chat"]
+    assert chat.slo[1].note_kind == "above_offered_rate"
+
+
 def test_failures_count_against_their_class():
     """The last 8 rows fail: 212 … 219, of which 215 and 219 are rag."""
     summary = summarize(two_classes(chat=["ttft <= 500ms"], n_failed=8))

@@ -16,6 +16,8 @@ from loadgen.manifest.sections import InstrumentLimits
 from loadgen.manifest.self_report import ClientReport
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.per_request import per_request
+from loadgen.measure.slo import parse_slo
+from loadgen.measure.slo_result import SloResult
 from loadgen.measure.summary import Summary, ValidityCheck
 from loadgen.measure.validity.checks import own_lateness
 from loadgen.measure.validity.error_bound import (
@@ -26,12 +28,12 @@ from loadgen.measure.validity.error_bound import (
     worker_delays,
 )
 from loadgen.measure.validity.survival import survives, unsettled
-from loadgen.measure.verdict import SloResult
 from loadgen.records import Run, Status
 from tests.runs import (
     SHARD,
     changed,
     measured_run,
+    replace_schedule,
     two_classes,
     with_manifest,
     with_shard,
@@ -151,14 +153,67 @@ def test_the_slos_of_classes_count_too() -> None:
     assert far.classes["chat"].slo[0].error == pytest.approx(0.0202)
 
 
+def test_a_class_is_open_beside_a_class_that_misses_in_any_case() -> None:
+    """rag takes 1 s; chat's P50 is 98 ms, and 20 ms may be the load generator's."""
+    run = two_classes(chat=["p50(ttft) <= 110ms"], rag=["p50(ttft) <= 50ms"])
+    summary = summarize(lagging(run, 0.02))
+    assert (summary.verdict, summary.validity.trusted) == ("missed", True)
+    assert {n: c.verdict for n, c in summary.classes.items()} == {
+        "chat": "no_verdict",
+        "rag": "missed",
+    }
+
+
+def test_the_waits_of_a_class_at_the_common_cap_are_no_error() -> None:
+    """With 2 in flight at most, chat alone keeps each of rag's requests waiting for 300 ms."""
+    run = two_classes(rag=["p50(ttft) <= 5s"])
+    run.request_rows["sent_s"][run.schedule_rows["class_id"] == 1] += 0.3
+    limits = {"max_concurrency": 2, "when_full": "wait"}
+    capped = with_manifest(run, scenario={"resolved": {"limits": limits}})
+    free, held = (summarize(r).classes["rag"].slo[0].error for r in (run, capped))
+    assert free == pytest.approx(0.3, abs=0.01)
+    assert held < 0.01
+
+
+def test_an_error_as_large_as_a_limit_counts_for_the_requests_that_have_the_limit() -> None:
+    """20 ms of error against 10 ms: a quarter of the requests, of which half may miss."""
+    run = two_classes(rag=["ttft <= 10ms"], slo=["attainment >= 50%"])
+    (share,) = summarize(lagging(run, 0.02)).slo
+    assert (share.met, share.error_reaches_limit) == (True, False)
+    strict = two_classes(rag=["ttft <= 10ms"], slo=["attainment >= 80%"])
+    assert summarize(lagging(strict, 0.02)).slo[0].error_reaches_limit
+
+
+def test_an_error_as_large_as_limits_that_requests_brought_counts_for_the_whole_run() -> None:
+    """A quarter of the requests brought 1 ms to a class with a share of its own."""
+    run = two_classes(rag=["attainment >= 90%"], slo=["attainment >= 90%"])
+    own_s = np.where(np.arange(220) % 4 == 3, 0.001, 0.0)
+    summary = summarize(lagging(replace_schedule(run, ttft_slo_s=own_s), 0.02))
+    assert [result.text for result in summary.slo] == ["attainment >= 90%"]
+    assert summary.slo[0].error_reaches_limit
+
+
+def test_growth_that_the_error_can_explain_is_no_overload() -> None:
+    """TTFT grows from 2.4 s to 3.9 s; 0.5 s of error at either end leave less than 1.5-fold."""
+    run = measured_run(slo=["p99(ttft) <= 60s"], ttft_s=2.0)
+    delay_s = 0.1 * run.schedule_rows["scheduled_s"]
+    for name in ("first_chunk_s", "first_token_s", "first_answer_s", "last_token_s", "done_s"):
+        run.request_rows[name] += delay_s
+    assert summarize(run).reason_kinds == ("overloaded",)
+    summary = summarize(lagging(run, 0.5))
+    assert (summary.verdict, summary.reason_kinds) == ("no_verdict", ("invalid",))
+    assert "the growth of TTFT over the window can be the load generator's" in summary.reasons[0]
+
+
 def test_an_invalid_run_proves_nothing() -> None:
-    run = two_classes(
-        chat=["p50(ttft) <= 110ms"], rag=["p50(ttft) <= 5s"], slo=["error_rate <= 5%"]
-    )
+    chat = ["p50(ttft) <= 110ms", "p99(ttft) <= 300ms"]
+    run = two_classes(chat, rag=["p50(ttft) <= 5s"], slo=["error_rate <= 5%"])
     assert summarize(run).slo[0].proven is True
+    assert summarize(run).classes["chat"].slo[1].n_needed is not None
     invalid = summarize(lagging(run, 0.02))
     everything = [*invalid.slo, *(r for c in invalid.classes.values() for r in c.slo)]
     assert {result.proven for result in everything} == {None}
+    assert {result.n_needed for result in everything} == {None}
     assert '"proven": true' not in str(invalid.to_json()).replace("'", '"').lower()
 
 
@@ -389,7 +444,7 @@ def test_a_healthy_client_beside_its_limit_is_not_called_held_up() -> None:
 
 def result(met: bool | None, survived: bool | None, reaches: bool) -> SloResult:
     return SloResult(
-        "p99(ttft) <= 1s", "run", "ttft_s", 1.0, 0.5, None, None, 9, met, None, None,
+        parse_slo("p99(ttft) <= 1s"), 0.5, None, None, 9, met, None, None,
         error_reaches_limit=reaches, survives=survived,
     )  # fmt: skip
 

@@ -94,6 +94,14 @@ def test_a_promise_to_one_class_does_not_hide_what_the_others_rows_brought():
     assert summarize(replace_schedule(run, ttft_slo_s=of_rag(2.0))).verdict == "met"
 
 
+def test_a_limit_brought_in_the_warm_up_judges_no_class():
+    run = two_classes(chat=["ttft <= 10s"])
+    own_s = np.zeros(220)
+    own_s[3] = 0.01  # of rag
+    found = summarize(replace_schedule(run, ttft_slo_s=own_s))
+    assert (found.verdict, found.classes["rag"].slo) == ("met", ())
+
+
 def test_a_small_class_that_misses_all_its_rows_brought_is_missed():
     """2 of 200 due requests: 99 % of all keep theirs."""
     run = two_classes(chat=["ttft <= 10s"])

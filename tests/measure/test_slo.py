@@ -7,16 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.measure.catalog import BY_SLO_WORD
-from loadgen.measure.slo import Slo, parse_slo, ungrounded
+from loadgen.measure.slo import Slo, for_each_request, parse_slo, ungrounded
 
 
 def test_a_bare_metric_is_asked_of_each_request() -> None:
-    assert parse_slo(" ttft <= 500ms ") == Slo("ttft <= 500ms", "request", "ttft_s", "<=", 0.5)
+    assert parse_slo(" ttft <= 500ms ") == Slo(
+        "ttft <= 500ms", "request", "ttft_s", "<=", 0.5, comparison=" <= 500ms"
+    )
 
 
 def test_an_aggregate_is_asked_of_the_run() -> None:
     assert parse_slo("p99.9(e2e)<=10s") == Slo(
-        "p99.9(e2e)<=10s", "run", "e2e_s", "<=", 10.0, "p99.9", 0.999
+        "p99.9(e2e)<=10s", "run", "e2e_s", "<=", 10.0, "p99.9", 0.999, "<=10s"
     )
     assert parse_slo("mean(tpot) ≤ 50ms").aggregate == "mean"
     assert parse_slo("p99(itl) <= 50ms").metric == "itl_s"
@@ -102,3 +104,17 @@ def test_a_promise_about_requests_that_kept_promises_needs_one_asked_of_each() -
     assert "'attainment >= 99%' counts requests" in (ungrounded([attainment, p99]) or "")
     assert ungrounded([attainment], elsewhere=[each]) is None
     assert ungrounded([attainment], elsewhere=[p99]) is not None
+
+
+@pytest.mark.parametrize(
+    ("text", "each"),
+    [
+        ("p99(ttft) <= 1s", "ttft <= 1s"),
+        (" p99.9( ttft_from_send )≤1000ms ", "ttft_from_send≤1000ms"),
+        ("mean(tpot)<=0.05s", "tpot<=0.05s"),
+    ],
+)
+def test_a_limit_for_each_request_keeps_the_written_limit(text, each):
+    assert for_each_request(parse_slo(text)) == each
+    assert parse_slo(each).limit == parse_slo(text).limit
+    assert parse_slo(each).scope == "request"

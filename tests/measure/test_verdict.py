@@ -8,17 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.measure.slo import parse_slo
-from loadgen.measure.statistics.dependence import Dependence
-from loadgen.measure.statistics.population import Population
-from loadgen.measure.verdict import (
+from loadgen.measure.slo_result import (
     Bound,
     Shares,
-    decide,
     max_result,
     mean_result,
     percentile_result,
     request_slo_result,
     run_metric_result,
+)
+from loadgen.measure.statistics.dependence import Dependence
+from loadgen.measure.statistics.population import Population
+from loadgen.measure.verdict import (
+    Decision,
+    Reason,
+    decide,
     sentence,
 )
 
@@ -52,9 +56,11 @@ def test_a_percentile_that_so_few_samples_do_not_have_has_no_verdict(slo, n, not
     parsed = parse_slo(slo)
     result = percentile_result(parsed, Population(np.full(n, 0.1)), 0.95)
     assert (result.met, result.proven, result.note) == (None, None, note)
+    assert result.note_kind == "too_few_samples"
     assert sentence(result, 0.95) == f"{slo}: {note}"
-    verdict = decide([result], (), "", 0.95, False, n_ok=n)
-    assert verdict == ("no_verdict", 3, (f"{slo}: {note}.",))
+    reason = Reason("too_few_samples", f"{slo}: {note}.")
+    decision = decide([result], (), "", 0.95, False, n_ok=n)
+    assert decision == Decision("no_verdict", 3, (reason,))
     assert result.n_needed is not None
     enough = percentile_result(parsed, Population(np.full(result.n_needed, 0.1)), 0.95)
     assert enough.met is not None
@@ -70,6 +76,7 @@ def test_a_goodput_above_the_offered_rate_is_not_the_fault_of_the_server():
     shares, slo = Shares(due=45, met=45, failed=0, length_s=60.0), parse_slo("goodput >= 5/s")
     result = run_metric_result(slo, shares, lambda _: 0.75, 0.95)
     assert (result.value, result.met) == (0.75, False)
+    assert result.note_kind == "above_offered_rate"
     assert sentence(result, 0.95) == (
         "goodput >= 5/s: missed at 0.75/s; it cannot be kept at this rate: only 0.75/s was offered"
     )
@@ -88,20 +95,47 @@ def test_too_few_successful_requests_give_no_verdict():
     met = run_metric_result(
         parse_slo("error_rate <= 1%"), Shares(due=45, met=45, failed=0, length_s=60.0), float, 0.95
     )
-    reason = "45 requests were successful, fewer than the 46 that --min-requests requires."
-    assert decide([met], (), "", 0.95, False, 45, 46) == ("no_verdict", 3, (reason,))
-    assert decide([met], (), "overloaded", 0.95, False, 45, 46) == ("no_verdict", 3, (reason,))
-    assert decide([], (), "", 0.95, False, 45, 46) == ("no_verdict", 3, (reason,))
-    assert decide([met], (), "", 0.95, False, 45, 45)[0] == "met"
-    assert decide([met], ("cut short",), "", 0.95, False, 45, 46)[2] == ("cut short",)
+    text = "45 requests were successful, fewer than the 46 that --min-requests requires."
+    none = Decision("no_verdict", 3, (Reason("too_few_successful", text),))
+    cut_short = Reason("ended_early", "cut short")
+    assert decide([met], (), "", 0.95, False, 45, 46) == none
+    assert decide([met], (), "overloaded", 0.95, False, 45, 46) == none
+    assert decide([], (), "", 0.95, False, 45, 46) == none
+    assert decide([met], (), "", 0.95, False, 45, 45).verdict == "met"
+    assert decide([met], (cut_short,), "", 0.95, False, 45, 46).reasons == (cut_short,)
 
 
 def test_a_run_without_a_successful_request_never_meets_its_slos():
     met = run_metric_result(
         parse_slo("error_rate <= 1%"), Shares(due=45, met=0, failed=0, length_s=60.0), float, 0.95
     )
-    verdict = decide([met], (), "", 0.95, False, n_ok=0)
-    assert verdict == ("no_verdict", 3, ("No request was successful.",))
+    reason = Reason("none_successful", "No request was successful.")
+    assert decide([met], (), "", 0.95, False, n_ok=0) == Decision("no_verdict", 3, (reason,))
+    assert decide([], (), "", 0.95, False, n_ok=0) == Decision("no_verdict", 3, (reason,))
+
+
+def test_each_reason_has_its_kind():
+    """99 of 99 prove 95 %, not 99 %: 0.05^(1/99) = 97.0 %; 80 of 99 miss 90 % with proof."""
+    met, close = (
+        share_result("attainment >= 95%", 99, 99),
+        share_result("attainment >= 99%", 99, 99),
+    )
+    missed = share_result("attainment >= 90%", 80, 99)
+    few = percentile_result(parse_slo("p99(ttft) <= 1s"), Population(np.full(3, 0.1)), 0.95)
+    nothing = mean_result(parse_slo("mean(ttft) <= 1s"), Population(np.empty(0)), 0.95)
+
+    def kinds(*results, overload="", is_strict=True):
+        decision = decide(results, (), overload, 0.95, is_strict, n_ok=99)
+        return decision.verdict, [reason.kind for reason in decision.reasons]
+
+    assert kinds(met) == ("met", ["met"])
+    assert kinds(met, close) == ("no_verdict", ["unproven"])
+    assert kinds(met, close, is_strict=False) == ("met", ["met", "met"])
+    assert kinds(close, few, nothing) == ("no_verdict", ["unproven", "too_few_samples", "no_value"])
+    assert kinds(close, missed) == ("missed", ["missed"])
+    assert kinds(met, overload="grows") == ("missed", ["overloaded"])
+    assert kinds(missed, overload="grows") == ("missed", ["overloaded", "missed"])
+    assert kinds() == ("no_verdict", ["no_slo"])
 
 
 def test_the_bound_of_a_met_share_is_its_lower_end():

@@ -118,6 +118,14 @@ def test_what_the_samples_leave_open_is_inconclusive(run):
     assert banner(summarize(cut, confidence=0.95)).word == "NO VERDICT"
 
 
+def test_an_slo_without_enough_samples_beside_an_open_slo_is_not_inconclusive():
+    """200 due requests leave a P99 near its limit open, and have no P99.9."""
+    run = measured_run(slo=["p99(ttft) <= 300ms", "p99.9(ttft) <= 300ms"])
+    summary = summarize(run, confidence=0.95)
+    assert summary.reason_kinds == ("unproven", "too_few_samples")
+    assert not is_inconclusive(summary)
+
+
 def test_too_few_requests_for_a_percentile_lead_to_a_longer_run():
     """40 due requests in 20 s at 2/s: P99 needs 100, so 50 s."""
     run = measured_run(44, rate_per_s=2.0, slo=["p99(ttft) <= 1s"])

@@ -1,13 +1,16 @@
 """The terminal's result: fits 100 columns, needs no colour, begins with the verdict."""
 
 import io
+import math
 
 import pytest
 from rich.console import Console
 
 from loadgen.measure.aggregate import summarize
+from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.records import Run
 from reports.run.console import table
+from reports.run.tables import duration_with_interval
 from tests.runs import measured_run, starved, traffic, two_classes, with_manifest, with_shard
 
 SLO = [
@@ -157,3 +160,25 @@ def test_http_errors_are_counted_by_status() -> None:
     assert "HTTP 429 7" in text
     assert "HTTP 503 2" in text
     assert "http error" not in text
+
+
+@pytest.mark.parametrize(
+    ("percentile", "text"),
+    [
+        (Percentile(0.0978, 0.0959, 0.1, few=False), "97.8 ms [95.9, 100]"),
+        (Percentile(0.98, 0.9, 1.2, few=True), "980 ms* [900, 1.2 s]"),
+        (Percentile(1.0, 0.98, 1.2, few=False), "1 s [980 ms, 1.2]"),
+        (Percentile(1.0, 0.98, math.inf, few=True), "1 s* [980 ms, ∞]"),
+        (Percentile(1.0, None, 1.2, few=False), "1 s […, 1.2]"),
+        (Percentile(1.0, None, None, few=False), "1 s […]"),
+        (Percentile(math.inf, 1.0, math.inf, few=True), "∞"),
+        (Percentile(math.nan, None, None, few=True), "–"),
+    ],
+)
+def test_a_bound_repeats_no_unit(percentile: Percentile, text: str) -> None:
+    assert duration_with_interval(percentile) == text
+
+
+def test_the_outcomes_are_the_requests_that_came_due() -> None:
+    line = next(x for x in printed(measured_run(n_failed=3)).splitlines() if "output tokens" in x)
+    assert line.endswith("; ok 197, HTTP 503 3")

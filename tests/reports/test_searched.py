@@ -1,6 +1,7 @@
 """A probe's page says which capacity search it belongs to, and what that has found."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from loadgen.measure.aggregate import summarize
 from loadgen.run.conclude import parent_search
 from loadgen.studies.capacity.files import CAPACITY
 from loadgen.studies.capacity.next_probe import Question
-from loadgen.studies.capacity.result import CapacityFile, Definition, answer_of, conclude
+from loadgen.studies.capacity.result import Capacity, CapacityFile, Definition, answer_of, conclude
 from reports.run.page import render
 from tests.runs import measured_run
 
@@ -40,19 +41,84 @@ def test_an_answer_is_read_as_it_was_written(answer, probe):
     assert CAPACITY.read(probe.parents[1]).capacity() == answer
 
 
-def test_the_page_of_a_probe_names_the_search_and_its_answer(answer, probe, cache):
-    found = parent_search(probe)
+FOUND = Capacity(
+    outcome="found", unit="req/s", value=0.92754, low=0.9213, high=0.9382, confidence=0.95,
+    attainment=0.9, precision=0.1, spent_s=60.0, probes=(), client_limit=None, design_effect=None,
+    slope=None,
+)  # fmt: skip
+WIDE = replace(FOUND, value=12.34, low=8.04, high=16.0)
+OPEN = replace(FOUND, outcome="unsettled", value=None, low=8.0, high=None)
+
+
+@pytest.mark.parametrize(
+    ("capacity", "sentence", "parts"),
+    [
+        (
+            FOUND,
+            "0.928 req/s [0.921, 0.938], 95 %",
+            ("0.928 req/s [0.921, 0.938], 95 %", "0.928 req/s", "[0.921, 0.938], 95 %"),
+        ),
+        (WIDE, "12 req/s [8, 16], 95 %", ("12 req/s [8, 16], 95 %", "12 req/s", "[8, 16], 95 %")),
+        (
+            OPEN,
+            "at least 8 req/s; the search stopped before any load missed the SLO",
+            ("at least 8 req/s", None, None),
+        ),
+        (
+            replace(OPEN, client_limit=9.0),
+            "at least 8 req/s; the load generator could not send more",
+            ("at least 8 req/s", None, None),
+        ),
+        (replace(OPEN, outcome="at_least"), "at least 8 req/s", ("at least 8 req/s", None, None)),
+        (
+            replace(OPEN, low=None, high=8.0, is_interrupted=True),
+            "below 8 req/s: every load tried misses the SLO; interrupted",
+            ("below 8 req/s: every load tried misses the SLO", None, None),
+        ),
+        (
+            replace(OPEN, low=None, high=8.0, client_limit=9.0),
+            "below 8 req/s: every load tried misses the SLO",
+            ("below 8 req/s: every load tried misses the SLO", None, None),
+        ),
+        (
+            replace(OPEN, outcome="misses", low=None, high=1.0),
+            "below 1 req/s: the SLO is missed even there",
+            ("below 1 req/s: the SLO is missed even there", None, None),
+        ),
+        (replace(OPEN, low=None), "unknown", ("unknown", None, None)),
+    ],
+)
+def test_an_answer_states_its_sentence_and_the_parts_of_it(capacity, sentence, parts):
+    content = capacity.to_json()
+    assert content["sentence"] == sentence
+    assert tuple(content[key] for key in ("result", "value_text", "interval_text")) == parts
+
+
+def page_of(probe, capacity, cache, n_probes=4):
+    content = {"answer": capacity.to_json(), "probes": [{}] * n_probes}
+    (probe.parents[1] / "capacity.json").write_text(json.dumps(content))
     run = measured_run(slo=["p50(ttft) <= 1ms"])
-    page = render(run, summarize(run), cache, directory=probe, search=found)
-    told = page.partition("SLOs</h2>")[0]
-    n = len(answer.probes)
-    assert "Probe 03 of a capacity search." in told
-    assert f"Result when this page was written, after {n} probes:" in told
-    assert answer.sentence().partition(";")[0] in told
-    assert '<a href="../../report.html">' in told
-    value = answer.sentence().partition(" [")[0]
-    assert f'<h3>Capacity</h3><p><span class="value">{value}</span>' in told
-    assert "slobench capacity" not in told  # it is being searched already
+    page = render(run, summarize(run), cache, directory=probe, search=parent_search(probe))
+    return page.partition("SLOs</h2>")[0]
+
+
+def test_the_page_of_a_probe_names_the_search_and_its_answer(probe, cache):
+    top = page_of(probe, FOUND, cache)
+    assert (
+        "Probe 03 of a capacity search. Result when this page was written, after 4 probes: 0.928 "
+        "req/s [0.921, 0.938], 95 %."
+    ) in top
+    assert '<a href="../../report.html">' in top
+    assert '<h3>Capacity</h3><p><span class="value">0.928 req/s</span>' in top
+    assert "[0.921, 0.938], 95 %; 90 % of requests meet the SLO" in top
+    assert "slobench capacity" not in top  # it is being searched already
+
+
+def test_the_page_of_a_probe_leaves_out_how_a_search_that_goes_on_ended(probe, cache):
+    top = page_of(probe, OPEN, cache, n_probes=1)
+    assert "Result when this page was written, after 1 probe: at least 8 req/s." in top
+    assert "not yet known; 90 % of requests meet the SLO" in top
+    assert "stopped" not in top
 
 
 @pytest.mark.parametrize("damage", ["", "{}", '{"answer": {}, "probes": []}'])

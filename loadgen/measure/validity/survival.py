@@ -14,11 +14,12 @@ from loadgen.measure.catalog import METRICS
 from loadgen.measure.load import Throughput, throughput
 from loadgen.measure.per_request import Mask, PerRequest, Seconds, greatest
 from loadgen.measure.slo import Slo
+from loadgen.measure.slo_result import SloResult
 from loadgen.measure.statistics.percentiles import nearest_rank
 from loadgen.measure.summary import ERROR_GATE, ValidityCheck, gate
 from loadgen.measure.validity.causes import Cause, cause_of
 from loadgen.measure.validity.error_bound import GAP_METRICS, ErrorBound, shifted
-from loadgen.measure.verdict import SloResult, error_note
+from loadgen.measure.verdict import error_note
 from loadgen.measure.wording import format_value
 from loadgen.records import Run
 

@@ -3,8 +3,6 @@ counts."""
 
 from __future__ import annotations
 
-import re
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -57,13 +55,13 @@ def _n_other_chunks(run: Run) -> int:
 def _how_rows_were_lost(run: Run) -> str:
     """How the run ended, and where to read more. A run that lost a worker can be "completed" all
     the same."""
-    why = run.manifest.end_reason.rstrip(".")
-    worker = re.search(r"\bprocess (\d+) died", why)
+    manifest = run.manifest
+    why = manifest.end_reason.rstrip(".")
     log = "; see the logs of its workers, logs/shard-N.log"
-    if run.manifest.workers is not None:  # of other processes, perhaps of other machines
+    if manifest.workers is not None:  # of other processes, perhaps of other machines
         log = "; see `workers` in manifest.json"
-    elif worker is not None:
-        log = f"; see logs/shard-{worker[1]}.log"
+    elif manifest.dead_workers:
+        log = f"; see {', '.join(f'logs/shard-{number}.log' for number in manifest.dead_workers)}"
     return f": {why}{log}" if why else log
 
 

@@ -64,25 +64,43 @@ class Capacity:
 
     def sentence(self) -> str:
         """The result as a single line."""
-        if self.value is not None and self.low is not None and self.high is not None:
-            digits = _digits(self.half_width or 0.0)
-            low, value, high = (_rounded(v, digits) for v in (self.low, self.value, self.high))
-            return f"{value} {self.unit} [{low}, {high}], {100 * self.confidence:g} %"
+        return "; ".join(filter(None, self._result_and_ending()))
+
+    def result(self) -> str:
+        """The sentence without the end of the search: `12.3 req/s [11.9, 12.7], 95 %`, or a
+        bound."""
+        return self._result_and_ending()[0]
+
+    def value_text(self) -> str:
+        """`12.3 req/s`, with the digits that the interval allows; "" without an interval."""
+        if self.value is None or self.half_width is None:
+            return ""
+        return f"{_rounded(self.value, _digits(self.half_width))} {self.unit}"
+
+    def interval_text(self) -> str:
+        """`[11.9, 12.7], 95 %`; "" without an interval."""
+        if self.low is None or self.high is None or self.half_width is None:
+            return ""
+        low, high = (_rounded(end, _digits(self.half_width)) for end in (self.low, self.high))
+        return f"[{low}, {high}], {100 * self.confidence:g} %"
+
+    def _result_and_ending(self) -> tuple[str, str]:
+        """The result, and how a search ended that found no more than a bound, else ""."""
+        if interval := self.interval_text():
+            return f"{self.value_text()} {interval}", ""
         if self.outcome == "misses":
-            return (
-                f"below {_rounded(self.high or 0.0, 3)} {self.unit}: the SLO is missed even there"
-            )
+            lowest = _rounded(self.high or 0.0, 3)
+            return f"below {lowest} {self.unit}: the SLO is missed even there", ""
         if self.low is not None:
             text = f"at least {_rounded(self.low, 3)} {self.unit}"
             if self.client_limit is not None:
-                text += "; the load generator could not send more"
-            elif self.outcome == "unsettled":
-                text += f"; {self._stopped()} before any load missed the SLO"
-            return text
+                return text, "the load generator could not send more"
+            is_open = self.outcome == "unsettled"
+            return text, f"{self._stopped()} before any load missed the SLO" if is_open else ""
         if self.high is not None:
             text = f"below {_rounded(self.high, 3)} {self.unit}: every load tried misses the SLO"
-            return text if self.client_limit is not None else f"{text}; {self._stopped()}"
-        return "unknown"
+            return text, "" if self.client_limit is not None else self._stopped()
+        return "unknown", ""
 
     def _stopped(self) -> str:
         return "interrupted" if self.is_interrupted else "the search stopped"
@@ -143,6 +161,9 @@ class Answer(JsonSection, frozen=True, kw_only=True):
     half_width: float | None
     exit_code: int
     sentence: str
+    result: str
+    value_text: str | None
+    interval_text: str | None
 
 
 def answer_of(capacity: Capacity) -> Answer:
@@ -153,6 +174,9 @@ def answer_of(capacity: Capacity) -> Answer:
         half_width=capacity.half_width,
         exit_code=capacity.exit_code,
         sentence=capacity.sentence(),
+        result=capacity.result(),
+        value_text=capacity.value_text() or None,
+        interval_text=capacity.interval_text() or None,
     )
 
 

@@ -40,7 +40,7 @@ from targets.endpoint import Endpoint
 from targets.extended_preflight import extended_preflight
 from targets.preflight import preflight
 from targets.preflight_checks import CONSEQUENCES, EXTENDED_CHECKS
-from targets.preflight_result import Preflight, PreflightCheck
+from targets.preflight_result import Preflight, PreflightCheck, unchecked
 from targets.truth_server import truth_program
 
 _LONGEST = (512, 128)  # prompt and output tokens, for the check of the model's length
@@ -214,7 +214,7 @@ def _measured(
         trial = measure(rate_per_s, next(numbers))
         clock.note(trial.wall_s)
         error = f"p99 of the TTFT error {format_value(trial.ttft_error_s, 's')}"
-        failed = ", ".join(problem.partition(":")[0] for problem in trial.problems)
+        failed = ", ".join(trial.causes)
         console.print(
             f"{format_number(rate_per_s)} req/s: {error}{f'; failed: {failed}' if failed else ''}",
             soft_wrap=True,
@@ -244,7 +244,7 @@ def _trials_folder(
 
 def _why_failed(trial: Trial, output_tokens: int = OUTPUT_TOKENS) -> str:
     """Why the lowest rate in the search or proof failed."""
-    reason = "; ".join(trial.problems) or (
+    reason = "; ".join(map(str, trial.problems)) or (
         f"p99 of the TTFT error is {format_value(trial.ttft_error_s, 's')}, "
         f"limit {format_value(ERROR_LIMIT_S, 's')}"
     )
@@ -253,6 +253,10 @@ def _why_failed(trial: Trial, output_tokens: int = OUTPUT_TOKENS) -> str:
 
 def _trial_json(trial: Trial) -> dict[str, Any]:
     plain: dict[str, Any] = _finite(dataclasses.asdict(trial))
+    plain |= {
+        "problems": [str(problem) for problem in trial.problems],
+        "causes": list(trial.causes),
+    }
     return {**plain.pop("fidelity"), **plain, "holds": trial.holds}
 
 
@@ -291,7 +295,7 @@ def examine_target(
             if check.check != "run_requests"  # there is no run
         ]
         if preflight_result.fatal is not None:
-            skipped = [PreflightCheck(name, None, "not checked") for name in EXTENDED_CHECKS]
+            skipped = map(unchecked, EXTENDED_CHECKS)
             return server.endpoint.url, [*checks, *skipped], preflight_result.fatal
         return server.endpoint.url, [*checks, *examined], None
 
@@ -319,9 +323,9 @@ def _with_consequence(
     check: PreflightCheck, max_model_len: int | None, *, has_lengths: bool
 ) -> PreflightCheck:
     """The check with its consequence. Without lengths of a traffic none of them can be too long."""
-    if check.check == "max_model_len" and check.detail != "not checked" and not has_lengths:
+    if check.check == "max_model_len" and check.is_checked and not has_lengths:
         stated = f"{max_model_len} tokens" if max_model_len else "not stated"
         check = replace(check, detail=stated)
-    if check.ok or check.detail == "not checked":
+    if check.ok or not check.is_checked:
         return check
     return replace(check, consequence=CONSEQUENCES[check.check])

@@ -52,6 +52,17 @@ class TrialSetup:
 
 
 @dataclass(frozen=True)
+class TrialProblem:
+    """A problem of a trial: its `cause` in a few words, and what was measured."""
+
+    cause: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.cause}: {self.detail}" if self.detail else self.cause
+
+
+@dataclass(frozen=True)
 class Trial:
     """The result of a worker at a rate. `problems` lists the run's failed validity gates and timing
     checks, and its failed requests."""
@@ -61,13 +72,18 @@ class Trial:
     n_requests: int
     fidelity: Fidelity
     cpu_s_per_token: float
-    problems: tuple[str, ...]
+    problems: tuple[TrialProblem, ...]
     wall_s: float
 
     @property
     def ttft_error_s(self) -> float:
         """p99."""
         return self.fidelity.ttft_error_s.p99
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """The problems in a few words each."""
+        return tuple(problem.cause for problem in self.problems)
 
     @property
     def holds(self) -> bool:
@@ -183,17 +199,18 @@ def _judged(run: Run, log: TruthLog, seconds: float, wall_s: float) -> Trial:
     )
 
 
-def _problems(run: Run) -> Iterator[str]:
+def _problems(run: Run) -> Iterator[TrialProblem]:
     for check in summarize(run).validity.checks:
         if (check.is_gate or check.is_timing) and check.ok is False:
-            yield f"{check.name}: {check.detail}"
+            yield TrialProblem(check.name, check.detail)
     statuses = run.request_rows["status"]
     for status in np.unique(statuses):
         if status == Status.not_released and run.manifest.has_closed_loop:
             continue  # a closed loop plans more requests than it sends
         if status not in (Status.ok, Status.lost):  # lost rows fail a gate
             n = int(np.count_nonzero(statuses == status))
-            yield f"{n} of {len(statuses)} requests ended as {Status(status).name}"
+            ended = f"{n} of {len(statuses)} requests ended as {Status(status).name}"
+            yield TrialProblem(ended)
 
 
 def truth_of(run: Run, log: TruthLog) -> Truth:

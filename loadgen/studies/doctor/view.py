@@ -98,7 +98,7 @@ def _trials(facts: Mapping[str, Any]) -> Table:
             _both(trial["lateness_s"], 1e3, 2),
             _p99(trial["server_lateness_s"], 1e3, 2),
             f"{trial['cpu_s_per_token'] * 1e6:.1f}",
-            "accurate" if trial["holds"] else ", ".join(_causes(trial)),
+            "accurate" if trial["holds"] else ", ".join(trial["causes"] or ["TTFT error"]),
         )
     return table
 
@@ -113,11 +113,6 @@ def _p99(spread: Mapping[str, Any], per_s: float, digits: int) -> str:
     if spread["p99"] is None:
         return "–"
     return f"{spread['p99'] * per_s:.{digits}f}{'*' if spread['few'] else ''}"
-
-
-def _causes(trial: Mapping[str, Any]) -> list[str]:
-    """Why the measurement at a rate was not accurate, in a few words."""
-    return [problem.partition(":")[0] for problem in trial["problems"]] or ["TTFT error"]
 
 
 def _legend(facts: Mapping[str, Any]) -> Text:

@@ -10,9 +10,10 @@ SPREAD = {"n": 200, "p50": 1e-4, "p99": 4e-4, "max": 1e-3, "few": True}
 TRIAL = {
     "rate_per_s": 400.0, "tokens_per_s": 25600.0, "n_requests": 800, "cpu_s_per_token": 9e-6,
     "ttft_error_s": SPREAD, "tpot_error_s": SPREAD | {"p50": -2e-7, "p99": 4e-6},
-    "lateness_s": SPREAD, "server_lateness_s": SPREAD, "problems": [], "holds": True,
+    "lateness_s": SPREAD, "server_lateness_s": SPREAD, "problems": [], "causes": [],
+    "holds": True,
 }  # fmt: skip
-LATE = TRIAL | {"rate_per_s": 800.0, "problems": ["run delay: 3 %", "lateness: x"], "holds": False}
+LATE = TRIAL | {"rate_per_s": 800.0, "causes": ["run delay", "lateness"], "holds": False}
 FACTS = {
     "kind": "machine", "is_fit": True, "reasons": [], "notes": ["a note"], "target": None,
     "checks": [
@@ -43,6 +44,7 @@ def test_each_trial_is_a_line_with_what_made_it_fail():
     failed = next(line for line in lines if line.startswith("800 800"))
     assert failed.endswith("run delay, lateness")
     assert "note: a note" in lines
+    assert shown(trials=[TRIAL | {"holds": False}]).count("  TTFT error\n") == 1
 
 
 def test_a_trial_without_an_answer_has_dashes():

@@ -16,7 +16,8 @@ from loadgen.studies.doctor.rates import (
     find_ceiling,
     write_ceiling,
 )
-from loadgen.studies.doctor.trial import ERROR_LIMIT_S, Trial
+from loadgen.studies.doctor.run import Checkup
+from loadgen.studies.doctor.trial import ERROR_LIMIT_S, Trial, TrialProblem
 
 
 def trial(rate_per_s, error_s=1e-4, problems=()):
@@ -72,7 +73,7 @@ def test_one_spoilt_trial_does_not_lower_the_ceiling():
 def test_a_rate_holds_only_trusted_and_true():
     assert trial(1, ERROR_LIMIT_S * 0.99).holds
     assert not trial(1, ERROR_LIMIT_S).holds
-    assert not trial(1, 0.0, ("lateness: late",)).holds
+    assert not trial(1, 0.0, (TrialProblem("lateness", "late"),)).holds
     assert not trial(1, float("nan")).holds  # no request at all
 
 
@@ -87,3 +88,15 @@ def test_the_file_holds_the_ceiling_the_machine_and_the_time(tmp_path):
     assert path == tmp_path / "cache" / "ceiling.json"
     assert json.loads(path.read_text())["events_per_s_per_core"] == 32000.0
     assert [p.name for p in path.parent.iterdir()] == ["ceiling.json"]
+
+
+def test_a_trial_states_its_problems_and_their_causes():
+    problems = (
+        TrialProblem("lateness", "p99 9 ms: too late"),
+        TrialProblem("3 of 9 requests failed"),
+    )
+    checkup = Checkup("traffic", (), trials=(trial(20, problems=problems),))
+    (content,) = checkup.to_json()["trials"]
+    assert content["problems"] == ["lateness: p99 9 ms: too late", "3 of 9 requests failed"]
+    assert content["causes"] == ["lateness", "3 of 9 requests failed"]
+    assert content["holds"] is False

@@ -1,0 +1,147 @@
+"""The requests of a run, or of a class of it, judged by their SLOs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from loadgen.measure.attainment import MeasuredWindow, failed_rows, slos_met
+from loadgen.measure.catalog import METRICS
+from loadgen.measure.load import Throughput, per_second, throughput
+from loadgen.measure.per_request import Mask, PerRequest, Samples
+from loadgen.measure.slo import Slo, with_implied
+from loadgen.measure.slo_result import (
+    Shares,
+    SloResult,
+    max_result,
+    mean_result,
+    percentile_result,
+    request_slo_result,
+    run_metric_result,
+)
+from loadgen.measure.validity.error_bound import ErrorBound
+from loadgen.measure.validity.survival import with_error
+from loadgen.records import Run
+
+
+@dataclass(frozen=True)
+class Scope:
+    """The requests of a run, or those of a class, and the SLOs that judge them."""
+
+    run: Run
+    columns: PerRequest
+    due: Mask
+    window: MeasuredWindow
+    slos: Sequence[Slo]
+    meets: Callable[[PerRequest], Mask]
+    """Rows that met each of their per-request limits."""
+    limited: Mask
+    """Rows with a per-request limit."""
+    limits: Sequence[tuple[Slo, Mask]]
+    """Every SLO that can count for attainment, with the rows that it applies to."""
+    error: ErrorBound
+    confidence: float
+
+    def as_measured(self) -> JudgedScope:
+        return self._at(self.columns, throughput(self.run, self.columns, self.window))
+
+    def with_errors(self, measured: Sequence[SloResult]) -> tuple[SloResult, ...]:
+        """The results of the SLOs as measured, each with its instrument error."""
+        return with_error(
+            self.run,
+            self.columns,
+            self.error,
+            self.window,
+            self.due,
+            lambda moved, rates: self._at(moved, rates).results(self.slos),
+            [slo for slo, _ in with_implied(self.slos)],
+            measured,
+            [(slo, rows) for slo, rows in self.limits if slo.scope == "request"],
+        )
+
+    def _at(self, columns: PerRequest, rates: Throughput) -> JudgedScope:
+        """The requests with these latencies: as measured, or shifted by the instrument error."""
+        met, samples = self.due & self.meets(columns), Samples(columns, self.due)
+        shares = self._shares(columns, met, samples)
+        return JudgedScope(
+            columns, self.due, met, samples, rates, self.window, shares, self.confidence
+        )
+
+    def _shares(self, columns: PerRequest, met: Mask, samples: Samples) -> Shares:
+        run, failed = self.run, failed_rows(self.run) & ~columns.is_ok
+        limited_metrics = tuple({slo.metric: 0 for slo in self.slos if slo.scope == "request"})
+        return Shares(
+            due=count(self.due),
+            met=count(met),
+            failed=count(failed),
+            length_s=self.window.length_s,
+            meeting=samples.share(met, limited_metrics),
+            failing=samples.share(failed),
+            requested_per_s=(
+                run.manifest.requested_rate_per_s if len(run.names.classes) == 1 else None
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class JudgedScope:
+    """The requests of a scope with the latencies by which they are judged."""
+
+    columns: PerRequest
+    due: Mask
+    met: Mask
+    samples: Samples
+    rates: Throughput
+    window: MeasuredWindow
+    shares: Shares
+    confidence: float
+
+    def results(self, slos: Sequence[Slo]) -> list[SloResult]:
+        """The results of `slos`, and of the SLO that they imply."""
+        return [
+            replace(result, is_implied=implied, seconds_needed=self._seconds_needed(result))
+            for slo, implied in with_implied(slos)
+            for result in [self._result(slo)]
+        ]
+
+    def _result(self, slo: Slo) -> SloResult:
+        metric, confidence = METRICS[slo.metric], self.confidence
+        if slo.scope == "request":
+            return self._request_slo_result(slo)
+        if slo.quantile is not None:
+            population = self.samples.of(metric, with_failures=True)
+            return percentile_result(slo, population, confidence)
+        if slo.aggregate == "mean":
+            return mean_result(slo, self.samples.of(metric), confidence)
+        if slo.aggregate == "max":
+            return max_result(slo, self.samples.of(metric, with_failures=True))
+        return run_metric_result(slo, self.shares, self._rate, confidence)
+
+    def _request_slo_result(self, slo: Slo) -> SloResult:
+        own_s = self.columns.own_slo_s.get(slo.metric)
+        has_own = self.due & (own_s > 0) if own_s is not None else self.due & False
+        counted = has_own if math.isinf(slo.limit) else self.due
+        met = counted & slos_met(self.columns, slo)
+        n_met, n_counted, n_own = map(count, (met, counted, has_own))
+        dependence = self.samples.share(met, (slo.metric,))
+        if n_counted < self.shares.due:
+            dependence = dependence.of_run(n_counted)
+        return request_slo_result(slo, n_met, n_counted, self.confidence, dependence, n_own)
+
+    def _rate(self, metric: str) -> float:
+        if metric == "goodput_output_tokens_per_s":
+            return per_second(float(self.columns.output_tokens[self.met].sum()), self.window)
+        value: float = getattr(self.rates, metric)
+        return value
+
+    def _seconds_needed(self, result: SloResult) -> float | None:
+        if not result.n_needed or not result.n:
+            return None
+        return self.window.length_s * result.n_needed / result.n
+
+
+def count(rows: Mask) -> int:
+    return int(np.count_nonzero(rows))
