@@ -1,5 +1,6 @@
 """The plumbing of studies: directory, lock, resume, result file."""
 
+import io
 import json
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 import typer
+from rich.console import Console
 
 from loadgen.errors import UsageError
 from loadgen.manifest.json_section import JsonSection
@@ -22,6 +24,7 @@ class Sums(JsonSection, frozen=True, kw_only=True):
 
 SUMS = Study("sums", "sum of parts", Sums)
 OTHER = Study("other", "other study", Sums)
+CELLS = Study("cells", "study of cells", Sums, before=("cell.json",))
 
 
 @pytest.fixture(autouse=True)
@@ -37,10 +40,10 @@ def started(out, **more):
     return place
 
 
-def failed(out, work):
+def failed(out, work, study=SUMS):
     """The directory of a study that ended with an error after `work`."""
     try:
-        with SUMS.opened("few", out) as place:
+        with study.opened("few", out) as place:
             work(place)
             raise KeyError
     except KeyError:
@@ -137,6 +140,26 @@ def test_nothing_is_left_of_a_study_that_did_not_begin(tmp_path):
         assert not failed(out, lambda place: place.write(Sums(total=0.0))).exists()
 
 
+def test_a_file_that_comes_before_the_first_run_is_no_work(tmp_path):
+    def work(place):
+        (place.directory / "a").mkdir()
+        place.write_text("a/cell.json", "{}")
+        (place.directory / "b" / "logs").mkdir(parents=True)
+
+    for out in (None, tmp_path / "s"):
+        assert not failed(out, work, CELLS).exists()
+    assert failed(tmp_path / "s", work).exists()
+
+
+def test_logs_of_a_server_that_did_not_start_are_kept(tmp_path):
+    def work(place):
+        (place.directory / "servers").mkdir()
+        place.write_text("servers/server.log", "out of memory")
+
+    directory = failed(tmp_path / "s", work, CELLS)
+    assert [path.name for path in directory.rglob("*")] == ["servers", "server.log"]
+
+
 def test_work_stays_after_an_error(tmp_path):
     failed(tmp_path / "s", lambda place: place.write_text("part-1.txt", "1"))
     with SUMS.opened("few", tmp_path / "s", resume=True) as place:
@@ -200,6 +223,18 @@ def test_a_killed_study_leaves_the_old_or_the_new_result_whole(tmp_path):
             process.send_signal(signal.SIGKILL)
         result = SUMS.read(tmp_path / "s")
         assert result.parts == (int(result.total),) * 200_000
+
+
+def test_an_interrupt_names_the_command_that_continues(tmp_path):
+    written = io.StringIO()
+    place = started(tmp_path / "s")
+    place.print_interrupted(Console(file=written), "1 part done")
+    place.print_interrupted(Console(file=written), "1 part done", "slobench sums")
+    where = f"--out {tmp_path / 's'} --resume continues"
+    assert written.getvalue().splitlines() == [
+        f"interrupted: 1 part done; the same command with {where}",
+        f"interrupted: 1 part done; slobench sums {where}",
+    ]
 
 
 def test_the_end_of_a_verb_is_the_result_then_its_files(tmp_path, capsys):
