@@ -2,9 +2,11 @@
 
 import io
 import json
+import math
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -13,7 +15,7 @@ import typer
 from rich.console import Console
 
 from loadgen.errors import UsageError
-from loadgen.manifest.json_section import JsonSection
+from loadgen.manifest.json_section import JsonSection, NumberOrNull
 from loadgen.studies.study import Study, end
 
 
@@ -22,9 +24,20 @@ class Sums(JsonSection, frozen=True, kw_only=True):
     parts: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    share: NumberOrNull
+
+
+class Shares(JsonSection, frozen=True, kw_only=True):
+    parts: dict[str, Part]
+    rest: NumberOrNull | None = None
+
+
 SUMS = Study("sums", "sum of parts", Sums)
 OTHER = Study("other", "other study", Sums)
 CELLS = Study("cells", "study of cells", Sums, before=("cell.json",))
+SHARES = Study("shares", "shares", Shares)
 
 
 @pytest.fixture(autouse=True)
@@ -197,6 +210,23 @@ def test_numbers_of_numpy_are_written_as_numbers(tmp_path):
     assert SUMS.read(tmp_path / "s") == Sums(total=1.5, parts=(3,))
     with SUMS.opened("few", tmp_path / "t") as place, pytest.raises(TypeError):
         place.write(Sums(total=object()))  # type: ignore[arg-type]  # refused
+
+
+def test_a_number_that_json_lacks_is_written_as_null_and_read_as_nan(tmp_path):
+    written = {"a": Part(math.nan), "b": Part(-math.inf), "c": Part(0.5), "d": Part(2)}
+    with SHARES.opened("few", tmp_path / "s") as place:
+        place.write(Shares(parts=written))
+    path = tmp_path / "s" / "shares.json"
+    content = {"parts": {"a": {"share": None}, "b": {"share": None}, "c": {"share": 0.5},
+                         "d": {"share": 2}}, "rest": None}  # fmt: skip
+    assert json.loads(path.read_text()) == content
+    read = SHARES.read(tmp_path / "s")
+    assert [str(part.share) for part in read.parts.values()] == ["nan", "nan", "0.5", "2.0"]
+    assert read.rest is None
+    for wrong in ("much", True):
+        path.write_text(json.dumps({"parts": {"a": {"share": wrong}}}))
+        with pytest.raises(UsageError, match=r"parts\[\.\.\.\]\.share: expected float \| null"):
+            SHARES.read(tmp_path / "s")
 
 
 WRITER = """
