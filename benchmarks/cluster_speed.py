@@ -22,7 +22,8 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any
 
-from loadgen.lab.simulated_engine import build, sim_options
+from loadgen.lab.sim_options import sim_options
+from loadgen.lab.simulated_engine import build
 from reference_engine.simulator import SimulatedService
 from reference_engine.state.batch import StepTokens
 from reference_engine.state.plan import AdmissionError

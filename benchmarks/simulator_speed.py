@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rig.machine import Goal, interleaved, keep, machine_line, show, spread, spreads
 
-from loadgen.lab.simulated_engine import build, sim_options
+from loadgen.lab.sim_options import sim_options
+from loadgen.lab.simulated_engine import build
 from loadgen.lab.virtual_client import VirtualClient
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import make_plan

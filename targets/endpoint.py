@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -165,6 +165,10 @@ class Endpoint(Block):
         """
         fields = {"model": self.model, "extra_body": self.extra_body, **changes}
         return TARGETS.get(self.api).model_validate(fields)
+
+    def with_fields(self, fields: JsonObject) -> Self:
+        """The endpoint for requests with further body fields; those of `extra_body` stay."""
+        return self.model_copy(update={"extra_body": {**fields, **self.extra_body}})
 
     def request_headers(self) -> tuple[tuple[str, str], ...]:
         """The headers of every request in addition to the codec's. **Secrets in clear**: for the

@@ -16,6 +16,7 @@ from loadgen.studies.sweep.points import Base, cells_of
 from loadgen.workload.arrivals import Users
 from loadgen.workload.renewal import Poisson
 from loadgen.workload.scenario import load_scenario
+from loadgen.workload.traffic_flags import FLAGS
 
 LENGTHS: dict[str, Any] = {"input_len": 16, "output_len": 4}
 FILE = """\
@@ -47,6 +48,31 @@ def test_bare_numbers_change_a_file_too(file):
     scenario = parse.choose_scenario(ScenarioFlags(scenario=file), TrafficFlags(rate=" 3 "))
     assert isinstance(scenario.arrivals, Poisson)
     assert scenario.arrivals.rate == 3.0
+
+
+@pytest.mark.parametrize("name", FLAGS)
+def test_each_traffic_flag_sets_a_key_that_scenarios_have(name):
+    """In an open or a closed loop; no key accepts a list with a list."""
+    messages = []
+    for scenario in ("quickstart", "closed_loop_users"):
+        with pytest.raises(ScenarioError) as caught:
+            load_scenario(scenario, [f"{FLAGS[name].key}=[[]]"])
+        messages.append(str(caught.value))
+    assert not all("unknown key" in message for message in messages), messages
+
+
+def test_each_traffic_flag_sets_its_own_key_on_top_of_a_file(file):
+    traffic = TrafficFlags(
+        rate="3", input_len=16, output_len=5, warmup="2", duration="20", max_concurrency=7,
+        top_p=0.9,
+    )  # fmt: skip
+    scenario = parse.choose_scenario(ScenarioFlags(scenario=file), traffic)
+    values: Any = scenario.resolved()
+    assert values["arrivals"]["rate"] == "3/s"
+    assert (scenario.phases.warmup, scenario.phases.measure) == (2.0, 20.0)
+    assert scenario.limits.max_concurrency == 7
+    assert values["sampling"]["top_p"] == 0.9
+    assert scenario.traffic()["default"].steps()[0].requests.mean_lengths == (16.0, 5.0)
 
 
 @pytest.mark.parametrize(

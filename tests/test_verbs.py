@@ -1,9 +1,12 @@
 """The verbs that need no server, as a user meets them: data on stdout, the rest on stderr, and the
 exit code."""
 
+import ast
+import inspect
 import json
 import subprocess
 import sys
+import textwrap
 from importlib import import_module
 from pathlib import Path
 
@@ -236,6 +239,22 @@ def test_rescore_judges_a_recorded_run_anew_and_leaves_it_alone(run, simulated):
     assert {path: path.stat().st_mtime_ns for path in one.iterdir()} == before
     assert "did you mean 'vllm'" in run("rescore", one, "--definition", "vlm")[2]
     assert "write 'max_itl" in run("rescore", one, "--slo", "itl<=5ms")[2]
+
+
+IN_CLI = sorted(module for module in set(VERBS.values()) if module.startswith("loadgen.cli."))
+
+
+@pytest.mark.parametrize("module", IN_CLI)
+def test_the_body_of_a_verb_has_at_most_60_lines(module):
+    """From its docstring to its last statement, without the signature."""
+    registered = import_module(module).verbs.registered_commands
+    functions = [inspect.unwrap(command.callback) for command in registered]
+    assert functions
+    for function in functions:
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+        assert isinstance(tree, ast.FunctionDef)
+        n_lines = (tree.end_lineno or 0) - tree.body[0].lineno + 1
+        assert n_lines <= 60, f"{function.__name__} in {module}: {n_lines} lines"
 
 
 @pytest.mark.parametrize("module", sorted(set(VERBS.values())))

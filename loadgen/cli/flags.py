@@ -12,6 +12,8 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from loadgen.cli import completion
+from loadgen.workload.traffic_flags import LENGTHS, Flag
+from loadgen.workload.traffic_flags import TrafficFlags as TrafficFlags  # a group like those below
 
 Plugin = Annotated[
     list[Path] | None, typer.Option(help="A Python file that registers kinds; repeatable.")
@@ -132,61 +134,7 @@ class ScenarioFlags(ScenarioChanges):
     def states_no_traffic(self, traffic: TrafficFlags) -> bool:
         """Whether the flags state no traffic, apart from lengths."""
         others = {**asdict(traffic), **asdict(self), "slo": None, "goodput": None, "plugin": None}
-        lengths = {"input_len": None, "output_len": None}
-        return all(value is None for value in {**others, **lengths}.values())
-
-
-@dataclass(frozen=True)
-class TrafficFlags:
-    """Traffic without a scenario file, or changes to the file's; the names of the fields are those
-    of `loadgen.workload.scenario.scenario_from_flags`."""
-
-    rate: Annotated[str | None, typer.Option(help="Poisson arrivals per second, e.g. 8.")] = None
-    users: Annotated[
-        int | None,
-        typer.Option(
-            "--users",
-            "-u",
-            help="A closed loop: users who send, wait for the answer, pause for --think, and send "
-            "again.",
-        ),
-    ] = None
-    think: Annotated[
-        str | None,
-        typer.Option(help="With --users: the pause after each answer, e.g. 2s. Default: none."),
-    ] = None
-    concurrency: Annotated[
-        int | None,
-        typer.Option(help="A closed loop: requests in flight; the next starts when one ends."),
-    ] = None
-    input_len: Annotated[int | None, typer.Option(help="Prompt tokens of each request.")] = None
-    output_len: Annotated[int | None, typer.Option(help="Output tokens of each request.")] = None
-    duration: Annotated[
-        str | None,
-        typer.Option(
-            "--duration", "--run-time", "-t", help="Length of the measured window, e.g. 60s."
-        ),
-    ] = None
-    num_prompts: Annotated[
-        int | None,
-        typer.Option(
-            "--num-prompts",
-            "--max-requests",
-            "--request-count",
-            help="The measured window ends with so many requests; with --duration, whichever comes "
-            "first.",
-        ),
-    ] = None
-    warmup: Annotated[
-        str | None, typer.Option(help="Time before the measured window, e.g. 5s.")
-    ] = None
-    max_concurrency: Annotated[
-        int | None,
-        typer.Option(
-            help="A safety limit of --rate: a request that is due while so many are in flight is "
-            "dropped and counts as failed. To keep N in flight: --concurrency N."
-        ),
-    ] = None
+        return all(value is None for name, value in others.items() if name not in LENGTHS)
 
 
 @dataclass(frozen=True)
@@ -228,7 +176,7 @@ def with_flags(verb: Callable[..., None]) -> Callable[..., None]:
             continue
         groups[parameter.name] = hint  # type: ignore[assignment]  # a type, not an instance
         of_group = get_type_hints(hint, include_extras=True)
-        parameters += [_keyword(f.name, f.default, of_group[f.name]) for f in fields(hint)]
+        parameters += [_keyword(f.name, f.default, _option(of_group[f.name])) for f in fields(hint)]
 
     @wraps(verb)
     def flat(**values: Any) -> None:
@@ -239,6 +187,16 @@ def with_flags(verb: Callable[..., None]) -> Callable[..., None]:
     flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     flat.__annotations__ = {p.name: p.annotation for p in parameters}
     return flat
+
+
+def _option(hint: Any) -> Any:
+    """The hint with typer's option in place of a traffic flag's declaration."""
+    flag = next(
+        (part for part in getattr(hint, "__metadata__", ()) if isinstance(part, Flag)), None
+    )
+    if flag is None:
+        return hint
+    return Annotated[hint.__origin__, typer.Option(*flag.names, help=flag.help)]
 
 
 def _keyword(name: str, default: object, hint: object) -> inspect.Parameter:

@@ -37,6 +37,7 @@ from loadgen.cli.flags import (
 from loadgen.cli.recorded import Exports, read_exports, write_exports
 from loadgen.cli.terminal import print_json, print_summary, stdout
 from loadgen.errors import UsageError
+from loadgen.workload.traffic_flags import LENGTHS
 
 if TYPE_CHECKING:
     from loadgen.run.run_options import RunOptions
@@ -138,8 +139,7 @@ def _first_look(
 
     values = {
         "target": target,
-        "input-len": traffic.input_len,
-        "output-len": traffic.output_len,
+        **{name.replace("_", "-"): getattr(traffic, name) for name in LENGTHS},
         **given,
     }
     words = [word for name, value in values.items() if value for word in (f"--{name}", str(value))]

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=str)
 
-_NEEDED = ("input_len", "output_len")
-_UNITS = {"rate": "/s", "duration": "s", "warmup": "s", "think": "s"}
-"""Flag → the unit of a bare number."""
 NO_DEFAULTS: Mapping[str, object] = {}
 _ALL_AT_ONCE = (
     "--rate inf: all requests at once measure only their own queue; use --concurrency N (N requests"
@@ -45,17 +42,17 @@ def choose_scenario(
     """The scenario of the flags, from a file with the flags on top, or from the flags alone.
     `source` takes the place of `flags.scenario`; `settings` come before those of `--set`. Without a
     file, `defaults` hold the values of flags that the verb can do without."""
-    from loadgen.workload.scenario import LOADS, flag_of, load_scenario, scenario_from_flags
+    from loadgen.workload.scenario import load_scenario, scenario_from_flags
+    from loadgen.workload.traffic_flags import FLAGS, LENGTHS, LOADS, flag_of
 
     load_plugins(flags.plugin)
     source = source or flags.scenario
     values = {**(asdict(traffic) if traffic else {}), "seed": flags.seed}
     values["slo"] = slo_flags(flags.slo, flags.goodput)
-    values = {
-        name: with_unit(value, _UNITS[name]) if name in _UNITS else value
-        for name, value in values.items()
-        if value is not None
-    }
+    values = {name: value for name, value in values.items() if value is not None}
+    for name, flag in FLAGS.items():
+        if flag.unit and name in values:
+            values[name] = with_unit(values[name], flag.unit)
     if values.get("rate") in ("inf", "inf/s"):
         raise UsageError(_ALL_AT_ONCE)
     settings = [*settings, *(flags.set_ or ())]
@@ -67,7 +64,7 @@ def choose_scenario(
     if "num_prompts" in values:
         others.pop("duration", None)  # it would limit the time for them
     values = {**others, **values}
-    missing = [flag_of(name) for name in _NEEDED if name not in values]
+    missing = [flag_of(name) for name in LENGTHS if name not in values]
     if "duration" not in values and "num_prompts" not in values:
         missing.append("--duration (or --num-prompts)")
     if not any(name in values for name in LOADS):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from loadgen.workload.traffic_flags import FLAGS, LENGTHS, flag_of
+
 _LENGTHS = "write --input-len 512 --output-len 128"
 _DURATION = "write --duration 60s: a measured window, so that gaps are not biased"
 _FILES = "every run stores all of it in --out DIR; tables: --export csv, json, jsonl or parquet"
@@ -86,8 +88,9 @@ HINTS: Mapping[str, tuple[str, ...]] = {
     ),
     "write --set requests.temperature=0.7": ("--temperature",),
     "write it into extra_body of a target file (docs/targets.md)": (
-        *("--extra-body", "--top-p", "--top-k", "--extra-inputs"),
+        *("--extra-body", "--extra-inputs"),
     ),
+    "write --set sampling.top_k=20": ("--top-k",),
     "write --set requests.shared_prefix.tokens=256": (
         *("--random-prefix-len", "--prefix-tokens", "--prefix-len"),
     ),
@@ -144,10 +147,10 @@ def several_loads(verb: str, flag: str, value: str) -> str | None:
 
 def other_length(flag: str) -> str:
     """How to write lengths that differ, if `flag` is that of a length."""
-    if flag not in ("--input-len", "--output-len"):
+    keys = {flag_of(name): FLAGS[name].key for name in LENGTHS}
+    if flag not in keys:
         return ""
-    key = flag[2:].replace("-len", "_tokens")
-    return f"; lengths that differ: --set 'requests.{key}={{kind: uniform, min: 256, max: 1024}}'"
+    return f"; lengths that differ: --set '{keys[flag]}={{kind: uniform, min: 256, max: 1024}}'"
 
 
 _RUN = "write slobench run, or translate a whole command: slobench from '…'"

@@ -22,13 +22,8 @@ from loadgen.archive.directory import run_directory
 from loadgen.endings import ending_signals
 from loadgen.errors import UsageError
 from loadgen.lab.prompt_ids import PromptIds
-from loadgen.lab.simulated_engine import (
-    SimOptions,
-    SimulatedEngine,
-    build,
-    read_settings,
-    sim_options,
-)
+from loadgen.lab.sim_options import SimOptions, read_settings, sim_options
+from loadgen.lab.simulated_engine import SimulatedEngine, build
 from loadgen.lab.virtual_client import VirtualClient
 from loadgen.live.progress import Progress
 from loadgen.manifest.sections import (
@@ -109,8 +104,9 @@ class SimTarget:
 
     def to_manifest(self) -> TargetSection:
         options = self.options
-        chosen = options.model_dump(mode="json", exclude={"policy_args"}, exclude_unset=True)
-        flags = {"mode": self.policy.kind} | chosen | options.policy_args
+        chosen = {**options.given(), **options.policy_args}
+        chosen.pop("policy_args", None)
+        flags = {"mode": self.policy.kind, **chosen}
         return TargetSection(
             kind="sim",
             url=f"sim://{options.hardware}/{options.shape}",
@@ -256,7 +252,7 @@ class _Simulation:
         early: Early | None,
     ) -> None:
         n_requests = len(plan.schedule)
-        self._engine, self._router = engine, options.router
+        self._engine, self._router = engine, options.cluster.router
         self._progress = Progress(
             console,
             n_requests,

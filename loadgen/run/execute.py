@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Console
@@ -24,10 +24,10 @@ from loadgen.records import Run, Status
 from loadgen.registry import Plugin, Registry
 from loadgen.run.manifest import surroundings
 from loadgen.run.preload import Preload
-from loadgen.run.run_options import RunKeywords, RunOptions, RunSetup
+from loadgen.run.run_options import RunOptions, RunSetup, takes_run_options
 from loadgen.run.shard_tasks import shard_count
 from loadgen.run.shown_run import ShownRun, shown
-from loadgen.run.target import Choice, Server, Target, open_target
+from loadgen.run.target import Server, Target, open_target
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import make_plan
 
@@ -80,13 +80,12 @@ class FinishedRun:
         return self.run.manifest.ended == "interrupted"
 
 
+@takes_run_options
 def run(
     scenario: Scenario,
     target: str,
     out_dir: Path | str | None = None,
-    *,
-    confidence: float | None = None,
-    **options: Unpack[RunKeywords],
+    **options: Any,
 ) -> ShownRun:
     """Runs a scenario against `target` (a URL, a target file, `reference`, `sim` or `mock`) and
     records it.
@@ -95,8 +94,7 @@ def run(
     of RunOptions. Raises UsageError, TargetError or RunInvalid; a failed request is a row.
     """
     options.setdefault("environ", dict(os.environ))
-    directory = Path(out_dir) if out_dir else None
-    run_options = RunOptions(out_dir=directory, confidence=confidence, **options)
+    run_options = RunOptions(out_dir=Path(out_dir) if out_dir else None, **options)
     finished = execute(scenario, target, run_options, Console(quiet=True))
     return shown(finished.run, finished.directory)
 
@@ -175,22 +173,6 @@ def local_fleet(setup: RunSetup, preforked: PreforkedShard | None = None) -> Sha
     return Shards(n, setup.log_dir, options.plugins, preforked)
 
 
-def target_choice(target: str, options: RunOptions) -> Choice:
-    """The options that choose and configure the target."""
-    return Choice(
-        target,
-        options.engine,
-        options.model,
-        options.environ,
-        options.scrape,
-        options.plugins,
-        options.target_settings,
-        options.wait_ready_s,
-        options.reuse_preflight_s,
-        options.cache_dir,
-    )
-
-
 def record(setup: RunSetup, target: Target) -> Run:
     """Sends a plan to an open target and returns the recorded run. The plan and the manifest are in
     the directory before the first request goes out."""
@@ -206,15 +188,7 @@ def _opened(setup: RunSetup, server: Server | None, open_fleet: OpenFleet) -> It
         return
     with (
         open_fleet(setup) as fleet,  # its processes import their modules during the preflight
-        open_target(
-            target_choice(setup.target, setup.options),
-            setup.scenario,
-            setup.plan,
-            setup.log_dir,
-            setup.console,
-            Preload(surroundings),
-            server,
-        ) as target,
+        open_target(setup, Preload(surroundings), server) as target,
     ):
         yield lambda: _record(setup, target, fleet, server)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from loadgen.live.watching import Watch
     from loadgen.workload.scenario import Scenario
     from loadgen.workload.schedule import Plan
+
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Early(Protocol):
@@ -62,27 +66,17 @@ class RunOptions:
     reuse_preflight_s: float = 0.0
 
 
-class RunKeywords(TypedDict, total=False):
-    """The fields of `RunOptions` as keyword arguments of the Python API, without `out_dir` and
-    `confidence`, which its functions state themselves."""
-
-    force: bool
-    n_workers: int
-    transport: Literal["fast", "aiohttp"]
-    engine: str
-    model: str
-    command: Sequence[str]
-    environ: Mapping[str, str]
-    cache_dir: Path | None
-    plugins: Sequence[Path]
-    scrape: bool
-    target_settings: Sequence[str]
-    name: str
-    watch: Watch | None
-    early: Early | None
-    min_requests: int
-    wait_ready_s: float
-    reuse_preflight_s: float
+def takes_run_options(function: F) -> F:
+    """A function of the Python API whose `**options` are fields of RunOptions: its signature lists
+    them by name, so that notebooks complete them and `help` shows them."""
+    signature = inspect.signature(function)
+    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    options = inspect.signature(RunOptions).parameters.values()
+    names = {parameter.name for parameter in own}
+    further = [p.replace(kind=p.KEYWORD_ONLY) for p in options if p.name not in names]
+    listed = signature.replace(parameters=[*own, *further])
+    function.__signature__ = listed  # type: ignore[attr-defined]
+    return function
 
 
 class RunSetup(NamedTuple):

@@ -29,11 +29,10 @@ from loadgen.run.known_preflights import (
     models_now,
 )
 from loadgen.run.preload import Preload
+from loadgen.run.run_options import RunOptions, RunSetup
 from loadgen.units import format_duration
 from loadgen.workload.calibration import Calibration
 from loadgen.workload.prompts import PromptFit, Prompts
-from loadgen.workload.scenario import Scenario
-from loadgen.workload.schedule import Plan
 from targets.base import Adapter
 from targets.child import Child
 from targets.embed import engine, mock, parse_engine
@@ -53,26 +52,6 @@ _PATIENCE_S = 30.0
 _PROGRESS_S = 30.0  # between two lines about a launch, where there is no terminal
 _PREFLIGHT = b"preflight"  # the salt of its prompts
 _MARKS = {True: "ok  ", False: "warn", None: "  – "}
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A target as the user chose it: `spec` is the value of `--target`, `engine` that of
-    `--engine`; `scrape`: read the server's own metrics; `plugins` are files with modes for
-    `reference`; `settings` are keys set on top of a target file. A server that slobench does not
-    start may take `wait_ready_s` until it is ready. Results of its preflights are kept in
-    `cache_dir`; a result at most `reuse_preflight_s` old is used in place of another preflight."""
-
-    spec: str
-    engine: str = ""
-    model: str = ""
-    environ: Mapping[str, str] | None = None
-    scrape: bool = True
-    plugins: Sequence[Path] = ()
-    settings: Sequence[str] = ()
-    wait_ready_s: float = 0.0
-    reuse_preflight_s: float = 0.0
-    cache_dir: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -107,43 +86,41 @@ class Target:
 
 @contextmanager
 def open_target(
-    choice: Choice,
-    scenario: Scenario,
-    plan: Plan,
-    log_dir: Path,
-    console: Console,
-    warm_up: Preload | None = None,
-    server: Server | None = None,
+    setup: RunSetup, warm_up: Preload | None = None, server: Server | None = None
 ) -> Iterator[Target]:
-    """Starts the server if needed, runs the preflight and yields the target; ends a server that it
-    started. A `server` that is up already stays up; as it serves many runs, only failed checks are
-    printed, and a server of ours that passed a preflight with the same requests is not examined
-    again. A server by URL is not examined again either if `choice` accepts an earlier preflight and
-    the server still lists the same models. `warm_up` imports modules while the preflight waits for
-    responses.
+    """Starts the server of a run if needed, runs the preflight and yields the target; ends a server
+    that it started. A `server` that is up already stays up; as it serves many runs, only failed
+    checks are printed, and a server of ours that passed a preflight with the same requests is not
+    examined again. A server by URL is not examined again either if the options accept an earlier
+    preflight and the server still lists the same models. Results of its preflights are stored in
+    `cache_dir`. `warm_up` imports modules while the preflight waits for responses.
 
     Raises UsageError for impossible options, TargetError where measuring would be meaningless.
     """
-    opening = open_server(choice, log_dir, console) if server is None else nullcontext(server)
+    options, scenario, console = setup.options, setup.scenario, setup.console
     is_kept = server is not None
-    with opening as server:
+    with (
+        open_server(setup.target, options, setup.log_dir, console)
+        if server is None
+        else nullcontext(server)
+    ) as server:
         endpoint = server.endpoint
+        if scenario.sampling is not None:
+            endpoint = endpoint.with_fields(scenario.sampling.body())
         line = f"{server.name}: {endpoint.url}  {endpoint.labels.flags or ''}".rstrip()
         console.print(line, soft_wrap=True, markup=False)
         store = None
-        if server.kind == "url" and choice.cache_dir is not None:  # a URL may have changed since
-            store = KnownPreflights(choice.cache_dir / "preflights")
-        requests = _requests(choice, scenario, plan.schedule) if is_kept or store else ()
+        if server.kind == "url" and options.cache_dir is not None:  # a URL may have changed since
+            store = KnownPreflights(options.cache_dir / "preflights")
+        requests = _requests(setup) if is_kept or store else ()
         target = server.known.get(requests)
-        if target is None and store is not None and choice.reuse_preflight_s:
+        if target is None and store is not None and options.reuse_preflight_s:
             known = store.find(endpoint, requests)
-            target = _reused(known, endpoint, choice.reuse_preflight_s, console)
+            target = _reused(known, endpoint, options.reuse_preflight_s, console)
         if target is not None:
             target = replace(target, prompts=Prompts(scenario.prompts, scenario.seed, _PREFLIGHT))
         else:
-            target, models = _examined(
-                server.kind, endpoint, choice, scenario, plan, console, warm_up, not is_kept
-            )
+            target, models = _examined(server.kind, endpoint, setup, warm_up, not is_kept)
             if _is_certain(target) and store is not None:
                 store.keep(endpoint, requests, _kept(target, models))
             elif _is_certain(target) and server.kind != "url":
@@ -174,34 +151,36 @@ class Server:
 
 
 @contextmanager
-def open_server(choice: Choice, log_dir: Path, console: Console) -> Iterator[Server]:
+def open_server(
+    target: str, options: RunOptions, log_dir: Path, console: Console
+) -> Iterator[Server]:
     """Yields the server to measure, started and ended here if it is a bundled or launched
     server."""
-    if choice.settings and choice.spec in OURS:
+    if options.target_settings and target in OURS:
         raise UsageError(
-            f"target setting {choice.settings[0]}: {choice.spec} has no target file; "
+            f"target setting {options.target_settings[0]}: {target} has no target file; "
             "configure it with --engine"
         )
-    if choice.spec == "reference":
-        settings = parse_engine(choice.engine)
-        with engine(settings, log_dir, plugins=choice.plugins) as served:
+    if target == "reference":
+        settings = parse_engine(options.engine)
+        with engine(settings, log_dir, plugins=options.plugins) as served:
             yield Server("reference", served.endpoint, "reference engine", _end_of(served.child))
-    elif choice.spec == "mock":
-        with mock(_mock_options(choice.engine), log_dir, truth=log_dir / "truth.csv") as served:
+    elif target == "mock":
+        with mock(_mock_options(options.engine), log_dir, truth=log_dir / "truth.csv") as served:
             yield Server("mock", served.endpoint, "mock server", _end_of(served.child))
     else:
-        if choice.engine:
+        if options.engine:
             raise UsageError("--engine configures a bundled server: use it with reference or mock")
-        _refuse_bare_word(choice.spec)
-        environ = choice.environ or {}
-        endpoint = load_target(choice.spec, environ, choice.settings)
+        _refuse_bare_word(target)
+        environ = options.environ
+        endpoint = load_target(target, environ, options.target_settings)
         if endpoint.launch is None:
-            if choice.wait_ready_s:
+            if options.wait_ready_s:
                 with _Waiting(console, first_s=0.0) as waiting:
-                    finish(await_ready(endpoint, choice.model, choice.wait_ready_s, waiting.on))
+                    finish(await_ready(endpoint, options.model, options.wait_ready_s, waiting.on))
             yield Server("url", endpoint, "target")
             return
-        line = launch_line(choice.spec, environ, choice.settings)
+        line = launch_line(target, environ, options.target_settings)
         console.print(f"launching: {line}", soft_wrap=True, markup=False)
         with _Waiting(console) as waiting, launched(endpoint, environ, log_dir, waiting.on) as up:
             waiting.over()
@@ -266,20 +245,18 @@ def _mock_options(text: str) -> dict[str, str]:
 def _examined(
     kind: str,
     endpoint: Endpoint,
-    choice: Choice,
-    scenario: Scenario,
-    plan: Plan,
-    console: Console,
+    setup: RunSetup,
     warm_up: Preload | None,
     prints_all: bool,
 ) -> tuple[Target, ModelLengths]:
     """The target after a preflight, and the models that it lists."""
-    schedule, prompts = plan.schedule, Prompts(scenario.prompts, scenario.seed, _PREFLIGHT)
+    scenario, options, schedule = setup.scenario, setup.options, setup.plan.schedule
+    prompts = Prompts(scenario.prompts, scenario.seed, _PREFLIGHT)
     calibration = Calibration(prompts, schedule)
     warm_up = warm_up or Preload()
     probing = preflight(
         endpoint,
-        endpoint.adapter(**({"model": choice.model} if choice.model else {})),
+        endpoint.adapter(**({"model": options.model} if options.model else {})),
         max_input_tokens=int(schedule["input_tokens"].max()),
         max_output_tokens=int(schedule["output_tokens"].max()),
         timeout_s=min(_PATIENCE_S, scenario.limits.timeout),
@@ -288,17 +265,17 @@ def _examined(
         first_prompts=calibration.early_prompts,
         temperature=_temperature(schedule),
         requests_of=partial(
-            example_requests, endpoint, scenario, plan, prompts, lambda: calibration.fit
+            example_requests, endpoint, scenario, setup.plan, prompts, lambda: calibration.fit
         ),
         on_first_token=warm_up.may_begin,
     )
-    found, metrics = finish(_both(probing, endpoint, choice.scrape), warm_up.during)
+    found, metrics = finish(_both(probing, endpoint, options.scrape), warm_up.during)
     checks = [*found.checks]
     if metrics is not None and found.fatal is None:
         checks.append(metrics[0])
     for check in checks:
         if prints_all or check.ok is False:
-            print_check(check, console)
+            print_check(check, setup.console)
     found.or_raise()
     target = Target(
         kind=kind,
@@ -355,16 +332,18 @@ def _is_certain(target: Target) -> bool:
     return False not in oks.values() and oks.get("prompt_fit", True) is True
 
 
-def _requests(choice: Choice, scenario: Scenario, schedule: Schedule) -> tuple[object, ...]:
+def _requests(setup: RunSetup) -> tuple[object, ...]:
     """The parts of the preflight's requests that its result depends on; two preflights of the same
     server with equal parts have equal results."""
+    scenario, schedule = setup.scenario, setup.plan.schedule
     inputs = schedule["context"].astype(np.uint64) << np.uint64(32) | schedule["input_tokens"]
     lengths = np.unique(inputs).tobytes(), np.unique(schedule["prefix_tokens"]).tobytes()
     longest, timeout_s = int(schedule["output_tokens"].max()), scenario.limits.timeout
     return (
-        choice.model,
-        choice.scrape,
+        setup.options.model,
+        setup.options.scrape,
         scenario.prompts.model_dump_json(),
+        "" if scenario.sampling is None else scenario.sampling.model_dump_json(),
         timeout_s,
         longest,
         lengths,

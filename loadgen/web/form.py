@@ -14,6 +14,7 @@ import msgspec
 
 from loadgen.cli.flags import ScenarioFlags, TrafficFlags
 from loadgen.cli.parse import choose_scenario, read_choice, read_duration_s
+from loadgen.cli.scale import IN_FORM as TRAFFIC_IN_FORM
 from loadgen.cli.scale import PLUGINS, TARGET
 from loadgen.errors import UsageError, nearest
 from loadgen.web.run_protocol import Policy
@@ -78,11 +79,7 @@ class RunForm(msgspec.Struct, frozen=True):
 
     def _traffic_flags(self) -> TrafficFlags:
         """Raises UsageError for a `traffic` that is no object of traffic flags."""
-        in_form: dict[str, Any] = {
-            "rate": self.rate,
-            "duration": self.duration,
-            "warmup": self.warmup,
-        }
+        in_form: dict[str, Any] = {name: getattr(self, name) for name in TRAFFIC_IN_FORM}
         try:
             others = msgspec.json.decode(self.traffic or "{}", type=dict[str, Any])
             return TrafficFlags(**others, **{k: value or None for k, value in in_form.items()})

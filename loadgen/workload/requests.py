@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, model_validator
 
+from loadgen.manifest.json_section import JsonObject
 from loadgen.registry import Plugin, Registry, Strict, bare_word
 from loadgen.units import Share
 from loadgen.workload.durations import DURATIONS, Durations
@@ -100,6 +101,22 @@ class Cancel(Strict):
         not cancelled."""
         is_cancelled = rng.random(n) < self.share
         return np.where(is_cancelled, np.maximum(self.after.draw(rng, n), SOONEST_CANCEL_S), 0.0)
+
+
+class SamplingFields(Strict):
+    """Sampling parameters under the names by which servers know them; None is not sent, so that the
+    server's default applies."""
+
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+
+    def body(self) -> JsonObject:
+        """The fields of a request's body."""
+        return self.model_dump(exclude_none=True)
 
 
 class Requests(Strict):

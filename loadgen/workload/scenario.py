@@ -9,8 +9,9 @@ from __future__ import annotations
 import importlib.resources
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -41,30 +42,14 @@ from loadgen.workload.classes import (
 from loadgen.workload.counted_window import CLOSED_LOOP_S, MOST_REQUESTS, window_s
 from loadgen.workload.layout import RandomStreams
 from loadgen.workload.presets import expanded
-from loadgen.workload.requests import Requests
+from loadgen.workload.requests import Requests, SamplingFields
 from loadgen.workload.texts import PROMPTS, PromptKind, Synthetic
+from loadgen.workload.traffic_flags import CLOSED_LOOPS, FLAGS, LOADS, TrafficFlags, flag_of
 from loadgen.yaml_document import Document, override, parse_document, read_file, write_document
 
 ONLY_CLASS = "default"
 NO_FLAGS: Mapping[str, object] = {}
-FLAG_KEYS: Mapping[str, str] = {
-    "rate": "arrivals.rate",
-    "users": "arrivals.users",
-    "think": "arrivals.think",
-    "concurrency": "arrivals.users",
-    "input_len": "requests.input_tokens",
-    "output_len": "requests.output_tokens",
-    "duration": "phases.measure",
-    "num_prompts": "phases.requests",
-    "warmup": "phases.warmup",
-    "max_concurrency": "limits.max_concurrency",
-    "slo": "slo",
-    "seed": "seed",
-}
-"""Flag, by its name in Python → the scenario key that it sets."""
 _MOST_IN_FLIGHT = 1_000_000
-LOADS = ("rate", "users", "concurrency")
-"""The flags that state how much traffic there is; a scenario has one of them."""
 
 
 class Phases(Strict):
@@ -173,7 +158,8 @@ class Scenario(Strict):
     `source`.
 
     The requests are described here (`requests` with an optional `session`, or a `chain`) or in
-    `classes`. Each class has SLOs of its own; `slo` then holds those about all traffic.
+    `classes`. Each class has SLOs of its own; `slo` then holds those about all traffic. Every
+    request is sent with the fields of `sampling`.
     """
 
     schema_version: Annotated[Literal[1], Field(alias="schema")] = 1
@@ -184,6 +170,7 @@ class Scenario(Strict):
     session: Session | None = None
     chain: Chain = ()
     classes: dict[str, TrafficClass] = Field(default_factory=dict)
+    sampling: SamplingFields | None = None
     phases: Phases
     limits: Limits = Limits()
     stop_when: Annotated[
@@ -410,8 +397,13 @@ class Scenario(Strict):
         return lateness_limit_s(self.all_slos())
 
     def resolved(self) -> JsonObject:
-        """Every key with its value, including defaults, as JSON data for `model_validate`."""
-        return as_data(self)
+        """Every key with its value, including defaults, as JSON data for `model_validate`. Without
+        `sampling` where it states nothing, so that scenarios recorded before that key stay equal.
+        """
+        values = as_data(self)
+        if self.sampling is None:
+            del values["sampling"]
+        return values
 
     def to_yaml(self) -> str:
         """The scenario as a YAML file that loads as an equal scenario. Keys that equal their
@@ -431,8 +423,8 @@ def load_scenario(
     flags: Mapping[str, object] = NO_FLAGS,
 ) -> Scenario:
     """A scenario from a file, or a shipped scenario by name (`quickstart`,
-    `scenarios/quickstart.yaml`), with the values of flags (names of `FLAG_KEYS`), then `a.b=c`
-    settings applied.
+    `scenarios/quickstart.yaml`), with the values of flags (TrafficFlags, `slo` and `seed`), then
+    `a.b=c` settings applied.
 
     Raises ScenarioError with a line `file:line: key.path: problem` per mistake.
     """
@@ -450,8 +442,8 @@ def varied(
     flag: str = "--set",
     flags: Mapping[str, object] = NO_FLAGS,
 ) -> Scenario:
-    """The same scenario with the values of flags (names of `FLAG_KEYS`) and values set by dotted
-    path. Raises ScenarioError that names `flag`, or the flag in `flags`."""
+    """The same scenario with the values of flags (TrafficFlags, `slo` and `seed`) and values set by
+    dotted path. Raises ScenarioError that names `flag`, or the flag in `flags`."""
     document = parse_document(scenario.to_yaml(), scenario.name, ScenarioError)
     document.lines.clear()  # line numbers of generated text mean nothing to the user
     _set_flags(document, flags)
@@ -461,53 +453,24 @@ def varied(
 
 def scenario_from_flags(
     *,
-    input_len: int | Mapping[str, object],
-    output_len: int | Mapping[str, object],
-    duration: str | None = None,
-    num_prompts: int | None = None,
-    rate: str | None = None,
-    users: int | None = None,
-    think: str | None = None,
-    concurrency: int | None = None,
-    warmup: str | None = None,
-    max_concurrency: int | None = None,
     slo: Sequence[str] = (),
     seed: int = 0,
     name: str = "command_line",
     overrides: Sequence[str] | Mapping[str, object] = (),
+    **traffic: Any,
 ) -> Scenario:
-    """The scenario for a command line without a scenario file: Poisson arrivals at `rate`, `users`
-    that pause for `think` after each response, or `concurrency` requests in flight of which the
-    next starts when one ends. The measured window lasts for `duration`, or until `num_prompts`
-    requests are sent, whichever comes first. Raises ScenarioError that names the flag."""
+    """The scenario for a command line without a scenario file. `traffic` holds fields of
+    TrafficFlags. Raises ScenarioError that names the flag."""
     values: JsonObject = {"name": name, "arrivals": {"kind": "poisson"}, "slo": list(slo)}
     document = Document("command line", ScenarioError, values)
     document.sources = {("arrivals", "rate"): "--rate", ("slo",): "--slo"}
-    given = {
-        "rate": rate,
-        "users": users,
-        "think": think,
-        "concurrency": concurrency,
-        "input_len": input_len,
-        "output_len": output_len,
-        "duration": duration,
-        "num_prompts": num_prompts,
-        "warmup": warmup,
-        "max_concurrency": max_concurrency,
-        "seed": seed,
-    }
-    _set_flags(document, given)
+    _set_flags(document, {**asdict(TrafficFlags(**traffic)), "seed": seed})
     _override(document, overrides)
     return _checked(document)
 
 
-def flag_of(name: str) -> str:
-    """`--input-len` for `input_len`."""
-    return "--" + name.replace("_", "-")
-
-
 def _set_flags(document: Document, flags: Mapping[str, object]) -> None:
-    """Set the values of flags (names of `FLAG_KEYS`); None is a flag that was not given. A closed
+    """Set the values of flags, by name in Python; None is a flag that was not given. A closed
     loop replaces open-loop arrivals; `users` of a closed loop keep their pause. Raises the
     document's error for flags that contradict each other or the document."""
     given = {name: value for name, value in flags.items() if value is not None}
@@ -515,7 +478,7 @@ def _set_flags(document: Document, flags: Mapping[str, object]) -> None:
     is_closed = isinstance(arrivals, Mapping) and arrivals.get("kind") == Users.kind
     if problem := _contradiction(given, is_closed):
         raise document.error(problem)
-    loop = next((name for name in ("users", "concurrency") if name in given), None)
+    loop = next((name for name in CLOSED_LOOPS if name in given), None)
     if loop == "concurrency" or (loop == "users" and not is_closed):
         override(
             document,
@@ -524,7 +487,7 @@ def _set_flags(document: Document, flags: Mapping[str, object]) -> None:
         )
     for name, value in given.items():
         is_limit = name == "duration" and "num_prompts" in given
-        key = "phases.at_most" if is_limit else FLAG_KEYS[name]
+        key = "phases.at_most" if is_limit else FLAGS[name].key if name in FLAGS else name
         _override(document, {key: value}, flag_of(name))
     if loop is not None:
         _make_room(document, given[loop], flag_of(loop))

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from loadgen.errors import UsageError
-from loadgen.run.target import Choice
+from loadgen.run.run_options import RunOptions
 from loadgen.studies.doctor import verb
 from loadgen.studies.doctor.run import check_server
 from loadgen.studies.doctor.trial import TrialSetup, measure_trial
@@ -71,8 +71,8 @@ def test_without_a_compiler_the_mock_judges(tmp_path):
 
 
 def test_a_server_of_ours_can_be_measured():
-    target = Choice("reference", engine="mode=chunked,shape=nano,device=toy")
-    facts = check_server(target, Console(quiet=True))
+    options = RunOptions(engine="mode=chunked,shape=nano,device=toy")
+    facts = check_server("reference", options, Console(quiet=True))
     assert facts.exit_code == 0
     checks = {check.check: check for check in facts.checks}
     assert "present: 1984 of 2000 prompt tokens cached" in checks["prefix_cache"].detail

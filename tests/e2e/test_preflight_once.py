@@ -10,11 +10,12 @@ from rich.console import Console
 
 from loadgen.records import Status
 from loadgen.run.execute import execute
-from loadgen.run.run_options import RunOptions
-from loadgen.run.target import Choice, open_server, open_target
+from loadgen.run.run_options import RunOptions, RunSetup
+from loadgen.run.target import open_server, open_target
 from loadgen.workload.prompts import Prompts
-from loadgen.workload.scenario import Scenario, scenario_from_flags
+from loadgen.workload.scenario import Scenario, scenario_from_flags, varied
 from loadgen.workload.schedule import make_plan
+from targets.base import Request
 
 pytestmark = pytest.mark.e2e
 QUIET = Console(file=io.StringIO())
@@ -34,13 +35,15 @@ def n_requests(tmp_path):
 
     def count(*scenarios, engine="", as_url=False):
         logs = tmp_path / "logs"
-        with open_server(Choice("mock", engine), logs, QUIET) as mock:
-            choice = Choice(mock.endpoint.url if as_url else "mock")
-            with open_server(choice, logs, QUIET) if as_url else nullcontext(mock) as server:
+        options = RunOptions()
+        with open_server("mock", RunOptions(engine=engine), logs, QUIET) as mock:
+            url = mock.endpoint.url if as_url else "mock"
+            with open_server(url, options, logs, QUIET) if as_url else nullcontext(mock) as server:
                 for each in scenarios:
                     plan = make_plan(each)
                     first = plan.schedule[0]
-                    with open_target(choice, each, plan, logs, QUIET, server=server) as target:
+                    setup = RunSetup(each, plan, url, options, tmp_path, QUIET)
+                    with open_target(setup, server=server) as target:
                         own = Prompts(each.prompts, each.seed, b"preflight")
                         assert target.prompts is not None
                         sent = target.prompts.render(first, target.fit)
@@ -62,6 +65,27 @@ def test_a_second_preflight_sends_requests_only_where_the_first_does_not_apply(n
     assert n_requests(scenario(), scenario(seed=1), as_url=True) == 2 * n_first
 
 
+def test_every_request_has_the_sampling_parameters_of_its_scenario(tmp_path):
+    """Also where a preflight of other parameters is known; a target file's extra_body replaces."""
+
+    def sent(server, target, settings=(), **sampling):
+        each = varied(scenario(), {"sampling": sampling})
+        options = RunOptions(target_settings=settings)
+        setup = RunSetup(each, make_plan(each), target, options, tmp_path, QUIET)
+        with open_target(setup, server=server) as target:
+            assert target.to_manifest().extra_body == target.adapter.extra_body
+            body = json.loads(target.adapter.encode(Request("a", 1)).body)
+            return {name: body[name] for name in ("top_p", "top_k") if name in body}
+
+    with open_server("mock", RunOptions(), tmp_path / "logs", QUIET) as mock:
+        assert sent(mock, "mock", top_p=0.9) == {"top_p": 0.9}
+        assert sent(mock, "mock", top_p=0.5, top_k=20) == {"top_p": 0.5, "top_k": 20}
+        assert sent(mock, "mock") == {}
+        of_file = ["extra_body.top_p=0.1"]
+        own = sent(None, mock.endpoint.url, of_file, top_p=0.5, top_k=20)
+        assert own == {"top_p": 0.1, "top_k": 20}
+
+
 def test_a_failed_check_is_repeated_by_every_preflight(n_requests):
     uncounted = {"engine": "usage=off"}
     n_first = n_requests(scenario(), **uncounted)
@@ -70,7 +94,7 @@ def test_a_failed_check_is_repeated_by_every_preflight(n_requests):
 
 def test_a_server_whose_requests_did_not_all_succeed_needs_a_preflight_again(tmp_path, page_cache):
     values = scenario(output_len=200).resolved()
-    with open_server(Choice("mock"), tmp_path / "logs", QUIET) as mock:
+    with open_server("mock", RunOptions(), tmp_path / "logs", QUIET) as mock:
         for number, cancels in enumerate((False, False, True)):
             if cancels:
                 values["requests"]["cancel"] = {"share": "100%", "after": "1ms"}
@@ -86,15 +110,16 @@ def test_a_preflight_is_reused_while_it_is_recent_and_the_models_are_the_same(tm
 
     def opened(url, seed=0, reuse_s=600.0, **changes):
         """The adapter and the lines of a run's preflight."""
-        choice = Choice(url, reuse_preflight_s=reuse_s, cache_dir=tmp_path / "cache", **changes)
+        options = RunOptions(reuse_preflight_s=reuse_s, cache_dir=tmp_path / "cache", **changes)
         each = scenario(seed=seed)
-        with open_target(choice, each, make_plan(each), tmp_path / "logs", console) as target:
+        setup = RunSetup(each, make_plan(each), url, options, tmp_path, console)
+        with open_target(setup) as target:
             return target.adapter, target.fit, [line.check for line in target.checks]
 
     def n_served(log_dir):
         return len((log_dir / "truth.csv").read_text().splitlines()) - 1
 
-    with open_server(Choice("mock", "model=a"), tmp_path / "first", QUIET) as mock:
+    with open_server("mock", RunOptions(engine="model=a"), tmp_path / "first", QUIET) as mock:
         url = mock.endpoint.url
         adapter, fit, _ = opened(url)
         again = opened(url, seed=1)

@@ -11,7 +11,7 @@ from loadgen.measure.aggregate import summarize
 from loadgen.records import Status
 from loadgen.run.execute import record
 from loadgen.run.run_options import RunOptions, RunSetup
-from loadgen.run.target import Choice, open_target
+from loadgen.run.target import open_target
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import make_plan
 
@@ -36,10 +36,12 @@ def recorded(directory: Path, engine: str, n_workers: int = 2, **keys):
         }
     )
     plan, quiet = make_plan(scenario), Console(quiet=True)
-    choice = Choice("mock", f"chars_per_token=1,overhead_tokens=8,{engine}")
-    options = RunOptions(n_workers=n_workers)
-    with open_target(choice, scenario, plan, directory / "logs", quiet) as target:
-        return record(RunSetup(scenario, plan, "mock", options, directory, quiet), target)
+    options = RunOptions(
+        n_workers=n_workers, engine=f"chars_per_token=1,overhead_tokens=8,{engine}"
+    )
+    setup = RunSetup(scenario, plan, "mock", options, directory, quiet)
+    with open_target(setup) as target:
+        return record(setup, target)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from loadgen.lab.prompt_ids import PromptIds
-from loadgen.lab.simulated_engine import build, sim_options
+from loadgen.lab.sim_options import sim_options
+from loadgen.lab.simulated_engine import build
 from loadgen.lab.virtual_client import VirtualClient
 from loadgen.workload.scenario import load_scenario
 from loadgen.workload.schedule import make_plan

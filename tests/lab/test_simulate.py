@@ -11,8 +11,9 @@ from rich.console import Console
 import slobench as sb
 from loadgen.archive.store import read_run
 from loadgen.errors import UsageError
+from loadgen.lab.sim_options import read_settings, sim_options
 from loadgen.lab.simulate import record, simulate
-from loadgen.lab.simulated_engine import read_settings, sim_options
+from loadgen.lab.simulated_engine import build
 from loadgen.lab.virtual_client import VirtualClient
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.statistics.intervals import BoundedSection
@@ -171,8 +172,16 @@ class InterruptOnce:
 
 def test_preempt_is_the_fate_of_kv_for_the_engine_and_a_switch_of_the_mode():
     plain = sim_options({"mode": "mlfq", "preempt": "never"})
-    assert (plain.policy_args, plain.preempt) == ({"preempt": "never"}, "auto")
-    assert sim_options({"mode": "mlfq", "preempt": "swap"}).preempt == "swap"
+    assert (plain.policy_args, plain.memory.preempt) == ({"preempt": "never"}, "auto")
+    assert sim_options({"mode": "mlfq", "preempt": "swap"}).memory.preempt == "swap"
+
+
+def test_a_group_of_replicas_keeps_the_durations_of_the_other_settings():
+    shared = {"host_memory": "200e9", "host_latency": "2ms"}
+    options = sim_options({**shared, "replicas": "1:hardware=a100+1:host_latency=5ms"})
+    replicas = build(options, is_sharing=False).simulator.replicas
+    caps = [replica.executor.caps for replica in replicas]
+    assert [c.copy_latency_s for c in caps] == [0.002, 0.005]
 
 
 def test_an_interrupt_ends_the_run_with_the_results_so_far():

@@ -4,8 +4,9 @@ import pytest
 
 from loadgen.clock import VirtualClock
 from loadgen.errors import UsageError
+from loadgen.lab.sim_options import sim_options
 from loadgen.lab.simulate import simulate
-from loadgen.lab.simulated_engine import build, sim_options
+from loadgen.lab.simulated_engine import build
 from loadgen.workload.scenario import load_scenario
 from reference_engine.executors.simulated import Simulated
 from reference_engine.executors.staged import Staged, Stages

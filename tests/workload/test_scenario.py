@@ -306,3 +306,28 @@ def test_classes_share_the_requested_rate_by_weight():
     loop = {"requests": requests, "arrivals": users}
     mixed = asked_rates(poisson, requests=None, classes={"chat": chat, "loop": loop})
     assert mixed == (None, {"chat": 8.0, "loop": None})
+
+
+def test_sampling_is_recorded_only_where_it_is_stated():
+    plain = load_scenario("quickstart")
+    assert "sampling" not in plain.resolved()
+    stated = load_scenario("quickstart", ["sampling.top_p=0.9", "sampling.top_k=20"])
+    assert stated.sampling is not None
+    assert stated.sampling.body() == {"top_p": 0.9, "top_k": 20}
+    assert stated.with_values(stated.resolved()) == stated
+    assert "sampling: {top_p: 0.9, top_k: 20}" in stated.to_yaml()
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("sampling.top_p=0", "sampling.top_p: must be greater than 0"),
+        ("sampling.top_p=1.1", "sampling.top_p: must be less than or equal to 1"),
+        ("sampling.min_p=-0.1", "sampling.min_p: must be greater than or equal to 0"),
+        ("sampling.top_q=1", "did you mean 'top_p'"),
+    ],
+)
+def test_an_impossible_sampling_parameter_is_an_error_with_its_key(setting, words):
+    with pytest.raises(ScenarioError) as caught:
+        load_scenario("quickstart", [setting])
+    assert words in str(caught.value)

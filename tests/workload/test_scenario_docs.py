@@ -39,7 +39,7 @@ def every_key():
         input_len=1,
         output_len=1,
         duration="1s",
-        overrides=["requests.shared_prefix.tokens=1", "session={turns: 2}"],
+        overrides=["requests.shared_prefix.tokens=1", "session={turns: 2}", "sampling={}"],
     )
     return dict(leaves(scenario.resolved()))
 

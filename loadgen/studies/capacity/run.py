@@ -13,14 +13,14 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
+from typing import Any
 
 from rich.console import Console
 
 from loadgen.archive.engine_logs import ServedRun
 from loadgen.errors import RunInvalid, TargetError, UsageError
 from loadgen.run.execute import SIMULATED, FinishedRun, execute
-from loadgen.run.run_options import RunKeywords, RunOptions
+from loadgen.run.run_options import RunOptions, takes_run_options
 from loadgen.run.target import finish
 from loadgen.studies.capacity.early_stop import EarlyStop
 from loadgen.studies.capacity.files import CAPACITY, definition, store, write
@@ -46,6 +46,7 @@ from targets.quiesce import quiesce
 _TRIES = 2  # at a load at which the client could not be trusted
 
 
+@takes_run_options
 def capacity(
     scenario: Scenario | Path | str,
     target: str,
@@ -58,7 +59,7 @@ def capacity(
     confidence: float = 0.95,
     precision: float = 0.05,
     resume: bool = False,
-    **options: Unpack[RunKeywords],
+    **options: Any,
 ) -> Capacity:
     """The highest load at which a target meets a scenario's SLO, with a confidence interval.
 

@@ -12,7 +12,6 @@ from rich.console import Console
 from loadgen.archive.directory import free
 from loadgen.archive.engine_logs import ServedRun, adopt_engine_logs
 from loadgen.errors import SlobenchError, TargetError
-from loadgen.run.execute import target_choice
 from loadgen.run.target import Server, open_server
 from loadgen.studies.cells.cell import Cell
 
@@ -27,7 +26,7 @@ class CellServer:
     def __init__(self, cell: Cell, log_dir: Path, console: Console) -> None:
         self._logs, self._stack = free(log_dir / cell.name), ExitStack()
         self._runs: list[ServedRun] = []
-        opening = open_server(target_choice(cell.target, cell.options), self._logs, console)
+        opening = open_server(cell.target, cell.options, self._logs, console)
         self.server: Server = self._stack.enter_context(opening)
         self._n_opened = 0
 

@@ -19,7 +19,8 @@ from rich.console import Console
 from loadgen.drive.instrument import host
 from loadgen.errors import MissingDependency
 from loadgen.measure.wording import format_number, format_value
-from loadgen.run.target import Choice, finish, open_server
+from loadgen.run.run_options import RunOptions
+from loadgen.run.target import finish, open_server
 from loadgen.studies.doctor.machine_facts import read_machine, read_pressure
 from loadgen.studies.doctor.rates import Ceiling, find_ceiling, prove, proven_rate, write_ceiling
 from loadgen.studies.doctor.trial import (
@@ -164,13 +165,13 @@ def longest_lengths(scenario: Scenario) -> tuple[int, int]:
 
 
 def check_server(
-    choice: Choice, console: Console, longest: tuple[int, int] | None = None
+    target: str, options: RunOptions, console: Console, longest: tuple[int, int] | None = None
 ) -> Checkup:
     """Checks a server from this machine, for requests of at most `longest` prompt and output
     tokens. Raises UsageError for an invalid target."""
     with tempfile.TemporaryDirectory(prefix="slobench-doctor-") as folder:
         url, checks, fatal = examine_target(
-            choice, secrets.token_bytes(8), Path(folder), console, longest
+            target, options, secrets.token_bytes(8), Path(folder), console, longest
         )
     reasons = (fatal,) if fatal else ()
     return Checkup("target", reasons, tuple(checks), target=url)
@@ -265,7 +266,8 @@ def _finite(value: Any) -> Any:
 
 
 def examine_target(
-    choice: Choice,
+    target: str,
+    options: RunOptions,
     salt: bytes,
     log_dir: Path,
     console: Console,
@@ -277,9 +279,9 @@ def examine_target(
 
     Raises UsageError for an invalid target.
     """
-    with open_server(choice, log_dir, console) as server:
+    with open_server(target, options, log_dir, console) as server:
         preflight_result, examined = finish(
-            _preflight(server.endpoint, choice.model, salt, longest or _LONGEST)
+            _preflight(server.endpoint, options.model, salt, longest or _LONGEST)
         )
         checks = [
             _with_consequence(

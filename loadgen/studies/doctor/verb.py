@@ -20,6 +20,7 @@ from loadgen.cli.flags import (
 )
 from loadgen.cli.terminal import print_json, stdout
 from loadgen.errors import UsageError
+from loadgen.workload.traffic_flags import LENGTHS, LOADS, flag_of
 
 if TYPE_CHECKING:
     pass
@@ -59,7 +60,7 @@ def doctor(
 ) -> None:
     """Check how much load this machine can measure accurately, whether it can measure the traffic
     of the flags (--rate 20 --output-len 128), or whether a server can be measured."""
-    from loadgen.run.target import Choice
+    from loadgen.run.run_options import RunOptions
     from loadgen.studies.doctor.run import (
         check_accuracy,
         check_machine,
@@ -75,7 +76,7 @@ def doctor(
     if given:
         if prove:
             raise UsageError("--prove has rates and lengths of its own: leave the traffic out")
-        if target is None and not given & {"rate", "users", "concurrency"}:
+        if target is None and given.isdisjoint(LOADS):
             raise UsageError("the traffic has no load: add --rate N or --concurrency N")
         load = {} if target is None else {"rate": "1/s"}
         scenario = parse.choose_scenario(
@@ -85,16 +86,20 @@ def doctor(
     if target is not None:
         if prove:
             raise UsageError("--prove checks this machine, --target a server: choose one")
-        if loads := given - {"input_len", "output_len"}:
-            flags = ", ".join(sorted("--" + name.replace("_", "-") for name in loads))
+        if loads := given.difference(LENGTHS):
+            flags = ", ".join(sorted(map(flag_of, loads)))
             raise UsageError(
                 f"{flags}: with --target, doctor sends single requests and needs only --input-len "
                 "and --output-len; without --target it checks that this machine can send the "
                 "traffic"
             )
-        wait_s = parse.read_wait_s(wait_ready)
-        choice = Choice(target, engine, model, dict(os.environ), wait_ready_s=wait_s)
-        facts = check_server(choice, console, longest)
+        options = RunOptions(
+            engine=engine,
+            model=model,
+            environ=dict(os.environ),
+            wait_ready_s=parse.read_wait_s(wait_ready),
+        )
+        facts = check_server(target, options, console, longest)
     elif model or engine or wait_ready:
         raise UsageError("--model, --engine and --wait-ready need --target")
     elif given:

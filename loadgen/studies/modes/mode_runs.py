@@ -23,8 +23,8 @@ from rich.console import Console
 from loadgen.archive import checksums
 from loadgen.endings import ending_signals
 from loadgen.errors import RunInvalid
+from loadgen.lab.sim_options import sim_options
 from loadgen.lab.simulate import record
-from loadgen.lab.simulated_engine import sim_options
 from loadgen.manifest.json_section import encoded, read_section
 from loadgen.measure.aggregate import summarize
 from loadgen.plugins import load_plugin

@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from loadgen.errors import UsageError
-from loadgen.lab.simulated_engine import sim_options
+from loadgen.lab.sim_options import sim_options
 from loadgen.run.manifest import version
 from loadgen.studies.modes.mode_runs import ModeRun, finished, load, store
 from loadgen.studies.modes.result import ModeCell, ModesFile

@@ -87,7 +87,7 @@ def modes(
 ) -> None:
     """Run the same requests against several batching modes and compare them; with --capacity, the
     highest rate of each that meets the SLO, and the ratios to the best."""
-    from loadgen.lab.simulated_engine import read_settings
+    from loadgen.lab.sim_options import read_settings
     from loadgen.run.manifest import recorded_command
     from loadgen.studies.modes.run import ModesSpec, check_target
     from loadgen.studies.modes.spec import read_modes, read_rates

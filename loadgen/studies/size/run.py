@@ -19,8 +19,8 @@ from rich.console import Console
 
 from loadgen.archive.store import read_run
 from loadgen.errors import UsageError
+from loadgen.lab.sim_options import read_settings, sim_options
 from loadgen.lab.simulate import record
-from loadgen.lab.simulated_engine import read_settings, sim_options
 from loadgen.measure.attainment import due_rows, measured_window, meets_own, slos_by_class
 from loadgen.measure.per_request import per_request
 from loadgen.measure.server_load import points
@@ -228,7 +228,7 @@ def gpus_of(capacity: Path | None, hardware: str, engine: str = "") -> int:
             if labels.get("gpus"):
                 return int(labels["gpus"])
     match = re.match(r"(\d+)x", hardware)
-    return (int(match[1]) if match else 1) * sim_options(read_settings(engine)).pipeline
+    return (int(match[1]) if match else 1) * sim_options(read_settings(engine)).placement.pipeline
 
 
 class _Simulation:

@@ -16,14 +16,13 @@ from loadgen.run.target import OURS
 from loadgen.studies.cells.cell import Cell
 from loadgen.studies.sweep.axes import Axis, How, Point, label, points
 from loadgen.workload.scenario import Scenario, varied
+from loadgen.workload.traffic_flags import CLOSED_LOOPS
 from targets.embed import parse_engine
 from targets.endpoint import Endpoint, load_target
 from targets.safe_text import hide_secrets
 
 _SAFE = re.compile(r"[A-Za-z0-9_.=/+-]{1,40}")
 _MOST_CHARACTERS = 100
-CLOSED_LOOPS = ("users", "concurrency")
-"""Keys of a sweep that mean the flags `--users` and `--concurrency`."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +117,7 @@ def _check_target(cell: Cell) -> None:
     UsageError."""
     options = cell.options
     if cell.target == SIMULATED:
-        from loadgen.lab.simulated_engine import read_settings, sim_options
+        from loadgen.lab.sim_options import read_settings, sim_options
 
         sim_options(read_settings(options.engine))
     if cell.target == SIMULATED or cell.target in OURS:

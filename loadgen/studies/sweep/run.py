@@ -15,14 +15,14 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any
 
 from rich.console import Console
 
 from loadgen.measure.wording import csv_cell
 from loadgen.run.execute import SIMULATED
 from loadgen.run.manifest import recorded_command, version, without_key
-from loadgen.run.run_options import RunOptions
+from loadgen.run.run_options import RunOptions, takes_run_options
 from loadgen.studies.cells.cell import CELL_FILE, PlannedRun, check_cells
 from loadgen.studies.cells.order import run_cells, turns
 from loadgen.studies.cells.runner import CellFailure
@@ -140,7 +140,7 @@ def _line(run: SweptRun, spec: SweepSpec, was_reused: bool) -> str:
 
     values = run.measures
     shown = [
-        f"{measure.text} {format_value(values[measure.text]['value'], measure.metric.unit)}"
+        f"{measure.text} {format_value(values[measure.text].value, measure.metric.unit)}"
         for measure in (spec.benefit, spec.cost)
     ]
     doubt = "" if run.is_trusted else " (not trusted: " + "; ".join(run.reasons) + ")"
@@ -176,29 +176,7 @@ def _result(
     )
 
 
-_OF_A_RUN = ("engine", "model", "environ", "cache_dir", "plugins", "transport", "n_workers",
-             "scrape", "target_settings", "confidence")  # fmt: skip
-
-
-class SweepKeywords(TypedDict, total=False):
-    """Further keyword arguments of `sweep`: keys of a sweep file, and fields of RunOptions."""
-
-    along: str | None
-    order_seed: int
-    drain: str
-    reset_cache: bool
-    engine: str
-    model: str
-    environ: Mapping[str, str]
-    cache_dir: Path | None
-    plugins: Sequence[Path]
-    transport: Literal["fast", "aiohttp"]
-    n_workers: int
-    scrape: bool
-    target_settings: Sequence[str]
-    confidence: float
-
-
+@takes_run_options
 def sweep(
     scenario: Scenario | Path | str,
     target: str,
@@ -209,24 +187,31 @@ def sweep(
     repeats: int = 3,
     metric: str = "p99(ttft)",
     throughput: str = "output_tokens_per_s",
+    along: str | None = None,
+    order_seed: int = 0,
+    drain: str = "30s",
+    reset_cache: bool = True,
     resume: bool = False,
-    **options: Unpack[SweepKeywords],
+    **options: Any,
 ) -> Swept:
     """Measure a scenario at every point that `over` spans (key → values, as after `--over`),
     `repeats` times each, and compare. With `resume`, runs that `out_dir` already has are not
     measured again.
 
     `slobench.sweep(…).rows` is a row per cell: `pandas.json_normalize` makes a table of it.
-    The default of `out_dir` is `runs/sweep-<scenario>-<time>`. Further options are the keys of a
-    sweep file (`along`, `order_seed`, `drain`, `reset_cache`) and the fields of RunOptions.
-    Raises UsageError; a cell that cannot be measured is a failure in its row, not an error.
+    The default of `out_dir` is `runs/sweep-<scenario>-<time>`. The other parameters are the keys of
+    a sweep file; further options are the fields of RunOptions. Raises UsageError; a cell that
+    cannot be measured is a failure in its row, not an error.
     """
-    given: dict[str, Any] = dict(options)
-    of_runs = {key: given.pop(key) for key in _OF_A_RUN if key in given}
     chosen = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
-    keys = {"how": how, "repeats": repeats, "metric": metric, "throughput": throughput, **given}
-    file = sweep_from_flags({"over": {key: list(values) for key, values in over.items()}, **keys})
-    base = Base(chosen, target, RunOptions(**{"environ": dict(os.environ), **of_runs}))
+    file = sweep_from_flags(
+        {
+            "over": {key: list(values) for key, values in over.items()},
+            "how": how, "repeats": repeats, "metric": metric, "throughput": throughput,
+            "along": along, "order_seed": order_seed, "drain": drain, "reset_cache": reset_cache,
+        }
+    )  # fmt: skip
+    base = Base(chosen, target, RunOptions(**{"environ": dict(os.environ), **options}))
     spec = sweep_spec(file, base)
     with SWEEP.opened(chosen.name, Path(out_dir) if out_dir else None, resume=resume) as place:
         return run_sweep(place, file, base, spec, Console(quiet=True))

@@ -17,8 +17,9 @@ from loadgen.registry import Block
 from loadgen.studies.cells.cell import Cell
 from loadgen.studies.cells.runner import BETWEEN, Between
 from loadgen.studies.sweep.axes import Axis, How, axis, label
-from loadgen.studies.sweep.points import CLOSED_LOOPS, Base, cells_of
+from loadgen.studies.sweep.points import Base, cells_of
 from loadgen.units import Seconds, as_data
+from loadgen.workload.traffic_flags import CLOSED_LOOPS
 from loadgen.yaml_document import Document, parse_document, read_file, write_document
 
 FILE = "sweep.yaml"
