@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import slobench as sb
 from loadgen.cli.app import app
-from loadgen.errors import UsageError
+from loadgen.errors import TargetError, UsageError
 from loadgen.measure.statistics.intervals import EstimateSection
 from loadgen.run.run_options import RunOptions
 from loadgen.studies.cells.runner import CellFailure
@@ -157,6 +157,19 @@ def test_a_directory_of_something_else_is_refused(tmp_path):
 def test_a_finished_sweep_is_not_continued_without_resume(swept):
     with pytest.raises(UsageError, match=r"holds a sweep that began .* add --resume"):
         sb.sweep("quickstart", "sim", {"rate": ["2/s"]}, swept.directory)
+
+
+def test_a_first_look_into_a_sweep_is_refused_before_it_sends_anything(swept):
+    words = ["sweep", "--target=http://127.0.0.1:9", f"--out={swept.directory}"]
+    result = CliRunner().invoke(app, words)
+    assert "holds a sweep that began" in str(result.exception)
+
+
+def test_a_first_look_that_finds_no_rate_leaves_no_directory(tmp_path):
+    words = ["sweep", "--target=http://127.0.0.1:9", f"--out={tmp_path / 's'}"]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, TargetError)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_resume_alone_continues_from_the_directory(tmp_path):
