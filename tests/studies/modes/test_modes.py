@@ -365,6 +365,8 @@ def test_classes_and_waits_are_shown_where_there_is_one_rate(tmp_path, cache):
     assert "static group running" in told
     assert "times static batch_size=4" in told
     assert set(figures(result)) == {"latencies", "kept"}
+    for of_mode in (result.rows[:4], result.rows[4:]):
+        assert of_mode[0].n_due == sum(row.n_due for row in of_mode[1:])
     page = render(result, cache)
     assert "static group running" in page
     ratios = page.partition('id="ratios">Ratios to static batch_size=4')[2]

@@ -159,6 +159,17 @@ def test_a_finished_sweep_is_not_continued_without_resume(swept):
         sb.sweep("quickstart", "sim", {"rate": ["2/s"]}, swept.directory)
 
 
+def test_a_sweep_that_ended_before_its_first_run_begins_again_without_resume(tmp_path, cache):
+    with SWEEP.opened("quickstart", tmp_path) as place:
+        for name in ("sweep.yaml", "scenario.yaml", "cell.json"):
+            place.write_text(name, "")
+    swept = sb.sweep(
+        load_scenario("quickstart", SHORT), "sim", {"rate": ["4/s"]}, tmp_path, repeats=1,
+        cache_dir=cache,
+    )  # fmt: skip
+    assert swept.result.n_done == 1
+
+
 def test_a_first_look_into_a_sweep_is_refused_before_it_sends_anything(swept):
     words = ["sweep", "--target=http://127.0.0.1:9", f"--out={swept.directory}"]
     result = CliRunner().invoke(app, words)
