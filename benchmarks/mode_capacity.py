@@ -133,7 +133,7 @@ def compared(
             step = NEXT_STEP if known else FIRST_STEP
             known[seed], n = capacity(draw, server, target, start, step, n_warm)
             n_tried += n
-    return compare_capacities(found, 0.95), n_tried / n_seeds / len(servers)
+    return compare_capacities(found, 0.95).to_json(), n_tried / n_seeds / len(servers)
 
 
 def coverage(

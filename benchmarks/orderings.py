@@ -98,8 +98,9 @@ def cells(scenario: str, modes: tuple[str, ...], place: Place, n_seeds: int, out
     command = [
         *(sys.executable, "-m", "loadgen", "modes", scenario, "--modes", ",".join(modes)),
         *(*place.flags, "--seeds", str(n_seeds), "--out", str(out / scenario), "--json"),
+        *(("--resume",) if (out / scenario / "study.json").exists() else ()),
     ]
-    print(f"$ slobench {' '.join(command[3:-3])}", file=sys.stderr, flush=True)
+    print(f"$ slobench {' '.join(command[3:])}", file=sys.stderr, flush=True)
     ended = subprocess.run(command, stdout=subprocess.PIPE, check=False)
     if ended.returncode:  # it has said why
         sys.exit(ended.returncode)

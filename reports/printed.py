@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.errors import MissingDependency, UsageError
+from loadgen.whole_file import replacing
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _WIDTH_PX, _MOST_PX = 1280, 16_000  # Chromium draws no higher picture
@@ -138,8 +139,9 @@ def write_figure(spec: Mapping[str, Any], path: Path) -> None:
 
     config = {**spec.get("config", {}), "font": _FONT}
     printed = {**spec, "config": config, "background": "white"}
-    if path.suffix == ".svg":
-        path.write_text(vl_convert.vegalite_to_svg(printed), encoding="utf-8")
-    else:
-        assert path.suffix == ".pdf", f"{path}: figures are written as .svg or .pdf"
-        path.write_bytes(vl_convert.vegalite_to_pdf(printed))
+    assert path.suffix in (".svg", ".pdf"), f"{path}: figures are written as .svg or .pdf"
+    with replacing(path) as partial:
+        if path.suffix == ".svg":
+            partial.write_text(vl_convert.vegalite_to_svg(printed), encoding="utf-8")
+        else:
+            partial.write_bytes(vl_convert.vegalite_to_pdf(printed))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, KeysView
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -13,6 +14,17 @@ from loadgen.errors import RunInvalid
 S = TypeVar("S")
 JsonObject = dict[str, Any]  # decoded JSON or YAML; its reader checks the keys
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]|(\[\.\.\.\])")
+
+if TYPE_CHECKING:
+    NumberOrNull = float
+else:
+
+    class _OfFloats(type):
+        def __instancecheck__(cls, value: object) -> bool:
+            return isinstance(value, float)
+
+    class NumberOrNull(metaclass=_OfFloats):
+        """A float that is null in JSON where it is NaN or infinite; null is read as NaN."""
 
 
 class JsonSection(msgspec.Struct, frozen=True):
@@ -58,9 +70,19 @@ def read_section(content: object, section: type[S], where: str) -> S:
     """A section from decoded JSON; keys that it does not have are skipped. Raises RunInvalid that
     names `where`, the key and its value for content of another form."""
     try:
-        return msgspec.convert(content, section)
+        return msgspec.convert(content, section, dec_hook=_number_or_nan)
     except msgspec.ValidationError as error:
         raise RunInvalid(f"{where}: {_mistake(str(error), content)}") from None
+
+
+def _number_or_nan(kind: type, value: object) -> float:
+    if kind is not NumberOrNull:
+        raise NotImplementedError(f"a field of type {kind}")
+    if value is None:
+        return math.nan
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    raise ValueError("Expected `float | null`")
 
 
 def _mistake(message: str, content: object) -> str:

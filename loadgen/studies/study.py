@@ -55,11 +55,13 @@ class Marker(JsonSection, frozen=True, kw_only=True):
 @dataclass(frozen=True)
 class Study(Generic[R]):
     """A kind of study. `name` is that of the verb, of the result file and of the default directory;
-    `noun` names the study in messages; `result` is the type of the result file."""
+    `noun` names the study in messages; `result` is the type of the result file. `before` are the
+    names of further files, in any folder, that are written before the first run."""
 
     name: str
     noun: str
     result: type[R]
+    before: tuple[str, ...] = ()
 
     @property
     def file(self) -> str:
@@ -102,7 +104,7 @@ class Study(Generic[R]):
         if resume and out is None:
             raise UsageError("--resume: name the directory of the study with --out")
         is_new = out is None or not out.exists()
-        directory = self._default(label) if out is None else out
+        directory = reserved(self.default(label)) if out is None else out
         if out is not None and out.exists() and not out.is_dir():
             raise UsageError(f"--out {out}: is not a directory")
         if resume and is_new:
@@ -114,12 +116,13 @@ class Study(Generic[R]):
                 yield Place(self, directory, marker, resume)
         except BaseException:
             if is_new and not self._has_work(directory):
-                _remove(directory, (MARKER, self.file))
+                _remove(directory, (MARKER, self.file, *self.before))
             raise
 
-    def _default(self, label: str) -> Path:
+    def default(self, label: str) -> Path:
+        """The directory of a study without `--out` that begins now."""
         words = [self.name, *([label] if label else []), f"{datetime.now():%Y%m%d-%H%M%S}"]
-        return reserved(Path("runs") / "-".join(words))
+        return Path("runs") / "-".join(words)
 
     def _entered(
         self,
@@ -174,7 +177,7 @@ class Study(Generic[R]):
         """Whether a directory holds more than the files that are written before the first run."""
         before = {MARKER, LOCK, self.file, f"{self.file}.partial", f"{MARKER}.partial"}
         return any(
-            path.is_file()
+            path.is_file() and path.name not in self.before
             for entry in directory.iterdir()
             if entry.name not in before and entry.name != _LOGS
             for path in (entry, *entry.rglob("*"))
@@ -207,10 +210,12 @@ class Place(Generic[R]):
         is_stored = self.is_resumed and (self.directory / self.study.file).is_file()
         return self.study.read(self.directory) if is_stored else None
 
-    def print_interrupted(self, console: Console, done: str) -> None:
-        """Prints what an interrupt kept, and how to continue."""
+    def print_interrupted(
+        self, console: Console, done: str, command: str = "the same command with"
+    ) -> None:
+        """Prints what an interrupt kept, and how to continue. `command` comes before `--out`."""
         console.print(
-            f"interrupted: {done}; the same command with --out {self.directory} --resume continues",
+            f"interrupted: {done}; {command} --out {self.directory} --resume continues",
             markup=False,
             soft_wrap=True,
         )
@@ -255,8 +260,10 @@ def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _remove(directory: Path, names: Sequence[str]) -> None:
-    """Removes a directory that holds nothing but files of these names."""
-    with contextlib.suppress(OSError):
-        for name in names:
-            (directory / name).unlink(missing_ok=True)
-        directory.rmdir()
+    """Removes the files of these names, and every folder that is then empty."""
+    for path in [*sorted(directory.rglob("*"), reverse=True), directory]:
+        with contextlib.suppress(OSError):
+            if path.is_dir():
+                path.rmdir()
+            elif path.name in names:
+                path.unlink()

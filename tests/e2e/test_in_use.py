@@ -88,7 +88,7 @@ def test_a_live_comparison_of_modes_is_not_disturbed(cli, start, tmp_path):
     wait_until(lambda: list(tmp_path.glob("m/cells/*.json")), 60, "no cell is done")
     result = cli(*words, cwd=tmp_path)
     assert result.returncode == 2, result.stderr
-    assert "in use by the comparison of modes of long_prompt_interference, pid" in result.stderr
+    assert "in use by the comparison of modes long_prompt_interference, pid" in result.stderr
     modes.send_signal(signal.SIGINT)
     output, _ = modes.communicate(timeout=60)
     assert modes.returncode == 130, output

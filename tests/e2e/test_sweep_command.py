@@ -40,10 +40,10 @@ def test_an_interrupted_sweep_is_resumed(cli, tmp_path):
         sweep.kill()
         sweep.wait()
     assert sweep.returncode == 130
-    assert "continue with slobench sweep --resume s" in err
+    assert "slobench sweep --out s --resume continues" in err
     assert "only 1 of 2 runs are finished" in " ".join(out.split())
     kept = (first / "requests.parquet").stat().st_mtime_ns
-    again = cli("sweep", "--resume=s", "--json", cwd=tmp_path)
+    again = cli("sweep", "--out=s", "--resume", "--json", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     facts = json.loads(again.stdout)
     assert (facts["n_done"], facts["n_runs"]) == (2, 2)
@@ -62,7 +62,7 @@ def test_the_exit_code_follows_the_flag(cli, tmp_path):
     over = "--over=slo=[ttft <= 100ms],[ttft <= 30s]"
     missed = cli(*words, over, "--out=m", "--fail-on=missed", cwd=tmp_path)
     assert missed.returncode == 1, missed.stderr
-    assert cli(*words, over, "--out=m", cwd=tmp_path).returncode == 0
+    assert cli(*words, over, "--out=m", "--resume", cwd=tmp_path).returncode == 0
     failed = cli(*words, "--over=engine.ttft=20ms,never", "--out=f", "--json", cwd=tmp_path)
     assert failed.returncode == 3, failed.stderr
     facts = json.loads(failed.stdout)
@@ -76,8 +76,8 @@ def test_the_exit_code_follows_the_flag(cli, tmp_path):
         (["quickstart", "--over=rate=2/s"], "no target: add --target"),
         (["quickstart", "--target=sim"], "name a key to vary"),
         (["quickstart", "--target=sim", "--over=rate=2/s", "--fail-on=mist"], "'missed'"),
-        (["quickstart", "--resume=x"], "leave it out"),
-        (["--resume=nowhere"], "not the directory of a sweep"),
+        (["--resume"], "name the directory of the study with --out"),
+        (["--out=nowhere", "--resume"], "nowhere holds no sweep"),
         (
             ["quickstart", "--target=reference", "--over=engine.mode=chunkd"],
             "did you mean 'chunked'",

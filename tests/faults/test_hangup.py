@@ -155,7 +155,7 @@ def test_a_search_keeps_its_probes_and_names_resume(cli, tmp_path):
         process.send_signal(signal.SIGHUP)
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
-    assert "--resume continues" in stderr
+    assert "the same command with --out found --resume continues" in stderr
     assert json.loads((tmp_path / "found" / "capacity.json").read_text())["answer"][
         "is_interrupted"
     ]
@@ -167,7 +167,7 @@ def test_a_sweep_names_the_command_that_continues_it(cli, tmp_path):
         process.send_signal(signal.SIGHUP)
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
-    assert "continue with slobench sweep --resume s" in stderr
+    assert "slobench sweep --out s --resume continues" in stderr
 
 
 def test_a_night_leaves_its_baseline_as_it_was(cli, tmp_path):

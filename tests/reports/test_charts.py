@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import vl_convert
+from msgspec import structs
 
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.per_request import per_request
+from loadgen.measure.statistics.intervals import EstimateSection
 from loadgen.records import SERVER, Run, Status
+from loadgen.studies.modes.result import Leader
 from loadgen.studies.modes.view import _gain, value_text
 from reports.charts import time_unit
 from reports.run.frames import frames
@@ -149,16 +152,15 @@ def test_a_figure_shows_seconds_from_ten_seconds_on():
 
 
 def test_a_value_over_seeds_is_shown_with_half_the_width_of_its_interval():
-    estimate = {"value": 0.431, "low": 0.419, "high": 0.443, "n": 3}
+    estimate = EstimateSection(value=0.431, low=0.419, high=0.443, n=3)
     assert value_text(estimate, "s") == "431 ms ±12"
-    assert value_text({**estimate, "n": 1}, "s") == "431 ms"
+    assert value_text(structs.replace(estimate, n=1), "s") == "431 ms"
 
 
 def test_a_gain_may_be_chance_if_its_interval_contains_zero():
     def gain(low, high):
-        gap = {"value": 2.0, "low": low, "high": high, "n": 3}
-        leader = {"rate_per_s": 4.0, "best": "b", "runner_up": "a", "difference": gap}
-        return _gain({"mode": "b", "rate_per_s": 4.0}, {"leaders": [leader]})
+        gap = EstimateSection(value=2.0, low=low, high=high, n=3)
+        return _gain([Leader(rate_per_s=4.0, best="b", runner_up="a", difference=gap)], 4.0)
 
     assert gain(1.0, 3.0) == "; +2/s over the runner-up a [+1, +3]"
     assert gain(-1.0, 5.0) == "; +2/s over the runner-up a [-1, +5], may be chance"

@@ -13,6 +13,7 @@ from rich.console import Console
 from rig import nights, queues
 
 import slobench as sb
+from loadgen.manifest.json_section import read_section
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.measures import Measured
 from loadgen.measure.summary import plain_json
@@ -33,6 +34,7 @@ from loadgen.studies.modes.spec import Mode
 from loadgen.studies.nightly import page as nightly_page
 from loadgen.studies.nightly.values import trend
 from loadgen.studies.nightly.verdict import History, judge_night
+from loadgen.studies.sweep.result import SweepResult
 from loadgen.studies.sweep.view import conclusion
 from loadgen.workload.preview import preview
 from loadgen.workload.scenario import load_scenario, scenario_from_flags
@@ -137,8 +139,8 @@ def night(cache):
 
 def modes(cache, folder, scenario, rates=None, n_seeds=1):
     asked = ModesSpec(scenario, MODES, n_workers=1, rates=rates, n_seeds=n_seeds, cache_dir=cache)
-    facts = compare(asked, folder, Console(quiet=True)).facts
-    return Made(modes_page.render(facts, cache), facts)
+    result = compare(asked, folder, Console(quiet=True)).result
+    return Made(modes_page.render(result, cache), result.to_json())
 
 
 def mode_capacities(cache, folder):
@@ -147,8 +149,8 @@ def mode_capacities(cache, folder):
     )
     asked = ModesSpec(scenario, MODES, settings={"max_num_seqs": "4"}, n_workers=1, n_seeds=2)
     question = question_of(CapacitySpec(scenario, "sim", attainment=0.9))
-    facts = compare_capacity(asked, question, folder, Console(quiet=True)).facts
-    return Made(mode_capacity_page.render(facts, cache), facts)
+    result = compare_capacity(asked, question, folder, Console(quiet=True)).result
+    return Made(mode_capacity_page.render(result, cache), result.to_json())
 
 
 def swept(cache, folder):
@@ -157,7 +159,7 @@ def swept(cache, folder):
         {"rate": ["4/s", "16/s"]}, folder, repeats=1, engine="shape=8b,hardware=h200",
         cache_dir=cache,
     )  # fmt: skip
-    return Made((folder / "report.html").read_text(), found.facts)
+    return Made((folder / "report.html").read_text(), found.result.to_json())
 
 
 def table(page, first, column):
@@ -351,17 +353,21 @@ def test_a_sweep_begins_with_its_conclusion(pages):
     banner = pages["sweep"].text.partition('class="banner')[2].partition("</section>")[0]
     assert '<h2 id="verdict">2 of 2 cells met the SLO in every run</h2>' in banner
     assert "<li>SLO: met up to arrivals.rate 16/s.</li>" in banner
-    facts = json.loads(json.dumps(pages["sweep"].said))
-    facts["rows"][1]["verdicts"] = {"missed": 1}
-    headline, sentences = conclusion(facts)
+    said = json.loads(json.dumps(pages["sweep"].said))
+
+    def conclude():
+        return conclusion(read_section(said, SweepResult, "sweep.json"))
+
+    said["rows"][1]["verdicts"] = {"missed": 1}
+    headline, sentences = conclude()
     assert headline == "1 of 2 cells met the SLO in every run"
     assert sentences[0] == "SLO: met up to arrivals.rate 4/s, missed at 16/s."
     assert sentences[1].startswith("Most goodput among them: rate 4/s, ")
-    facts["rows"][0]["verdicts"] = {"missed": 1}
-    assert conclusion(facts)[1][0] == "SLO: met at no load, missed at 4/s."
-    for row in facts["rows"]:
+    said["rows"][0]["verdicts"] = {"missed": 1}
+    assert conclude()[1][0] == "SLO: met at no load, missed at 4/s."
+    for row in said["rows"]:
         row["verdicts"] = {"no_verdict": 1}
-    assert conclusion(facts)[0].endswith("of 2 cells are on the Pareto front")
+    assert conclude()[0].endswith("of 2 cells are on the Pareto front")
 
 
 @pytest.fixture(scope="module")

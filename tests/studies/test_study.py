@@ -1,17 +1,21 @@
 """The plumbing of studies: directory, lock, resume, result file."""
 
+import io
 import json
+import math
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 import pytest
 import typer
+from rich.console import Console
 
 from loadgen.errors import UsageError
-from loadgen.manifest.json_section import JsonSection
+from loadgen.manifest.json_section import JsonSection, NumberOrNull
 from loadgen.studies.study import Study, end
 
 
@@ -20,8 +24,20 @@ class Sums(JsonSection, frozen=True, kw_only=True):
     parts: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    share: NumberOrNull
+
+
+class Shares(JsonSection, frozen=True, kw_only=True):
+    parts: dict[str, Part]
+    rest: NumberOrNull | None = None
+
+
 SUMS = Study("sums", "sum of parts", Sums)
 OTHER = Study("other", "other study", Sums)
+CELLS = Study("cells", "study of cells", Sums, before=("cell.json",))
+SHARES = Study("shares", "shares", Shares)
 
 
 @pytest.fixture(autouse=True)
@@ -37,10 +53,10 @@ def started(out, **more):
     return place
 
 
-def failed(out, work):
+def failed(out, work, study=SUMS):
     """The directory of a study that ended with an error after `work`."""
     try:
-        with SUMS.opened("few", out) as place:
+        with study.opened("few", out) as place:
             work(place)
             raise KeyError
     except KeyError:
@@ -137,6 +153,26 @@ def test_nothing_is_left_of_a_study_that_did_not_begin(tmp_path):
         assert not failed(out, lambda place: place.write(Sums(total=0.0))).exists()
 
 
+def test_a_file_that_comes_before_the_first_run_is_no_work(tmp_path):
+    def work(place):
+        (place.directory / "a").mkdir()
+        place.write_text("a/cell.json", "{}")
+        (place.directory / "b" / "logs").mkdir(parents=True)
+
+    for out in (None, tmp_path / "s"):
+        assert not failed(out, work, CELLS).exists()
+    assert failed(tmp_path / "s", work).exists()
+
+
+def test_logs_of_a_server_that_did_not_start_are_kept(tmp_path):
+    def work(place):
+        (place.directory / "servers").mkdir()
+        place.write_text("servers/server.log", "out of memory")
+
+    directory = failed(tmp_path / "s", work, CELLS)
+    assert [path.name for path in directory.rglob("*")] == ["servers", "server.log"]
+
+
 def test_work_stays_after_an_error(tmp_path):
     failed(tmp_path / "s", lambda place: place.write_text("part-1.txt", "1"))
     with SUMS.opened("few", tmp_path / "s", resume=True) as place:
@@ -176,6 +212,23 @@ def test_numbers_of_numpy_are_written_as_numbers(tmp_path):
         place.write(Sums(total=object()))  # type: ignore[arg-type]  # refused
 
 
+def test_a_number_that_json_lacks_is_written_as_null_and_read_as_nan(tmp_path):
+    written = {"a": Part(math.nan), "b": Part(-math.inf), "c": Part(0.5), "d": Part(2)}
+    with SHARES.opened("few", tmp_path / "s") as place:
+        place.write(Shares(parts=written))
+    path = tmp_path / "s" / "shares.json"
+    content = {"parts": {"a": {"share": None}, "b": {"share": None}, "c": {"share": 0.5},
+                         "d": {"share": 2}}, "rest": None}  # fmt: skip
+    assert json.loads(path.read_text()) == content
+    read = SHARES.read(tmp_path / "s")
+    assert [str(part.share) for part in read.parts.values()] == ["nan", "nan", "0.5", "2.0"]
+    assert read.rest is None
+    for wrong in ("much", True):
+        path.write_text(json.dumps({"parts": {"a": {"share": wrong}}}))
+        with pytest.raises(UsageError, match=r"parts\[\.\.\.\]\.share: expected float \| null"):
+            SHARES.read(tmp_path / "s")
+
+
 WRITER = """
 import sys
 from pathlib import Path
@@ -200,6 +253,18 @@ def test_a_killed_study_leaves_the_old_or_the_new_result_whole(tmp_path):
             process.send_signal(signal.SIGKILL)
         result = SUMS.read(tmp_path / "s")
         assert result.parts == (int(result.total),) * 200_000
+
+
+def test_an_interrupt_names_the_command_that_continues(tmp_path):
+    written = io.StringIO()
+    place = started(tmp_path / "s")
+    place.print_interrupted(Console(file=written), "1 part done")
+    place.print_interrupted(Console(file=written), "1 part done", "slobench sums")
+    where = f"--out {tmp_path / 's'} --resume continues"
+    assert written.getvalue().splitlines() == [
+        f"interrupted: 1 part done; the same command with {where}",
+        f"interrupted: 1 part done; slobench sums {where}",
+    ]
 
 
 def test_the_end_of_a_verb_is_the_result_then_its_files(tmp_path, capsys):

@@ -4,12 +4,13 @@ over several runs."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from loadgen.manifest.json_section import JsonSection
 
 Values = NDArray[np.float64]
 """Values of the same quantity: float64, shape [n]."""
@@ -57,18 +58,28 @@ def mean_bounds(
     return Interval(mean, mean - half * math.sqrt(times[0]), mean + half * math.sqrt(times[1]))
 
 
-Estimate = dict[str, Any]
-"""{value, low, high, n}: the JSON form of a number over `n` runs. None stands for a missing or
-infinite number."""
+class BoundedSection(JsonSection, frozen=True, kw_only=True):
+    """A number with its interval in a file. None is a number that is missing or infinite, or a
+    bound that does not exist."""
+
+    value: float | None
+    low: float | None = None
+    high: float | None = None
 
 
-def estimate(interval: Interval) -> Estimate:
+class EstimateSection(BoundedSection, frozen=True, kw_only=True):
+    """A number over `n` runs with its interval."""
+
+    n: int
+
+
+def estimate(interval: Interval) -> EstimateSection:
     """The number of a single run with its own interval."""
-    numbers = {"value": interval.value, "low": interval.low, "high": interval.high}
-    return {name: _finite(number) for name, number in numbers.items()} | {"n": 1}
+    value, low, high = (_finite(end) for end in (interval.value, interval.low, interval.high))
+    return EstimateSection(value=value, low=low, high=high, n=1)
 
 
-def over_runs(values: Sequence[Mapping[str, Any]], confidence: float) -> Estimate:
+def over_runs(values: Sequence[BoundedSection], confidence: float) -> EstimateSection:
     """The mean of the runs' values with its two-sided interval; a single run keeps its own
     interval.
 
@@ -76,19 +87,19 @@ def over_runs(values: Sequence[Mapping[str, Any]], confidence: float) -> Estimat
     """
     if len(values) == 1:
         only = values[0]
-        return {"value": only["value"], "low": only.get("low"), "high": only.get("high"), "n": 1}
-    numbers = [value["value"] for value in values]
-    if None in numbers:
-        return {"value": None, "low": None, "high": None, "n": len(values)}
+        return EstimateSection(value=only.value, low=only.low, high=only.high, n=1)
+    numbers = [number.value for number in values if number.value is not None]
+    if len(numbers) < len(values):
+        return EstimateSection(value=None, n=len(values))
     return mean_over(numbers, confidence)
 
 
-def mean_over(values: Sequence[float], confidence: float) -> Estimate:
+def mean_over(values: Sequence[float], confidence: float) -> EstimateSection:
     """The mean and its two-sided interval, by Student's t over the values."""
     if not values:
-        return {"value": None, "low": None, "high": None, "n": 0}
+        return EstimateSection(value=None, n=0)
     mean = mean_bounds(np.array(values), np.ones(len(values)), (1 + confidence) / 2)
-    return {"value": mean.value, "low": mean.low, "high": mean.high, "n": len(values)}
+    return EstimateSection(value=mean.value, low=mean.low, high=mean.high, n=len(values))
 
 
 def _finite(value: float | None) -> float | None:

@@ -17,9 +17,10 @@ from loadgen.errors import RunInvalid, UsageError
 from loadgen.live.watching import Watch
 from loadgen.run.manifest import version, without_key
 from loadgen.run.run_options import RunOptions
-from loadgen.whole_file import read_result
+from loadgen.whole_file import read_result, replacing
 from loadgen.workload.scenario import Scenario
 
+CELL_FILE = "cell.json"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.=@+-]{0,119}")
 _ENDED = ("completed", "stopped")
 _MISSING = "(not there)"
@@ -82,7 +83,8 @@ class PlannedRun:
         folder = self.directory.parent
         folder.mkdir(parents=True, exist_ok=True)
         text = json.dumps(definition(self.cell), indent=1)
-        (folder / "cell.json").write_text(text + "\n", encoding="utf-8")
+        with replacing(folder / CELL_FILE) as partial:
+            partial.write_text(text + "\n", encoding="utf-8")
         if not self.directory.exists():
             return None
         aside = folder / "unfinished"
@@ -140,7 +142,7 @@ def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> list
 
 def _stored_definition(directory: Path, cell: Cell) -> dict[str, Any] | None:
     """The definition of the cell in `directory`; None without runs of it."""
-    path = directory / cell.name / "cell.json"
+    path = directory / cell.name / CELL_FILE
     try:
         stored: dict[str, Any] = json.loads(read_result(path))
     except FileNotFoundError:

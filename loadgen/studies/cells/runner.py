@@ -26,7 +26,7 @@ from loadgen.run.run_options import RunOptions
 from loadgen.run.target import Server, finish, print_check
 from loadgen.studies.cells.cell import Cell, PlannedRun
 from loadgen.studies.cells.servers import CellServer, CellServers
-from loadgen.whole_file import read_result
+from loadgen.whole_file import read_result, replacing
 from loadgen.workload.scenario import Scenario
 from targets.preflight_result import PreflightCheck
 from targets.quiesce import quiesce, unreachable_reason
@@ -260,9 +260,8 @@ def kept_paces(directory: Path, console: Console) -> tuple[float, ...]:
 
 
 def _keep_paces(directory: Path, paces: tuple[float, ...]) -> None:
-    partial = directory / f"{_PACE}.partial"
-    partial.write_text(json.dumps(paces) + "\n", encoding="utf-8")
-    partial.rename(directory / _PACE)
+    with replacing(directory / _PACE) as partial:
+        partial.write_text(json.dumps(paces) + "\n", encoding="utf-8")
     checksums.cover(directory, directory / _PACE)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from loadgen.errors import UsageError
 from loadgen.manifest.sections import LabelsSection, Manifest
@@ -25,8 +26,8 @@ class ConfigDifference:
     """A configuration key and its values on both sides (None: missing)."""
 
     key: str
-    a: object
-    b: object
+    a: Any
+    b: Any
 
 
 def refusal(a: Sequence[Manifest], b: Sequence[Manifest], vary: Sequence[str] = ()) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from loadgen.manifest.json_section import NumberOrNull
 from loadgen.measure.measures import Measure, measure
 from loadgen.measure.statistics.intervals import Values
 from loadgen.studies.compare.contrast import (
@@ -63,25 +64,25 @@ class ComparedMeasure:
     unit: Literal["s", "per_s", "share"]
     is_gated: bool
     verdict: Verdict
-    a: float
-    b: float
-    change: float
+    a: NumberOrNull
+    b: NumberOrNull
+    change: NumberOrNull
     low: float | None
     high: float | None
     margin: float
-    p: float
-    p_adjusted: float
-    p_same: float
-    noise: float
-    df: float
-    effect_size: float
+    p: NumberOrNull
+    p_adjusted: NumberOrNull
+    p_same: NumberOrNull
+    noise: NumberOrNull
+    df: NumberOrNull
+    effect_size: NumberOrNull
     n_runs: tuple[int, int]
     n_due: tuple[int, int]
     effect: float
     runs_needed: int | None
-    smallest_found: float
+    smallest_found: NumberOrNull
     how: str
-    smallest_same: float = math.inf
+    smallest_same: NumberOrNull = math.inf
     is_decidable: bool = False
     is_set_aside: bool = False
     minutes_needed: float | None = None

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from loadgen.errors import UsageError
+from loadgen.manifest.json_section import JsonSection
 from loadgen.measure.measures import Measure, Measured, measure
-from loadgen.measure.summary import NO_LIMIT, plain_json
+from loadgen.measure.summary import NO_LIMIT
 from loadgen.records import Run
 from loadgen.studies.compare.comparable import ConfigDifference, changes, refusal, slos_of
 from loadgen.studies.compare.contrast import Noise, noise_of
@@ -46,12 +46,12 @@ SHOWN = (
 SLO_METRICS = ("attainment", "goodput", "goodput_output_tokens_per_s")
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """The comparison of two sides. `verdict` follows the gated measures: worse if any is, else
-    inconclusive if any is, else better if any is, else same; invalid where a side has no valid
-    run."""
+class Comparison(JsonSection, frozen=True, kw_only=True):
+    """The comparison of two sides, and the content of compare.json. `verdict` follows the gated
+    measures: worse if any is, else inconclusive if any is, else better if any is, else same;
+    invalid where a side has no valid run."""
 
+    schema: int = 1
     verdict: Overall
     a: tuple[str, ...]
     b: tuple[str, ...]
@@ -60,11 +60,6 @@ class Comparison:
     notes: tuple[str, ...]
     confidence: float
     pairing: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON; NaN and infinities are null."""
-        content: dict[str, Any] = plain_json(dataclasses.asdict(self))
-        return {"schema": 1, **content}
 
 
 def compare(

@@ -5,33 +5,32 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import fields, replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from loadgen.cli import parse
 from loadgen.cli.exit_codes import INTERRUPTED
 from loadgen.cli.flags import (
     FailOn,
-    Json,
     Model,
     ScenarioChanges,
     ScenarioFlags,
+    StudyFlags,
     TrafficFlags,
     WaitReady,
     Workers,
     with_flags,
 )
-from loadgen.cli.terminal import print_json, stdout
-from loadgen.errors import TargetError, UsageError
-from loadgen.units import format_duration
+from loadgen.cli.terminal import print_json, stderr, stdout
+from loadgen.errors import UsageError
 
 if TYPE_CHECKING:
     from loadgen.run.run_options import RunOptions
     from loadgen.studies.cells.cell import Cell
+    from loadgen.studies.compare.judgement import Options
+    from loadgen.studies.compare.numbers import Comparison
     from loadgen.workload.scenario import Scenario
 
 PANEL = "Decide"
@@ -47,6 +46,7 @@ verbs = typer.Typer()
 def compare(
     changes: ScenarioChanges,
     traffic: TrafficFlags,
+    study: StudyFlags,
     sides: Annotated[
         list[str] | None,
         typer.Argument(
@@ -72,13 +72,6 @@ def compare(
     model: Model = "",
     workers: Workers = "auto",
     wait_ready: WaitReady = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --target: directory of the runs; finished runs in it are not repeated. "
-            "Default: runs/compare-<scenario>-<time>."
-        ),
-    ] = None,
     aa: Annotated[
         bool, typer.Option("--aa", help="All runs are equal: measure how much they differ.")
     ] = False,
@@ -112,29 +105,23 @@ def compare(
         ),
     ] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with the distributions.")] = None,
-    json: Json = False,
 ) -> None:
     """Show whether B is better, worse or the same as A, and how sure that is: two sides of recorded
-    runs, or two targets that are measured first."""
+    runs, or two targets that are measured first (--target, --target, --out, --resume)."""
     from loadgen.measure.measures import measure
     from loadgen.studies.compare.judgement import Options, exit_code
-    from loadgen.studies.compare.numbers import judge_sides
-    from loadgen.studies.compare.sides import read_fail_on, read_margins, read_noise, read_side
+    from loadgen.studies.compare.sides import read_fail_on, read_margins, read_noise
     from loadgen.studies.compare.view import table
+    from loadgen.studies.study import end
 
     sides = sides or []
     fail_on = read_fail_on(fail_on) or "worse"
     size = None if effect is None else parse.read_share("--effect", effect)
     level = parse.read_confidence(confidence) or 0.95
+    _check_sides(sides, target, study, aa=aa)
     if aa:
-        _print_noise(sides, metric or [], 0.05 if size is None else size, level, json)
+        _print_noise(sides, metric or [], 0.05 if size is None else size, level, study.json)
         return
-    if target is None and len(sides) != 2:
-        raise UsageError(
-            "expected two sides A and B, each a run, runs separated by commas, or a folder of "
-            f"runs; got {len(sides)}. For equal runs: --aa. To measure two targets first: "
-            "--target A --target B"
-        )
     options = Options(
         metrics=metric or [],
         margins=read_margins(margin or []),
@@ -146,7 +133,9 @@ def compare(
     )
     for text in options.metrics:  # before any run is read
         measure(text)
-    if target is not None:
+    if target is None:
+        comparison = _judged(sides, options, html)
+    else:
         scenario = _scenario_of_sides(sides, changes, traffic)
         options_of_runs = parse.base_options(
             changes.plugin,
@@ -155,9 +144,40 @@ def compare(
             wait_ready_s=parse.read_wait_s(wait_ready),
         )
         cells = _cells_of_sides(scenario, target, engine or [], options_of_runs)
-        directory = out or Path("runs") / f"compare-{scenario.name}-{datetime.now():%Y%m%d-%H%M%S}"
-        sides = _measured_sides(cells, directory, repeats)
-        html = html or directory / "compare.html"
+        comparison, html = _measured(cells, repeats, study, options, html)
+    code = exit_code(comparison.verdict, fail_on)
+    _warn_github(comparison, code)
+    end(
+        comparison.to_json(),
+        lambda: table(comparison),
+        as_json=study.json,
+        exit_code=code,
+        files={} if html is None else {"page": html},
+    )
+
+
+def _check_sides(
+    sides: Sequence[str], targets: Sequence[str] | None, study: StudyFlags, *, aa: bool
+) -> None:
+    if targets is None and (study.out is not None or study.resume):
+        flag = "--resume" if study.out is None else "--out"
+        raise UsageError(
+            f"{flag}: is the directory of runs that --target A --target B measures first; recorded "
+            "runs are compared with --html and --json alone"
+        )
+    if not aa and targets is None and len(sides) != 2:
+        raise UsageError(
+            "expected two sides A and B, each a run, runs separated by commas, or a folder of "
+            f"runs; got {len(sides)}. For equal runs: --aa. To measure two targets first: "
+            "--target A --target B"
+        )
+
+
+def _judged(sides: Sequence[str], options: Options, html: Path | None) -> Comparison:
+    """The comparison of two sides; writes its page."""
+    from loadgen.studies.compare.numbers import judge_sides
+    from loadgen.studies.compare.sides import read_side
+
     a, b = (read_side(side) for side in sides)
     comparison = judge_sides(a, b, options)
     if html is not None:
@@ -165,15 +185,32 @@ def compare(
         from reports.page import write_page
 
         write_page(html, render(comparison, a, b, options, parse.cache_dir(os.environ)))
-        typer.echo(f"page: {html}", err=True)
-    if json:
-        print_json(comparison.to_json())
-    else:
-        stdout().print(table(comparison))
-    code, verdict = exit_code(comparison.verdict, fail_on), comparison.verdict
+    return comparison
+
+
+def _measured(
+    cells: Sequence[Cell], repeats: int, study: StudyFlags, options: Options, html: Path | None
+) -> tuple[Comparison, Path]:
+    """Measures two cells in turns and compares them; the comparison and its page."""
+    from loadgen.studies.compare.run import COMPARE, measure_sides
+
+    with COMPARE.opened(
+        cells[0].scenario.name, study.out, resume=study.resume, command=cells[0].options.command
+    ) as place:
+        try:
+            sides = measure_sides(cells, place, repeats, stderr())
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        page = html or place.directory / "compare.html"
+        comparison = _judged(sides, options, page)
+        place.write(comparison)
+    return comparison, page
+
+
+def _warn_github(comparison: Comparison, code: int) -> None:
+    verdict = comparison.verdict
     if code == 0 and verdict in ("inconclusive", "invalid") and "GITHUB_ACTIONS" in os.environ:
         typer.echo(f"::warning::slobench compare: {verdict}", err=True)
-    raise typer.Exit(code)
 
 
 def _scenario_of_sides(
@@ -207,40 +244,6 @@ def _cells_of_sides(
         Cell(name, scenario, target, replace(options, engine=engine))
         for name, target, engine in zip(("A", "B"), targets, settings, strict=True)
     ]
-
-
-def _measured_sides(cells: Sequence[Cell], directory: Path, repeats: int) -> list[str]:
-    """Measures two cells in turns; the directories of their runs. Raises TargetError for a side
-    without any run."""
-    from loadgen.studies.cells.order import run_cells
-    from loadgen.studies.cells.runner import CellFailure
-
-    console = Console(stderr=True, highlight=False, markup=False)
-    seconds = 2 * repeats * cells[0].scenario.horizon_s
-    runs = "1 run" if repeats == 1 else f"{repeats} runs"
-    typer.echo(
-        f"measuring A and B in turns, {runs} each: {format_duration(seconds)} of traffic, and the "
-        f"drains; Ctrl-C keeps the finished runs in {directory}",
-        err=True,
-    )
-    failed: dict[str, str] = {}
-    measured: set[str] = set()
-    try:
-        for result in run_cells(cells, directory, repeats=repeats, console=console):
-            if isinstance(result, CellFailure):
-                failed[result.cell.name] = result.reason
-            else:
-                measured.add(result.cell.name)
-    except KeyboardInterrupt:
-        typer.echo(
-            f"interrupted: the same command with --out {directory} measures the missing runs",
-            err=True,
-        )
-        raise typer.Exit(INTERRUPTED) from None
-    for cell in cells:
-        if cell.name not in measured:
-            raise TargetError(f"{cell.name} ({cell.target}): no run: {failed[cell.name]}")
-    return [str(directory / cell.name) for cell in cells]
 
 
 def _print_noise(

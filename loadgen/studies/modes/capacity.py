@@ -7,26 +7,22 @@ The runs are cells of a comparison of modes, so an interrupted search resumes fr
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from loadgen.studies.capacity.next_probe import Question
-from loadgen.studies.modes.cell import Cell
 from loadgen.studies.modes.mode_runs import ModeRun, finished, load, store
-from loadgen.studies.modes.run import (
-    ModesResult,
-    ModesSpec,
-    check_modes,
-    facts_of,
-    n_workers_of,
-    run_of,
+from loadgen.studies.modes.result import (
+    ModeCapacitiesFile,
+    ModeCell,
+    SeedSearch,
+    TriedRate,
 )
+from loadgen.studies.modes.run import ModesSpec, check_modes, head_of, n_workers_of, run_of
 from loadgen.studies.modes.seed_capacity import (
     FIRST_STEP,
     NEXT_STEP,
@@ -39,10 +35,20 @@ from loadgen.studies.modes.seed_capacity import (
     next_level,
 )
 from loadgen.studies.modes.spec import Mode, seeds_from
+from loadgen.studies.study import Place, Study
 from loadgen.workload.scaling import scaled, with_window
 from loadgen.workload.scenario import Scenario
 
+MODE_CAPACITIES = Study("modes", "comparison of modes", ModeCapacitiesFile)
 _DIGITS = 6  # of a rate, so that the files of a resumed search are found again
+
+
+@dataclass(frozen=True)
+class ComparedCapacities:
+    """The result, and whether Ctrl-C ended the comparison."""
+
+    result: ModeCapacitiesFile
+    was_interrupted: bool
 
 
 @dataclass
@@ -59,7 +65,7 @@ class _SeedSearch:
 
 def compare_capacity(
     spec: ModesSpec, question: Question, directory: Path, console: Console
-) -> ModesResult:
+) -> ComparedCapacities:
     """Searches the capacity of every mode for every seed and compares the modes. `question` holds
     the target and the first rate; its other settings are not used.
 
@@ -68,20 +74,14 @@ def compare_capacity(
     first run.
     """
     check_modes(spec)
-    cells_dir = directory / "cells"
-    cells_dir.mkdir(parents=True, exist_ok=True)
-    work = _Work(spec, question, cells_dir, console)
+    work = _Work(spec, question, directory / "cells", console)
     was_interrupted = False
     try:
         work.run()
     except KeyboardInterrupt:
         was_interrupted = True
-        console.print(
-            f"interrupted after {work.n_ended} of {work.n_searches} searches; the same command "
-            "resumes here",
-            soft_wrap=True,
-        )
-    return ModesResult(_facts(spec, question, work, was_interrupted), was_interrupted)
+    result = _result(spec, question, work, was_interrupted)
+    return ComparedCapacities(result, was_interrupted)
 
 
 class _Work:
@@ -127,12 +127,13 @@ class _Work:
             self._note(search, cell)
         self._end(search)
 
-    def _note(self, search: _SeedSearch, cell: Cell) -> None:
-        search.n_untrusted += not cell["is_trusted"]
-        share = cell["attainment"]["value"] or 0.0
-        is_whole = cell["ended"] != "stopped"  # by stop_when: overloaded
-        n_met = round(share * cell["n_due"]) if is_whole else 0
-        search.tried.append(Tried(cell["rate_per_s"], cell["n_due"], n_met))
+    def _note(self, search: _SeedSearch, cell: ModeCell) -> None:
+        search.n_untrusted += not cell.is_trusted
+        share = cell.attainment.value or 0.0
+        is_whole = cell.ended != "stopped"  # by stop_when: overloaded
+        n_met = round(share * cell.n_due) if is_whole else 0
+        assert cell.rate_per_s is not None, f"{cell.mode}: a search without a rate"
+        search.tried.append(Tried(cell.rate_per_s, cell.n_due, n_met))
 
     def _end(self, search: _SeedSearch) -> None:
         found = capacity_of(search.tried, self._question.target)
@@ -187,58 +188,56 @@ def _title(search: _SeedSearch) -> str:
     return f"{search.mode.label}, seed {search.seed}"
 
 
-def _share(cell: Cell) -> str:
-    share = cell["attainment"]["value"]
+def _share(cell: ModeCell) -> str:
+    share = cell.attainment.value
     return "no request was due" if share is None else f"{100 * share:.1f} % met the SLO"
 
 
-def _facts(
+def _result(
     spec: ModesSpec, question: Question, work: _Work, was_interrupted: bool
-) -> dict[str, Any]:
-    """The content of modes.json."""
+) -> ModeCapacitiesFile:
     labels = [mode.label for mode in spec.modes]
     ended = sorted(work.ended, key=lambda pair: (labels.index(pair[0].mode.label), pair[0].seed))
     known: dict[str, dict[int, float]] = {}
     for search, found in ended:
         if found.outcome == "found":
             known.setdefault(search.mode.label, {})[search.seed] = found.value
-    return facts_of(spec) | {
-        "seeds": list(seeds_from(spec.scenario, spec.n_seeds)),
-        "confidence": spec.confidence,
-        "attainment": question.target,
-        "requests": None if question.is_fixed else n_requests(spec.scenario),
-        "was_interrupted": was_interrupted,
-        "n_searches": work.n_searches,
-        "n_done": work.n_ended,
-        "n_runs": sum(len(search.tried) for search, _ in ended),
-        "n_untrusted": sum(search.n_untrusted for search, _ in ended),
-        "capacity": compare_capacities(known, spec.confidence),
-        "searches": list(_searches(ended)),
-    }
+    return ModeCapacitiesFile(
+        **head_of(spec),
+        attainment=question.target,
+        requests=None if question.is_fixed else n_requests(spec.scenario),
+        was_interrupted=was_interrupted,
+        n_searches=work.n_searches,
+        n_done=work.n_ended,
+        n_runs=sum(len(search.tried) for search, _ in ended),
+        n_untrusted=sum(search.n_untrusted for search, _ in ended),
+        capacity=compare_capacities(known, spec.confidence),
+        searches=list(_searches(ended)),
+    )
 
 
-def _searches(ended: Sequence[tuple[_SeedSearch, SeedCapacity]]) -> Iterator[dict[str, Any]]:
+def _searches(ended: Sequence[tuple[_SeedSearch, SeedCapacity]]) -> Iterator[SeedSearch]:
     for search, found in ended:
-        yield {
-            "mode": search.mode.label,
-            "seed": search.seed,
-            "outcome": found.outcome,
-            "rate_per_s": found.value,
-            "sentence": outcome_text(found),
-            "runs": [
-                {"rate_per_s": one.level, "n_due": one.n_due, "n_met": one.n_met}
+        yield SeedSearch(
+            mode=search.mode.label,
+            seed=search.seed,
+            outcome=found.outcome,
+            rate_per_s=found.value,
+            sentence=outcome_text(found),
+            runs=[
+                TriedRate(rate_per_s=one.level, n_due=one.n_due, n_met=one.n_met)
                 for one in search.tried
             ],
-        }
+        )
 
 
-def write_capacity(facts: dict[str, Any], directory: Path, cache_dir: Path | None) -> None:
+def write_capacity(
+    place: Place[ModeCapacitiesFile], result: ModeCapacitiesFile, cache_dir: Path | None
+) -> None:
     """Writes `modes.json`, `modes.csv` (a line per run of every search) and `modes.html`."""
     from loadgen.studies.modes.capacity_page import render
     from loadgen.studies.modes.capacity_view import to_csv
-    from reports.page import write_page
 
-    text = json.dumps(facts, indent=1, allow_nan=False)
-    (directory / "modes.json").write_text(text + "\n", encoding="utf-8")
-    (directory / "modes.csv").write_text(to_csv(facts), encoding="utf-8")
-    write_page(directory / "modes.html", render(facts, cache_dir))
+    place.write(result)
+    place.write_text("modes.csv", to_csv(result))
+    place.write_text("modes.html", render(result, cache_dir))

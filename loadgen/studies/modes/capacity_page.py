@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from loadgen.studies.modes.capacity_view import HEAD, how, lead, notes, rows
+from loadgen.studies.modes.result import ModeCapacitiesFile
 from loadgen.studies.modes.view import heading
 from reports.charts import BLUE, GREY, Spec, bounds, figure, layer, number
 from reports.page import render_page
@@ -15,35 +14,35 @@ from reports.redaction import redacted_command
 _ROW = 34  # pixels of a mode
 
 
-def render(facts: Mapping[str, Any], cache_dir: Path | None = None) -> str:
+def render(result: ModeCapacitiesFile, cache_dir: Path | None = None) -> str:
     """The page of the modes.json of `slobench modes --capacity`."""
-    drawn = {"capacities": capacities(facts)} if facts["capacity"]["modes"] else {}
+    drawn = {"capacities": capacities(result)} if result.capacity.modes else {}
     return render_page(
         "mode_capacity.html.j2",
         drawn,
         cache_dir,
-        facts=facts,
-        heading=heading(facts),
-        lead=lead(facts),
-        notes=notes(facts),
+        result=result,
+        heading=heading(result),
+        lead=lead(result),
+        notes=notes(result),
         head=HEAD,
-        rows=rows(facts),
-        how=how(facts),
-        command=redacted_command(facts["command"]),
+        rows=rows(result),
+        how=how(result),
+        command=redacted_command(result.command),
     )
 
 
-def capacities(facts: Mapping[str, Any]) -> Spec:
+def capacities(result: ModeCapacitiesFile) -> Spec:
     """A line per mode: the capacity for each seed as a small dot, the mean with its interval."""
-    modes = facts["capacity"]["modes"]
-    order = [row["mode"] for row in modes]
+    modes = [row.to_json() for row in result.capacity.modes]
+    order = [row.mode for row in result.capacity.modes]
     x = {"type": "quantitative", "title": "capacity, requests per s", "scale": {"zero": False}}
     y = {"field": "mode", "type": "nominal", "title": None, "sort": order,
          "axis": {"labelLimit": 260}}  # fmt: skip
     seeds = [
-        {"mode": row["mode"], "value": row["rate_per_s"], "seed": row["seed"]}
-        for row in facts["searches"]
-        if row["outcome"] == "found"
+        {"mode": row.mode, "value": row.rate_per_s, "seed": row.seed}
+        for row in result.searches
+        if row.outcome == "found"
     ]
     hints = [{"field": "mode"}, number("value", "capacity per s")]
     dots = {"x": {**x, "field": "value"}, "y": y, "tooltip": [*hints, {"field": "seed"}]}

@@ -9,61 +9,64 @@ from typing import Any
 
 import numpy as np
 
+from loadgen.measure.statistics.intervals import BoundedSection
 from loadgen.measure.summary import ClassSummary, Distribution, Summary
 from loadgen.records import Run
+from loadgen.studies.modes.result import CellNumbers, ModeCell
 
-METRICS = ("ttft_s", "tpot_s", "itl_s", "max_stall_s", "e2e_s")
-PERCENTILES = ("p50", "p99")
-
-Cell = dict[str, Any]
+_PERCENTILES = tuple(
+    (f"{name.removesuffix('_s')}_{key}", name, key)
+    for name in ("ttft_s", "tpot_s", "itl_s", "max_stall_s", "e2e_s")
+    for key in ("p50", "p99")
+)
+"""Quantity → metric of the summary, and its percentile."""
 _SERIES = re.compile(r'wait_s\{reason="(?P<reason>[^"]+)"\}')
 
 
 def cell_of(
     run: Run, summary: Summary, mode: str, rate_per_s: float | None, waits_s: Mapping[str, Any]
-) -> Cell:
+) -> ModeCell:
     """The numbers of a finished run. `waits_s`: seconds of waiting by class and reason. Missing
     values are None."""
-    return {
-        "mode": mode,
-        "rate_per_s": rate_per_s,
-        "seed": run.manifest.seed,
-        "schedule_sha256": run.manifest.schedule_sha256,
-        "ended": run.manifest.ended,
-        "verdict": summary.verdict,
-        "is_trusted": summary.validity.trusted,
-        "reasons": list(summary.reasons),
+    return ModeCell(
+        mode=mode,
+        rate_per_s=rate_per_s,
+        seed=run.manifest.seed,
+        schedule_sha256=run.manifest.schedule_sha256,
+        ended=run.manifest.ended,
+        verdict=summary.verdict,
+        is_trusted=summary.validity.trusted,
+        reasons=list(summary.reasons),
         **_numbers(summary),
-        "classes": {name: _numbers(part) for name, part in summary.classes.items()},
-        "waits_s": {name: dict(by_reason) for name, by_reason in waits_s.items()},
-    }
+        classes={name: CellNumbers(**_numbers(part)) for name, part in summary.classes.items()},
+        waits_s={name: dict(by_reason) for name, by_reason in waits_s.items()},
+    )
 
 
 def _numbers(summary: Summary | ClassSummary) -> dict[str, Any]:
-    """The numbers that the whole run and each class have in common; intervals are those of the
-    run."""
+    """The fields of CellNumbers."""
     goodput = summary.goodput.requests_per_s
     share = summary.attainment
     return {
         "n_due": summary.counts["due"],
         "n_ok": summary.counts["ok"],
         "offered_rate_per_s": summary.offered_rate_per_s,
-        "goodput": {"value": goodput.value, "low": goodput.low, "high": goodput.high},
-        "attainment": {"value": _finite(share.value), "low": share.low, "high": share.high},
-        "output_tokens_per_s": {"value": summary.throughput.output_tokens_per_s},
+        "goodput": BoundedSection(value=goodput.value, low=goodput.low, high=goodput.high),
+        "attainment": BoundedSection(value=_finite(share.value), low=share.low, high=share.high),
+        "output_tokens_per_s": BoundedSection(value=summary.throughput.output_tokens_per_s),
         **{
-            f"{name.removesuffix('_s')}_{key}": _percentile(summary.metrics[name], key)
-            for name in METRICS
-            for key in PERCENTILES
+            quantity: _percentile(summary.metrics[name], key)
+            for quantity, name, key in _PERCENTILES
         },
     }
 
 
-def _percentile(distribution: Distribution, key: str) -> dict[str, float | None]:
-    """A percentile with failures as +inf, which is None here: a mode must not look fast because its
-    requests fail."""
-    percentiles = distribution.with_failures or distribution.percentiles
-    return {name: _finite(getattr(percentiles[key], name)) for name in ("value", "low", "high")}
+def _percentile(distribution: Distribution, key: str) -> BoundedSection:
+    """A percentile with failures as +inf, which is None here."""
+    found = (distribution.with_failures or distribution.percentiles)[key]
+    return BoundedSection(
+        value=_finite(found.value), low=_finite(found.low), high=_finite(found.high)
+    )
 
 
 def _finite(value: float | None) -> float | None:

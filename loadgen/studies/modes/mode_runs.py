@@ -17,17 +17,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from rich.console import Console
 
 from loadgen.archive import checksums
 from loadgen.endings import ending_signals
+from loadgen.errors import RunInvalid
 from loadgen.lab.sim_options import sim_options
 from loadgen.lab.simulate import record
+from loadgen.manifest.json_section import encoded, read_section
 from loadgen.measure.aggregate import summarize
 from loadgen.plugins import load_plugin
 from loadgen.run.manifest import version
 from loadgen.run.run_options import RunOptions
-from loadgen.studies.modes.cell import Cell, cell_of, read_waits
+from loadgen.studies.modes.cell import cell_of, read_waits
+from loadgen.studies.modes.result import ModeCell
 from loadgen.studies.modes.spec import Mode
 from loadgen.whole_file import read_result, replacing
 from loadgen.workload.scenario import Scenario
@@ -62,7 +66,7 @@ class ModeRun:
 
 def finished(
     todo: deque[ModeRun], n_workers: int, console: Console
-) -> Iterator[tuple[ModeRun, Cell]]:
+) -> Iterator[tuple[ModeRun, ModeCell]]:
     """Runs all of `todo`, in processes if `n_workers` is more than 1, and yields each as it ends.
     Runs that the caller appends meanwhile run, too."""
     if n_workers <= 1:
@@ -72,7 +76,7 @@ def finished(
         return
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(n_workers, spawn, initializer=_ignore_interrupts)
-    futures: dict[Future[Cell], ModeRun] = {}
+    futures: dict[Future[ModeCell], ModeRun] = {}
     try:
         while todo or futures:
             while todo:
@@ -94,20 +98,20 @@ def _ignore_interrupts() -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _run_quietly(task: ModeRun) -> Cell:
+def _run_quietly(task: ModeRun) -> ModeCell:
     for plugin in task.plugins:
         load_plugin(plugin)
     return _run(task, Console(quiet=True))
 
 
-def _run(task: ModeRun, console: Console) -> Cell:
+def _run(task: ModeRun, console: Console) -> ModeCell:
     scenario = Scenario.model_validate(task.scenario).from_source(task.source)
     run = {"sim": _simulated, "reference": _measured}[task.target]
-    cell: Cell = run(task, scenario, console)
+    cell: ModeCell = run(task, scenario, console)
     return cell
 
 
-def _simulated(task: ModeRun, scenario: Scenario, console: Console) -> Cell:
+def _simulated(task: ModeRun, scenario: Scenario, console: Console) -> ModeCell:
     from loadgen.run.conclude import write_results
 
     settings = {**task.settings, **task.mode.parameters, "mode": task.mode.kind}
@@ -127,7 +131,7 @@ def _simulated(task: ModeRun, scenario: Scenario, console: Console) -> Cell:
     return cell_of(run, summary, task.mode.label, task.rate_per_s, waits_s)
 
 
-def _measured(task: ModeRun, scenario: Scenario, console: Console) -> Cell:
+def _measured(task: ModeRun, scenario: Scenario, console: Console) -> ModeCell:
     """Runs a real engine in a process of its own, for this cell alone."""
     from loadgen.run.execute import execute
 
@@ -148,13 +152,14 @@ def _measured(task: ModeRun, scenario: Scenario, console: Console) -> Cell:
     return cell_of(finished.run, finished.summary, task.mode.label, task.rate_per_s, waits_s)
 
 
-def load(cells_dir: Path, task: ModeRun) -> Cell | None:
-    with suppress(OSError, ValueError):
-        cell: Cell = json.loads(read_result(cells_dir / f"{task.name}.json"))
-        return cell
+def load(cells_dir: Path, task: ModeRun) -> ModeCell | None:
+    path = cells_dir / f"{task.name}.json"
+    with suppress(OSError, ValueError, RunInvalid):
+        return read_section(json.loads(read_result(path)), ModeCell, str(path))
     return None
 
 
-def store(cells_dir: Path, task: ModeRun, cell: Cell) -> None:
+def store(cells_dir: Path, task: ModeRun, cell: ModeCell) -> None:
+    cells_dir.mkdir(parents=True, exist_ok=True)
     with replacing(cells_dir / f"{task.name}.json") as partial:
-        partial.write_text(json.dumps(cell, indent=1, allow_nan=False) + "\n")
+        partial.write_bytes(msgspec.json.format(encoded(cell), indent=1) + b"\n")

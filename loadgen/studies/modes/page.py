@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from loadgen.studies.modes.charts import figures
+from loadgen.studies.modes.result import ModeRow, ModesFile
 from loadgen.studies.modes.view import (
     ALL,
     COLUMNS,
@@ -44,61 +44,59 @@ _CAPTIONS = {
 }
 
 
-def render(facts: Mapping[str, Any], cache_dir: Path | None = None) -> str:
+def render(result: ModesFile, cache_dir: Path | None = None) -> str:
     """The page of modes.json. `cache_dir` caches the plotting bundle."""
-    drawn = figures(facts)
-    has_classes = any(row["class"] for row in facts["rows"])
+    drawn = figures(result)
+    has_classes = any(row.class_name for row in result.rows)
     return render_page(
         "modes.html.j2",
         drawn,
         cache_dir,
-        facts=facts,
-        heading=heading(facts),
-        notes=notes(facts),
-        lead=lead(facts),
+        result=result,
+        heading=heading(result),
+        notes=notes(result),
+        lead=lead(result),
         captions=[(name, _CAPTIONS[name]) for name in drawn],
-        has_rates=facts["rates_per_s"] is not None,
+        has_rates=result.rates_per_s is not None,
         has_classes=has_classes,
         titles=[title for title, _, _ in COLUMNS],
-        rows=[_row(row, has_classes) for row in facts["rows"]],
-        ratio_titles=_ratio_titles(facts),
-        ratios=[_ratio_row(row, facts, has_classes) for row in _others(facts)],
-        how=_how(facts),
-        command=redacted_command(facts["command"]),
+        rows=[_row(row, has_classes) for row in result.rows],
+        ratio_titles=_ratio_titles(result),
+        ratios=[_ratio_row(row, result, has_classes) for row in _others(result)],
+        how=_how(result),
+        command=redacted_command(result.command),
     )
 
 
-def _row(row: Mapping[str, Any], has_classes: bool) -> dict[str, Any]:
+def _row(row: ModeRow, has_classes: bool) -> dict[str, Any]:
     return {
-        "mode": row["mode"],
-        "rate": "" if row["rate_per_s"] is None else f"{row['rate_per_s']:g}/s",
-        "name": row["class"] or (ALL if has_classes else ""),
-        "cells": [value_text(row[key], unit) for _, key, unit in COLUMNS],
+        "mode": row.mode,
+        "rate": "" if row.rate_per_s is None else f"{row.rate_per_s:g}/s",
+        "name": row.class_name or (ALL if has_classes else ""),
+        "cells": [value_text(getattr(row, key), unit) for _, key, unit in COLUMNS],
         "waits": waits_text(row),
     }
 
 
-def _others(facts: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [row for row in facts["rows"] if row["mode"] != facts["baseline"]]
+def _others(result: ModesFile) -> list[ModeRow]:
+    return [row for row in result.rows if row.mode != result.baseline]
 
 
-def _ratio_titles(facts: Mapping[str, Any]) -> list[str]:
-    return [title for title, key, _ in COLUMNS if key in facts["rows"][0]["ratio"]]
+def _ratio_titles(result: ModesFile) -> list[str]:
+    return [title for title, key, _ in COLUMNS if key in result.rows[0].ratio]
 
 
-def _ratio_row(
-    row: Mapping[str, Any], facts: Mapping[str, Any], has_classes: bool
-) -> dict[str, Any]:
-    keys = [key for _, key, _ in COLUMNS if key in facts["rows"][0]["ratio"]]
-    cells = [times_text(row["ratio"][key]) for key in keys]
+def _ratio_row(row: ModeRow, result: ModesFile, has_classes: bool) -> dict[str, Any]:
+    keys = [key for _, key, _ in COLUMNS if key in result.rows[0].ratio]
+    cells = [times_text(row.ratio[key]) for key in keys]
     return {**_row(row, has_classes), "cells": cells}
 
 
-def _how(facts: Mapping[str, Any]) -> str:
-    level = f"{100 * facts['confidence']:g} %"
-    if len(facts["seeds"]) > 1:
+def _how(result: ModesFile) -> str:
+    level = f"{100 * result.confidence:g} %"
+    if len(result.seeds) > 1:
         return (
-            f"Means over {len(facts['seeds'])} seeds, ± half of the {level} confidence interval "
+            f"Means over {len(result.seeds)} seeds, ± half of the {level} confidence interval "
             "(Student's t); a percentile is computed in each run and then averaged. Failures count "
             "as infinite. –: no value, or infinite."
         )

@@ -11,25 +11,23 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from loadgen.archive.directory import make_directory
-from loadgen.archive.directory_lock import held, is_empty
 from loadgen.errors import UsageError
 from loadgen.lab.sim_options import sim_options
 from loadgen.run.manifest import version
-from loadgen.studies.modes.cell import Cell
 from loadgen.studies.modes.mode_runs import ModeRun, finished, load, store
+from loadgen.studies.modes.result import ModeCell, ModesFile
 from loadgen.studies.modes.spec import Mode, seeds_from, variant
 from loadgen.studies.modes.table import leaders, rows
+from loadgen.studies.study import Study
 from loadgen.workload.scenario import Scenario
 
-SCHEMA = 1
+MODES = Study("modes", "comparison of modes", ModesFile)
 TARGETS = ("sim", "reference")
 
 
@@ -52,14 +50,14 @@ class ModesSpec:
 
 
 @dataclass(frozen=True)
-class ModesResult:
-    """The result; `facts` is the content of modes.json."""
+class ComparedModes:
+    """The result, and whether Ctrl-C ended the comparison."""
 
-    facts: dict[str, Any]
+    result: ModesFile
     was_interrupted: bool
 
 
-def compare(spec: ModesSpec, directory: Path, console: Console) -> ModesResult:
+def compare(spec: ModesSpec, directory: Path, console: Console) -> ComparedModes:
     """Runs every cell that `directory` lacks and compares all cells.
 
     Ctrl-C keeps the finished cells and compares them. Raises UsageError before the first run.
@@ -67,7 +65,6 @@ def compare(spec: ModesSpec, directory: Path, console: Console) -> ModesResult:
     tasks = list(_tasks(spec, directory))
     check_modes(spec)
     cells_dir = directory / "cells"
-    cells_dir.mkdir(parents=True, exist_ok=True)
     done = {task.name: cell for task in tasks if (cell := load(cells_dir, task)) is not None}
     todo = deque(task for task in tasks if task.name not in done)
     if done:
@@ -80,13 +77,8 @@ def compare(spec: ModesSpec, directory: Path, console: Console) -> ModesResult:
             console.print(_line(len(done), len(tasks), task, cell), soft_wrap=True, markup=False)
     except KeyboardInterrupt:
         was_interrupted = True
-        console.print(
-            f"interrupted: comparing the {len(done)} of {len(tasks)} finished cells; "
-            "the same command resumes here",
-            soft_wrap=True,
-        )
     cells = [done[task.name] for task in tasks if task.name in done]
-    return ModesResult(_facts(spec, cells, len(tasks)), was_interrupted)
+    return ComparedModes(_result(spec, cells, len(tasks)), was_interrupted)
 
 
 def check_modes(spec: ModesSpec) -> None:
@@ -125,21 +117,20 @@ def n_workers_of(spec: ModesSpec, n_runs: int) -> int:
     return min(n_workers, n_runs) if spec.target == "sim" else 1
 
 
-def _line(n_done: int, n_cells: int, task: ModeRun, cell: Cell) -> str:
+def _line(n_done: int, n_cells: int, task: ModeRun, cell: ModeCell) -> str:
     rate = "" if task.rate_per_s is None else f" at {task.rate_per_s:g}/s"
-    share = cell["attainment"]["value"]
+    share = cell.attainment.value
     attainment = "" if share is None else f", {100 * share:.1f} % met the SLO"
-    warning = "" if cell["is_trusted"] else " (not trusted: " + "; ".join(cell["reasons"]) + ")"
+    warning = "" if cell.is_trusted else " (not trusted: " + "; ".join(cell.reasons) + ")"
     return (
-        f"[{n_done}/{n_cells}] {task.mode.label}{rate}, seed {cell['seed']}: "
-        f"goodput {cell['goodput']['value']:.3g}/s{attainment}{warning}"
+        f"[{n_done}/{n_cells}] {task.mode.label}{rate}, seed {cell.seed}: "
+        f"goodput {cell.goodput.value:.3g}/s{attainment}{warning}"
     )
 
 
-def facts_of(spec: ModesSpec) -> dict[str, Any]:
-    """The head of modes.json: the comparison as it was stated."""
+def head_of(spec: ModesSpec) -> dict[str, Any]:
+    """The fields of ModesHead that state the comparison."""
     return {
-        "schema": SCHEMA,
         "slobench": version(),
         "command": list(spec.command),
         "scenario": spec.scenario.name,
@@ -148,37 +139,23 @@ def facts_of(spec: ModesSpec) -> dict[str, Any]:
         "target": spec.target,
         "settings": dict(spec.settings),
         "modes": [mode.label for mode in spec.modes],
-    }
-
-
-def _facts(spec: ModesSpec, cells: Sequence[Cell], n_cells: int) -> dict[str, Any]:
-    return facts_of(spec) | {
-        "baseline": spec.modes[0].label,
-        "rates_per_s": None if spec.rates is None else list(spec.rates),
         "seeds": list(seeds_from(spec.scenario, spec.n_seeds)),
         "confidence": spec.confidence,
-        "n_cells": n_cells,
-        "n_done": len(cells),
-        "n_untrusted": sum(not cell["is_trusted"] for cell in cells),
-        "rows": rows(cells, spec.confidence),
-        "leaders": leaders(cells, spec.confidence),
-        "cells": list(cells),
     }
 
 
-@contextmanager
-def held_directory(directory: Path, scenario: Scenario) -> Iterator[None]:
-    """Makes the directory of a comparison and holds its lock; removes it if nothing was written.
-    Raises UsageError for a directory with other content or in use by another process."""
-    make_directory(directory)
-    try:
-        with held(directory, f"--out {directory}", f"the comparison of modes of {scenario.name}"):
-            if not is_empty(directory) and not (directory / "cells").is_dir():
-                raise UsageError(f"--out {directory}: exists and holds no comparison of modes")
-            yield
-    finally:
-        with suppress(OSError):  # not empty, or gone
-            directory.rmdir()
+def _result(spec: ModesSpec, cells: Sequence[ModeCell], n_cells: int) -> ModesFile:
+    return ModesFile(
+        **head_of(spec),
+        baseline=spec.modes[0].label,
+        rates_per_s=None if spec.rates is None else list(spec.rates),
+        n_cells=n_cells,
+        n_done=len(cells),
+        n_untrusted=sum(not cell.is_trusted for cell in cells),
+        rows=rows(cells, spec.confidence),
+        leaders=leaders(cells, spec.confidence),
+        cells=list(cells),
+    )
 
 
 def check_target(target: str) -> None:

@@ -13,7 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from loadgen.measure.statistics.intervals import Estimate, mean_over
+from loadgen.manifest.json_section import JsonSection
+from loadgen.measure.statistics.intervals import EstimateSection, mean_over
 
 REQUESTS, WARM_SHARE = 4000, 0.25
 """Requests of the window of a draw, and those of its warm-up in proportion."""
@@ -111,36 +112,57 @@ def _crossing(below: Tried, above: Tried, target: float) -> float:
     return below.level * math.exp(share * math.log(above.level / below.level))
 
 
+class ModeCapacity(EstimateSection, frozen=True, kw_only=True):
+    """The capacity of a mode: the geometric mean over its draws."""
+
+    mode: str
+
+
+class CapacityRatio(EstimateSection, frozen=True, kw_only=True):
+    """The capacity of the best mode divided by that of `mode`, over the draws that both have."""
+
+    best: str
+    mode: str
+
+
+class ModeCapacities(JsonSection, frozen=True, kw_only=True):
+    """Capacities, the best first, and the ratios to the best."""
+
+    modes: list[ModeCapacity]
+    ratios: list[CapacityRatio]
+
+
 def compare_capacities(
     by_mode: Mapping[str, Mapping[int, float]], confidence: float
-) -> dict[str, Any]:
+) -> ModeCapacities:
     """Capacities over draws, and their ratios to the best: `by_mode` holds the capacity of each
     mode for each draw (seed).
 
-    `modes` has for each mode the geometric mean over its draws with its interval (Student's t on
-    the logarithms), best first. `ratios` has for each other mode the best's capacity divided by its
-    own: the geometric mean over the draws that both have, with its paired interval. The best is
-    chosen from the same draws, so the intervals hold for all pairs together (Bonferroni).
+    Each capacity is the geometric mean over the draws of a mode with its interval (Student's t on
+    the logarithms). A ratio is the geometric mean over the draws that both modes have, with its
+    paired interval. The best is chosen from the same draws, so the intervals hold for all pairs
+    together (Bonferroni).
     """
     modes = [
-        {"mode": mode, **_geometric(list(values.values()), confidence)}
+        ModeCapacity(mode=mode, **_geometric(list(values.values()), confidence))
         for mode, values in by_mode.items()
     ]
-    modes.sort(key=lambda row: -(row["value"] or 0.0))
-    ranked = [row["mode"] for row in modes if row["value"] is not None]
+    modes.sort(key=lambda row: -(row.value or 0.0))
+    ranked = [row.mode for row in modes if row.value is not None]
     n_pairs = max(1, len(ranked) * (len(ranked) - 1) // 2)
     each = 1 - (1 - confidence) / n_pairs
     ratios = []
     for mode in ranked[1:]:
         best, other = by_mode[ranked[0]], by_mode[mode]
         quotients = [best[seed] / other[seed] for seed in best if seed in other]
-        ratios.append({"best": ranked[0], "mode": mode, **_geometric(quotients, each)})
-    return {"modes": modes, "ratios": ratios}
+        ratios.append(CapacityRatio(best=ranked[0], mode=mode, **_geometric(quotients, each)))
+    return ModeCapacities(modes=modes, ratios=ratios)
 
 
-def _geometric(values: Sequence[float], confidence: float) -> Estimate:
+def _geometric(values: Sequence[float], confidence: float) -> dict[str, Any]:
+    """The fields of an EstimateSection."""
     mean = mean_over([math.log(value) for value in values], confidence)
-    bounds = {
-        key: None if mean[key] is None else math.exp(mean[key]) for key in ("value", "low", "high")
+    ends = {"value": mean.value, "low": mean.low, "high": mean.high}
+    return {name: None if end is None else math.exp(end) for name, end in ends.items()} | {
+        "n": mean.n
     }
-    return {**bounds, "n": mean["n"]}

@@ -5,29 +5,31 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import replace
-from datetime import datetime
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, Group
 
 from loadgen.cli import parse
 from loadgen.cli.exit_codes import INTERRUPTED
 from loadgen.cli.flags import (
     Confidence,
-    Json,
     ScenarioFlags,
+    StudyFlags,
     TrafficFlags,
     with_flags,
 )
-from loadgen.cli.terminal import print_json, stdout
+from loadgen.cli.terminal import stderr
 from loadgen.errors import UsageError
 
 if TYPE_CHECKING:
-    from loadgen.studies.modes.run import ModesResult, ModesSpec
+    from rich.console import Console, Group
+
+    from loadgen.studies.modes.capacity import ComparedCapacities
+    from loadgen.studies.modes.run import ComparedModes, ModesSpec
+    from loadgen.studies.study import Place, Study
 
 PANEL = "Engine lab"
 verbs = typer.Typer()
@@ -42,6 +44,7 @@ _CAPACITY_SEEDS = 8
 def modes(
     flags: ScenarioFlags,
     traffic: TrafficFlags,
+    study: StudyFlags,
     modes: Annotated[
         str,
         typer.Option(help="The modes, e.g. static,continuous,chunked:token_budget=512."),
@@ -77,22 +80,18 @@ def modes(
     engine: Annotated[
         str, typer.Option(help="Settings for every mode, e.g. shape=8b,hardware=h200.")
     ] = "",
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Directory of the results; interrupted work continues there."),
-    ] = None,
     workers: Annotated[
         str, typer.Option(help="Simulating processes, or auto: one per core.")
     ] = "auto",
     confidence: Confidence = None,
-    json: Json = False,
 ) -> None:
     """Run the same requests against several batching modes and compare them; with --capacity, the
     highest rate of each that meets the SLO, and the ratios to the best."""
     from loadgen.lab.sim_options import read_settings
     from loadgen.run.manifest import recorded_command
-    from loadgen.studies.modes.run import ModesSpec, check_target, held_directory
+    from loadgen.studies.modes.run import ModesSpec, check_target
     from loadgen.studies.modes.spec import read_modes, read_rates
+    from loadgen.studies.study import end
 
     if capacity and rates is not None:
         raise UsageError("--capacity finds the rates itself: leave out --rates")
@@ -114,43 +113,56 @@ def modes(
         parse.cache_dir(os.environ),
     )
     share = None if attainment is None else parse.read_share("--attainment", attainment)
-    compare, write, tables = _search_modes(spec, share) if capacity else _compare_modes(spec)
-    directory = out or Path("runs") / f"modes-{scenario.name}-{datetime.now():%Y%m%d-%H%M%S}"
-    with held_directory(directory, scenario):
-        result = compare(directory, Console(stderr=True, highlight=False, markup=False))
-        if result.facts["n_done"]:
-            write(result.facts, directory, parse.cache_dir(os.environ))
-    if result.facts["n_done"]:
-        if json:
-            print_json(result.facts)
-        else:
-            stdout().print(tables(result.facts))
-        typer.echo(f"report: {directory / 'modes.html'}", err=True)
-    raise typer.Exit(INTERRUPTED if result.was_interrupted else 0)
+    kind = _search_modes(spec, share) if capacity else _compare_modes(spec)
+    with kind.study.opened(
+        scenario.name,
+        study.out,
+        resume=study.resume,
+        definition={"capacity": capacity},
+        command=spec.command,
+    ) as place:
+        compared = kind.compare(place.directory, stderr())
+        code = INTERRUPTED if compared.was_interrupted else 0
+        if compared.was_interrupted:
+            place.print_interrupted(stderr(), compared.result.progress)
+        if not compared.result.n_done:
+            raise typer.Exit(code)
+        kind.write(place, compared.result, spec.cache_dir)
+    end(
+        compared.result.to_json(),
+        lambda: kind.tables(compared.result),
+        as_json=study.json,
+        exit_code=code,
+        files={"report": place.directory / "modes.html"},
+    )
 
 
-_Steps = tuple[
-    Callable[[Path, Console], "ModesResult"],
-    Callable[[dict[str, Any], Path, Path | None], None],
-    Callable[[dict[str, Any]], Group],
-]
-"""Running a comparison of modes, writing its files, and its tables."""
+@dataclass(frozen=True)
+class _Kind:
+    """A kind of comparison: how it is run, written and shown."""
+
+    study: Study[Any]
+    compare: Callable[[Path, Console], ComparedModes | ComparedCapacities]
+    write: Callable[[Place[Any], Any, Path | None], None]
+    tables: Callable[[Any], Group]
 
 
-def _compare_modes(spec: ModesSpec) -> _Steps:
-    from loadgen.studies.modes.run import compare
+def _compare_modes(spec: ModesSpec) -> _Kind:
+    from loadgen.studies.modes.run import MODES, compare
     from loadgen.studies.modes.table import write_all
     from loadgen.studies.modes.view import tables
 
-    return partial(compare, spec), write_all, tables
+    return _Kind(MODES, partial(compare, spec), write_all, tables)
 
 
-def _search_modes(spec: ModesSpec, attainment: float | None) -> _Steps:
+def _search_modes(spec: ModesSpec, attainment: float | None) -> _Kind:
     from loadgen.studies.capacity.spec import CapacitySpec, question_of
-    from loadgen.studies.modes.capacity import compare_capacity, write_capacity
+    from loadgen.studies.modes.capacity import MODE_CAPACITIES, compare_capacity, write_capacity
     from loadgen.studies.modes.capacity_view import tables
 
     scenario, share = parse.with_limits(spec.scenario, attainment)
     question = question_of(CapacitySpec(scenario, spec.target, attainment=share))
     limited = replace(spec, scenario=scenario)
-    return partial(compare_capacity, limited, question), write_capacity, tables
+    return _Kind(
+        MODE_CAPACITIES, partial(compare_capacity, limited, question), write_capacity, tables
+    )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -11,7 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from loadgen.measure.catalog import Unit
+from loadgen.measure.statistics.intervals import EstimateSection
 from loadgen.measure.wording import format_number, format_value
+from loadgen.studies.modes.result import Leader, ModeRow, ModesFile, ModesHead
 from loadgen.units import format_duration
 
 COLUMNS: tuple[tuple[str, str, Unit], ...] = (
@@ -29,96 +30,95 @@ ALL = "all"
 _MOST_REASONS = 3
 _MOST_RATES = 5  # in a table
 
-Row = Mapping[str, Any]
 SIMULATED = "simulated (cost model): good for ranking, not for absolute numbers"
 
 
-def tables(facts: Mapping[str, Any]) -> Group:
+def tables(result: ModesFile) -> Group:
     """The comparison in a terminal of 100 columns."""
-    parts: list[RenderableType] = [Text(heading(facts), style="bold")]
-    if facts["rates_per_s"] is None:
-        parts.append(_numbers(facts))
-        if len(facts["modes"]) > 1:
-            parts.append(_ratios(facts))
-        parts.append(_waits(facts))
+    parts: list[RenderableType] = [Text(heading(result), style="bold")]
+    if result.rates_per_s is None:
+        parts.append(_numbers(result))
+        if len(result.modes) > 1:
+            parts.append(_ratios(result))
+        parts.append(_waits(result))
     else:
-        slices = _side_by_side(facts["rates_per_s"])
-        parts += [_by_rate(facts, rates, "goodput", "per_s") for rates in slices]
-        parts += [_by_rate(facts, rates, "attainment", "share") for rates in slices]
-        if len(facts["modes"]) > 1:
-            parts += [*(_differences(facts, rates) for rates in slices), _ratios(facts)]
-    parts += [Text(f"note: {note}", style="yellow") for note in notes(facts)]
+        slices = _side_by_side(result.rates_per_s)
+        parts += [_by_rate(result, rates, "goodput", "per_s") for rates in slices]
+        parts += [_by_rate(result, rates, "attainment", "share") for rates in slices]
+        if len(result.modes) > 1:
+            parts += [*(_differences(result, rates) for rates in slices), _ratios(result)]
+    parts += [Text(f"note: {note}", style="yellow") for note in notes(result)]
     return Group(*parts)
 
 
-def heading(facts: Mapping[str, Any]) -> str:
+def heading(result: ModesHead) -> str:
     """Scenario, target, settings and seeds, as a line."""
-    seeds = facts["seeds"]
+    seeds = result.seeds
     over = f"seed {seeds[0]}" if len(seeds) == 1 else f"seeds {seeds[0]}-{seeds[-1]}"
-    where = "simulated" if facts["target"] == "sim" else "on the bundled engine"
-    settings = " ".join(f"{key}={value}" for key, value in facts["settings"].items())
-    return f"{facts['scenario']}, {where}{' with ' + settings if settings else ''}, {over}"
+    where = "simulated" if result.target == "sim" else "on the bundled engine"
+    settings = " ".join(f"{key}={value}" for key, value in result.settings.items())
+    return f"{result.scenario}, {where}{' with ' + settings if settings else ''}, {over}"
 
 
-def notes(facts: Mapping[str, Any]) -> list[str]:
+def notes(result: ModesFile) -> list[str]:
     """Warnings on how far the numbers can be trusted."""
     texts = []
-    if facts["n_done"] < facts["n_cells"]:
-        texts.append(f"only {facts['n_done']} of {facts['n_cells']} cells are finished")
-    if facts["n_untrusted"]:
+    if result.n_done < result.n_cells:
+        texts.append(f"only {result.progress}")
+    if result.n_untrusted:
         texts.append(
-            f"{facts['n_untrusted']} runs cannot be trusted; see their reports, or the reasons in "
+            f"{result.n_untrusted} runs cannot be trusted; see their reports, or the reasons in "
             "modes.json"
         )
-    if facts["target"] == "sim":
+    if result.target == "sim":
         texts.append(SIMULATED)
     return texts
 
 
-def lead(facts: Mapping[str, Any]) -> list[str]:
+def lead(result: ModesFile) -> list[str]:
     """The mode with the best goodput, a sentence for each rate."""
     sentences = []
-    for rate in facts["rates_per_s"] or (None,):
+    for rate in result.rates_per_s or (None,):
         measured = [
             row
-            for row in facts["rows"]
-            if not row["class"]
-            and row["rate_per_s"] == rate
-            and row["goodput"]["value"] is not None
+            for row in result.rows
+            if not row.class_name and row.rate_per_s == rate and row.goodput.value is not None
         ]
         if not measured:
             continue
-        best = max(measured, key=lambda row: row["goodput"]["value"])
-        alike = [row["mode"] for row in measured
-                 if row["goodput"]["value"] == best["goodput"]["value"]]  # fmt: skip
+        best = max(measured, key=lambda row: row.goodput.value or 0.0)
+        alike = [row.mode for row in measured
+                 if row.goodput.value == best.goodput.value]  # fmt: skip
         at = "" if rate is None else f"At {rate:g}/s: "
-        goodput = value_text(best["goodput"], "per_s")
-        share = value_text(best["attainment"], "share", is_short=True)
-        met = "" if best["attainment"]["value"] is None else f" ({share} of requests met the SLO)"
-        sentences.append(f"{at}{' and '.join(alike)}, goodput {goodput}/s{met}{_gain(best, facts)}")
+        goodput = value_text(best.goodput, "per_s")
+        share = value_text(best.attainment, "share", is_short=True)
+        met = "" if best.attainment.value is None else f" ({share} of requests met the SLO)"
+        sentences.append(
+            f"{at}{' and '.join(alike)}, goodput {goodput}/s{met}{_gain(result.leaders, rate)}"
+        )
     return sentences
 
 
-def _gain(row: Row, facts: Mapping[str, Any]) -> str:
+def _gain(leaders: Sequence[Leader], rate_per_s: float | None) -> str:
     """Goodput gained over the runner-up with the same requests, and whether it may be chance."""
-    leader = next(one for one in facts["leaders"] if one["rate_per_s"] == row["rate_per_s"])
-    gap = leader["difference"]
-    if leader["runner_up"] is None or not gap["value"]:
+    leader = next(one for one in leaders if one.rate_per_s == rate_per_s)
+    gap = leader.difference
+    if leader.runner_up is None or not gap.value:
         return ""
-    gain = f"; {gap['value']:+.3g}/s over the runner-up {leader['runner_up']}"
-    if gap["low"] is None or gap["high"] is None or gap["n"] < 2:
+    gain = f"; {gap.value:+.3g}/s over the runner-up {leader.runner_up}"
+    if gap.low is None or gap.high is None or gap.n < 2:
         return f"{gain} (one seed)"
-    doubt = "" if gap["low"] > 0 else ", may be chance"
-    return f"{gain} [{gap['low']:+.3g}, {gap['high']:+.3g}]{doubt}"
+    doubt = "" if gap.low > 0 else ", may be chance"
+    return f"{gain} [{gap.low:+.3g}, {gap.high:+.3g}]{doubt}"
 
 
-def value_text(estimate: Mapping[str, Any], unit: Unit, is_short: bool = False) -> str:
+def value_text(estimate: EstimateSection, unit: Unit, is_short: bool = False) -> str:
     """`431 ms ±12`: the value and half the width of its confidence interval, in the same unit."""
-    value, low, high = estimate["value"], estimate["low"], estimate["high"]
+    value, low, high = estimate.value, estimate.low, estimate.high
     if value is None:
         return "–"
     text = format_number(value) if unit == "per_s" else format_value(value, unit)
-    if is_short or estimate["n"] < 2 or low is None or high is None:
+    if is_short or estimate.n < 2 or low is None or high is None:
         return text
     half = (high - low) / 2
     if half <= 1e-9 * abs(value):  # a rounding error
@@ -128,24 +128,25 @@ def value_text(estimate: Mapping[str, Any], unit: Unit, is_short: bool = False) 
     return f"{text} ±{number if suffix and text.endswith(suffix) and number else words}"
 
 
-def waits_text(row: Row) -> str:
+def waits_text(row: ModeRow) -> str:
     """`0.61 s behind, 0.12 s no token budget`: seconds per request, the longest waits first."""
     parts = [
         f"{format_duration(seconds)} {reason.replace('_', ' ')}"
-        for reason, seconds in list(row["waits_s"].items())[:_MOST_REASONS]
+        for reason, seconds in list(row.waits_s.items())[:_MOST_REASONS]
         if seconds > 0
     ]
     return ", ".join(parts) or "–"
 
 
-def _numbers(facts: Mapping[str, Any]) -> Table:
+def _numbers(result: ModesFile) -> Table:
     """A row per mode for all traffic, and below it a row per class."""
     titles = ("TTFT p50, p99", "TPOT p50, p99", "ITL p99", "goodput", "SLO met", "tokens/s")
     table = _table("mode", *titles)
-    for row in facts["rows"]:
+    for row in result.rows:
         pairs = [
             ", ".join(
-                value_text(row[f"{name}_{key}"], "s", is_short=True) for key in ("p50", "p99")
+                value_text(getattr(row, f"{name}_{key}"), "s", is_short=True)
+                for key in ("p50", "p99")
             )
             for name in ("ttft", "tpot")
         ]
@@ -153,31 +154,31 @@ def _numbers(facts: Mapping[str, Any]) -> Table:
         table.add_row(
             _first_cell(row),
             *pairs,
-            *(value_text(row[key], unit, is_short=True) for _, key, unit in rest),
-            value_text(row["output_tokens_per_s"], "per_s", is_short=True),
+            *(value_text(getattr(row, key), unit, is_short=True) for _, key, unit in rest),
+            value_text(row.output_tokens_per_s, "per_s", is_short=True),
         )
     return table
 
 
-def _ratios(facts: Mapping[str, Any]) -> Table:
+def _ratios(result: ModesFile) -> Table:
     """Ratios of every other mode to the first, for the same requests; with rates, at each rate."""
-    titles = {key: title for title, key, _ in COLUMNS if key in facts["rows"][0]["ratio"]}
-    table = _table(f"times {facts['baseline']}", *titles.values())
-    rows = facts["rows"]
-    if facts["rates_per_s"] is not None:
-        rows = [row for mode in facts["modes"] for row in whole(facts) if row["mode"] == mode]
+    titles = {key: title for title, key, _ in COLUMNS if key in result.rows[0].ratio}
+    table = _table(f"times {result.baseline}", *titles.values())
+    rows = result.rows
+    if result.rates_per_s is not None:
+        rows = [row for mode in result.modes for row in whole(result) if row.mode == mode]
     for row in rows:
-        if row["mode"] != facts["baseline"]:
-            table.add_row(_first_cell(row), *(times_text(row["ratio"][key]) for key in titles))
+        if row.mode != result.baseline:
+            table.add_row(_first_cell(row), *(times_text(row.ratio[key]) for key in titles))
     return table
 
 
-def times_text(estimate: Mapping[str, Any]) -> str:
+def times_text(estimate: EstimateSection) -> str:
     """`0.036 (0.031 to 0.042)`: the ratio and its confidence interval."""
-    value, low, high = estimate["value"], estimate["low"], estimate["high"]
+    value, low, high = estimate.value, estimate.low, estimate.high
     if value is None:
         return "–"
-    if estimate["n"] < 2 or low is None or high is None:
+    if estimate.n < 2 or low is None or high is None:
         return _times(value)
     return f"{_times(value)} ({_times(low)} to {_times(high)})"
 
@@ -191,20 +192,20 @@ def _times(ratio: float) -> str:
     return f"{ratio:.2g}" if ratio < 99.5 else f"{ratio:.0f}"
 
 
-def _waits(facts: Mapping[str, Any]) -> Table:
+def _waits(result: ModesFile) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), show_edge=False)
     table.add_column("mode", overflow="fold")
     table.add_column("waiting time per request, by reason", overflow="fold")
-    for row in facts["rows"]:
+    for row in result.rows:
         table.add_row(_first_cell(row), waits_text(row))
     return table
 
 
-def _first_cell(row: Row) -> str:
-    if row["class"]:
-        return f"  {row['class']}"
-    rate = row["rate_per_s"]
-    return str(row["mode"]) if rate is None else f"{row['mode']} at {rate:g}/s"
+def _first_cell(row: ModeRow) -> str:
+    if row.class_name:
+        return f"  {row.class_name}"
+    rate = row.rate_per_s
+    return str(row.mode) if rate is None else f"{row.mode} at {rate:g}/s"
 
 
 def _side_by_side(rates: Sequence[float]) -> list[Sequence[float]]:
@@ -214,36 +215,36 @@ def _side_by_side(rates: Sequence[float]) -> list[Sequence[float]]:
     return [rates[at : at + size] for at in range(0, len(rates), size)]
 
 
-def _by_rate(facts: Mapping[str, Any], rates: Sequence[float], quantity: str, unit: Unit) -> Table:
+def _by_rate(result: ModesFile, rates: Sequence[float], quantity: str, unit: Unit) -> Table:
     title = {"goodput": "goodput at offered rate", "attainment": "SLO attainment"}
     table = _table(title[quantity], *(f"{rate:g}/s" for rate in rates))
-    for mode in facts["modes"]:
-        by_rate = {row["rate_per_s"]: row for row in whole(facts) if row["mode"] == mode}
+    for mode in result.modes:
+        by_rate = {row.rate_per_s: row for row in whole(result) if row.mode == mode}
         table.add_row(
             mode,
             *(
-                value_text(by_rate[rate][quantity], unit) if rate in by_rate else ""
+                value_text(getattr(by_rate[rate], quantity), unit) if rate in by_rate else ""
                 for rate in rates
             ),
         )
     return table
 
 
-def _differences(facts: Mapping[str, Any], rates: Sequence[float]) -> Table:
-    table = _table(f"goodput over {facts['baseline']}", *(f"{rate:g}/s" for rate in rates))
-    for mode in facts["modes"][1:]:
-        by_rate = {row["rate_per_s"]: row for row in whole(facts) if row["mode"] == mode}
+def _differences(result: ModesFile, rates: Sequence[float]) -> Table:
+    table = _table(f"goodput over {result.baseline}", *(f"{rate:g}/s" for rate in rates))
+    for mode in result.modes[1:]:
+        by_rate = {row.rate_per_s: row for row in whole(result) if row.mode == mode}
         cells = [
-            _signed(by_rate[rate]["difference"]["goodput"]) if rate in by_rate else Text("")
+            _signed(by_rate[rate].difference["goodput"]) if rate in by_rate else Text("")
             for rate in rates
         ]
         table.add_row(mode, *cells)
     return table
 
 
-def _signed(estimate: Mapping[str, Any]) -> Text:
+def _signed(estimate: EstimateSection) -> Text:
     """`+1.2 ±0.3`, bold where the paired confidence interval excludes zero."""
-    value, low, high = estimate["value"], estimate["low"], estimate["high"]
+    value, low, high = estimate.value, estimate.low, estimate.high
     if value is None:
         return Text("–")
     text = f"{'+' if value >= 0 else '−'}{format_number(abs(value))}"
@@ -253,9 +254,9 @@ def _signed(estimate: Mapping[str, Any]) -> Text:
     return Text(text, style="bold" if low > 0 or high < 0 else "")
 
 
-def whole(facts: Mapping[str, Any]) -> list[Row]:
+def whole(result: ModesFile) -> list[ModeRow]:
     """The rows of all traffic together."""
-    return [row for row in facts["rows"] if not row["class"]]
+    return [row for row in result.rows if not row.class_name]
 
 
 def _table(first: str, *others: str) -> Table:

@@ -8,6 +8,7 @@ from typing import Any
 
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.slo import parse_measure
+from loadgen.studies.sweep.result import CellRow, SweepResult
 from reports.charts import (
     GREY,
     WIDE_RANGE,
@@ -25,33 +26,33 @@ from reports.charts import (
 )
 
 
-def figures(facts: Mapping[str, Any]) -> dict[str, Spec]:
+def figures(result: SweepResult) -> dict[str, Spec]:
     """All figures by name; a figure without values is left out."""
     drawn: dict[str, Spec] = {}
-    if any(_is_drawn(row) for row in facts["rows"]):
-        drawn["tradeoff"] = tradeoff(facts)
-    if facts["along"]:
-        drawn["goodput"] = goodput(facts)
+    if any(_is_drawn(row) for row in result.rows):
+        drawn["tradeoff"] = tradeoff(result)
+    if result.along:
+        drawn["goodput"] = goodput(result)
     return drawn
 
 
-def tradeoff(facts: Mapping[str, Any]) -> Spec:
+def tradeoff(result: SweepResult) -> Spec:
     """A dot per cell with its confidence intervals, lines along the load. The cells of the Pareto
     front are filled and joined by the dotted line."""
-    rows = [row for row in facts["rows"] if _is_drawn(row)]
-    unit, per_s = _unit(facts, rows)
-    records = [_record(row, facts, per_s) for row in rows]
-    names = series_names(facts)
-    title = f"{METRICS[parse_measure(facts['benefit'])[0].name].title} per GPU, per s"
+    rows = [row for row in result.rows if _is_drawn(row)]
+    unit, per_s = _unit(result, rows)
+    records = [_record(row, result, per_s) for row in rows]
+    names = series_names(result)
+    title = f"{METRICS[parse_measure(result.benefit)[0].name].title} per GPU, per s"
     x: Spec = {"type": "quantitative", "title": title, "scale": {"zero": False}}
-    y = _cost_axis(facts, records, unit)
+    y = _cost_axis(result, records, unit)
     at = {"x": {**x, "field": "benefit"}, "y": {**y, "field": "cost"}}
     tinted = series_color(names, "series")
     tooltip: list[Spec] = [
         {"field": "cell"},
         number("benefit", "per GPU and s"),
         {"field": "benefit_words", "title": "confidence interval"},
-        number("cost", f"{facts['cost']}, {unit}".rstrip(", ")),
+        number("cost", f"{result.cost}, {unit}".rstrip(", ")),
         {"field": "cost_words", "title": "confidence interval"},
         {"field": "n", "title": "runs"},
         {"field": "standing", "title": "Pareto front"},
@@ -79,18 +80,19 @@ def tradeoff(facts: Mapping[str, Any]) -> Spec:
             encoding = {**at, "color": tinted, "tooltip": tooltip}
             where = f"datum.is_front == {str(is_front).lower()}"
             layers.append(layer(dots, encoding, where=where))
-    title = f"{facts['cost']} over throughput per GPU, by cell"
+    title = f"{result.cost} over throughput per GPU, by cell"
     return figure(title, records, height=320, layer=layers)
 
 
-def goodput(facts: Mapping[str, Any]) -> Spec:
+def goodput(result: SweepResult) -> Spec:
     """Goodput along the load; the thin diagonal is the offered rate, where the load is a rate."""
-    records = [
-        {key: row[key] for key in ("series", "cell", "along")} | row["measures"]["goodput"]
-        for row in facts["rows"]
-        if row["n"]
+    records: list[Record] = [
+        {"series": row.series, "cell": row.cell, "along": row.along}
+        | row.measures["goodput"].to_json()
+        for row in result.rows
+        if row.n
     ]
-    key = facts["along"]
+    key = result.along
     is_rate = key == "arrivals.rate"
     x = axis("along", "offered, requests per s" if is_rate else key, scale={"zero": is_rate})
     scale = {"domainMin": 0, "clamp": True}  # an interval near zero would go below it
@@ -102,7 +104,7 @@ def goodput(facts: Mapping[str, Any]) -> Spec:
         *bounds(),
         {"field": "n", "title": "runs"},
     ]
-    layers = lines(series_names(facts), "series", x, y, tooltip)
+    layers = lines(series_names(result), "series", x, y, tooltip)
     if is_rate and records:
         top = max(record["along"] for record in records)
         dotted = {"type": "line", "strokeWidth": 1, "color": GREY, "strokeDash": [1, 3]}
@@ -111,45 +113,45 @@ def goodput(facts: Mapping[str, Any]) -> Spec:
     return figure(f"Goodput along {key}", records, height=260, layer=layers)
 
 
-def series_names(facts: Mapping[str, Any]) -> list[str]:
+def series_names(result: SweepResult) -> list[str]:
     """The line series, in the order of the sweep."""
-    return list(dict.fromkeys(row["series"] for row in facts["rows"]))
+    return list(dict.fromkeys(row.series for row in result.rows))
 
 
-def _is_drawn(row: Mapping[str, Any]) -> bool:
-    return row["benefit"]["value"] is not None and row["cost"]["value"] is not None
+def _is_drawn(row: CellRow) -> bool:
+    return row.benefit.value is not None and row.cost.value is not None
 
 
-def _unit(facts: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> tuple[str, float]:
+def _unit(result: SweepResult, rows: Sequence[CellRow]) -> tuple[str, float]:
     """The unit in which the cost is shown, and its factor."""
-    if facts["cost_unit"] == "s":
-        return time_unit(max(row["cost"]["value"] for row in rows))
-    return ("%", 100.0) if facts["cost_unit"] == "share" else ("per s", 1.0)
+    if result.cost_unit == "s":
+        return time_unit(max(row.cost.value or 0.0 for row in rows))
+    return ("%", 100.0) if result.cost_unit == "share" else ("per s", 1.0)
 
 
-def _cost_axis(facts: Mapping[str, Any], records: Sequence[Record], unit: str) -> Spec:
+def _cost_axis(result: SweepResult, records: Sequence[Record], unit: str) -> Spec:
     values = [record["cost"] for record in records]
     is_wide = min(values) > 0 and max(values) > WIDE_RANGE * min(values)
     return {
         "type": "quantitative",
-        "title": f"{facts['cost']}, {unit}{' (log scale)' if is_wide else ''}",
+        "title": f"{result.cost}, {unit}{' (log scale)' if is_wide else ''}",
         "scale": {"type": "log"} if is_wide else {"zero": True},
         "axis": {"minExtent": 46},
     }
 
 
-def _record(row: Mapping[str, Any], facts: Mapping[str, Any], per_s: float) -> Record:
+def _record(row: CellRow, result: SweepResult, per_s: float) -> Record:
     record: Record = {
-        "cell": row["cell"],
-        "series": row["series"],
-        "along": row["along"],
-        "n": row["n"],
-        "is_front": row["is_front"],
-        "standing": "on it" if row["is_front"] else f"beaten by {row['beaten_by']}",
+        "cell": row.cell,
+        "series": row.series,
+        "along": row.along,
+        "n": row.n,
+        "is_front": row.is_front,
+        "standing": "on it" if row.is_front else f"beaten by {row.beaten_by}",
     }
-    for name, factor in (("benefit", 1.0), ("cost", per_s)):
-        value, low, high = (row[name][end] for end in ("value", "low", "high"))
-        record[name] = value * factor
+    for name, shown, factor in (("benefit", row.benefit, 1.0), ("cost", row.cost, per_s)):
+        value, low, high = shown.value, shown.low, shown.high
+        record[name] = None if value is None else value * factor
         # An interval of two runs may go below zero, where no latency is.
         record[f"{name}_low"] = None if low is None else max(0.0, low * factor)
         record[f"{name}_high"] = None if high is None else high * factor

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from loadgen.studies.sweep import view
 from loadgen.studies.sweep.charts import figures
+from loadgen.studies.sweep.result import CellRow, SweepResult
 from reports.page import render_page
 from reports.redaction import redact, redacted_command
 
@@ -28,49 +29,49 @@ _CAPTIONS = {
 }
 
 
-def render(facts: Mapping[str, Any], cache_dir: Path | None = None) -> str:
+def render(result: SweepResult, cache_dir: Path | None = None) -> str:
     """The page of sweep.json. `cache_dir` caches the plotting bundle."""
-    drawn = figures(facts)
-    columns = view.shown_columns(facts)
+    drawn = figures(result)
+    columns = view.shown_columns(result)
     return render_page(
         "sweep.html.j2",
         drawn,
         cache_dir,
-        facts=facts,
-        heading=view.heading(facts),
-        conclusion=view.conclusion(facts),
-        notes=[redact(note) for note in view.notes(facts)],
+        result=result,
+        heading=view.heading(result),
+        conclusion=view.conclusion(result),
+        notes=[redact(note) for note in view.notes(result)],
         captions=[(name, _CAPTIONS[name]) for name in drawn],
-        names=view.factor_names(facts),
-        benefit=view.benefit_title(facts),
+        names=view.factor_names(result),
+        benefit=view.benefit_title(result),
         columns=columns,
-        rows=[_row(row, facts, columns) for row in facts["rows"]],
-        how=_how(facts),
-        command=redacted_command(facts["command"]),
+        rows=[_row(row, result, columns) for row in result.rows],
+        how=_how(result),
+        command=redacted_command(result.command),
     )
 
 
-def _row(row: Mapping[str, Any], facts: Mapping[str, Any], columns: Any) -> dict[str, Any]:
+def _row(row: CellRow, result: SweepResult, columns: Sequence[str]) -> dict[str, Any]:
     return {
-        "factors": list(row["factors"].values()),
-        "n": row["n"],
-        "gpus": "–" if row["gpus"] is None else row["gpus"],
+        "factors": list(row.factors.values()),
+        "n": row.n,
+        "gpus": "–" if row.gpus is None else row.gpus,
         "benefit": view.benefit_text(row),
-        "cost": view.cost_text(row, facts),
+        "cost": view.cost_text(row, result),
         "cells": [view.measure_text(row, text) for text in columns],
         "verdict": view.verdict_text(row),
         "standing": view.standing_text(row),
         "runs": [
-            {"name": f"r{run['repeat']}", "link": f"{run['directory']}/report.html",
-             "title": "; ".join(run["reasons"])}
-            for run in row["runs"]
+            {"name": f"r{run.repeat}", "link": f"{run.directory}/report.html",
+             "title": "; ".join(run.reasons)}
+            for run in row.runs
         ],
     }  # fmt: skip
 
 
-def _how(facts: Mapping[str, Any]) -> str:
-    level = f"{100 * facts['confidence']:g} %"
-    if facts["repeats"] > 1:
+def _how(result: SweepResult) -> str:
+    level = f"{100 * result.confidence:g} %"
+    if result.repeats > 1:
         return (
             f"Means over the runs of a cell (n), ± half of the {level} confidence interval "
             "(Student's t over the runs); a percentile is computed in each run and then averaged. "

@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from loadgen.cli.exit_codes import INTERRUPTED, NO_VERDICT
 from loadgen.cli.flags import (
-    Json,
     ScenarioFlags,
+    StudyFlags,
     TrafficFlags,
     WaitReady,
     WatchFlags,
@@ -32,7 +32,7 @@ from loadgen.cli.parse import (
     slo_flags,
     with_unit,
 )
-from loadgen.cli.terminal import print_json, stdout
+from loadgen.cli.terminal import print_json, stderr, stdout
 from loadgen.errors import UsageError, nearest
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def sweep(
     flags: ScenarioFlags,
     traffic: TrafficFlags,
     watch: WatchFlags,
+    study: StudyFlags,
     over: Annotated[
         list[str] | None,
         typer.Option(
@@ -98,13 +99,6 @@ def sweep(
     along: Annotated[
         str | None, typer.Option(help="The swept key that lines follow. Default: the load.")
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Directory of the results; finished runs in it are not repeated."),
-    ] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="Continue the sweep in this directory.")
-    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show cells, order and duration; run nothing.")
     ] = False,
@@ -126,14 +120,15 @@ def sweep(
     ] = None,
     workers: Workers = "auto",
     wait_ready: WaitReady = None,
-    json: Json = False,
 ) -> None:
     """Run many cells in turn and show which trade latency for throughput best. The scenario may
     also be a sweep file (a scenario file with a key `over:`). With --target alone: five rates up to
-    what the server can take, in about three minutes."""
-    from loadgen.archive.directory import reserved
-    from loadgen.studies.sweep.run import default_directory, prepare, run_sweep, write_all
+    what the server can take, in about three minutes. With --out DIR --resume alone: the sweep in
+    that directory goes on."""
+    from loadgen.studies.study import end
+    from loadgen.studies.sweep.run import SWEEP, run_sweep
     from loadgen.studies.sweep.spec import sweep_spec
+    from loadgen.studies.sweep.view import tables
 
     keys = {
         "target": target, "engine": engine, "model": model, "repeats": repeats, "metric": metric,
@@ -144,38 +139,33 @@ def sweep(
     }  # fmt: skip
     if fail_on is not None and fail_on not in FAIL_ON:
         raise UsageError(f"--fail-on: unknown verdict '{fail_on}'; {nearest(fail_on, FAIL_ON)}")
-    if not over and resume is None and target is not None and flags.states_no_traffic(traffic):
-        options = base_options(
-            flags.plugin,
-            n_workers=read_workers(workers),
-            engine=engine or "",
-            model=model or "",
-            wait_ready_s=read_wait_s(wait_ready),
-        )
-        raise typer.Exit(_first_look(target, options, flags, traffic, out, as_json=json))
-    file = _sweep_file(flags.scenario, resume, over or [], keys)
-    base = _base(file, flags, traffic, workers, read_wait_s(wait_ready))
+    of_runs = {"n_workers": read_workers(workers), "wait_ready_s": read_wait_s(wait_ready)}
+    is_new = not over and not study.resume
+    if is_new and target is not None and flags.states_no_traffic(traffic):
+        options = base_options(flags.plugin, engine=engine or "", model=model or "", **of_runs)
+        raise typer.Exit(_first_look(target, options, flags, traffic, study))
+    file = _sweep_file(flags.scenario, study, over or [], keys)
+    base = _base(file, flags, traffic, of_runs)
     spec = sweep_spec(file, base)
     _check_engines(spec)
-    directory = resume or out or default_directory(base.scenario)
+    name = base.scenario.name
     if dry_run:
-        _print_forecast(spec, directory, json)
+        _print_forecast(spec, study.out or SWEEP.default(name), study.json)
         return
-    directory = resume or out or reserved(directory)
-    prepare(directory, file, base, spec)
-    with shared_watch(watch, [cell.target for cell in spec.cells]) as each:
+    command = base.options.command
+    with (
+        shared_watch(watch, [cell.target for cell in spec.cells]) as each,
+        SWEEP.opened(name, study.out, resume=study.resume, command=command) as place,
+    ):
         spec = replace(spec, cells=[cell.watched(each) for cell in spec.cells])
-        console = Console(stderr=True, highlight=False, markup=False)
-        swept = run_sweep(spec, base.scenario, directory, console, base.options.command)
-    write_all(swept, base.options.cache_dir)
-    if json:
-        print_json(swept.facts)
-    else:
-        from loadgen.studies.sweep.view import tables
-
-        stdout().print(tables(swept.facts))
-    typer.echo(f"report: {directory / 'report.html'}", err=True)
-    raise typer.Exit(INTERRUPTED if swept.was_interrupted else _exit_code(swept, fail_on))
+        swept = run_sweep(place, file, base, spec, stderr())
+    end(
+        swept.result.to_json(),
+        lambda: tables(swept.result),
+        as_json=study.json,
+        exit_code=_exit_code(swept, fail_on),
+        files={"report": swept.directory / "report.html"},
+    )
 
 
 def _first_look(
@@ -183,45 +173,28 @@ def _first_look(
     options: RunOptions,
     flags: ScenarioFlags,
     traffic: TrafficFlags,
-    out: Path | None,
-    *,
-    as_json: bool,
+    study: StudyFlags,
 ) -> int:
     """Finds five rates, prints the command of a sweep over them, and runs it; the exit code."""
     from loadgen.cli.lazy_verbs import command
-    from loadgen.studies.sweep.first_rates import LEAST_S, MOST_S, find_rates
-    from loadgen.units import format_duration, write_rate
-    from loadgen.workload.presets import PRESETS
+    from loadgen.studies.sweep.first_rates import find_rates
+    from loadgen.studies.sweep.run import SWEEP
 
     slos = slo_flags(flags.slo, flags.goodput) or [FIRST_SLO]
     input_len, output_len = traffic.input_len or 256, traffic.output_len or 64
-    limits = f" ({', '.join(PRESETS[FIRST_SLO])})" if slos == [FIRST_SLO] else ""
-    least_s, most_s = 5 * 23.0 + LEAST_S, 5 * 33.0 + MOST_S
-    typer.echo(
-        f"no traffic given: short runs find the rates, then a sweep over five rates of "
-        f"{input_len}-token prompts and {output_len}-token answers, SLO {', '.join(slos)}{limits}: "
-        f"about {format_duration(least_s)}, at most {format_duration(most_s)} and the starts of "
-        "servers. Ctrl-C keeps the finished runs.",
-        err=True,
-    )
-    console = Console(stderr=True, highlight=False, markup=False)
+    _print_plan(input_len, output_len, slos)
     try:
-        rates = find_rates(target, options, console, input_len=input_len, output_len=output_len)
+        with nullcontext() if study.out is None else SWEEP.opened("first look", study.out):
+            rates = find_rates(
+                target, options, stderr(), input_len=input_len, output_len=output_len
+            )
     except KeyboardInterrupt:
         return INTERRUPTED
-    words = [
-        *("--target", target, "--input-len", str(input_len), "--output-len", str(output_len)),
-        *("--warmup", "3s", "--duration", "20s", "--set", "phases.drain=10s", "--repeats", "1"),
-        *(word for slo in slos for word in ("--slo", slo)),
-        *("--over", f"rate={','.join(write_rate(rate) for rate in rates)}"),
-        *(word for path in flags.plugin or () for word in ("--plugin", str(path))),
-        *(("--model", options.model) if options.model else ()),
-        *(("--engine", options.engine) if options.engine else ()),
-        *(("--out", str(out)) if out is not None else ()),
-    ]
+    words = _first_sweep(target, options, input_len, output_len, slos, rates)
+    words += [] if study.out is None else ["--out", str(study.out)]
     typer.echo(f"running: {shlex.join(['slobench', 'sweep', *words])}", err=True)
     code = command("sweep").main(
-        args=[*words, *(["--json"] if as_json else [])],
+        args=[*words, *(["--json"] if study.json else [])],
         prog_name="slobench sweep",
         standalone_mode=False,
     )
@@ -233,11 +206,51 @@ def _first_look(
     return int(code or 0)
 
 
+def _print_plan(input_len: int, output_len: int, slos: Sequence[str]) -> None:
+    """Prints what a first look does, and how long it takes."""
+    from loadgen.studies.sweep.first_rates import LEAST_S, MOST_S
+    from loadgen.units import format_duration
+    from loadgen.workload.presets import PRESETS
+
+    limits = f" ({', '.join(PRESETS[FIRST_SLO])})" if slos == [FIRST_SLO] else ""
+    least_s, most_s = 5 * 23.0 + LEAST_S, 5 * 33.0 + MOST_S
+    typer.echo(
+        f"no traffic given: short runs find the rates, then a sweep over five rates of "
+        f"{input_len}-token prompts and {output_len}-token answers, SLO {', '.join(slos)}{limits}: "
+        f"about {format_duration(least_s)}, at most {format_duration(most_s)} and the starts of "
+        "servers. Ctrl-C keeps the finished runs.",
+        err=True,
+    )
+
+
+def _first_sweep(
+    target: str,
+    options: RunOptions,
+    input_len: int,
+    output_len: int,
+    slos: Sequence[str],
+    rates: Sequence[float],
+) -> list[str]:
+    """The words of a sweep over the rates of a first look, without `--out`."""
+    from loadgen.units import write_rate
+
+    return [
+        *("--target", target, "--input-len", str(input_len), "--output-len", str(output_len)),
+        *("--warmup", "3s", "--duration", "20s", "--set", "phases.drain=10s", "--repeats", "1"),
+        *(word for slo in slos for word in ("--slo", slo)),
+        *("--over", f"rate={','.join(write_rate(rate) for rate in rates)}"),
+        *(word for path in options.plugins for word in ("--plugin", str(path))),
+        *(("--model", options.model) if options.model else ()),
+        *(("--engine", options.engine) if options.engine else ()),
+    ]
+
+
 def _sweep_file(
-    source: str | None, resume: Path | None, over: Sequence[str], keys: Mapping[str, Any]
+    source: str | None, study: StudyFlags, over: Sequence[str], keys: Mapping[str, Any]
 ) -> SweepFile:
-    """The sweep file that the flags name, with the flags on top, or one made of the flags. `keys`
-    are those of a sweep file, None where not set."""
+    """The sweep file that the flags name, with the flags on top, or one made of the flags. Without
+    a scenario, `--resume` names that of its directory. `keys` are those of a sweep file, None where
+    not set."""
     from loadgen.studies.sweep.axes import read_axis
     from loadgen.studies.sweep.spec import FILE, is_sweep_file, read_sweep_file, sweep_from_flags
 
@@ -247,21 +260,22 @@ def _sweep_file(
         on_top["over"] = {axis.key: list(axis.values) for axis in axes}
         if len(on_top["over"]) < len(axes):
             raise UsageError("--over: the same key twice; write all its values in one --over")
-    if resume is None:
-        if source is not None and is_sweep_file(source):
-            return read_sweep_file(Path(source), on_top)
-        return sweep_from_flags(on_top)
-    if source is not None:
-        raise UsageError("--resume: the directory holds the scenario; leave it out")
-    if not (resume / FILE).is_file():
-        raise UsageError(f"--resume {resume}: not the directory of a sweep (no {FILE})")
-    return read_sweep_file(resume / FILE, on_top)
+    if study.resume and source is None:
+        if study.out is None:
+            raise UsageError("--resume: name the directory of the study with --out")
+        if not (study.out / FILE).is_file():
+            raise UsageError(f"--resume: {study.out} holds no sweep (no {FILE})")
+        return read_sweep_file(study.out / FILE, on_top)
+    if source is not None and is_sweep_file(source):
+        return read_sweep_file(Path(source), on_top)
+    return sweep_from_flags(on_top)
 
 
 def _base(
-    file: SweepFile, flags: ScenarioFlags, traffic: TrafficFlags, workers: str, wait_ready_s: float
+    file: SweepFile, flags: ScenarioFlags, traffic: TrafficFlags, of_runs: Mapping[str, Any]
 ) -> Base:
-    """The scenario, target and options of a cell before its factors are applied."""
+    """The scenario, target and options of a cell before its factors are applied. `of_runs` are
+    further fields of RunOptions."""
     from loadgen.studies.sweep.points import Base
     from loadgen.studies.sweep.spec import is_sweep_file
 
@@ -281,13 +295,7 @@ def _base(
             "no target: add --target URL, a target file, reference, sim or mock, or vary it: "
             "--over target=… (OPENAI_BASE_URL is not set either)"
         )
-    options = base_options(
-        flags.plugin,
-        n_workers=read_workers(workers),
-        engine=file.engine,
-        model=file.model,
-        wait_ready_s=wait_ready_s,
-    )
+    options = base_options(flags.plugin, engine=file.engine, model=file.model, **of_runs)
     return Base(scenario, target, options)
 
 
@@ -330,9 +338,11 @@ def _print_forecast(spec: SweepSpec, directory: Path, as_json: bool) -> None:
 
 
 def _exit_code(swept: Swept, fail_on: str | None) -> int:
-    """3 where a cell could not be measured; a missed SLO or a run without a verdict counts only
-    with --fail-on."""
-    codes = {run["exit_code"] for run in swept.runs}
-    if swept.facts["n_failed"] or (fail_on == "no_verdict" and NO_VERDICT in codes):
+    """130 after an interrupt; 3 where a cell could not be measured; a missed SLO or a run without a
+    verdict counts only with --fail-on."""
+    if swept.was_interrupted:
+        return INTERRUPTED
+    codes = {run.exit_code for run in swept.runs}
+    if swept.result.n_failed or (fail_on == "no_verdict" and NO_VERDICT in codes):
         return NO_VERDICT
     return _MISSED if fail_on is not None and _MISSED in codes else 0

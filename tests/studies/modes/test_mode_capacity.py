@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from loadgen.cli.app import app
 from loadgen.studies.capacity.spec import CapacitySpec, question_of
-from loadgen.studies.modes.capacity import compare_capacity, write_capacity
+from loadgen.studies.modes.capacity import MODE_CAPACITIES, compare_capacity, write_capacity
 from loadgen.studies.modes.capacity_view import lead, notes, rows, tables
 from loadgen.studies.modes.run import ModesSpec
 from loadgen.studies.modes.spec import Mode
@@ -40,14 +40,14 @@ def searched(directory, modes, console=None, scenario=None, n_seeds=3, **setting
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     directory = tmp_path_factory.mktemp("capacity")
-    return searched(directory, DIFFERENT).facts, directory
+    return searched(directory, DIFFERENT).result, directory
 
 
 def test_identical_modes_have_the_ratio_one(tmp_path):
-    facts = searched(tmp_path, SAME).facts
-    (row,) = facts["capacity"]["ratios"]
-    assert (row["value"], row["low"], row["high"], row["n"]) == (1.0, 1.0, 1.0, 3)
-    assert lead(facts)[1] == (
+    result = searched(tmp_path, SAME).result
+    (row,) = result.capacity.ratios
+    assert (row.value, row.low, row.high, row.n) == (1.0, 1.0, 1.0, 3)
+    assert lead(result)[1] == (
         "equal to that of chunked token_budget=2048: the same requests met the SLO on every seed"
     )
 
@@ -76,27 +76,27 @@ def test_a_server_twice_as_fast_with_half_the_limit_has_twice_the_capacity(tmp_p
         found = searched(
             tmp_path / f"{speed}", DIFFERENT[1:], scenario=small(limit, rate), hardware=file
         )
-        by_speed[speed] = [search["rate_per_s"] for search in found.facts["searches"]]
+        by_speed[speed] = [search.rate_per_s for search in found.result.searches]
     assert by_speed[2] == pytest.approx([2 * rate for rate in by_speed[1]], rel=0.01)
 
 
 def test_modes_differ_by_their_paired_ratio(compared):
-    facts, _ = compared
-    best, other = facts["capacity"]["modes"]
-    (row,) = facts["capacity"]["ratios"]
-    assert (row["best"], row["mode"]) == ("chunked", "static batch_size=4")
-    by_mode: dict[str, dict[int, float]] = {mode: {} for mode in facts["modes"]}
-    for search in facts["searches"]:
-        by_mode[search["mode"]][search["seed"]] = search["rate_per_s"]
-        fine = [r["rate_per_s"] for r in search["runs"] if r["n_met"] >= 0.9 * r["n_due"]]
-        missed = [r["rate_per_s"] for r in search["runs"] if r["n_met"] < 0.9 * r["n_due"]]
-        assert max(fine) <= search["rate_per_s"] <= min(missed) <= 1.011 * max(fine)
+    result, _ = compared
+    best, other = result.capacity.modes
+    (row,) = result.capacity.ratios
+    assert (row.best, row.mode) == ("chunked", "static batch_size=4")
+    by_mode: dict[str, dict[int, float]] = {mode: {} for mode in result.modes}
+    for search in result.searches:
+        by_mode[search.mode][search.seed] = search.rate_per_s
+        fine = [r.rate_per_s for r in search.runs if r.n_met >= 0.9 * r.n_due]
+        missed = [r.rate_per_s for r in search.runs if r.n_met < 0.9 * r.n_due]
+        assert max(fine) <= search.rate_per_s <= min(missed) <= 1.011 * max(fine)
     product = 1.0
-    for seed in facts["seeds"]:
+    for seed in result.seeds:
         product *= by_mode["chunked"][seed] / by_mode["static batch_size=4"][seed]
-    assert row["value"] == pytest.approx(product ** (1 / 3))
-    assert row["value"] == pytest.approx(best["value"] / other["value"])
-    assert row["low"] < row["value"] < row["high"]
+    assert row.value == pytest.approx(product ** (1 / 3))
+    assert row.value == pytest.approx(best.value / other.value)
+    assert row.low < row.value < row.high
 
 
 class Interrupting(Console):
@@ -109,45 +109,47 @@ class Interrupting(Console):
 
 
 def test_an_interrupted_comparison_resumes_with_the_same_result(compared, tmp_path):
-    facts, _ = compared
+    result, _ = compared
     first = searched(tmp_path, DIFFERENT, Interrupting(file=io.StringIO()))
     assert first.was_interrupted
-    assert first.facts["n_done"] < first.facts["n_searches"] == 6
-    assert notes(first.facts)[0].startswith("only 3 of 6 searches are finished")
+    assert first.result.n_done < first.result.n_searches == 6
+    assert notes(first.result)[0].startswith("only 3 of 6 searches are finished")
     n_stored = len(list((tmp_path / "cells").iterdir()))
     again = searched(tmp_path, DIFFERENT)
     assert not again.was_interrupted
-    assert again.facts["searches"] == facts["searches"]
-    assert again.facts["capacity"] == facts["capacity"]
-    assert len(list((tmp_path / "cells").iterdir())) == facts["n_runs"] > n_stored
+    assert again.result.searches == result.searches
+    assert again.result.capacity == result.capacity
+    assert len(list((tmp_path / "cells").iterdir())) == result.n_runs > n_stored
 
 
 def test_a_mode_that_always_misses_is_listed_without_a_capacity(tmp_path):
     """A static batch streams nothing before its end, so no answer has a TTFT of 20 ms."""
-    facts = searched(tmp_path, DIFFERENT, scenario=small("20ms"), n_seeds=2).facts
-    static = [search for search in facts["searches"] if search["mode"] != "chunked"]
-    assert [search["outcome"] for search in static] == ["misses"]
-    assert facts["n_searches"] == facts["n_done"] == 3
-    assert facts["capacity"]["ratios"] == []
-    assert rows(facts)[1][1] == "below 0.01562 req/s: the SLO is missed even there"
+    result = searched(tmp_path, DIFFERENT, scenario=small("20ms"), n_seeds=2).result
+    static = [search for search in result.searches if search.mode != "chunked"]
+    assert [search.outcome for search in static] == ["misses"]
+    assert result.n_searches == result.n_done == 3
+    assert result.capacity.ratios == []
+    assert rows(result)[1][1] == "below 0.01562 req/s: the SLO is missed even there"
 
 
 def test_files_page_and_terminal_show_the_same(compared, tmp_path, page_cache):
-    facts, _ = compared
-    write_capacity(facts, tmp_path, page_cache)
-    assert json.loads((tmp_path / "modes.json").read_text()) == json.loads(json.dumps(facts))
+    result, _ = compared
+    with MODE_CAPACITIES.opened("small", tmp_path) as place:
+        write_capacity(place, result, page_cache)
+    assert json.loads((tmp_path / "modes.json").read_text()) == result.to_json()
+    assert MODE_CAPACITIES.read(tmp_path) == result
     lines = list(csv.DictReader(io.StringIO((tmp_path / "modes.csv").read_text())))
-    assert len(lines) == facts["n_runs"]
+    assert len(lines) == result.n_runs
     written = io.StringIO()
     console = Console(file=written, width=100)
-    console.print(tables(facts))
+    console.print(tables(result))
     page, printed = (tmp_path / "modes.html").read_text(), written.getvalue()
-    (ratio,) = facts["capacity"]["ratios"]
-    text = f"{ratio['value']:.4g} ({ratio['low']:.4g} to {ratio['high']:.4g})"
+    (ratio,) = result.capacity.ratios
+    text = f"{ratio.value:.4g} ({ratio.low:.4g} to {ratio.high:.4g})"
     for shown in (page, printed):
         assert text in shown
-        for row in facts["capacity"]["modes"]:
-            assert f"{row['value']:.4g} req/s" in shown
+        for row in result.capacity.modes:
+            assert f"{row.value:.4g} req/s" in shown
     assert "windows of 120 requests" in page
     assert 'id="capacities"' in page
 

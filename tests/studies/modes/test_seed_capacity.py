@@ -12,6 +12,7 @@ from loadgen.studies.modes.seed_capacity import (
     FIRST_STEP,
     NEXT_STEP,
     TOLERANCE,
+    ModeCapacities,
     Tried,
     capacity_of,
     compare_capacities,
@@ -90,12 +91,14 @@ def test_a_server_twice_as_fast_with_half_the_limit_has_twice_the_capacity():
 
             tried = searched(attainment, 0.4, n_due=1500)
             by_mode[mode][seed] = capacity_of(tried, TARGET).value
-    (row,) = compare_capacities(by_mode, 0.95)["ratios"]
-    assert (row["best"], row["mode"]) == ("fast", "slow")
-    assert row["value"] == pytest.approx(2.0, rel=TOLERANCE)
-    assert row["low"] <= 2.0 * (1 + TOLERANCE)
-    assert row["high"] >= 2.0 * (1 - TOLERANCE)
-    assert row["high"] - row["low"] < 0.05  # own intervals are ten times as wide
+    (row,) = compare_capacities(by_mode, 0.95).ratios
+    assert (row.best, row.mode) == ("fast", "slow")
+    assert row.value == pytest.approx(2.0, rel=TOLERANCE)
+    assert row.low is not None
+    assert row.high is not None
+    assert row.low <= 2.0 * (1 + TOLERANCE)
+    assert row.high >= 2.0 * (1 - TOLERANCE)
+    assert row.high - row.low < 0.05  # own intervals are ten times as wide
 
 
 def test_ratios_are_paired_by_seed():
@@ -105,11 +108,12 @@ def test_ratios_are_paired_by_seed():
     factors = (2.0, 2.0, 2.0 * math.exp(0.1), 2.0 * math.exp(-0.1))
     fast = {seed: factor * slow[seed] for seed, factor in zip(slow, factors, strict=True)}
     found = compare_capacities({"slow": slow, "fast": fast}, 0.95)
-    assert [row["mode"] for row in found["modes"]] == ["fast", "slow"]
-    (row,) = found["ratios"]
-    assert (row["value"], row["n"]) == (pytest.approx(2.0), 4)
-    assert row["low"] == pytest.approx(2.0 / 1.138746, rel=1e-5)
-    assert row["high"] == pytest.approx(2.0 * 1.138746, rel=1e-5)
+    assert [row.mode for row in found.modes] == ["fast", "slow"]
+    (row,) = found.ratios
+    assert row.n == 4
+    assert row.value == pytest.approx(2.0)
+    assert row.low == pytest.approx(2.0 / 1.138746, rel=1e-5)
+    assert row.high == pytest.approx(2.0 * 1.138746, rel=1e-5)
 
 
 def test_intervals_around_a_chosen_best_hold_together():
@@ -119,16 +123,18 @@ def test_intervals_around_a_chosen_best_hold_together():
     fast = {seed: factor * slow[seed] for seed, factor in zip(slow, factors, strict=True)}
     slower = {seed: value / 2 for seed, value in slow.items()}
     found = compare_capacities({"slow": slow, "fast": fast, "slower": slower}, 0.95)
-    row = found["ratios"][0]
-    assert row["mode"] == "slow"
-    assert math.log(row["high"] / 2.0) == pytest.approx(4.856656 * 0.0816497 / 2, rel=1e-4)
+    row = found.ratios[0]
+    assert row.mode == "slow"
+    assert row.high is not None
+    assert math.log(row.high / 2.0) == pytest.approx(4.856656 * 0.0816497 / 2, rel=1e-4)
 
 
 def test_seeds_of_one_mode_alone_are_not_paired():
     found = compare_capacities({"a": {1: 4.0, 2: 4.0, 3: 9.0}, "b": {1: 2.0, 2: 2.0}}, 0.95)
-    (row,) = found["ratios"]
-    assert (row["value"], row["low"], row["n"]) == (pytest.approx(2.0), pytest.approx(2.0), 2)
+    (row,) = found.ratios
+    assert row.n == 2
+    assert [row.value, row.low] == pytest.approx([2.0, 2.0])
 
 
 def test_nothing_found_gives_no_ratio():
-    assert compare_capacities({}, 0.95) == {"modes": [], "ratios": []}
+    assert compare_capacities({}, 0.95) == ModeCapacities(modes=[], ratios=[])

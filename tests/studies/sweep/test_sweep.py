@@ -9,16 +9,20 @@ import json
 import pytest
 from pyarrow import parquet
 from rich.console import Console
+from typer.testing import CliRunner
 
 import slobench as sb
-from loadgen.errors import UsageError
+from loadgen.cli.app import app
+from loadgen.errors import TargetError, UsageError
+from loadgen.measure.statistics.intervals import EstimateSection
 from loadgen.run.run_options import RunOptions
 from loadgen.studies.cells.runner import CellFailure
 from loadgen.studies.sweep.charts import figures
 from loadgen.studies.sweep.numbers import rows
 from loadgen.studies.sweep.page import render
 from loadgen.studies.sweep.points import Base
-from loadgen.studies.sweep.run import forecast
+from loadgen.studies.sweep.result import AxisSection, SweepResult, SweptRun
+from loadgen.studies.sweep.run import SWEEP, forecast
 from loadgen.studies.sweep.spec import is_sweep_file, read_sweep_file, sweep_from_flags, sweep_spec
 from loadgen.studies.sweep.view import forecast_table, tables
 from loadgen.workload.scenario import load_scenario
@@ -51,20 +55,18 @@ def asked(over, **more):
     return sweep_spec(sweep_from_flags({"over": over, **more}), base)
 
 
-def facts(cell, repeat, tokens_per_s, ttft_s, gpus=1, **more):
+def numbers(cell, repeat, tokens_per_s, ttft_s, gpus=1):
     """What is kept of a run, without one."""
-    shown = {"value": None, "low": None, "high": None, "n": 1}
     measures = {"output_tokens_per_s": tokens_per_s, "p99(ttft)": ttft_s}
     names = ("requests_per_s", "goodput", "attainment", "error_rate", "p50(ttft)", "p50(tpot)",
              "p99(tpot)", "p99(itl)", "p99(e2e)")  # fmt: skip
-    return {
-        "cell": cell, "repeat": repeat, "directory": f"{cell}/r{repeat}", "verdict": "met",
-        "exit_code": 0, "is_trusted": True, "reasons": [], "n_due": 10, "offered_rate_per_s": 1.0,
-        "gpus": gpus, "gpus_are_declared": True, "cost_is_infinite": ttft_s is None,
-        "measures": dict.fromkeys(names, shown)
-        | {name: {**shown, "value": value} for name, value in measures.items()},
-        **more,
-    }  # fmt: skip
+    return SweptRun(
+        cell=cell, repeat=repeat, directory=f"{cell}/r{repeat}", seed=repeat, schedule_sha256="",
+        verdict="met", exit_code=0, is_trusted=True, reasons=[], n_due=10, offered_rate_per_s=1.0,
+        gpus=gpus, gpus_are_declared=True, cost_is_infinite=ttft_s is None,
+        measures=dict.fromkeys(names, EstimateSection(value=None, n=1))
+        | {name: EstimateSection(value=value, n=1) for name, value in measures.items()},
+    )  # fmt: skip
 
 
 def test_every_cell_has_its_runs_and_its_numbers(swept):
@@ -73,7 +75,7 @@ def test_every_cell_has_its_runs_and_its_numbers(swept):
         "rate=16_s+mode=chunked", "rate=16_s+mode=static",
     ]  # fmt: skip
     assert [row["n"] for row in swept.rows] == [3] * 4
-    assert (swept.facts["n_done"], swept.facts["n_failed"]) == (12, 0)
+    assert (swept.result.n_done, swept.result.n_failed) == (12, 0)
     for row in swept.rows:
         directories = [swept.directory / run["directory"] for run in row["runs"]]
         of_runs = [sb.summarize(sb.read_run(d)) for d in directories]
@@ -94,7 +96,8 @@ def test_the_front_is_the_faster_mode(swept):
 
 def test_the_files_hold_the_same_numbers(swept):
     said = json.loads((swept.directory / "sweep.json").read_text())
-    assert said == swept.facts
+    assert said == swept.result.to_json()
+    assert SWEEP.read(swept.directory) == swept.result
     with (swept.directory / "sweep.csv").open() as file:
         table = list(csv.DictReader(file))
     assert [line["engine.mode"] for line in table] == ["chunked", "static"] * 2
@@ -108,7 +111,7 @@ def test_the_files_hold_the_same_numbers(swept):
 
 def test_the_page_links_every_report_and_names_the_front(swept, cache):
     page = (swept.directory / "report.html").read_text()
-    assert set(figures(swept.facts)) == {"tradeoff", "goodput"}
+    assert set(figures(swept.result)) == {"tradeoff", "goodput"}
     for row in swept.rows:
         for run in row["runs"]:
             assert f'href="{run["directory"]}/report.html"' in page
@@ -118,7 +121,7 @@ def test_the_page_links_every_report_and_names_the_front(swept, cache):
 
 
 def test_the_terminal_says_it_in_100_columns(swept):
-    text = in_words(tables(swept.facts))
+    text = in_words(tables(swept.result))
     assert max(map(len, text.splitlines())) <= 100
     assert "quickstart against sim: arrivals.rate and engine.mode varied, 3 runs a cell" in text
     assert "note: simulated" in text
@@ -127,7 +130,7 @@ def test_the_terminal_says_it_in_100_columns(swept):
 def test_what_is_there_is_used_and_the_rest_is_run(swept, cache):
     again = sb.sweep(
         load_scenario("quickstart", SHORT), "sim", {**OVER, "rate": ["4/s", "16/s", "8/s"]},
-        swept.directory, engine="shape=8b,hardware=4xh200", cache_dir=cache, repeats=1,
+        swept.directory, engine="shape=8b,hardware=4xh200", cache_dir=cache, repeats=1, resume=True,
     )  # fmt: skip
     assert [row["cell"] for row in again.rows if row["series"] == "static"] == [
         "rate=4_s+mode=static", "rate=16_s+mode=static", "rate=8_s+mode=static",
@@ -140,7 +143,7 @@ def test_another_scenario_in_the_same_place_is_refused_and_changes_nothing(swept
     with pytest.raises(UsageError, match=r"scenario\.phases\.measure: '4s' → '5s'"):
         sb.sweep(
             load_scenario("quickstart", ["phases.warmup=0s", "phases.measure=5s"]), "sim", OVER,
-            swept.directory, engine="shape=8b,hardware=4xh200",
+            swept.directory, engine="shape=8b,hardware=4xh200", resume=True,
         )  # fmt: skip
     assert (swept.directory / "scenario.yaml").read_text() == before
 
@@ -149,6 +152,65 @@ def test_a_directory_of_something_else_is_refused(tmp_path):
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UsageError, match="exists already and holds no sweep"):
         sb.sweep("quickstart", "sim", {"rate": ["2/s"]}, tmp_path)
+
+
+def test_a_finished_sweep_is_not_continued_without_resume(swept):
+    with pytest.raises(UsageError, match=r"holds a sweep that began .* add --resume"):
+        sb.sweep("quickstart", "sim", {"rate": ["2/s"]}, swept.directory)
+
+
+def test_a_sweep_that_ended_before_its_first_run_begins_again_without_resume(tmp_path, cache):
+    with SWEEP.opened("quickstart", tmp_path) as place:
+        for name in ("sweep.yaml", "scenario.yaml", "cell.json"):
+            place.write_text(name, "")
+    swept = sb.sweep(
+        load_scenario("quickstart", SHORT), "sim", {"rate": ["4/s"]}, tmp_path, repeats=1,
+        cache_dir=cache,
+    )  # fmt: skip
+    assert swept.result.n_done == 1
+
+
+def test_a_first_look_into_a_sweep_is_refused_before_it_sends_anything(swept):
+    words = ["sweep", "--target=http://127.0.0.1:9", f"--out={swept.directory}"]
+    result = CliRunner().invoke(app, words)
+    assert "holds a sweep that began" in str(result.exception)
+
+
+def test_a_first_look_that_finds_no_rate_leaves_no_directory(tmp_path):
+    words = ["sweep", "--target=http://127.0.0.1:9", f"--out={tmp_path / 's'}"]
+    result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, TargetError)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_resume_alone_continues_from_the_directory(tmp_path):
+    out = tmp_path / "s"
+    traffic = ["--rate=4/s", "--input-len=64", "--output-len=8", "--duration=3s"]
+    words = ["sweep", *traffic, "--target=sim", "--over=engine.mode=chunked,static",
+             "--repeats=1", f"--out={out}"]  # fmt: skip
+    assert CliRunner().invoke(app, words).exit_code == 0
+    first = SWEEP.read(out)
+    made = {path: path.stat().st_mtime_ns for path in out.glob("*/r1/requests.parquet")}
+    assert len(made) == 2
+    for more in ([], ["--repeats=2"], ["--over=engine.mode=chunked,static,continuous"]):
+        result = CliRunner().invoke(app, ["sweep", f"--out={out}", "--resume", *more])
+        assert result.exit_code == 0, (result.output, result.exception)
+        assert {path: path.stat().st_mtime_ns for path in made} == made
+    last = SWEEP.read(out)
+    assert (first.n_runs, last.n_runs, len(last.rows)) == (2, 6, 3)
+    assert last.rows[0].runs[0] == first.rows[0].runs[0]
+    again = CliRunner().invoke(app, [*words, "--resume"])  # the same command
+    assert again.exit_code == 0, (again.output, again.exception)
+    assert {path: path.stat().st_mtime_ns for path in made} == made
+
+
+def test_a_dry_run_makes_no_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = ["sweep", "quickstart", "--target=sim", "--over=rate=2/s", "--dry-run", "--json"]
+    shown = json.loads(CliRunner().invoke(app, words).stdout)
+    assert shown["directory"].startswith("runs/sweep-quickstart-20")
+    assert len(shown["turns"]) == 3
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_forecast_counts_what_is_left(swept, tmp_path):
@@ -170,32 +232,31 @@ def test_throughput_counts_per_gpu_and_failures_as_infinitely_slow():
     wanted = asked({"rate": ["2/s", "4/s", "8/s"]}, repeats=2)
     names = [cell.name for cell in wanted.cells]
     runs = [
-        *(facts(names[0], k, 100.0 + k, 0.1 + k / 100) for k in (1, 2)),
-        *(facts(names[1], k, 300.0 + k, 0.1 + k / 100, gpus=4) for k in (1, 2)),
-        facts(names[2], 1, 900.0, None),
-        facts(names[2], 2, 900.0, 0.01),
+        *(numbers(names[0], k, 100.0 + k, 0.1 + k / 100) for k in (1, 2)),
+        *(numbers(names[1], k, 300.0 + k, 0.1 + k / 100, gpus=4) for k in (1, 2)),
+        numbers(names[2], 1, 900.0, None),
+        numbers(names[2], 2, 900.0, 0.01),
     ]
     one, four, failed = rows(wanted, runs, [])
-    assert one["benefit"]["value"] == 101.5
-    assert four["benefit"]["value"] == 75.375
-    assert failed["cost_is_infinite"]
-    assert failed["cost"] == {"value": None, "low": None, "high": None, "n": 2}
-    assert [row["is_front"] for row in (one, four, failed)] == [True, False, True]
-    assert four["beaten_by"] == names[0]
+    assert one.benefit.value == 101.5
+    assert four.benefit.value == 75.375
+    assert failed.cost_is_infinite
+    assert failed.cost == EstimateSection(value=None, n=2)
+    assert [row.is_front for row in (one, four, failed)] == [True, False, True]
+    assert four.beaten_by == names[0]
 
 
 def test_a_cell_without_runs_is_on_no_front_and_says_why(cache):
     wanted = asked({"rate": ["2/s", "4/s"]}, repeats=1)
     one, two = wanted.cells
-    found = rows(wanted, [facts(one.name, 1, 5.0, 0.1)], [CellFailure(two, 1, "it ended <b>")])
-    assert [row["is_front"] for row in found] == [True, False]
-    told = {
-        "scenario": "s", "targets": ["t"], "axes": [{"key": "arrivals.rate", "values": []}],
-        "repeats": 1, "along": "arrivals.rate", "cost": "p99(ttft)", "cost_unit": "s",
-        "benefit": "output_tokens_per_s", "n_runs": 2, "n_done": 1, "n_failed": 1,
-        "n_untrusted": 0, "rows": found, "confidence": 0.95, "command": ["slobench"],
-        "scenario_text": "",
-    }  # fmt: skip
+    found = rows(wanted, [numbers(one.name, 1, 5.0, 0.1)], [CellFailure(two, 1, "it ended <b>")])
+    assert [row.is_front for row in found] == [True, False]
+    told = SweepResult(
+        slobench="1", command=["slobench"], scenario="s", scenario_text="", slo=[], targets=["t"],
+        axes=[AxisSection(key="arrivals.rate", values=[])], how="grid", along="arrivals.rate",
+        cost="p99(ttft)", cost_unit="s", benefit="output_tokens_per_s", repeats=1, confidence=0.95,
+        order_seed=0, n_runs=2, n_done=1, n_failed=1, n_untrusted=0, rows=found,
+    )  # fmt: skip
     text = in_words(tables(told))
     assert "note: rate=4_s: no run: it ended <b>" in text
     assert "failed" in text
