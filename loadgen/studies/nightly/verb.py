@@ -25,7 +25,6 @@ from loadgen.cli.flags import (
 from loadgen.cli.terminal import print_json, stdout
 
 if TYPE_CHECKING:
-    from loadgen.studies.compare.sides import read_fail_on
     from loadgen.studies.nightly.run import FinishedNight
 
 PANEL = "Decide"
@@ -73,6 +72,7 @@ def nightly(
 ) -> None:
     """Measure the same cells every night, and show changes since the nights before."""
     from loadgen.archive.directory import reserved
+    from loadgen.studies.compare.sides import read_fail_on
     from loadgen.studies.nightly.run import Nightly, NightOptions
 
     fail_on = read_fail_on(fail_on)
