@@ -152,7 +152,7 @@ def from_json(content: Mapping[str, Any]) -> CellNight:
         failures=tuple(map(str, content["failures"])),
         verdict=str(content["verdict"]),
         link=str(content["link"]),
-        verdicts={str(k): str(v) for k, v in content.get("verdicts", {}).items()},
+        verdicts={str(k): str(v) for k, v in content["verdicts"].items()},
     )
 
 
