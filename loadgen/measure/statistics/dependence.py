@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from loadgen.measure.statistics.intervals import BoundTimes, Values
 from loadgen.measure.statistics.percentiles import nearest_rank
+from loadgen.measure.statistics.ranks import mean_ranks
 
 LEAST_TIMES = 20
 """A run shorter than this many autocorrelation times gives no bound."""
@@ -108,7 +109,7 @@ class Load:
 
     @cached_property
     def ranks(self) -> Values:
-        return _ranks(self._in_flight)
+        return mean_ranks(self._in_flight)
 
     @cached_property
     def time(self) -> float:
@@ -146,7 +147,7 @@ class Series:
     def _rank_tests(self) -> tuple[bool, float]:
         """Whether the ranks are white, and the share of their variance that the load explains. Both
         are found at once, because ranks take as much memory as the values and are not kept."""
-        ranks = _ranks(self._values)
+        ranks = mean_ranks(self._values)
         return is_white(ranks), 0.0 if self._load is None else _explained(ranks, self._load.ranks)
 
     def at(self, quantile: float) -> Dependence:
@@ -214,7 +215,7 @@ def of_share(hits: NDArray[np.bool_], companions: Sequence[Series] = ()) -> Depe
 
 def of_values(values: Values) -> Dependence:
     """The dependence of the mean of `values`, in order of release."""
-    if len(values) == 0 or is_white(_ranks(values)):
+    if len(values) == 0 or is_white(mean_ranks(values)):
         return Dependence(len(values))
     return Dependence(len(values), autocorrelation_time(values))
 
@@ -229,7 +230,7 @@ def of_groups(time_at: Callable[[float], float], n: int, quantile: float) -> Dep
 
 def time_of(values: Values) -> float:
     """The autocorrelation time of a series; 1 where it is white."""
-    return 1.0 if is_white(_ranks(values)) else autocorrelation_time(values)
+    return 1.0 if is_white(mean_ranks(values)) else autocorrelation_time(values)
 
 
 def _explained(values: Values, by: Values) -> float:
@@ -334,14 +335,6 @@ def is_white(values: Values) -> bool:
     # the 95 % point of χ² by Wilson and Hilferty's cube, within 0.1 % for two lags and more
     point = n_lags * (1 - 2 / (9 * n_lags) + 1.6449 * math.sqrt(2 / (9 * n_lags))) ** 3
     return n * (n + 2) * squares <= point
-
-
-def _ranks(values: Values) -> Values:
-    """The ranks, ties by their mean, so that equal values add no order of their own."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    ranks: Values = (ends - (counts - 1) / 2)[place]
-    return ranks
 
 
 def _geyer_time(centred: Values) -> float:
