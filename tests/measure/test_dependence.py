@@ -21,7 +21,6 @@ from loadgen.measure.statistics.dependence import (
     is_white,
     of_share,
     of_values,
-    student_t,
 )
 from loadgen.measure.statistics.percentiles import percentile, percentile_bounds
 from loadgen.measure.statistics.population import of_requests
@@ -135,13 +134,6 @@ def test_the_white_test_is_that_of_ljung_and_box(seed, n, factor):
     p = oracle.chi2.sf(statistic, len(r))
     if abs(p - 0.05) > 0.004:  # the cube of Wilson and Hilferty is that far off for one lag
         assert is_white(values) == (p > 0.05)
-
-
-def test_students_t_is_close_to_scipys():
-    for level in (0.95, 0.975):
-        z = float(oracle.norm.ppf(level))
-        for degrees, error in ((2, 0.011), (3, 0.003), (5, 0.001), (30, 1e-4)):
-            assert student_t(z, degrees) == pytest.approx(oracle.t.ppf(level, degrees), rel=error)
 
 
 def test_a_run_shorter_than_twenty_memories_has_no_bound():
