@@ -17,7 +17,6 @@ from loadgen.measure.measures import Measure, Measured
 from loadgen.measure.statistics.dependence import SHORT_RUN_BIAS, Series, of_values
 from loadgen.measure.statistics.intervals import Interval, Values
 from loadgen.measure.statistics.percentiles import nearest_rank
-from loadgen.measure.statistics.resampling import paired_draws, sign_flip_p
 from loadgen.measure.statistics.student_t import student_t
 from loadgen.studies.compare.contrast import Contrast
 from loadgen.studies.compare.judgement import (
@@ -27,6 +26,7 @@ from loadgen.studies.compare.judgement import (
     scale_of,
     with_binomial_noise,
 )
+from loadgen.studies.compare.resampling import paired_draws, sign_flip_p
 
 TOO_SHORT = "too few requests for the memory of the queue"
 """The `how` of a measure that is not judged."""
