@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
@@ -85,10 +85,23 @@ def modes(
         str, typer.Option(help="Simulating processes, or auto: one per core.")
     ] = "auto",
     confidence: Confidence = None,
+    check_policy: Annotated[
+        Path | None,
+        typer.Option(
+            "--check-policy",
+            metavar="FILE",
+            help="Compare nothing: check the batching policies in a Python file on random "
+            "workloads. Exit code 1 if one breaks a rule.",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Run the same requests against several batching modes and compare them; with --capacity, the
     highest rate of each that meets the SLO, and the ratios to the best."""
+    if check_policy is not None:
+        if not flags.states_no_traffic(traffic):
+            raise UsageError("--check-policy has workloads of its own: leave out the scenario")
+        raise typer.Exit(_check_policies(check_policy, flags.plugin, json))
     from loadgen.lab.simulated_engine import read_settings
     from loadgen.run.manifest import recorded_command
     from loadgen.studies.modes.run import ModesSpec, check_target, held_directory
@@ -127,6 +140,21 @@ def modes(
             stdout().print(tables(result.facts))
         typer.echo(f"report: {directory / 'modes.html'}", err=True)
     raise typer.Exit(INTERRUPTED if result.was_interrupted else 0)
+
+
+def _check_policies(path: Path, plugins: Sequence[Path] | None, as_json: bool) -> int:
+    """Checks the policies in a file and prints the answers; the exit code."""
+    from loadgen.studies.modes.policy_file import check_file
+
+    parse.load_plugins(plugins)
+    checked = check_file(path)
+    passes = all(policy.passes for policy in checked)
+    if as_json:
+        policies = [policy.to_json() for policy in checked]
+        print_json({"schema": 1, "kind": "policy_check", "passes": passes, "policies": policies})
+    else:
+        typer.echo("\n".join(line for policy in checked for line in policy.lines()))
+    return 0 if passes else 1
 
 
 _Steps = tuple[
