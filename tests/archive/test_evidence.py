@@ -292,6 +292,23 @@ def crashed(tmp_path):
 
 
 @pytest.mark.faults
+def test_a_run_killed_before_its_last_manifest_is_read_from_its_parts(crashed, page_cache):
+    """Its tables are whole and listed, and its manifest still says `running`."""
+    whole, directory = crashed
+    write_to(directory.parent / "whole", whole)
+    for name in ("requests.parquet", "chunks.parquet"):
+        shutil.copy(directory.parent / "whole" / name, directory)
+        checksums.cover(directory, directory / name)
+    assert store.has_parts(directory)
+    conclude(directory, None, None, page_cache)
+    run = store.read_run(directory)
+    assert run.manifest.ended == "interrupted"
+    assert run.request_rows["status"].tolist() == whole.request_rows["status"].tolist()
+    assert not (directory / "parts").exists()
+    assert not store.has_parts(directory)
+
+
+@pytest.mark.faults
 def test_300_bit_flips_after_a_crash_are_errors_or_change_nothing(crashed):
     _, directory = crashed
     rng, before, n_errors = random.Random(23), rows_of(crashed[1]), 0
