@@ -6,12 +6,13 @@ import importlib.util
 import sys
 import traceback
 from pathlib import Path
+from types import ModuleType
 
 from loadgen.errors import UsageError
 
 
-def load_plugin(path: Path) -> None:
-    """Run a file once as the module `slobench_plugin_<stem>`.
+def load_plugin(path: Path, flag: str = "--plugin") -> ModuleType:
+    """Run a file once as the module `slobench_plugin_<stem>`; `flag` begins messages.
 
     The fixed module name lets other processes that load the same file unpickle its classes. Raises
     UsageError if the file does not exist or fails.
@@ -19,7 +20,7 @@ def load_plugin(path: Path) -> None:
     name = f"slobench_plugin_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
-        raise UsageError(f"--plugin {path}: no such Python file")
+        raise UsageError(f"{flag} {path}: no such Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
@@ -27,5 +28,6 @@ def load_plugin(path: Path) -> None:
     except Exception as error:  # the user's code may raise anything; report it with its line
         frame = traceback.extract_tb(error.__traceback__)[-1]
         raise UsageError(
-            f"--plugin {path}: {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
+            f"{flag} {path}: {type(error).__name__}: {error} ({frame.filename}:{frame.lineno})"
         ) from error
+    return module

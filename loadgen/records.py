@@ -56,8 +56,8 @@ OWN_SLO = {"ttft_s": "ttft_slo_s", "tpot_s": "tpot_slo_s", "e2e_s": "e2e_slo_s"}
 """Metric → the column of the schedule that holds each request's own limit of it."""
 LimitsS = tuple[float | None, ...]
 """What a request may take by the metrics of `OWN_SLO`, in their order; None: no limit."""
-LATER = ("cancel_after_s", *OWN_SLO.values())
-"""Columns that older schedules lack: 0 there, and out of the fingerprint where all of one are 0."""
+OPTIONAL = ("cancel_after_s", *OWN_SLO.values())
+"""Columns that most schedules do not use: out of the fingerprint where all of one are 0."""
 EDGES = np.dtype([("request_id", "u4"), ("after", "u4")])
 REQUESTS = np.dtype(
     [
@@ -92,8 +92,6 @@ REQUESTS = np.dtype(
         ("finish_s", "f8"),  # the finish reason in a chunk of its own; NaN = with a token, or none
     ]
 )
-LATER_REQUESTS = ("finish_s",)
-"""Columns that older requests.parquet lack: NaN there."""
 CHUNKS = np.dtype(
     [("request_id", "u4"), ("received_s", "f8"), ("tokens", "u2")]
 )  # tokens 0 = unknown
@@ -162,11 +160,10 @@ for a connection; no server was involved."""
 def schedule_sha256(schedule: Schedule, edges: Edges | None = None) -> str:
     """The fingerprint (hex) of a plan: runs with equal fingerprints send the same requests.
 
-    Columns that were added later (cancellation, limits of requests) and edges count only if they
-    are used, so plans without them keep their old fingerprint. To compare machine types, compare
-    recorded files: the last bit of a logarithm may differ.
+    Optional columns (cancellation, limits of requests) count only if they are used. To compare
+    machine types, compare recorded files: the last bit of a logarithm may differ.
     """
-    unused = [name for name in LATER if not schedule[name].any()]
+    unused = [name for name in OPTIONAL if not schedule[name].any()]
     kept = _without(schedule, unused) if unused else schedule
     digest = hashlib.sha256(np.ascontiguousarray(kept).tobytes())
     if edges is not None:
@@ -224,8 +221,7 @@ class Run:
     built on demand.
 
     `manifest` holds the circumstances, `instrument` the client's measurements of itself; both can
-    be indexed like the JSON that they are written as (`run.manifest["seed"]`). `is_verified` is
-    False for a run read from a directory without checksums, written by an earlier version.
+    be indexed like the JSON that they are written as (`run.manifest["seed"]`).
     """
 
     manifest: Manifest

@@ -84,7 +84,6 @@ def _parser() -> argparse.ArgumentParser:
          "character per token"),
     ):  # fmt: skip
         parser.add_argument(flag, dest=dest, action="store_false", help=text)
-    parser.add_argument("--fronts", help=argparse.SUPPRESS)  # the old name of --http-workers
     return parser
 
 

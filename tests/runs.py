@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -186,11 +186,11 @@ def write_to(directory: Path, run: Run, columns: Mapping[str, Any] | None = None
     return whole
 
 
-def of_schema_2(directory: Path) -> None:
-    """Makes a run directory one of the version before checksums."""
-    (directory / checksums.NAME).unlink()
+def rewrite_manifest(directory: Path, change: Callable[[Any], Any]) -> None:
+    """Replaces the content of manifest.json, and its checksum."""
     path = directory / "manifest.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": 2}))
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    checksums.cover(directory, path)
 
 
 def schedule_rows(

@@ -147,6 +147,7 @@ PURE = [
     "loadgen.studies.compare.numbers",
     "loadgen.studies.compare.contrast",
     "loadgen.studies.compare.judgement",
+    "loadgen.studies.compare.resampling",
     "loadgen.studies.compare.single_pair",
     "loadgen.studies.sweep.pareto",
     "loadgen.studies.size.demand",

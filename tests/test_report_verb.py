@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.runs import measured_run, of_schema_2, two_classes, with_manifest, write_to
+from tests.runs import measured_run, two_classes, with_manifest, write_to
 from tests.test_verbs import slobench as command_line
 
 MADE_UNDER = "p90(ttft) <= 300ms"
@@ -66,16 +66,6 @@ def test_overwrite_replaces_it_and_the_page_shows_both_sets_of_slos(cli, directo
 def test_a_run_without_a_verdict_may_be_judged_by_any_slos(cli, tmp_path):
     fresh = recorded(tmp_path / "fresh", measured_run(n_requests=60, slo=[MADE_UNDER]))
     assert cli("report", fresh, "--slo", OTHER)[0] == 0
-
-
-def test_the_verdict_of_an_earlier_version_is_one_by_the_slos_of_the_run(cli, directory):
-    of_schema_2(directory)
-    path = directory / "summary.json"
-    content = json.loads(path.read_text())
-    del content["made_under"], content["judged_by"]
-    path.write_text(json.dumps(content))
-    assert cli("report", directory, "--slo", OTHER)[0] == 2
-    assert cli("report", directory, "--slo", MADE_UNDER)[0] == 0
 
 
 def test_an_slo_of_a_class_is_named_with_it(cli, tmp_path):

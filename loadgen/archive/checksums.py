@@ -1,8 +1,8 @@
 """checksums.sha256 of a directory: a line per file, as `sha256sum` writes and checks it.
 
 Writers add the files that they write (`cover`); readers check the files that they read (`check`).
-The file is replaced by renaming, so that it is never half written. A directory without it was
-written by an earlier version: nothing is added there, because a digest taken later proves nothing.
+The file is replaced by renaming, so that it is never half written. Nothing is added to a directory
+without it, because a digest taken later proves nothing.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     x-request-id = uuid5(namespace, str(request_id))
 
 A UUID, because some servers reject any other id (llama-cpp-python: 400). It is derived, so no table
-holds it. Runs of earlier versions sent `<run>-<request_id>`. Source of uuid5: RFC 9562 section 5.5.
+holds it. Source of uuid5: RFC 9562 section 5.5.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class RequestNames:
 
     def __init__(self, run_name: str, n_requests: int) -> None:
         self._namespace, self._n_requests = namespace_of(run_name), n_requests
-        self._run_name = re.sub(r"[^!-~]", "_", run_name)  # as in the headers of earlier versions
+        self._run_name = run_name
 
     @classmethod
     def of(cls, run: Run) -> RequestNames:
@@ -51,9 +51,6 @@ class RequestNames:
 
     def request_id(self, name: str) -> int | None:
         """The request_id of a name; None for a request of another run or of a preflight."""
-        run_name, _, number = name.rpartition("-")
-        if run_name == self._run_name and number.isascii() and number.isdigit():
-            return int(number) if int(number) < self._n_requests else None
         return self._request_ids.get(name)
 
     def readable(self, text: str) -> str:

@@ -27,19 +27,11 @@ from numpy.typing import NDArray
 
 from loadgen.archive import checksums
 from loadgen.errors import RunInvalid, UsageError
-from loadgen.manifest.sections import (
-    FIRST_WITH_CHECKSUMS,
-    Manifest,
-    read_client_report,
-    read_manifest,
-    schema_of,
-)
+from loadgen.manifest.sections import Manifest, read_client_report, read_manifest
 from loadgen.manifest.self_report import ClientReport
 from loadgen.records import (
     CHUNKS,
     EDGES,
-    LATER,
-    LATER_REQUESTS,
     NAMED,
     REQUESTS,
     SCHEDULE,
@@ -238,8 +230,8 @@ def read_manifest_file(directory: Path) -> tuple[Manifest, ClientReport]:
 
 def _read_manifest_file(
     directory: Path,
-) -> tuple[Manifest, ClientReport, dict[str, tuple[str, ...]] | None]:
-    """Also the checksums of the directory, None for a directory of an earlier version."""
+) -> tuple[Manifest, ClientReport, dict[str, tuple[str, ...]]]:
+    """Also the checksums of the directory."""
     path = directory / "manifest.json"
     if not path.is_file():
         raise UsageError(f"{directory}: not a run directory (no manifest.json in it)")
@@ -251,7 +243,7 @@ def _read_manifest_file(
     except (OSError, ValueError, RecursionError) as error:
         raise RunInvalid(f"{path}: damaged manifest: {error}") from None
     manifest = read_manifest(content, str(path))
-    if listed is None and schema_of(content) >= FIRST_WITH_CHECKSUMS:
+    if listed is None:
         raise RunInvalid(
             f"{directory / checksums.NAME}: is missing: without it, nothing shows that the files "
             "of this run are unchanged; restore it from a copy, or measure again"
@@ -285,8 +277,7 @@ def write_run(directory: Path, run: Run, derived: dict[str, NDArray[Any]]) -> No
     if run.manifest.extended_rows:
         _replace_table(directory, "schedule.parquet", run.schedule_rows, run)
         _replace_table(directory, "edges.parquet", run.edge_rows, run)
-    schema = {} if run.is_verified else {"schema": FIRST_WITH_CHECKSUMS - 1}
-    content = {**run.manifest.to_json(), **schema, "instrument": run.instrument.to_json()}
+    content = {**run.manifest.to_json(), "instrument": run.instrument.to_json()}
     tables = {"chunks.parquet": run.chunk_rows, "requests.parquet": run.request_rows}
     if len(run.server_rows):
         tables[_SERVER] = run.server_rows
@@ -352,8 +343,7 @@ def has_parts(directory: Path) -> bool:
 def read_run(directory: Path | str) -> Run:
     """Reads a recorded run; from the shards' parts if its process ended before it merged them.
 
-    Each file is compared with checksums.sha256, and the files with each other; a run directory of
-    an earlier version has no checksums, and its run is not `is_verified`. Raises UsageError if
+    Each file is compared with checksums.sha256, and the files with each other. Raises UsageError if
     `directory` is no run directory, RunInvalid that names the file if it is damaged.
     """
     directory = Path(directory)
@@ -364,16 +354,15 @@ def read_run(directory: Path | str) -> Run:
             f"{directory}: this run was never finished; slobench report {directory} recovers the "
             "rows recorded so far"
         )
-    if listed is not None:
-        names_read = [*_PLAN[1:], *(() if is_from_parts else _RESULTS)]
-        if _SERVER in listed or (directory / _SERVER).exists():
-            names_read.append(_SERVER)
-        are_listed = [name in listed for name in _RESULTS]
-        is_there = any(are_listed) and (directory / "requests.parquet").exists()
-        if not (is_from_parts or all(are_listed) or is_there):
-            raise UsageError(f"{directory}: this run was never finished (no requests.parquet)")
-        checksums.check(directory, listed, names_read)
-    marks = {} if listed is None else _marks(manifest)
+    names_read = [*_PLAN[1:], *(() if is_from_parts else _RESULTS)]
+    if _SERVER in listed or (directory / _SERVER).exists():
+        names_read.append(_SERVER)
+    are_listed = [name in listed for name in _RESULTS]
+    is_there = any(are_listed) and (directory / "requests.parquet").exists()
+    if not (is_from_parts or all(are_listed) or is_there):
+        raise UsageError(f"{directory}: this run was never finished (no requests.parquet)")
+    checksums.check(directory, listed, names_read)
+    marks = _marks(manifest)
     names = Names(classes=manifest.names.classes, tenants=manifest.names.tenants)
 
     def table(name: str, dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -398,19 +387,14 @@ def read_run(directory: Path | str) -> Run:
         requests, chunks = table("requests.parquet", REQUESTS), table("chunks.parquet", CHUNKS)
     has_server = (directory / _SERVER).exists()
     server = table(_SERVER, SERVER) if has_server else np.empty(0, SERVER)
-    is_verified = listed is not None
-    run = Run(manifest, schedule, requests, chunks, edges, names, instrument, server, is_verified)
-    if is_verified:
-        _check_agreement(directory, run)
+    run = Run(manifest, schedule, requests, chunks, edges, names, instrument, server)
+    _check_agreement(directory, run)
     return run
 
 
-def _has_parts(
-    directory: Path, manifest: Manifest, listed: Mapping[str, tuple[str, ...]] | None
-) -> bool:
-    is_merged = (directory / "requests.parquet").exists() and manifest.ended != "running"
-    if listed is not None:
-        is_merged = is_merged and "requests.parquet" in listed
+def _has_parts(directory: Path, manifest: Manifest, listed: Mapping[str, tuple[str, ...]]) -> bool:
+    name = "requests.parquet"
+    is_merged = name in listed and (directory / name).exists() and manifest.ended != "running"
     parts = directory / "parts"
     return not is_merged and (any(parts.glob("shard-*.npz")) or bool(undecoded(parts)))
 
@@ -554,9 +538,7 @@ def _read_table(
             known += [text for text in words if text not in known]
             rows[field] = _lookup([known.index(text) for text in words], codes)
             names = replace(names, **{texts: tuple(known)})
-        elif field in LATER_REQUESTS and field not in table.column_names:
-            rows[field] = np.nan
-        elif field in table.column_names or field not in LATER:
+        else:
             rows[field] = _numbers(table.column(field).combine_chunks())
     return rows, names
 

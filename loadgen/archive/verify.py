@@ -10,7 +10,7 @@ from typing import Any, Literal
 from loadgen.archive import checksums, store
 from loadgen.errors import RunInvalid, SlobenchError, UsageError
 
-State = Literal["verified", "unverified", "unfinished", "damaged"]
+State = Literal["verified", "unfinished", "damaged"]
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,7 @@ def _run(directory: Path) -> Verified:
         problems = list(dict.fromkeys([*problems, str(error)]))
         return Verified(str(directory), "run", "damaged", _n_files(directory), tuple(problems))
     problems += [summary] if summary else []
-    state: State = "verified" if run.is_verified else "unverified"
-    if store.has_parts(directory):
-        state = "unfinished"
+    state: State = "unfinished" if store.has_parts(directory) else "verified"
     if problems:
         state = "damaged"
     return Verified(str(directory), "run", state, _n_files(directory), tuple(problems))

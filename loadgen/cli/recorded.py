@@ -270,7 +270,7 @@ def verify(
     json: Json = False,
 ) -> None:
     """Compare recorded files with their checksums and with each other; changes nothing. Exit code 0
-    if all are intact, 3 if any is damaged, unfinished, or of a version without checksums."""
+    if all are intact, 3 if any is damaged or unfinished."""
     from loadgen.archive.verify import exit_code
     from loadgen.archive.verify import verify as verified
     from loadgen.cli.study_files import check_store

@@ -66,7 +66,6 @@ _ALL = (
     _counter(
         "slo_met", "Requests that met every per-request SLO; its rate is the goodput.", "class"
     ),
-    _counter("promises_kept", "Old name of slobench_slo_met_total, for one more release.", "class"),
     _counter("events", "Stream events received that carried a token.", "class", unit="{event}"),
     _gauge("in_flight", "Requests sent and not finished."),
     _gauge("waiting", "Released requests that wait for a free slot (limits.max_concurrency)."),
@@ -97,8 +96,6 @@ _ALL = (
 )
 SERIES: Mapping[str, LiveSeries] = MappingProxyType({series.name: series for series in _ALL})
 """Every series by its Prometheus name."""
-OLD_NAMES = MappingProxyType({"slobench_promises_kept_total": "slobench_slo_met_total"})
-"""Old Prometheus name, which the next release removes → the series with its values."""
 INFO = "slobench_run_info"
 INFO_LABELS = ("run", "scenario", "target", "model")
 """The series that identifies the run by its labels; its value is always 1."""

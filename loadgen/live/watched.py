@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from loadgen.drive.live_sample import FIELDS, SecondsHistogram, coarse_counts
-from loadgen.live.live_series import OLD_NAMES, SERIES, Labels, Reading
+from loadgen.live.live_series import SERIES, Labels, Reading
 from loadgen.measure.catalog import PASSES_UNDEFINED
 from loadgen.measure.slo import Slo, slos_of_request
 from loadgen.records import OWN_SLO, Schedule, Status
@@ -88,7 +88,6 @@ class WatchedRun:
             values |= {name: dict(counts) for name, counts in self._counts.items()}
             for name, histograms in self._histograms.items():
                 values[name] = {labels: h.copy() for labels, h in histograms.items()}
-        values |= {old: values[new] for old, new in OLD_NAMES.items()}
         return [Reading(series, values[name]) for name, series in SERIES.items()]
 
     def _add(self, ended: Mapping[str, Any]) -> None:

@@ -1,8 +1,7 @@
 """manifest.json: the circumstances of a run, one typed value per section of the file.
 
 The manifest is written before the first request and completed at the end of the run. Each field is
-a key of the file. Schema 2 added `scenario.source` and `scenario.sha256`, schema 3 checksums.sha256
-of the run directory; schemas 1 and 2 are still read.
+a key of the file.
 """
 
 from __future__ import annotations
@@ -17,8 +16,6 @@ from loadgen.manifest.json_section import JsonObject, JsonSection, read_section
 from loadgen.manifest.self_report import ClientReport
 
 SCHEMA = 3
-FIRST_WITH_CHECKSUMS = 3
-"""Run directories of this schema have checksums; those of earlier schemas cannot be verified."""
 Ended = Literal["running", "completed", "stopped", "interrupted"]
 
 
@@ -289,7 +286,7 @@ class Manifest(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     `command` holds no secret. `salt` (hexadecimal) was mixed into the prompts, "" for none. `slo`
     holds the SLOs of all traffic. `requested_rate_per_s` is the mean rate that the scenario's
     arrivals state for the measured window, of requests or of the starts of sessions and chains;
-    None with a closed loop, and in manifests of earlier versions. `clock` is `virtual` for a
+    None with a closed loop. `clock` is `virtual` for a
     simulated run. `git` is the commit of the working directory, "" outside of a repository.
     `epoch_monotonic_s` is the run's epoch on CLOCK_MONOTONIC, from which all times in the tables
     count, and `epoch_utc` the same instant; both are None until the run has ended. `server_ended_s`
@@ -367,9 +364,10 @@ def read_manifest(content: object, where: str) -> Manifest:
     """The manifest in decoded JSON; `where` is the file, for messages.
 
     Raises RunInvalid that names the file, the key and its value for a manifest that is malformed or
-    was written by a newer version.
+    of another schema.
     """
-    manifest = read_section(_current(content, where), Manifest, where)
+    _check_schema(content, where)
+    manifest = read_section(content, Manifest, where)
     limits = manifest.scenario.resolved.get("limits", {})
     read_section(limits, LimitsSection, f"{where}: scenario.resolved.limits")
     return manifest
@@ -379,14 +377,7 @@ def read_client_report(content: object, where: str) -> ClientReport:
     """The key `instrument` of decoded manifest.json, empty before the end of a run. Raises as
     `read_manifest` does."""
     own = content.get("instrument", {}) if isinstance(content, dict) else {}
-    if isinstance(content, dict) and content.get("schema") == 1:
-        own = _report_from_schema_1(own)
     return read_section(own, ClientReport, f"{where}: instrument")
-
-
-def schema_of(content: JsonObject) -> int:
-    """The schema of a manifest that `read_manifest` accepts."""
-    return int(content["schema"])
 
 
 def text_sha256(text: str) -> str:
@@ -394,36 +385,14 @@ def text_sha256(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _current(content: object, where: str) -> object:
-    """The content in the form of the current schema."""
+def _check_schema(content: object, where: str) -> None:
     if not isinstance(content, dict):
         raise RunInvalid(f"{where}: expected an object, found a {type(content).__name__}")
     schema = content.get("schema")
     if type(schema) is not int or schema < 1:  # not a bool either
-        raise RunInvalid(f"{where}: schema: expected 1 to {SCHEMA}, found {schema!r}")
-    if schema > SCHEMA:
+        raise RunInvalid(f"{where}: schema: expected {SCHEMA}, found {schema!r}")
+    if schema != SCHEMA:
         raise RunInvalid(
             f"{where}: schema {schema} was written by slobench {content.get('slobench')}; this "
-            f"version reads up to {SCHEMA}"
+            f"version reads schema {SCHEMA}"
         )
-    return _from_schema_1(content) if schema == 1 else content
-
-
-def _from_schema_1(content: JsonObject) -> JsonObject:
-    """Adds the keys that schema 1 did not have, or not for a simulated engine."""
-    added: JsonObject = {"server_ended_s": None, **content}
-    if isinstance(scenario := content.get("scenario"), dict):
-        sha256 = text_sha256(str(scenario.get("text", "")))
-        added["scenario"] = {"source": "", "sha256": sha256, **scenario}
-    if isinstance(target := content.get("target"), dict):
-        added["target"] = {"api_key_env": None, **target}
-    return added
-
-
-def _report_from_schema_1(own: object) -> object:
-    """Adds the readings that the first clients did not take, as not known."""
-    if not isinstance(own, dict) or not isinstance(own.get("shards"), list):
-        return own
-    unknown = dict.fromkeys(("stalls", "backlog", "processor", "cores", "stolen_share"))
-    shards = [{**unknown, **s} if isinstance(s, dict) else s for s in own["shards"]]
-    return {**own, "shards": shards}

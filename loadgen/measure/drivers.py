@@ -14,7 +14,8 @@ from loadgen.measure.attainment import due_rows
 from loadgen.measure.load import mean_over
 from loadgen.measure.per_request import Mask, PerRequest, Seconds
 from loadgen.measure.statistics.intervals import Values
-from loadgen.measure.statistics.robust_line import FittedLine, rank_correlation, robust_line
+from loadgen.measure.statistics.ranks import rank_correlation
+from loadgen.measure.statistics.robust_line import FittedLine, robust_line
 from loadgen.records import Run
 
 SLOWEST = {"all": 1.0, "slowest 10 %": 0.1, "slowest 1 %": 0.01}

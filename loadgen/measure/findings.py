@@ -56,18 +56,8 @@ def findings(
         pinned(run, addresses),
         _disk_writes(run),
         _goodput_without_limits(slos),
-        _unverified(run),
     )
     return failed_checks + [sentence for sentence in sentences if sentence]
-
-
-def _unverified(run: Run) -> str:
-    if run.is_verified:
-        return ""
-    return (
-        "Unverified: an earlier version of slobench wrote this run directory, without checksums, "
-        "so a change of its files would not be seen."
-    )
 
 
 def _server_ended(run: Run) -> str:

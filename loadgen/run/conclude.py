@@ -14,10 +14,9 @@ import msgspec
 from loadgen.archive import checksums, store
 from loadgen.archive.directory_lock import held
 from loadgen.archive.part_decoder import decode_left, wait_for_writers
-from loadgen.errors import RunInvalid, UsageError
+from loadgen.errors import UsageError
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
-from loadgen.measure.judging_slos import slos_of_run
 from loadgen.measure.summary import Summary
 from loadgen.records import Run
 from loadgen.whole_file import read_result
@@ -94,16 +93,9 @@ def check_replacement(directory: Path, slo: Sequence[str]) -> None:
 def _judged_by(directory: Path) -> tuple[str, ...] | None:
     """The SLOs behind the verdict in summary.json; None without a verdict that can be read."""
     try:
-        content = store.read_summary(directory)
-        return tuple(content["judged_by"])
-    except KeyError:  # written by an earlier version
-        return slos_of_run(store.read_run(directory))
+        return tuple(store.read_summary(directory)["judged_by"])
     except FileNotFoundError:
         return None
-    except RunInvalid:
-        if checksums.read(directory) is not None:
-            raise
-        return None  # damaged, and of an earlier version: there is no verdict to replace
 
 
 def _listed(slos: Sequence[str]) -> str:

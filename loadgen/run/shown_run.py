@@ -54,6 +54,6 @@ def read_run(directory: Path | str) -> ShownRun:
     """Reads a recorded run; from the workers' parts if its process ended before it merged them.
 
     Raises UsageError if `directory` is no run directory, RunInvalid that names the file if it is
-    damaged. A run of a version without checksums is not `is_verified`.
+    damaged.
     """
     return shown(store.read_run(directory), Path(directory))

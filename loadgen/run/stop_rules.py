@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.measure.statistics.robust_line import median_slope
 from loadgen.units import format_duration
 
 _MIN_ENDED = 10  # requests in the window of ErrorRate
@@ -116,7 +117,7 @@ class Saturation:
             return None
         chosen = np.linspace(first, len(self._times_s) - 1, _POINTS).round().astype(int)
         backlog = np.array([self._released[k] - self._ended[k] for k in chosen], np.float64)
-        growth = theil_sen(np.array([self._times_s[k] for k in chosen]), backlog)
+        growth = median_slope(np.array([self._times_s[k] for k in chosen]), backlog)
         growth *= self._times_s[-1] - self._times_s[first]
         spread = np.sqrt(max(released + ended, (_POINTS - 1) * np.diff(backlog).var()))
         if growth < max(least, _SIGNIFICANT * spread):
@@ -152,14 +153,6 @@ class Saturation:
             return False
         long = bisect_left(np.cumsum(self._n_took).tolist(), _LONG * n_took)
         return long < len(_BINS_S) and bool(self._times_s[first] >= _BINS_S[long])
-
-
-def theil_sen(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
-    """The median slope over all pairs of points; x ascending, with at least two values."""
-    before, after = np.triu_indices(len(x), 1)
-    run, rise = x[after] - x[before], y[after] - y[before]
-    apart = run > 0
-    return float(np.median(rise[apart] / run[apart]))
 
 
 @dataclass

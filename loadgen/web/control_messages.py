@@ -90,7 +90,7 @@ class Assign(_Message, frozen=True):
     fit: PromptFitMessage
     salt: bytes
     transport: str
-    slos: dict[str, list[str]] = msgspec.field(name="promises")
+    slos: dict[str, list[str]]
     n_pieces: Count
     needs_ca_cert: bool = False
 

@@ -21,6 +21,7 @@ from pydantic import ValidationError
 
 from loadgen.errors import TraceFileError
 from loadgen.manifest.json_section import JsonObject
+from loadgen.measure.statistics.ranks import rank_correlation
 from loadgen.measure.statistics.time_series import describe_arrivals
 from loadgen.units import write_duration, write_rate
 from loadgen.workload.empirical import thinned
@@ -246,10 +247,6 @@ def copula_correlation(inputs: TokenCounts, outputs: TokenCounts) -> float:
 
     Source: R. B. Nelsen, An Introduction to Copulas (2nd ed. 2006), section 5.1.
     """
-    from scipy.stats import rankdata
-
     if inputs.min() == inputs.max() or outputs.min() == outputs.max():
         return 0.0
-    of_inputs, of_outputs = rankdata(inputs), rankdata(outputs)
-    spearman = float(np.cov(of_inputs, of_outputs)[0, 1] / of_inputs.std(ddof=1))
-    return 2 * sin(pi * spearman / float(of_outputs.std(ddof=1)) / 6)
+    return 2 * sin(pi * rank_correlation(inputs.astype(float), outputs.astype(float)) / 6)

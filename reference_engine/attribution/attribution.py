@@ -88,13 +88,11 @@ class Attribution:
         return f"{self.slo.metric.upper()} {was} (SLO {self.slo.seconds:.3g} s): {self.evidence}"
 
     def as_json(self) -> dict[str, object]:
-        """The keys of `/debug/misses` and `--misses --json`, which are older than the fields'
-        names; `promise` repeats `slo` for one release."""
+        """The keys of `/debug/misses` and `--misses --json`."""
         return {
             "request_id": self.request_id,
             "tenant": self.tenant,
             "slo": self.slo._asdict(),
-            "promise": self.slo._asdict(),
             "was_s": self.was_s,
             "blame": str(self.cause),
             "because": self.evidence,

@@ -29,8 +29,7 @@ from reference_engine.core.pipelined import (
 )
 from reference_engine.core.placement import Placement
 from reference_engine.executors.base import Executor
-from reference_engine.policies.base import Policy
-from reference_engine.policies.fallback import first_come
+from reference_engine.policies.base import Policy, first_come
 from reference_engine.state.batch import Copy, StepBatch, StepResult, StepTokens, copying_s
 from reference_engine.state.cost_model import CostModel, StepCost, StepShape
 from reference_engine.state.kv import KvPool

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from itertools import islice
 from typing import ClassVar, Self
 
 from pydantic import ConfigDict
 
 from loadgen.manifest.json_section import JsonObject
 from loadgen.registry import Plugin, Registry
-from reference_engine.state.plan import How, Plan, View
+from reference_engine.state.plan import How, Item, Plan, View
 from reference_engine.state.sequence import Request
 from reference_engine.state.steps import StepRecord
 
@@ -120,3 +121,23 @@ def is_for_mode(mode: type[Policy], key: str, value: object) -> bool:
 
 
 POLICIES: Registry[Policy] = Registry("slobench.policies", "batching mode")
+
+
+def first_come(view: View, *, admits: bool = True) -> Plan:
+    """The plan of a step in which the policy's own cannot be carried out. It is always valid: all
+    decodes, then unfinished prompts, then (if it `admits`) the head of the queue, up to the
+    engine's step limit."""
+    budget = view.limits.max_step_tokens
+    if len(view.decoding) > budget:
+        return Plan(tuple(Item(request.id, 1) for request in islice(view.decoding, budget)))
+    budget -= len(view.decoding)
+    items: list[Item] = []
+    for request in view.prefilling:
+        n_tokens = min(view.to_compute(request), budget)
+        if n_tokens:
+            items.append(Item(request.id, n_tokens))
+            budget -= n_tokens
+    head = next(iter(view.waiting), None) if admits else None
+    if head is not None and budget and len(view.running) < view.limits.max_num_seqs:
+        items.append(Item(head.id, min(view.to_compute(head), budget)))
+    return Plan(tuple(items), decode_all=True, action="fallback")

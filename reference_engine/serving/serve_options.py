@@ -102,13 +102,12 @@ class ServeOptions(BaseModel):
 
 
 _NOT_BY_NAME = ("policy_args", "executor_args", "parent_pid")
-_OLD_NAMES = {"fronts": "http_workers"}  # accepted for one release
 
 
 def choose(flags: Mapping[str, Any], knobs: Iterable[str] = ()) -> ServeOptions:
     """Options from flags and from `key=value` pairs. A key of a pair is an option, a knob of the
     mode or a knob of the executor. Raises UsageError naming the key and the most similar name."""
-    values = {_OLD_NAMES.get(key, key): value for key, value in flags.items()}
+    values = dict(flags)
     pairs = [_pair(text) for text in knobs]
     options = [name for name in ServeOptions.model_fields if name not in _NOT_BY_NAME]
     fields = ServeOptions.model_fields
@@ -189,7 +188,6 @@ def _pair(text: str) -> tuple[str, Any]:
     if not equals:
         raise UsageError(f"--set: expected key=value, got '{text}'")
     name = key.replace("-", "_")
-    name = _OLD_NAMES.get(name, name)
     if value == "null" or value[:1] in ("[", "{"):
         try:
             return name, json.loads(value)

@@ -1,4 +1,4 @@
-"""JUnit XML of a run: a test case per SLO, and a case for the validity of the run.
+"""JUnit XML: a document of suites of test cases, and that of a run.
 
 Source: the schema that Jenkins' xunit plugin publishes (junit-10.xsd).
 """
@@ -6,58 +6,90 @@ Source: the schema that Jenkins' xunit plugin publishes (junit-10.xsd).
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 from xml.etree import ElementTree as ET
 
+from loadgen.measure.slo_result import SloResult
 from loadgen.measure.summary import Summary
 
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0 §2.2
+_COUNTS = (("failure", "failures"), ("error", "errors"), ("skipped", "skipped"))
 
 
-def junit_of_run(summary: Summary) -> str:
-    """A missed SLO is a failure. A run that cannot be trusted is an error, and a run without an SLO
-    or with too few requests is skipped. SLOs of single requests count together, in attainment."""
-    root = ET.Element("testsuites", name="slobench run")
-    suite = ET.SubElement(root, "testsuite", name=clean(summary.run))
-    run = _case(suite, summary, "run")
-    reasons = clean("; ".join(summary.reasons))
-    if not summary.validity.trusted:
-        ET.SubElement(run, "error", type="invalid", message=reasons)
-    elif summary.verdict == "no_verdict":
-        ET.SubElement(run, "skipped", message=reasons)
-    of_classes = [(f"{name}: ", r) for name, own in summary.classes.items() for r in own.slo]
-    for prefix, result in [("", result) for result in summary.slo] + of_classes:
-        if result.scope == "request":
-            continue
-        case = _case(suite, summary, f"{prefix}{result.text}")
-        message = clean(f"value {result.value:g}, limit {result.limit:g}, n = {result.n}")
-        if result.met is None or not summary.validity.trusted:
-            ET.SubElement(case, "skipped", message=clean(result.note) or message)
-        elif not result.met:
-            ET.SubElement(case, "failure", type="missed", message=message)
-        else:
-            ET.SubElement(case, "system-out").text = message
-    count_cases(suite)
-    return document(root)
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A test case. `type` is that of a failure or an error, "" for none; `text` is the message, or
+    the output of a case that passed, "" for none."""
+
+    name: str
+    outcome: Literal["passed", "failure", "error", "skipped"] = "passed"
+    text: str = ""
+    type: str = ""
 
 
-def count_cases(suite: ET.Element) -> None:
-    """Set a suite's numbers of test cases by result."""
-    cases = suite.findall("testcase")
-    suite.set("tests", str(len(cases)))
-    for word, key in (("failure", "failures"), ("error", "errors"), ("skipped", "skipped")):
-        suite.set(key, str(sum(case.find(word) is not None for case in cases)))
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Test cases of the same class, `name`, with their common output."""
+
+    name: str
+    cases: Sequence[Case]
+    output: str = ""
 
 
-def document(root: ET.Element) -> str:
-    """The text of an XML file."""
+def junit_xml(name: str, suites: Iterable[Suite]) -> str:
+    """The document. Characters that XML cannot hold are replaced."""
+    root = ET.Element("testsuites", name=name)
+    for suite in suites:
+        node = ET.SubElement(root, "testsuite", name=_clean(suite.name))
+        node.set("tests", str(len(suite.cases)))
+        for outcome, key in _COUNTS:
+            node.set(key, str(sum(case.outcome == outcome for case in suite.cases)))
+        for case in suite.cases:
+            _add(node, suite.name, case)
+        if suite.output:
+            ET.SubElement(node, "system-out").text = _clean(suite.output)
     ET.indent(root)
     return f'<?xml version="1.0" encoding="UTF-8"?>\n{ET.tostring(root, encoding="unicode")}\n'
 
 
-def clean(text: str) -> str:
-    """Text with the characters replaced that XML cannot hold."""
+def junit_of_run(summary: Summary) -> str:
+    """A case per SLO, and a case for the validity of the run. A missed SLO is a failure. A run that
+    cannot be trusted is an error, and a run without an SLO or with too few requests is skipped.
+    SLOs of single requests count together, in attainment."""
+    reasons, is_trusted = "; ".join(summary.reasons), summary.validity.trusted
+    if not is_trusted:
+        run = Case("run", "error", reasons, "invalid")
+    elif summary.verdict == "no_verdict":
+        run = Case("run", "skipped", reasons)
+    else:
+        run = Case("run")
+    of_classes = [(f"{name}: ", r) for name, own in summary.classes.items() for r in own.slo]
+    cases = [
+        _slo_case(f"{prefix}{result.text}", result, is_trusted)
+        for prefix, result in [("", result) for result in summary.slo] + of_classes
+        if result.scope != "request"
+    ]
+    return junit_xml("slobench run", [Suite(summary.run, [run, *cases])])
+
+
+def _slo_case(name: str, result: SloResult, is_trusted: bool) -> Case:
+    text = f"value {result.value:g}, limit {result.limit:g}, n = {result.n}"
+    if result.met is None or not is_trusted:
+        return Case(name, "skipped", result.note or text)
+    return Case(name, text=text) if result.met else Case(name, "failure", text, "missed")
+
+
+def _add(suite: ET.Element, classname: str, case: Case) -> None:
+    node = ET.SubElement(suite, "testcase", classname=_clean(classname), name=_clean(case.name))
+    if case.outcome == "passed":
+        if case.text:
+            ET.SubElement(node, "system-out").text = _clean(case.text)
+        return
+    kind = {"type": case.type} if case.type else {}
+    ET.SubElement(node, case.outcome, kind, message=_clean(case.text))
+
+
+def _clean(text: str) -> str:
     return _UNPRINTABLE.sub("\ufffd", text)
-
-
-def _case(suite: ET.Element, summary: Summary, name: str) -> ET.Element:
-    return ET.SubElement(suite, "testcase", classname=clean(summary.run), name=clean(name))

@@ -35,14 +35,6 @@ def test_times_count_from_the_run_and_events_name_their_row(tmp_path):
     assert list((directory / "logs").iterdir()) == []
 
 
-def test_the_names_of_earlier_versions_are_read(tmp_path):
-    ids = ["a.b-1-17", "a.b-1-4#9", "axb-1-3", "a.b-1-", "a.b-1-18", "a_b-17"]
-    leave(tmp_path, "engine_events.parquet", {"t_s": np.arange(6.0), "request_id": ids})
-    adopt_engine_logs(tmp_path / "logs", [ServedRun(tmp_path, "a.b-1", 10.0, n_requests=18)])
-    events = parquet.read_table(tmp_path / "engine_events.parquet").to_pydict()
-    assert events["row"] == [17, None, None, None, None, None]
-
-
 def test_a_run_without_an_engine_of_ours_gets_no_logs(tmp_path):
     adopt_engine_logs(tmp_path, [ServedRun(tmp_path, "a", 0.0, 0)])
     assert list(tmp_path.iterdir()) == []

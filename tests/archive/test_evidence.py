@@ -25,7 +25,7 @@ from loadgen.records import SERVER, Status
 from loadgen.run.conclude import conclude
 from targets.openai_chat import OpenAIChat
 from targets.safe_text import SecretForms
-from tests.runs import measured_run, of_schema_2, with_manifest, write_to
+from tests.runs import measured_run, rewrite_manifest, with_manifest, write_to
 
 SLO = ["p90(ttft) <= 500ms"]
 EVIDENCE = ["manifest.json", "schedule.parquet", "edges.parquet", "requests.parquet",
@@ -211,17 +211,10 @@ def test_a_file_that_slobench_reads_must_be_listed_and_others_may_be_added(direc
 
 
 @pytest.mark.faults
-def test_a_run_without_its_checksums_is_refused_and_an_older_run_is_unverified(directory):
-    (directory / checksums.NAME).rename(directory / "kept")
+def test_a_run_without_its_checksums_is_refused(directory):
+    (directory / checksums.NAME).unlink()
     with pytest.raises(RunInvalid, match=r"checksums\.sha256: is missing"):
         store.read_run(directory)
-    (directory / "kept").rename(directory / checksums.NAME)
-    of_schema_2(directory)
-    run = store.read_run(directory)
-    found = summarize(run)
-    assert (run.is_verified, found.is_verified, found.verdict) == (False, False, "met")
-    assert found.to_json()["is_verified"] is False
-    assert found.findings[-1].startswith("Unverified: ")
 
 
 @pytest.mark.faults
@@ -239,25 +232,14 @@ def test_a_report_verifies_first_and_renews_only_what_it_writes(directory, page_
     assert (directory / "summary.json").read_bytes() == before
 
 
-def test_a_report_of_an_older_run_leaves_it_unverified(directory, page_cache):
-    of_schema_2(directory)
-    conclude(directory, None, None, page_cache)
-    assert not (directory / checksums.NAME).exists()
-    assert not store.read_run(directory).is_verified
-
-
 @pytest.mark.faults
 @pytest.mark.parametrize("instrument", [{}, {"shards": []}, None])
-@pytest.mark.parametrize("schema", [1, 2])
-def test_a_run_without_measurements_of_the_load_generator_is_invalid(directory, instrument, schema):
-    of_schema_2(directory)
-    path = directory / "manifest.json"
-    content = json.loads(path.read_text()) | {"schema": schema}
-    if instrument is None:
-        del content["instrument"]
-    else:
-        content["instrument"] = instrument
-    path.write_text(json.dumps(content))
+def test_a_run_without_measurements_of_the_load_generator_is_invalid(directory, instrument):
+    def change(content):
+        kept = {key: value for key, value in content.items() if key != "instrument"}
+        return kept if instrument is None else {**kept, "instrument": instrument}
+
+    rewrite_manifest(directory, change)
     found = summarize(store.read_run(directory))
     assert (found.verdict, found.exit_code) == ("no_verdict", 3)
     assert "measurements of itself are missing" in found.reasons[0]
@@ -272,24 +254,22 @@ EMPTY = ClientReport()
 
 
 @pytest.mark.faults
-def test_chunks_of_another_run_make_an_older_run_invalid(directory, tmp_path):
-    of_schema_2(directory)
-    write_to(tmp_path / "other", measured_run(n_requests=60, n_tokens=19))
-    shutil.copy(tmp_path / "other" / "chunks.parquet", directory)
-    found = summarize(store.read_run(directory))
+def test_chunks_of_another_run_make_a_run_invalid(directory):
+    other = measured_run(n_requests=60, n_tokens=19)
+    found = summarize(replace(store.read_run(directory), chunk_rows=other.chunk_rows))
     assert found.verdict == "no_verdict"
     assert "60 of 60 requests have other chunks" in found.reasons[0]
 
 
 def test_pages_of_a_table_carry_checksums_that_are_verified(directory):
-    """Without checksums.sha256, as in the parts of a directory that a crash left."""
-    of_schema_2(directory)
+    """Also where checksums.sha256 has the checksum of the damaged file."""
     path = directory / "chunks.parquet"
     with parquet.ParquetFile(path) as file:
         column = file.metadata.row_group(0).column(1)
         at = column.data_page_offset + 200
     assert column.path_in_schema == "received_s"
     flip(path, 8 * at)
+    checksums.cover(directory, path)
     with pytest.raises(RunInvalid, match=r"chunks\.parquet: damaged.*(CRC|corrupt)"):
         store.read_run(directory)
 
@@ -309,6 +289,23 @@ def crashed(tmp_path):
         part = tmp_path / "crashed" / "parts" / f"shard-{shard}.npz"
         store.write_part(part, whole.request_rows[mine], chunks, whole.names)
     return whole, tmp_path / "crashed"
+
+
+@pytest.mark.faults
+def test_a_run_killed_before_its_last_manifest_is_read_from_its_parts(crashed, page_cache):
+    """Its tables are whole and listed, and its manifest still says `running`."""
+    whole, directory = crashed
+    write_to(directory.parent / "whole", whole)
+    for name in ("requests.parquet", "chunks.parquet"):
+        shutil.copy(directory.parent / "whole" / name, directory)
+        checksums.cover(directory, directory / name)
+    assert store.has_parts(directory)
+    conclude(directory, None, None, page_cache)
+    run = store.read_run(directory)
+    assert run.manifest.ended == "interrupted"
+    assert run.request_rows["status"].tolist() == whole.request_rows["status"].tolist()
+    assert not (directory / "parts").exists()
+    assert not store.has_parts(directory)
 
 
 @pytest.mark.faults

@@ -6,7 +6,6 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyarrow import parquet
 
 from loadgen.archive import checksums, store
 from loadgen.errors import RunInvalid, UsageError
@@ -22,7 +21,7 @@ from loadgen.records import (
     Status,
     empty_requests,
 )
-from tests.runs import MANIFEST, SHARD, of_schema_2, write_to
+from tests.runs import MANIFEST, SHARD, write_to
 
 
 def schedule_of(n):
@@ -186,13 +185,3 @@ def test_a_part_survives_its_file(tmp_path):
     assert again[0].tobytes() == requests.tobytes()
     assert again[1].tobytes() == chunks.tobytes()
     assert again[2] == names
-
-
-def test_requests_recorded_before_the_finish_was_timed_have_none(recorded):
-    run, directory = recorded
-    of_schema_2(directory)
-    path = directory / "requests.parquet"
-    parquet.write_table(parquet.read_table(path).drop_columns("finish_s"), path)
-    rows = store.read_run(directory).request_rows
-    assert np.isnan(rows["finish_s"]).all()
-    assert rows["status"].tolist() == run.request_rows["status"].tolist()

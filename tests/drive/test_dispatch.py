@@ -177,9 +177,17 @@ def test_the_timeout_counts_from_the_release_even_while_waiting():
     assert world.run().outcome[0][2] == 3.5
 
 
-def test_a_waiting_row_that_never_gets_a_slot_times_out():
+def test_a_waiting_row_that_gets_a_slot_late_has_the_rest_of_its_time():
+    """It was released at 0.5, so its 9.5 s end at 10."""
     world = World([0.0, 0.5], [9.0, 1.0], max_concurrency=1, when_full="wait", timeout_s=9.5).run()
-    assert world.statuses() == [Status.ok, Status.timeout] or world.sent[1] == 9.0
+    assert world.sent == {0: 0.0, 1: 9.0}
+    assert world.outcome[1][::2] == (Status.ok, 10.0)
+    world = World([0.0, 0.5], [9.4, 1.0], max_concurrency=1, when_full="wait", timeout_s=9.5).run()
+    assert world.sent == {0: 0.0, 1: 9.4}
+    assert world.outcome[1][::2] == (Status.timeout, 10.0)
+
+
+def test_a_waiting_row_that_never_gets_a_slot_times_out():
     world = World([0.0, 0.0, 1.0], [9.9, 9.9, 1.0], max_concurrency=1, when_full="wait").run()
     assert world.outcome[1][::2] == (Status.timeout, 10.0)
     assert world.outcome[2][0] is Status.ok

@@ -7,10 +7,8 @@ import heapq
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from loadgen.run.stop_rules import Saturation, theil_sen
+from loadgen.run.stop_rules import Saturation
 
 RATE = 10.0
 
@@ -100,22 +98,3 @@ def test_a_burst_that_is_worked_off_is_no_overload():
     for now_s in range(1, 120):
         served = min(10 * now_s, 200)
         assert rule.reason(now_s, 200, served, [now_s * 1.0] * 10, [now_s * 1.0] * 10) is None
-
-
-@given(
-    st.lists(st.floats(-100, 100), min_size=2, max_size=12, unique=True),
-    st.floats(-5, 5),
-    st.floats(-5, 5),
-)
-def test_the_slope_of_a_line_is_its_slope(x, slope, at_zero):
-    at = np.array(sorted(x))
-    if np.diff(at).min() < 1e-3:
-        return
-    assert theil_sen(at, slope * at + at_zero) == pytest.approx(slope, abs=1e-6)
-
-
-def test_one_wild_point_does_not_move_the_slope():
-    at = np.arange(11.0)
-    values = 2.0 * at
-    values[7] = 1e6
-    assert theil_sen(at, values) == pytest.approx(2.0)

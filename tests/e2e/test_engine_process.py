@@ -185,7 +185,7 @@ def test_a_server_freezes_its_objects_accepts_a_long_tmpdir_and_imports_nothing_
     tmp_path,
 ):
     """A full garbage collection in a serving process would stop every stream for as long as it
-    takes. The HTTP worker is started by the old flag."""
+    takes."""
     long = tmp_path / ("x" * 100)
     long.mkdir()
     (tmp_path / "tempfile.py").write_text("raise SystemExit('shadowed')")
@@ -194,7 +194,7 @@ def test_a_server_freezes_its_objects_accepts_a_long_tmpdir_and_imports_nothing_
         "try: main()\n"
         "finally: print('frozen', gc.get_freeze_count())"
     )
-    flags = ["--port", "0", "--device", "toy", "--fronts", "1"]
+    flags = ["--port", "0", "--device", "toy", "--http-workers", "1"]
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", program, *flags], stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, cwd=tmp_path,

@@ -20,7 +20,7 @@ def test_an_slo_that_no_engine_can_meet_is_attributed_to_the_requests(cli, tmp_p
     n = printed["n_requests"]
     assert result.stdout.splitlines()[0] == f"{n} of {n} requests missed an SLO"
     assert 20 < n < 70
-    assert {(miss["blame"], miss["promise"]["metric"]) for miss in printed["misses"]} == {
+    assert {(miss["blame"], miss["slo"]["metric"]) for miss in printed["misses"]} == {
         ("request", "ttft")
     }
     for miss in printed["misses"]:

@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from loadgen.drive.live_sample import FINE_BOUNDS_S, SecondsHistogram
 from loadgen.errors import UsageError
 from loadgen.live.grafana import dashboard
-from loadgen.live.live_series import INFO, INFO_LABELS, OLD_NAMES, SERIES
+from loadgen.live.live_series import INFO, INFO_LABELS, SERIES
 from loadgen.live.prometheus import prometheus_endpoint
 from loadgen.live.watched import RunLabels, WatchedRun
 from loadgen.live.watching import Watch, one_endpoint, watching
@@ -79,8 +79,6 @@ def test_the_values_add_up_over_shards_and_classes():
     assert (requests["chat", "ok"], requests["chat", "timeout"], requests["rag", "ok"]) == (2, 1, 1)
     assert sum(requests.values()) == 4
     assert found["slobench_slo_met_total"] == {("chat",): 1, ("rag",): 1}
-    old_name = found["slobench_promises_kept_total"]
-    assert old_name == found["slobench_slo_met_total"]
     assert found["slobench_sent_total"] == {(): 7}
     assert found["slobench_scheduled_total"] == {(): 11}  # 0, 0.5, …, 5 s
     assert found["slobench_asked_rate_per_second"] == {(): 2.0}
@@ -179,7 +177,6 @@ def test_every_query_of_the_dashboard_names_a_series_and_labels_that_exist():
     assert queried <= set(label_names)
     assert len(queried) >= 12
     assert "slobench_slo_met_total" in queried
-    assert not queried & set(OLD_NAMES)
     for query in queries:
         for name, matchers in re.findall(r"(slobench_\w+)\{([^}]*)\}", query):
             assert set(re.findall(r'(\w+)(?:=~|!=|=)"', matchers)) <= label_names[name], query

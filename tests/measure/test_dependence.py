@@ -21,7 +21,6 @@ from loadgen.measure.statistics.dependence import (
     is_white,
     of_share,
     of_values,
-    student_t,
 )
 from loadgen.measure.statistics.percentiles import percentile, percentile_bounds
 from loadgen.measure.statistics.population import of_requests
@@ -137,11 +136,18 @@ def test_the_white_test_is_that_of_ljung_and_box(seed, n, factor):
         assert is_white(values) == (p > 0.05)
 
 
-def test_students_t_is_close_to_scipys():
-    for level in (0.95, 0.975):
-        z = float(oracle.norm.ppf(level))
-        for degrees, error in ((2, 0.011), (3, 0.003), (5, 0.001), (30, 1e-4)):
-            assert student_t(z, degrees) == pytest.approx(oracle.t.ppf(level, degrees), rel=error)
+def test_a_percentile_behind_a_queue_is_falsely_proven_in_at_most_5_percent_of_runs():
+    """p90 of M/M/1 at load 0.9 in closed form, from 3 000 requests (30 autocorrelation times), 500
+    seeds. Without the correction for skewness 7 % of these runs prove a limit just below the true
+    percentile; with it 2 %. A correct method fails here with probability 1e-4."""
+    truth, draw = math.log(10) / (1 - 0.9), mm1(0.9)
+    n_false_proofs = n_false_misses = 0
+    for seed in range(500):
+        bounds = of_requests(draw(3000, rng(seed))).percentile_bounds(0.9, 0.95)
+        n_false_proofs += bounds.high is not None and bounds.high < truth
+        n_false_misses += bounds.low is not None and bounds.low > truth
+    assert n_false_proofs <= 25
+    assert n_false_misses <= 25
 
 
 def test_a_run_shorter_than_twenty_memories_has_no_bound():

@@ -118,20 +118,11 @@ def test_knobs_reach_the_mode_or_the_executor_by_name():
     assert choose(flags, ["mode=sjf", "preempt=swap"]).preempt == "swap"
 
 
-def test_the_old_setting_fronts_means_http_workers():
-    """Kept for one release, as a pair and as a flag."""
-    assert choose({"device": "toy"}, ["fronts=3"]).http_workers == 3
-    assert choose({"device": "toy", "fronts": "2"}).http_workers == 2
+def test_http_workers_are_a_pair_or_a_flag_and_at_most_64():
+    assert choose({"device": "toy"}, ["http_workers=3"]).http_workers == 3
+    assert choose({"device": "toy", "http_workers": "2"}).http_workers == 2
     with pytest.raises(UsageError, match=r"options: http_workers: .*less than or equal to 64"):
-        choose({}, ["fronts=65"])
-
-
-def test_the_old_flag_fronts_is_not_in_the_help():
-    from reference_engine.__main__ import _parser
-
-    help_text = _parser().format_help()
-    assert "--http-workers" in help_text
-    assert "fronts" not in help_text
+        choose({}, ["http-workers=65"])
 
 
 def test_a_simulated_device_has_the_memory_and_the_prices_of_its_hardware():

@@ -717,7 +717,6 @@ def test_a_missed_slo_is_attributed_and_a_tenant_has_its_account():
     assert entry["misses"] == [miss]
     assert (miss["request_id"], miss["blame"]) == ("late", "request")
     assert miss["slo"] == {"metric": "ttft", "seconds": 1e-6}
-    assert miss["promise"] == miss["slo"], "the former name, for one release"
     assert "even alone it takes 0.0" in miss["sentence"]
     assert tenants["tenants"]["red"]["n_finished"] == 2
     assert tenants["tenants"]["red"]["output_tokens"] == 10

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from loadgen.errors import ScenarioError
-from loadgen.records import LATER, SCHEDULE, Phase, schedule_sha256
+from loadgen.records import OPTIONAL, SCHEDULE, Phase, schedule_sha256
 from loadgen.workload.scenario import load_scenario, scenario_from_flags
 from loadgen.workload.schedule import make_schedule, merge, split
 from tests import strategies
@@ -168,7 +168,7 @@ def test_split_deals_single_requests_out_in_turn(n, n_shards):
 
 def test_the_fingerprint_is_that_of_the_raw_rows_and_of_cancels_where_there_are_any():
     rows = make_schedule(scenario())
-    names = [name for name in SCHEDULE.names or () if name not in LATER]
+    names = [name for name in SCHEDULE.names or () if name not in OPTIONAL]
     plain = np.zeros(len(rows), [(name, SCHEDULE[name]) for name in names])
     for name in names:
         plain[name] = rows[name]
@@ -179,7 +179,7 @@ def test_the_fingerprint_is_that_of_the_raw_rows_and_of_cancels_where_there_are_
     for name in kept.dtype.names or ():
         kept[name] = cancelled[name]
     assert schedule_sha256(cancelled) == hashlib.sha256(kept.tobytes()).hexdigest()
-    for name in LATER:
+    for name in OPTIONAL:
         cancelled[name][3] = 1.5
     assert schedule_sha256(cancelled) == hashlib.sha256(cancelled.tobytes()).hexdigest()
     changed = rows.copy()

@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 from loadgen.measure.statistics.intervals import BoundTimes, Values
 from loadgen.measure.statistics.percentiles import nearest_rank
+from loadgen.measure.statistics.ranks import mean_ranks
+from loadgen.measure.statistics.student_t import student_t
 
 LEAST_TIMES = 20
 """A run shorter than this many autocorrelation times gives no bound."""
@@ -108,7 +110,7 @@ class Load:
 
     @cached_property
     def ranks(self) -> Values:
-        return _ranks(self._in_flight)
+        return mean_ranks(self._in_flight)
 
     @cached_property
     def time(self) -> float:
@@ -146,7 +148,7 @@ class Series:
     def _rank_tests(self) -> tuple[bool, float]:
         """Whether the ranks are white, and the share of their variance that the load explains. Both
         are found at once, because ranks take as much memory as the values and are not kept."""
-        ranks = _ranks(self._values)
+        ranks = mean_ranks(self._values)
         return is_white(ranks), 0.0 if self._load is None else _explained(ranks, self._load.ranks)
 
     def at(self, quantile: float) -> Dependence:
@@ -214,7 +216,7 @@ def of_share(hits: NDArray[np.bool_], companions: Sequence[Series] = ()) -> Depe
 
 def of_values(values: Values) -> Dependence:
     """The dependence of the mean of `values`, in order of release."""
-    if len(values) == 0 or is_white(_ranks(values)):
+    if len(values) == 0 or is_white(mean_ranks(values)):
         return Dependence(len(values))
     return Dependence(len(values), autocorrelation_time(values))
 
@@ -229,7 +231,7 @@ def of_groups(time_at: Callable[[float], float], n: int, quantile: float) -> Dep
 
 def time_of(values: Values) -> float:
     """The autocorrelation time of a series; 1 where it is white."""
-    return 1.0 if is_white(_ranks(values)) else autocorrelation_time(values)
+    return 1.0 if is_white(mean_ranks(values)) else autocorrelation_time(values)
 
 
 def _explained(values: Values, by: Values) -> float:
@@ -336,14 +338,6 @@ def is_white(values: Values) -> bool:
     return n * (n + 2) * squares <= point
 
 
-def _ranks(values: Values) -> Values:
-    """The ranks, ties by their mean, so that equal values add no order of their own."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ends = np.cumsum(counts)
-    ranks: Values = (ends - (counts - 1) / 2)[place]
-    return ranks
-
-
 def _geyer_time(centred: Values) -> float:
     n = len(centred)
     spectrum = np.fft.rfft(centred, 1 << (2 * n - 1).bit_length())
@@ -412,20 +406,5 @@ def _bins(n: int) -> tuple[NDArray[np.intp], Values, Values]:
 
 def _t_inflation(degrees: float, confidence: float) -> float:
     """(t / z)²: Student's quantile of a two-sided interval over the normal one."""
-    z = NormalDist().inv_cdf((1 + confidence) / 2)
-    return (student_t(z, max(1.0, degrees)) / z) ** 2
-
-
-def student_t(z: float, degrees: float) -> float:
-    """Student's t quantile at the level of the normal quantile z; for 2 degrees of freedom within
-    1 %, for 3 within 0.2 % at the levels up to 97.5 %.
-
-    Source: Abramowitz & Stegun 26.7.5.
-    """
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-        (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160,
-    )
-    return z + sum(term / degrees ** (power + 1) for power, term in enumerate(terms))
+    level = (1 + confidence) / 2
+    return (student_t(level, max(1.0, degrees)) / NormalDist().inv_cdf(level)) ** 2

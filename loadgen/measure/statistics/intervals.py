@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.manifest.json_section import JsonSection
+from loadgen.measure.statistics.student_t import student_t
 
 Values = NDArray[np.float64]
 """Values of the same quantity: float64, shape [n]."""
@@ -51,10 +52,8 @@ def mean_bounds(
     mean = float(sums.sum()) / total
     if n_clusters < 2 or times is None:
         return Interval(mean)
-    from scipy.special import stdtrit
-
     spread = float(np.square(sums - mean * sizes).sum()) * n_clusters / (n_clusters - 1)
-    half = float(stdtrit(n_clusters - 1, confidence)) * math.sqrt(spread) / total
+    half = student_t(confidence, n_clusters - 1) * math.sqrt(spread) / total
     return Interval(mean, mean - half * math.sqrt(times[0]), mean + half * math.sqrt(times[1]))
 
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from loadgen.measure.statistics.dependence import of_values
 from loadgen.measure.statistics.intervals import Values
+from loadgen.measure.statistics.ranks import mean_ranks, rank_correlation
 
 MOST_POINTS = 300  # 45 000 pairs, a few milliseconds
 LEAST_POINTS = 20
@@ -68,13 +69,9 @@ def robust_line(
     )
 
 
-def rank_correlation(x: Values, y: Values) -> float:
-    """Spearman's ρ, ties at their mean rank; NaN where x or y never changes."""
-    ranks = [_mean_ranks(x), _mean_ranks(y)]
-    if any(r.min() == r.max() for r in ranks):
-        return math.nan
-    matrix: Values = np.atleast_2d(np.corrcoef(ranks))
-    return float(matrix[0, 1])
+def median_slope(x: Values, y: Values) -> float:
+    """Theil and Sen's slope: the median over all pairs of points; x with at least two values."""
+    return float(np.median(_slopes(x, y)))
 
 
 def _slopes(x: Values, y: Values) -> Values:
@@ -98,12 +95,6 @@ def _variance(x: Values, y: Values) -> float:
 
 
 def _centred_ranks(values: Values) -> Values:
-    ranks = _mean_ranks(values)
+    ranks = mean_ranks(values)
     centred: Values = ranks - ranks.mean()
     return centred
-
-
-def _mean_ranks(values: Values) -> Values:
-    _, which, counts = np.unique(values, return_inverse=True, return_counts=True)
-    mean_rank: Values = np.asarray(np.cumsum(counts) - (counts - 1) / 2)
-    return mean_rank[which]

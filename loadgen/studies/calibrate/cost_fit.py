@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import UsageError
+from loadgen.measure.statistics.ranks import mean_ranks
 from loadgen.studies.calibrate.step_samples import Column, StepSamples
 from reference_engine.state.cost_model import StepCost, StepShape
 from reference_engine.state.step_variation import MOST_RATIO, StepVariation
@@ -146,7 +147,7 @@ def variation_of(seconds: Column, costs_s: Column) -> StepVariation:
     """The variation of the times of consecutive steps [n] around their costs [n]. The memory is
     fitted by least squares to the autocorrelation of their normal scores up to 1 024 steps. Of the
     pauses in their order, equal parts are replaced by their means."""
-    from scipy.stats import norm, rankdata
+    from scipy.special import ndtri
 
     n = len(seconds)
     ratio = np.minimum(seconds / costs_s, MOST_RATIO)
@@ -155,7 +156,7 @@ def variation_of(seconds: Column, costs_s: Column) -> StepVariation:
     edges = np.ceil(up_to * n).astype(int)
     has_steps = np.diff(edges, append=n + 1) > 0  # few steps: fewer shares
     up_to, edges = up_to[has_steps], edges[has_steps]
-    scores = norm.ppf((rankdata(seconds / costs_s) - 0.5) / n)
+    scores = ndtri((mean_ranks(seconds / costs_s) - 0.5) / n)
     scores -= scores.mean()
     lags = _LAGS[n / 4 > _LAGS]
     variance = max(float(np.mean(scores**2)), _SMALLEST)

@@ -16,6 +16,7 @@ import numpy as np
 
 from loadgen.measure.statistics.intervals import Interval, Values
 from loadgen.measure.statistics.robust_means import LEAST_DF, robust_fit
+from loadgen.measure.statistics.student_t import student_t
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +67,9 @@ class Contrast:
     def interval(self, confidence: float) -> Interval:
         """The two-sided interval of the difference; each bound is missed with probability (1 −
         confidence) / 2."""
-        from scipy.special import stdtrit
-
         if not self.is_judged:
             return Interval(self.difference)
-        times = float(stdtrit(self.df, (1 + confidence) / 2))
+        times = student_t((1 + confidence) / 2, self.df)
         below, above = self.errors
         return Interval(
             self.difference, self.difference - times * below, self.difference + times * above
@@ -251,11 +250,11 @@ def power_of_t(
     Power is averaged over the possible true errors, σ² = s²·ν / χ²(ν), so that few pilot runs give
     a careful figure.
     """
-    from scipy.special import chdtri, nctdtr, stdtrit
+    from scipy.special import chdtri, nctdtr
 
     levels = (np.arange(64) + 0.5) / 64
     errors = error * np.sqrt(error_df / chdtri(error_df, levels))
-    critical = float(stdtrit(test_df, 1 - alpha / 2))
+    critical = student_t(1 - alpha / 2, test_df)
     shift = np.minimum(abs(difference) / errors, 30.0)
     powers = 1 - np.nan_to_num(nctdtr(test_df, shift, critical), nan=0.0)
     return float(powers.mean())

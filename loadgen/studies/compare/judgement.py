@@ -13,6 +13,7 @@ import numpy as np
 from loadgen.manifest.json_section import NumberOrNull
 from loadgen.measure.measures import Measure, measure
 from loadgen.measure.statistics.intervals import Values
+from loadgen.measure.statistics.student_t import student_t
 from loadgen.studies.compare.contrast import (
     Contrast,
     Noise,
@@ -190,12 +191,11 @@ def margin_of(measure: Measure, margins: Mapping[str, float]) -> float:
 def provable_margin(contrasted: Contrast, confidence: float, share: float) -> float:
     """The margin, on the scale of the contrast, within which equal sides are called the same in
     this share of cases: as far as the tests are from the margin, plus the difference from zero."""
-    from scipy.special import stdtrit
-
     if not contrasted.is_judged:
         return math.inf
-    times = stdtrit(contrasted.df, confidence) + stdtrit(contrasted.df, (1 + share) / 2)
-    return float(times) * max(contrasted.errors)
+    df = contrasted.df
+    times = student_t(confidence, df) + student_t((1 + share) / 2, df)
+    return times * max(contrasted.errors)
 
 
 def row_of(

@@ -17,7 +17,7 @@ from loadgen.measure.measures import Measure, Measured
 from loadgen.measure.statistics.dependence import SHORT_RUN_BIAS, Series, of_values
 from loadgen.measure.statistics.intervals import Interval, Values
 from loadgen.measure.statistics.percentiles import nearest_rank
-from loadgen.measure.statistics.resampling import paired_draws, sign_flip_p
+from loadgen.measure.statistics.student_t import student_t
 from loadgen.studies.compare.contrast import Contrast
 from loadgen.studies.compare.judgement import (
     ComparedMeasure,
@@ -26,6 +26,7 @@ from loadgen.studies.compare.judgement import (
     scale_of,
     with_binomial_noise,
 )
+from loadgen.studies.compare.resampling import paired_draws, sign_flip_p
 
 TOO_SHORT = "too few requests for the memory of the queue"
 """The `how` of a measure that is not judged."""
@@ -140,8 +141,6 @@ def contrast_of_intervals(asked: Measure, a: Interval, b: Interval, confidence: 
     Source: MOVER, Donner & Zou, Stat. Methods Med. Res. 21(4), 2012; of shares with Wilson's
     intervals, Newcombe's method 10, Stat. Med. 17, 1998.
     """
-    from scipy.special import stdtrit
-
     scale = scale_of(asked, np.array([a.value]), np.array([b.value]))
     on_scale = [
         scale.of(np.array([math.nan if end is None else end for end in (i.value, i.low, i.high)]))
@@ -149,7 +148,7 @@ def contrast_of_intervals(asked: Measure, a: Interval, b: Interval, confidence: 
     ]
     (mid_a, low_a, high_a), (mid_b, low_b, high_b) = (ends.tolist() for ends in on_scale)
     low_a, low_b = max(low_a, mid_a - 50), max(low_b, mid_b - 50)  # the logarithm of a bound of 0
-    times = float(stdtrit(_TAIL_DF, (1 + confidence) / 2))
+    times = student_t((1 + confidence) / 2, _TAIL_DF)
     below = math.hypot(mid_b - low_b, high_a - mid_a) / times
     above = math.hypot(high_b - mid_b, mid_a - low_a) / times
     difference = mid_b - mid_a

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from loadgen.cli.flags import (
     TrafficFlags,
     with_flags,
 )
-from loadgen.cli.terminal import stderr
+from loadgen.cli.terminal import print_json, stderr
 from loadgen.errors import UsageError
 
 if TYPE_CHECKING:
@@ -84,9 +84,22 @@ def modes(
         str, typer.Option(help="Simulating processes, or auto: one per core.")
     ] = "auto",
     confidence: Confidence = None,
+    check_policy: Annotated[
+        Path | None,
+        typer.Option(
+            "--check-policy",
+            metavar="FILE",
+            help="Compare nothing: check the batching policies in a Python file on random "
+            "workloads. Exit code 1 if one breaks a rule.",
+        ),
+    ] = None,
 ) -> None:
     """Run the same requests against several batching modes and compare them; with --capacity, the
     highest rate of each that meets the SLO, and the ratios to the best."""
+    if check_policy is not None:
+        if not flags.states_no_traffic(traffic):
+            raise UsageError("--check-policy has workloads of its own: leave out the scenario")
+        raise typer.Exit(_check_policies(check_policy, flags.plugin, study.json))
     from loadgen.lab.sim_options import read_settings
     from loadgen.run.manifest import recorded_command
     from loadgen.studies.modes.run import ModesSpec, check_target
@@ -145,6 +158,21 @@ class _Kind:
     compare: Callable[[Path, Console], ComparedModes | ComparedCapacities]
     write: Callable[[Place[Any], Any, Path | None], None]
     tables: Callable[[Any], Group]
+
+
+def _check_policies(path: Path, plugins: Sequence[Path] | None, as_json: bool) -> int:
+    """Checks the policies in a file and prints the answers; the exit code."""
+    from loadgen.studies.modes.policy_file import check_file
+
+    parse.load_plugins(plugins)
+    checked = check_file(path)
+    passes = all(policy.passes for policy in checked)
+    if as_json:
+        policies = [policy.to_json() for policy in checked]
+        print_json({"schema": 1, "kind": "policy_check", "passes": passes, "policies": policies})
+    else:
+        typer.echo("\n".join(line for policy in checked for line in policy.lines()))
+    return 0 if passes else 1
 
 
 def _compare_modes(spec: ModesSpec) -> _Kind:

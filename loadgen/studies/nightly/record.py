@@ -110,7 +110,6 @@ def to_json(night: CellNight) -> dict[str, Any]:
         "started_utc": night.started_utc,
         "factor": dict(night.factor),
         "slos": list(night.slos),
-        "promises": list(night.slos),  # the old name of `slos`, for older readers
         "is_closed_loop": night.is_closed_loop,
         "failures": list(night.failures),
         "verdict": night.verdict,
@@ -147,13 +146,13 @@ def from_json(content: Mapping[str, Any]) -> CellNight:
         night=str(content["night"]),
         started_utc=str(content["started_utc"]),
         factor=dict(content["factor"]),
-        slos=tuple(map(str, content["slos"] if "slos" in content else content["promises"])),
+        slos=tuple(map(str, content["slos"])),
         is_closed_loop=bool(content["is_closed_loop"]),
         runs=runs,
         failures=tuple(map(str, content["failures"])),
         verdict=str(content["verdict"]),
         link=str(content["link"]),
-        verdicts={str(k): str(v) for k, v in content.get("verdicts", {}).items()},
+        verdicts={str(k): str(v) for k, v in content["verdicts"].items()},
     )
 
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from loadgen.measure.statistics.intervals import Values
 from loadgen.measure.statistics.robust_means import LEAST_DF, LEAST_PER_GROUP, robust_fit
+from loadgen.measure.statistics.student_t import student_t
 from loadgen.studies.compare.contrast import Contrast, power_of_t, smallest_where
 
 
@@ -215,7 +216,7 @@ def power_over_baselines(
     baselines that equal nights could have given. Half of such baselines are judged by a single
     noise of runs and nights, the others by the apparent variation of their nights. Baselines that
     would not pass for equal nights (`MAY_BE_CHANCE`) are left out."""
-    from scipy.special import chdtri, fdtri, ndtr, stdtrit
+    from scipy.special import chdtri, fdtri, ndtr
 
     n, levels = len(earlier), (np.arange(64) + 0.5) / 64
     by_runs = float(np.mean([1 / n_i for n_i in earlier]))
@@ -225,8 +226,9 @@ def power_over_baselines(
     df, shares = night_df + noise.run_df, levels * (1 - MAY_BE_CHANCE)
     ratios = fdtri(night_df, noise.run_df, shares)  # variance between nights / within their runs
     beyond = np.maximum(ratios - 1, 0) * by_runs * (1 + 1 / n)
-    as_one = stdtrit(df, 1 - alpha / 2) * np.sqrt((ratios * night_df + noise.run_df) / df * of_runs)
-    apart = stdtrit(night_df, 1 - alpha / 2) * np.sqrt(beyond + of_runs)
+    level, one_noise = 1 - alpha / 2, (ratios * night_df + noise.run_df) / df
+    as_one = student_t(level, df) * np.sqrt(one_noise * of_runs)
+    apart = student_t(level, night_df) * np.sqrt(beyond + of_runs)
     critical = np.where(shares < 1 - _POOLED_ABOVE, as_one, apart) / math.sqrt(of_runs)
     run_sds = noise.run_sd * np.sqrt(noise.run_df / chdtri(noise.run_df, levels))
     shift = abs(difference) / (run_sds * math.sqrt(of_runs))

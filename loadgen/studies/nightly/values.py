@@ -12,6 +12,7 @@ import numpy as np
 from loadgen.measure.measures import Measure, measure
 from loadgen.measure.per_request import Mask
 from loadgen.measure.statistics.intervals import Values
+from loadgen.measure.statistics.student_t import student_t
 from loadgen.studies.compare.judgement import POINTS, Scale, scale_of
 from loadgen.studies.nightly.record import CellNight, RunNumbers
 
@@ -120,10 +121,8 @@ def _absolute(scale: Scale, on_scale: float) -> float:
 
 
 def _half_width(values: np.ndarray[Any, np.dtype[np.float64]]) -> float:
-    from scipy.special import stdtrit
-
     n = len(values)
     if n < 2:
         return float("nan")
-    t = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2))
+    t = student_t((1 + CONFIDENCE) / 2, n - 1)
     return t * float(values.std(ddof=1)) / float(np.sqrt(n))

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
-from xml.etree import ElementTree as ET
+from typing import TYPE_CHECKING, Any, Literal
 
 from loadgen.measure.wording import format_count, format_value
 from loadgen.studies.compare.judgement import ComparedMeasure
 from loadgen.studies.compare.view import change
 from loadgen.studies.compare.view import row as compared_row
 from loadgen.studies.nightly.verdict import CellVerdict
-from reports.run.junit import clean, count_cases, document
+from reports.run.junit import Case, Suite, junit_xml
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -184,40 +183,24 @@ def _or_nothing(value: Any) -> Any:
 
 def junit(cells: Sequence[CellVerdict]) -> str:
     """A night as JUnit XML: a suite per cell, a case per deciding measure. Worse is a failure, an
-    invalid cell an error; inconclusive measures and new baselines are skipped.
-
-    Source: the schema that Jenkins' xunit plugin publishes (junit-10.xsd).
-    """
-    root = ET.Element("testsuites", name="slobench nightly")
-    for cell in cells:
-        suite = ET.SubElement(root, "testsuite", name=clean(cell.cell))
-        gated = [measured for measured in cell.measures if measured.is_gated]
-        for measured in gated:
-            _case(suite, cell, measured)
-        if not gated:
-            _case_without_measures(suite, cell)
-        notes = [*control_lines(cell), *changed_lines(cell), *cell.notes]
-        text_of_cell = "\n".join([cell_line(cell), *notes])
-        ET.SubElement(suite, "system-out").text = clean(text_of_cell)
-        count_cases(suite)
-    return document(root)
+    invalid cell an error; inconclusive measures and new baselines are skipped."""
+    return junit_xml("slobench nightly", map(_suite, cells))
 
 
-def _case(suite: ET.Element, cell: CellVerdict, measured: ComparedMeasure) -> None:
-    case = ET.SubElement(suite, "testcase", classname=clean(cell.cell), name=measured.measure)
+def _suite(cell: CellVerdict) -> Suite:
+    cases = [_case(measured) for measured in cell.measures if measured.is_gated]
+    if not cases:
+        outcome: Literal["error", "skipped"] = "error" if cell.verdict == "invalid" else "skipped"
+        cases = [Case("comparison", outcome, " ".join([cell_line(cell), *cell.notes]))]
+    notes = [*control_lines(cell), *changed_lines(cell), *cell.notes]
+    return Suite(cell.cell, cases, "\n".join([cell_line(cell), *notes]))
+
+
+def _case(measured: ComparedMeasure) -> Case:
     text = ", ".join(
         f"{name} {text}" for name, text in zip(HEAD[1:], row(measured)[1:], strict=True)
     )
     if measured.verdict == "worse":
-        ET.SubElement(case, "failure", type="worse", message=clean(text))
-    elif measured.verdict == "inconclusive":
-        ET.SubElement(case, "skipped", message=clean(text))
-    else:
-        ET.SubElement(case, "system-out").text = clean(text)
-
-
-def _case_without_measures(suite: ET.Element, cell: CellVerdict) -> None:
-    case = ET.SubElement(suite, "testcase", classname=clean(cell.cell), name="comparison")
-    is_invalid = cell.verdict == "invalid"
-    message = clean(" ".join([cell_line(cell), *cell.notes]))
-    ET.SubElement(case, "error" if is_invalid else "skipped", message=message)
+        return Case(measured.measure, "failure", text, "worse")
+    is_open = measured.verdict == "inconclusive"
+    return Case(measured.measure, "skipped" if is_open else "passed", text)

@@ -10,7 +10,7 @@ from loadgen.archive.verify import verify as verify_with
 from loadgen.cli.study_files import check_store
 from loadgen.errors import UsageError
 from loadgen.studies.nightly.run import nightly
-from tests.runs import measured_run, of_schema_2, write_to
+from tests.runs import measured_run, write_to
 from tests.studies.nightly import few
 from tests.test_verbs import slobench as command_line
 
@@ -79,7 +79,7 @@ def cli(capsys, monkeypatch):
 def test_the_verb_prints_each_result_and_exits_3_unless_all_is_verified(cli, tmp_path):
     for name in ("good", "old", "bad"):
         write_to(tmp_path / name, measured_run(n_requests=60))
-    of_schema_2(tmp_path / "old")
+    (tmp_path / "old" / "checksums.sha256").unlink()
     (tmp_path / "bad" / "edges.parquet").unlink()
     assert cli("verify", tmp_path / "good") == (
         0, f"verified    {tmp_path / 'good'} (run, 5 files)\n", "",
@@ -88,12 +88,12 @@ def test_the_verb_prints_each_result_and_exits_3_unless_all_is_verified(cli, tmp
     lines = out.splitlines()
     assert code == 3
     assert [line.split()[0] for line in lines if not line.startswith(" ")] == [
-        "damaged", "verified", "unverified",
+        "damaged", "verified", "damaged",
     ]  # fmt: skip
     assert lines[1].strip().startswith(f"{tmp_path / 'bad' / 'edges.parquet'}: is missing")
     code, out, _ = cli("verify", tmp_path / "old", "--json")
     (result,) = json.loads(out)
-    assert (code, result["state"], result["kind"]) == (3, "unverified", "run")
+    assert (code, result["state"], result["kind"]) == (3, "damaged", "run")
 
 
 def test_an_unfinished_run_is_not_verified(tmp_path):

@@ -176,6 +176,21 @@ def test_the_size_keeps_the_slo_and_a_replica_less_does_not(tmp_path):
     assert three >= 0.9 > two
 
 
+def test_bursts_are_simulated_at_the_same_share_of_the_capacity_as_measured(tmp_path):
+    """The measured server serves 2 req/s and its simulated stand-in 20.9: 2.6 measured replicas are
+    worth 2.6 simulated ones, at ten times the load."""
+    found = {"low": 2.0, "value": 2.1, "high": 2.2}
+    directory = stored(tmp_path / "search", answer=found)
+    demand = Demand(2.6 * 2.0, 0.0, 0, 1)
+    spec = SizeSpec(
+        scenario(), demand, directory, ENGINE, attainment=0.9, n_schedules=1, budget_s=60.0
+    )
+    result = size(spec, tmp_path, QUIET)
+    assert result.simulated_per_s == pytest.approx(2.6 * 20.9, rel=0.08)
+    assert (result.n_divided, result.n_serving) == (3, 3)
+    assert {(t.n_replicas, t.is_met) for t in result.trials} >= {(3, True), (2, False)}
+
+
 def test_the_verb_prints_replicas_gpus_and_json(tmp_path):
     directory = stored(tmp_path / "search", labels={"gpus": 4})
     words = ["size", "capacity_search", "--capacity", str(directory), "--peak", "40/s"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.measure.statistics.resampling import (
+from loadgen.studies.compare.resampling import (
     paired_draws,
     sign_flip_p,
     stretches,
