@@ -183,6 +183,7 @@ def test_a_night_leaves_its_baseline_as_it_was(cli, tmp_path):
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130, stderr
     assert "Traceback" not in stderr
+    assert "--out night --resume continues" in stderr
     assert not list((tmp_path / "baseline").glob("**/*.json"))
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]  # has no types
+from msgspec import structs
 from rich.console import Console
 from rig import nights, queues
 
@@ -16,7 +17,6 @@ import slobench as sb
 from loadgen.manifest.json_section import read_section
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.measures import Measured
-from loadgen.measure.summary import plain_json
 from loadgen.studies.capacity import page as capacity_page
 from loadgen.studies.capacity.next_probe import Question, judge
 from loadgen.studies.capacity.probe import Probe
@@ -32,6 +32,7 @@ from loadgen.studies.modes.capacity import compare_capacity
 from loadgen.studies.modes.run import ModesSpec, compare
 from loadgen.studies.modes.spec import Mode
 from loadgen.studies.nightly import page as nightly_page
+from loadgen.studies.nightly.result import CellResult, NightResult, NightRun
 from loadgen.studies.nightly.values import trend
 from loadgen.studies.nightly.verdict import History, judge_night
 from loadgen.studies.sweep.result import SweepResult
@@ -124,17 +125,18 @@ def night(cache):
     (found,) = judge_night([tonight], {"chat": History((tuple(before),))}, Options())
     assert found.verdict == "worse"
     known = [replace(one, verdict="same") for one in before] + [replace(tonight, verdict="worse")]
-    said = {
-        **plain_json(asdict(found)),
-        "runs": [{"name": "chat/r1", "directory": "chat/r1", "reasons": []}],
-        "trends": {
-            m.measure: plain_json(trend(known, m.measure)) for m in found.measures if m.is_gated
-        },
-    }
-    facts = {"cells": [said], "file": "nightly.yaml", "started_utc": "2026-01-05T03:00:00+00:00",
-             "window": 14, "confidence": 0.95, "link": "",
-             "command": ["slobench", "nightly"]}  # fmt: skip
-    return Made(nightly_page.render("worse", [found], facts, cache), said)
+    run = NightRun(name="chat/r1", directory="chat/r1", control_directory=None, reasons=())
+    cell = CellResult(
+        **structs.asdict(found), factors={}, key="", agrees={}, control=None, runs=(run,),
+        trends={m.measure: trend(known, m.measure) for m in found.measures if m.is_gated},
+    )  # fmt: skip
+    made = NightResult(
+        night="20260105T030000.000000Z", started_utc="2026-01-05T03:00:00+00:00", verdict="worse",
+        exit_code=1, fail_on="worse", confidence=0.95, window=14, repeats=3, file="nightly.yaml",
+        baseline="baseline", directory="night", link="", command=["slobench", "nightly"],
+        cells=(cell,),
+    )  # fmt: skip
+    return Made(nightly_page.render(made, cache), cell.to_json())
 
 
 def modes(cache, folder, scenario, rates=None, n_seeds=1):

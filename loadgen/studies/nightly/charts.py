@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from loadgen.measure.catalog import Metric
 from loadgen.measure.wording import format_value
+from loadgen.studies.nightly.values import TrendPoint
 from reports.charts import (
     BLUE,
     GREEN,
@@ -34,11 +36,11 @@ _LABEL = (
 )
 
 
-def trend_chart(text: str, metric: Metric, points: Sequence[Mapping[str, Any]]) -> Spec:
+def trend_chart(text: str, metric: Metric, points: Sequence[TrendPoint]) -> Spec:
     """A dot with its confidence interval per night, coloured and shaped by that night's verdict on
     this measure; a dot links to its CI job where the night recorded a link."""
     unit, factor = _scale(metric, points)
-    has_control = any("control" in point for point in points)
+    has_control = any(point.control is not None for point in points)
     rows = [_row(point, metric, factor) for point in points]
     ticks = {"labelExpr": _LABEL, "labelOverlap": "greedy", "labelAngle": 0}
     x = {"field": "night", "type": "ordinal", "title": "night", "axis": ticks}
@@ -78,26 +80,30 @@ def trend_chart(text: str, metric: Metric, points: Sequence[Mapping[str, Any]]) 
     )
 
 
-def _row(point: Mapping[str, Any], metric: Metric, factor: float) -> dict[str, Any]:
-    link = str(point["link"])
-    bounded = ("value", "low", "high")
+def _row(point: TrendPoint, metric: Metric, factor: float) -> dict[str, Any]:
+    bounded = {"value": point.value, "low": point.low, "high": point.high}
+    measured = {"absolute": point.absolute, "control": point.control}
     return {
-        "night": point["night"],
-        "at": point["started_utc"],
-        "verdict": point["verdict"],
-        "link": link if link.startswith(("https://", "http://")) else None,
-        "runs": point["n_runs"],
-        **{key: None if point[key] is None else point[key] * factor for key in bounded},
-        **{key: format_value(point[key], metric.unit) for key in ABSOLUTE if key in point},
+        "night": point.night,
+        "at": point.started_utc,
+        "verdict": point.verdict,
+        "link": point.link if point.link.startswith(("https://", "http://")) else None,
+        "runs": point.n_runs,
+        **{key: value * factor if math.isfinite(value) else None for key, value in bounded.items()},
+        **{
+            key: format_value(value, metric.unit)
+            for key, value in measured.items()
+            if value is not None
+        },
     }
 
 
-def _scale(metric: Metric, points: Sequence[Mapping[str, Any]]) -> tuple[str, float]:
+def _scale(metric: Metric, points: Sequence[TrendPoint]) -> tuple[str, float]:
     """The unit of the axis, and the factor that converts the measure's own unit to it."""
-    if any("control" in point for point in points):
+    if any(point.control is not None for point in points):
         return "points above the control" if metric.unit == "share" else "% of the control", 100.0
     if metric.unit == "share":
         return "%", 100.0
     if metric.unit == "s":
-        return time_unit(max(point["high"] or point["value"] for point in points))
+        return time_unit(max(p.high if math.isfinite(p.high) else p.value for p in points))
     return "per s", 1.0

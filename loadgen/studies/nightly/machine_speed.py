@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from loadgen.manifest.json_section import NumberOrNull
 from loadgen.measure.measures import measure
 from loadgen.studies.compare.contrast import contrast
 from loadgen.studies.compare.judgement import ComparedMeasure
@@ -29,7 +30,7 @@ class MachineSpeed:
     as a share. `low` and `high` are its bounds, each at the comparison's confidence; None where
     there is a single run. The interval is about these runs only, not about other nights."""
 
-    change: float
+    change: NumberOrNull
     low: float | None
     high: float | None
 

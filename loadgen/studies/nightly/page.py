@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -10,7 +9,8 @@ from urllib.parse import quote
 from loadgen.measure.measures import measure
 from loadgen.studies.nightly import view
 from loadgen.studies.nightly.charts import trend_chart
-from loadgen.studies.nightly.verdict import CellVerdict
+from loadgen.studies.nightly.result import CellResult, NightResult, NightRun
+from loadgen.studies.nightly.statistics import NightNoise
 from reports.charts import Spec
 from reports.page import render_page
 from reports.redaction import redacted_command
@@ -18,42 +18,31 @@ from reports.redaction import redacted_command
 _TONES = {"better": "met", "same": "met", "worse": "missed", "invalid": "invalid"}
 
 
-def render(
-    verdict: str,
-    cells: Sequence[CellVerdict],
-    facts: Mapping[str, Any],
-    cache_dir: Path | None = None,
-) -> str:
+def render(night: NightResult, cache_dir: Path | None = None) -> str:
     """The page. `cache_dir` caches the plotting bundle, which takes seconds to make."""
     drawn: dict[str, Spec] = {}
-    shown = [
-        _cell(k, cell, cell_facts, drawn)
-        for k, (cell, cell_facts) in enumerate(zip(cells, facts["cells"], strict=True), start=1)
-    ]
-    not_added = view.NOT_ADDED.format(file=facts["file"])
+    shown = [_cell(k, cell, drawn) for k, cell in enumerate(night.cells, start=1)]
+    not_added = view.NOT_ADDED.format(file=night.file)
     return render_page(
         "nightly.html.j2",
         drawn,
         cache_dir,
-        facts=facts,
-        verdict=verdict,
-        tone=_TONES.get(verdict, "unknown"),
-        sentence=view.SENTENCES[verdict],
-        waits=not_added if verdict in ("worse", "better") else "",
-        lines=view.lines(cells, verdict),
-        began=str(facts["started_utc"])[:16].replace("T", " "),
-        command=redacted_command(facts["command"]),
+        night=night,
+        tone=_TONES.get(night.verdict, "unknown"),
+        sentence=view.SENTENCES[night.verdict],
+        waits=not_added if night.verdict in ("worse", "better") else "",
+        lines=view.lines(night.cells, night.verdict),
+        began=night.started_utc[:16].replace("T", " "),
+        command=redacted_command(night.command),
         head=view.HEAD,
-        has_control=any(cell.controls for cell in cells),
+        has_control=any(cell.controls for cell in night.cells),
         cells=shown,
     )
 
 
-def _cell(
-    k: int, cell: CellVerdict, facts: Mapping[str, Any], drawn: dict[str, Spec]
-) -> dict[str, Any]:
+def _cell(k: int, cell: CellResult, drawn: dict[str, Spec]) -> dict[str, Any]:
     charts = []
-    for n, (text, points) in enumerate(facts["trends"].items()):
+    for n, (text, points) in enumerate(cell.trends.items()):
         if points:
             name = f"trend-{k}-{n}"
             drawn[name] = trend_chart(text, measure(text).metric, points)
@@ -69,20 +58,20 @@ def _cell(
         "noise": [_noise(text, noise) for text, noise in cell.noise.items()],
         "control": view.control_lines(cell),
         "changes": view.changed_lines(cell),
-        "runs": [_linked(run) for run in facts["runs"]],
+        "runs": [_linked(run) for run in cell.runs],
     }
 
 
-def _linked(run: Mapping[str, Any]) -> dict[str, Any]:
-    of_control = run.get("control_directory")
+def _linked(run: NightRun) -> dict[str, Any]:
     return {
-        **run,
-        "directory": quote(run["directory"]),
-        "control_directory": quote(of_control) if of_control else "",
+        "name": run.name,
+        "reasons": run.reasons,
+        "directory": quote(run.directory),
+        "control_directory": quote(run.control_directory or ""),
     }
 
 
-def _noise(text: str, noise: Any) -> tuple[str, str, str, str]:
+def _noise(text: str, noise: NightNoise) -> tuple[str, str, str, str]:
     unit = "points" if measure(text).is_share else "%"
     of_runs, of_nights = (f"{100 * sd:.2g} {unit}" for sd in (noise.run_sd, noise.night_sd))
     return text, of_runs, of_nights, "yes" if noise.assumed_df else "no"

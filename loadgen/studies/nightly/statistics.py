@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from loadgen.manifest.json_section import NumberOrNull
 from loadgen.measure.statistics.intervals import Values
 from loadgen.measure.statistics.robust_means import LEAST_DF, LEAST_PER_GROUP, robust_fit
 from loadgen.measure.statistics.student_t import student_t
@@ -70,12 +71,12 @@ class NightNoise:
     is assumed).
     """
 
-    run_sd: float
-    run_df: float
-    night_sd: float
-    night_df: float
-    assumed_df: float
-    alike_p: float = math.nan
+    run_sd: NumberOrNull
+    run_df: NumberOrNull
+    night_sd: NumberOrNull
+    night_df: NumberOrNull
+    assumed_df: NumberOrNull
+    alike_p: NumberOrNull = math.nan
 
     @property
     def may_be_chance(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from loadgen.manifest.json_section import JsonSection, NumberOrNull
 from loadgen.measure.measures import Measure, measure
 from loadgen.measure.per_request import Mask
 from loadgen.measure.statistics.intervals import Values
@@ -63,13 +64,28 @@ def has_controls(runs: Sequence[RunNumbers]) -> bool:
 CONFIDENCE = 0.95
 
 
-def trend(nights: Sequence[CellNight], text: str) -> list[dict[str, Any]]:
-    """A point per night with trusted runs: the mean of the runs (geometric where changes are
-    relative) and its interval by Student's t; open with a single run.
+class TrendPoint(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
+    """A measure in a night: the mean of the runs (geometric where changes are relative) and its
+    interval by Student's t; NaN as bounds with a single run.
 
     With controls the mean is relative to them (a ratio; of shares, a difference), and `absolute`
     and `control` are the means of the cell and of its control.
     """
+
+    night: str
+    started_utc: str
+    value: NumberOrNull
+    low: NumberOrNull
+    high: NumberOrNull
+    n_runs: int
+    verdict: str
+    link: str
+    absolute: NumberOrNull | None = None
+    control: NumberOrNull | None = None
+
+
+def trend(nights: Sequence[CellNight], text: str) -> list[TrendPoint]:
+    """A point per night with trusted runs."""
     compared = measure(text)
     points = []
     for night in nights:
@@ -83,17 +99,17 @@ def trend(nights: Sequence[CellNight], text: str) -> list[dict[str, Any]]:
         ends = (mean, mean - half, mean + half)
         value, low, high = (_absolute(scale, end) for end in ends)
         points.append(
-            {
-                "night": night.night,
-                "started_utc": night.started_utc,
-                "value": value,
-                "low": low,
-                "high": high,
-                "n_runs": len(on_scale),
-                "verdict": night.verdicts.get(text, night.verdict),
-                "link": night.link,
+            TrendPoint(
+                night=night.night,
+                started_utc=night.started_utc,
+                value=value,
+                low=low,
+                high=high,
+                n_runs=len(on_scale),
+                verdict=night.verdicts.get(text, night.verdict),
+                link=night.link,
                 **_both(night.trusted, compared, is_known),
-            }
+            )
         )
     return points
 

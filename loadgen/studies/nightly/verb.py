@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -10,19 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from loadgen.cli import parse
-from loadgen.cli.exit_codes import INTERRUPTED
 from loadgen.cli.flags import (
     FailOn,
-    Json,
     Plugin,
+    StudyFlags,
     WaitReady,
     WatchFlags,
     with_flags,
 )
-from loadgen.cli.terminal import print_json, stdout
+from loadgen.cli.terminal import print_json, stderr
 
 if TYPE_CHECKING:
     from loadgen.studies.nightly.run import FinishedNight
@@ -38,14 +35,8 @@ verbs = typer.Typer()
 @with_flags
 def nightly(
     watch: WatchFlags,
+    study: StudyFlags,
     file: Annotated[Path, typer.Argument(help="A nightly file; `slobench init` writes one.")],
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="The night's directory; a night that was interrupted continues there. "
-            "Default: runs/nightly-<time>."
-        ),
-    ] = None,
     baseline: Annotated[
         Path | None, typer.Option(help="Directory of earlier nights. Default: as the file says.")
     ] = None,
@@ -68,12 +59,12 @@ def nightly(
         ),
     ] = False,
     plugin: Plugin = None,
-    json: Json = False,
 ) -> None:
     """Measure the same cells every night, and show changes since the nights before."""
-    from loadgen.archive.directory import reserved
     from loadgen.studies.compare.sides import read_fail_on
     from loadgen.studies.nightly.run import Nightly, NightOptions
+    from loadgen.studies.nightly.view import tables
+    from loadgen.studies.study import end
 
     fail_on = read_fail_on(fail_on)
     parse.load_plugins(plugin)
@@ -86,37 +77,21 @@ def nightly(
         job_link(environ),
         parse.base_options(plugin, wait_ready_s=parse.read_wait_s(wait_ready)),
     )
-    spec, now = Nightly(file, options), datetime.now().astimezone()
+    planned = Nightly(file, options)
     if accept:
-        _print_accepted(spec.accept(now), json)
+        _print_accepted(planned.accept(datetime.now().astimezone()), study.json)
         return
-    directory = out or reserved(Path("runs") / f"nightly-{now:%Y%m%d-%H%M%S}")
-    try:
-        # Without the targets of controls: a control is simulated where its cell is.
-        with parse.shared_watch(watch, [cell.cell.target for cell in spec.cells]) as each:
-            night = spec.run(
-                Console(stderr=True, highlight=False, markup=False), now, directory, each
-            )
-    except KeyboardInterrupt:
-        typer.echo(
-            "interrupted: there is no verdict; the measured runs are kept. Continue with: slobench "
-            f"nightly {file} --out {directory}",
-            err=True,
-        )
-        raise typer.Exit(INTERRUPTED) from None
-    finally:
-        if out is None:  # nothing was measured
-            with contextlib.suppress(OSError):
-                directory.rmdir()
+    # Without the targets of controls: a control is simulated where its cell is.
+    with parse.shared_watch(watch, [cell.cell.target for cell in planned.cells]) as each:
+        night = planned.run(stderr(), study.out, each, resume=study.resume)
     _write_github_summary(night, environ)
-    if json:
-        print_json(night.facts)
-    else:
-        from loadgen.studies.nightly.view import tables
-
-        stdout().print(tables(night.verdict, night.cells, night.facts))
-    typer.echo(f"report: {night.directory / 'index.html'}", err=True)
-    raise typer.Exit(night.exit_code)
+    end(
+        night.facts.to_json(),
+        lambda: tables(night.facts),
+        as_json=study.json,
+        exit_code=night.exit_code,
+        files={"report": night.directory / "index.html"},
+    )
 
 
 def job_link(environ: Mapping[str, str]) -> str:

@@ -6,11 +6,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
 import numpy as np
 
+from loadgen.manifest.json_section import JsonSection, NumberOrNull
 from loadgen.measure.measures import Measure, measure
 from loadgen.studies.compare.comparable import ConfigDifference, differences
 from loadgen.studies.compare.contrast import Contrast
@@ -73,7 +75,17 @@ class History:
 
 
 @dataclass(frozen=True, slots=True)
-class CellVerdict:
+class ControlMoved:
+    """The control's value in the nights before and tonight, in the unit of the measure, and its
+    relative change (of shares: the difference). The control is unchanged, so this is the machine's
+    change."""
+
+    before: NumberOrNull
+    tonight: NumberOrNull
+    change: NumberOrNull
+
+
+class CellVerdict(JsonSection, frozen=True):
     """The verdict of a cell tonight. `baseline`: there was no earlier night to compare with;
     tonight becomes the first. `noise` by measure text; `ComparedMeasure.runs_needed` counts repeats
     a night. `controls` by measure text, where the cell has a control: every `change` is then
@@ -83,24 +95,13 @@ class CellVerdict:
     cell: str
     verdict: NightWord
     measures: tuple[ComparedMeasure, ...]
-    noise: Mapping[str, NightNoise]
+    noise: dict[str, NightNoise]
     n_nights: int
     changes: tuple[ConfigDifference, ...]
     notes: tuple[str, ...]
     pace: MachineSpeed | None = None
-    controls: Mapping[str, ControlMoved] = field(default_factory=dict)
+    controls: dict[str, ControlMoved] = msgspec.field(default_factory=dict)
     not_excluded: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ControlMoved:
-    """The control's value in the nights before and tonight, in the unit of the measure, and its
-    relative change (of shares: the difference). The control is unchanged, so this is the machine's
-    change."""
-
-    before: float
-    tonight: float
-    change: float
 
 
 def judge_night(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from loadgen.measure.wording import format_count, format_value
 from loadgen.studies.compare.judgement import ComparedMeasure
 from loadgen.studies.compare.view import change
 from loadgen.studies.compare.view import row as compared_row
+from loadgen.studies.nightly.result import NightResult
 from loadgen.studies.nightly.verdict import CellVerdict
 from reports.run.junit import Case, Suite, junit_xml
 
@@ -99,16 +100,16 @@ def changed_lines(cell: CellVerdict) -> list[str]:
     return [f"changed {c.key}: {_or_nothing(c.a)} → {_or_nothing(c.b)}" for c in cell.changes]
 
 
-def tables(verdict: str, cells: Sequence[CellVerdict], facts: Mapping[str, Any]) -> Group:
+def tables(night: NightResult) -> Group:
     """A rich renderable of at most 100 columns."""
     from rich.console import Group
     from rich.text import Text
 
     from loadgen.studies.compare.view import grid
 
-    title = f"{verdict.upper()}: {SENTENCES[verdict]}"
-    parts: list[Any] = [Text(title, style=_STYLES.get(verdict, "bold yellow"))]
-    for cell in cells:
+    title = f"{night.verdict.upper()}: {SENTENCES[night.verdict]}"
+    parts: list[Any] = [Text(title, style=_STYLES.get(night.verdict, "bold yellow"))]
+    for cell in night.cells:
         parts.append(Text(f"\n{cell_line(cell)}", style=_STYLES.get(cell.verdict, "bold yellow")))
         if cell.measures:
             table = grid(*HEAD)
@@ -119,13 +120,14 @@ def tables(verdict: str, cells: Sequence[CellVerdict], facts: Mapping[str, Any])
         notes = [*control_lines(cell), *changed_lines(cell)]
         parts += [Text(line, overflow="fold") for line in notes]
         parts += [Text(f"note: {note}", overflow="fold") for note in cell.notes]
-    if verdict in ("worse", "better"):
-        parts.append(Text(f"\n{NOT_ADDED.format(file=facts['file'])}", overflow="fold"))
+    if night.verdict in ("worse", "better"):
+        parts.append(Text(f"\n{NOT_ADDED.format(file=night.file)}", overflow="fold"))
     return Group(*parts)
 
 
-def markdown(verdict: str, cells: Sequence[CellVerdict], facts: Mapping[str, Any]) -> str:
+def markdown(night: NightResult) -> str:
     """For `$GITHUB_STEP_SUMMARY`: the verdict, a line per cell, and the measures that decide."""
+    verdict, cells = night.verdict, night.cells
     lines = [f"## {_ICONS[verdict]} slobench nightly: {verdict}", "", SENTENCES[verdict], ""]
     lines += ["| cell | verdict | nights in baseline |", "|---|---|--:|"]
     lines += [
@@ -144,8 +146,8 @@ def markdown(verdict: str, cells: Sequence[CellVerdict], facts: Mapping[str, Any
         notes = [*control_lines(cell), *changed_lines(cell), *cell.notes]
         lines += [f"- {_cell(line)}" for line in notes]
     if verdict in ("worse", "better"):
-        lines += ["", _cell(NOT_ADDED.format(file=facts["file"]))]
-    lines += ["", f"Each confidence bound holds with {facts['confidence']:.0%}. p: Holm's "
+        lines += ["", _cell(NOT_ADDED.format(file=night.file))]
+    lines += ["", f"Each confidence bound holds with {night.confidence:.0%}. p: Holm's "
               "correction over all deciding measures of all cells."]  # fmt: skip
     return "\n".join(lines) + "\n"
 

@@ -41,13 +41,13 @@ def nights(tmp_path, monkeypatch, cache):
     """`nights(name, layers, control="sim", engine="")`: a night on a machine of such a pace."""
     monkeypatch.chdir(tmp_path)
 
-    def measure(name, layers, control="sim", **options):
+    def measure(name, layers, control="sim", resume=False, **options):
         machine(tmp_path, layers)
         few.write(tmp_path, MORE + (f"control: {control}\n" if control else ""))
         asked = Nightly(
             Path("nightly.yaml"), NightOptions(run=RunOptions(cache_dir=cache), **options)
         )
-        return asked.run(Console(quiet=True), datetime.now().astimezone(), tmp_path / name)
+        return asked.run(Console(quiet=True), tmp_path / name, resume=resume)
 
     return measure
 
@@ -99,7 +99,7 @@ def test_nights_with_another_control_or_none_are_kept_apart_and_told(nights, tmp
     few.write(tmp_path, MORE + "control: {target: sim, engine: 'mode=static'}\n")
     console = Console(record=True, width=400)
     asked = Nightly(Path("nightly.yaml"), NightOptions(run=RunOptions(cache_dir=cache)))
-    night = asked.run(console, datetime.now().astimezone(), tmp_path / "other")
+    night = asked.run(console, tmp_path / "other")
     assert night.verdict == "baseline"
     said = console.export_text()
     assert "starts a new baseline" in said
@@ -128,7 +128,7 @@ def test_an_interrupted_pair_is_measured_again_as_a_pair(nights, tmp_path, monke
         "sim_few_chunked.control/r1", "sim_few_chunked/r1", "sim_few_chunked/r2",
     ]  # fmt: skip
     monkeypatch.setattr(night_module, "run_cells", run_cells)
-    assert nights("out", 32).verdict == "baseline"
+    assert nights("out", 32, resume=True).verdict == "baseline"
     again = {path: (path / "manifest.json").stat().st_mtime_ns != at for path, at in made.items()}
     assert {path.name: new for path, new in again.items()} == {"r1": False, "r2": True}
 

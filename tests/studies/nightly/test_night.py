@@ -18,6 +18,7 @@ from loadgen.errors import UsageError
 from loadgen.run.run_options import RunOptions
 from loadgen.studies.cells.order import run_cells
 from loadgen.studies.nightly import run as night_module
+from loadgen.studies.nightly.files import NIGHTLY
 from loadgen.studies.nightly.run import Nightly, NightOptions
 from tests.studies.nightly import few
 
@@ -95,6 +96,7 @@ def test_a_slower_engine_is_worse_and_every_output_says_so(
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("2", "2", "0")
     facts = json.loads((out / "nightly.json").read_text())
     assert (facts["verdict"], facts["exit_code"]) == ("worse", 1)
+    assert NIGHTLY.read(out).to_json() == facts
     (cell,) = facts["cells"]
     assert [p["verdict"] for p in cell["trends"]["mean(tpot)"]] == ["baseline", "same", "worse"]
     rows = {row["measure"]: row for row in cell["measures"]}
@@ -105,7 +107,8 @@ def test_a_slower_engine_is_worse_and_every_output_says_so(
     assert "https://forge.example/us/engine/actions/runs/12" in page
     (run, _) = cell["runs"]
     assert (out / run["directory"] / "report.html").exists()
-    assert "holds a finished night" in shown("nightly", file, "--out", out)[2]
+    for more in ([], ["--resume"]):
+        assert "holds a finished night" in shown("nightly", file, "--out", out, *more)[2]
 
     # It did not become the baseline: tomorrow it is worse again, until it is accepted.
     again = nightly(file, copied / "again", engine="step_delay=10%")
@@ -152,7 +155,7 @@ def test_a_new_key_is_named_with_its_value(copied, cache):
     options = NightOptions(run=RunOptions(cache_dir=cache))
     night = Nightly(copied / "nightly.yaml", options)
     console = Console(record=True, width=200)
-    found = night.run(console, datetime.now().astimezone(), copied / "other")
+    found = night.run(console, copied / "other")
     assert found.verdict == "baseline"
     said = console.export_text()
     assert "starts a new baseline" in said
@@ -177,14 +180,21 @@ def test_an_interrupted_night_keeps_its_runs_and_goes_on(shown, folder, monkeypa
     file, out = folder / "nightly.yaml", folder / "out"
     code, _, errors = shown("nightly", file, "--out", out)
     assert code == 130
-    assert f"Continue with: slobench nightly {file} --out {out}" in errors
+    assert f"the same command with --out {out} --resume continues" in errors
     assert not (folder / "baseline").exists()
     first = (out / "sim_few_chunked" / "r1" / "manifest.json").stat().st_mtime_ns
     monkeypatch.undo()
-    assert shown("nightly", file, "--out", out)[0] == 0
+    code, _, errors = shown("nightly", file, "--out", out)
+    assert (code, "add --resume to continue it" in errors) == (2, True)
+    code, told, _ = shown("nightly", file, "--out", out, "--resume", "--json")
+    assert code == 0
     assert (out / "sim_few_chunked" / "r1" / "manifest.json").stat().st_mtime_ns == first
     (kept,) = folder.glob("baseline/*/nights/*.json")
-    assert kept.stem == json.loads((out / "night.json").read_text())["night"]
+    began = datetime.fromisoformat(json.loads((out / "study.json").read_text())["began_utc"])
+    assert kept.stem == f"{began:%Y%m%dT%H%M%S.%f}Z"
+    result = NIGHTLY.read(out)
+    assert (result.night, result.started_utc) == (kept.stem, began.isoformat())
+    assert result.to_json() == json.loads(told) == json.loads((out / "nightly.json").read_text())
 
 
 def test_a_server_that_cannot_be_reached_is_invalid_and_fails_where_asked(shown, folder):

@@ -164,8 +164,8 @@ def test_a_night_with_controls_reads_back_as_it_was_written():
 def test_a_trend_with_controls_is_relative_and_says_what_is_behind_it():
     night = one_night([0.22, 0.2], [0.2, 0.2], verdict="same")
     (point,) = trend([night], "p50(ttft)")
-    assert point["value"] == pytest.approx(1.0488, abs=1e-4)
-    assert point["absolute"] == pytest.approx(0.20976, abs=1e-5)
-    assert point["control"] == pytest.approx(0.2)
+    assert point.value == pytest.approx(1.0488, abs=1e-4)
+    assert point.absolute == pytest.approx(0.20976, abs=1e-5)
+    assert point.control == pytest.approx(0.2)
     (share,) = trend([one_night([0.03, 0.01], [0.01, 0.01], "error_rate")], "error_rate")
-    assert share["value"] == pytest.approx(0.01)
+    assert share.value == pytest.approx(0.01)

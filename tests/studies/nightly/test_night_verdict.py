@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 from rig import nights
 
 from loadgen.studies.compare.judgement import Options
@@ -113,7 +114,7 @@ def test_the_word_of_a_night_is_that_of_its_worst_cell():
     def of(*words):
         rng = np.random.default_rng(8)
         one = judged(nights.cell_night(rng, 1, 3))
-        return night_word([replace(one, verdict=word) for word in words])
+        return night_word([structs.replace(one, verdict=word) for word in words])
 
     assert of("same", "worse", "invalid") == "worse"
     assert of("same", "inconclusive", "invalid") == "invalid"
@@ -131,9 +132,9 @@ def test_a_night_reads_back_as_it_was_written():
 def test_a_trend_has_a_point_and_an_interval_per_night():
     rng = np.random.default_rng(10)
     points = trend(level(rng, 3), "mean(tpot)")
-    assert [p["night"][:8] for p in points] == ["20260000", "20260001", "20260002"]
-    assert all(p["low"] < p["value"] < p["high"] for p in points)
-    assert all(0.015 < p["value"] < 0.025 for p in points)
+    assert [p.night[:8] for p in points] == ["20260000", "20260001", "20260002"]
+    assert all(p.low < p.value < p.high for p in points)
+    assert all(0.015 < p.value < 0.025 for p in points)
     assert trend(level(rng, 3), "p99(itl)") == []
 
 
