@@ -186,12 +186,14 @@ class Study(Generic[R]):
 
 @dataclass(frozen=True)
 class Place(Generic[R]):
-    """The open directory of a study. `is_resumed`: it holds earlier work of the same study."""
+    """The open directory of a study. `is_resumed`: it holds earlier work of the same study. `out`:
+    the directory of the command line, where it is another because the study is part of another."""
 
     study: Study[R]
     directory: Path
     marker: Marker
     is_resumed: bool
+    out: Path | None = None
 
     def write(self, result: R) -> None:
         """Replaces the result file as a whole."""
@@ -210,12 +212,17 @@ class Place(Generic[R]):
         is_stored = self.is_resumed and (self.directory / self.study.file).is_file()
         return self.study.read(self.directory) if is_stored else None
 
+    @property
+    def continuing(self) -> str:
+        """The flags that continue the study."""
+        return f"--out {self.out or self.directory} --resume"
+
     def print_interrupted(
         self, console: Console, done: str, command: str = "the same command with"
     ) -> None:
         """Prints what an interrupt kept, and how to continue. `command` comes before `--out`."""
         console.print(
-            f"interrupted: {done}; {command} --out {self.directory} --resume continues",
+            f"interrupted: {done}; {command} {self.continuing} continues",
             markup=False,
             soft_wrap=True,
         )
@@ -229,12 +236,14 @@ def end(
     exit_code: int,
     files: Mapping[str, Path],
 ) -> NoReturn:
-    """Ends a verb: the result on standard output, as JSON or as `shown()`; then a line for each of
-    `files` (word → path) on standard error."""
+    """Ends a verb: the result on standard output, as JSON or as `shown()`, whose lines are not
+    wrapped if it is a string; then a line for each of `files` (word → path) on standard error."""
     if as_json:
         print_json(content)
+    elif isinstance(text := shown(), str):
+        typer.echo(text)
     else:
-        stdout().print(shown())
+        stdout().print(text)
     for word, path in files.items():
         typer.echo(f"{word}: {path}", err=True)
     raise typer.Exit(exit_code)

@@ -6,13 +6,14 @@ import math
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
 import pytest
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from loadgen.errors import UsageError
 from loadgen.manifest.json_section import JsonSection, NumberOrNull
@@ -260,22 +261,32 @@ def test_an_interrupt_names_the_command_that_continues(tmp_path):
     place = started(tmp_path / "s")
     place.print_interrupted(Console(file=written), "1 part done")
     place.print_interrupted(Console(file=written), "1 part done", "slobench sums")
+    part_of_another = replace(place, out=tmp_path)
+    part_of_another.print_interrupted(Console(file=written), "1 part done")
     where = f"--out {tmp_path / 's'} --resume continues"
     assert written.getvalue().splitlines() == [
         f"interrupted: 1 part done; the same command with {where}",
         f"interrupted: 1 part done; slobench sums {where}",
+        f"interrupted: 1 part done; the same command with --out {tmp_path} --resume continues",
     ]
 
 
-def test_the_end_of_a_verb_is_the_result_then_its_files(tmp_path, capsys):
-    for as_json, shown in ((False, "a table"), (True, '"total": 1.0')):
-        with pytest.raises(typer.Exit) as ending:
-            end({"total": 1.0}, lambda: "a table", as_json=as_json, exit_code=3,
-                files={"report": tmp_path / "report.html"})  # fmt: skip
-        assert ending.value.exit_code == 3
-        out, err = capsys.readouterr()
-        assert shown in out
-        assert err == f"report: {tmp_path / 'report.html'}\n"
+@pytest.mark.parametrize(
+    ("as_json", "shown", "printed"),
+    [
+        (False, "a line " * 30, "a line " * 30 + "\n"),
+        (False, Text("a line " * 30), "a \nline a"),
+        (True, "a line", '"total": 1.0'),
+    ],
+)
+def test_the_end_of_a_verb_is_the_result_then_its_files(tmp_path, capsys, as_json, shown, printed):
+    with pytest.raises(typer.Exit) as ending:
+        end({"total": 1.0}, lambda: shown, as_json=as_json, exit_code=3,
+            files={"report": tmp_path / "report.html"})  # fmt: skip
+    assert ending.value.exit_code == 3
+    out, err = capsys.readouterr()
+    assert printed in out
+    assert err == f"report: {tmp_path / 'report.html'}\n"
 
 
 def test_keys_of_a_later_version_are_skipped(tmp_path):

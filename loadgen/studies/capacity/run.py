@@ -151,7 +151,7 @@ class _Search:
     def conclude(self) -> Capacity:
         """Run the search and write its files; also the files of a search whose target or load
         generator failed, if it has a probe."""
-        resume = f"the same command with --out {self._directory} --resume continues"
+        resume = f"the same command with {self._place.continuing} continues"
         try:
             is_interrupted = not self._run()
         except KeyboardInterrupt:
