@@ -10,10 +10,9 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
@@ -27,10 +26,12 @@ from loadgen.measure.server_load import points
 from loadgen.measure.slo import parse_slo
 from loadgen.records import Run
 from loadgen.run.run_options import RunOptions
-from loadgen.studies.capacity.run import search, seed_of
+from loadgen.studies.capacity.files import CAPACITY
+from loadgen.studies.capacity.probe import Probe
+from loadgen.studies.capacity.result import CapacityFile
+from loadgen.studies.capacity.run import opened, search_in, seed_of
 from loadgen.studies.capacity.spec import CapacitySpec, question_of
 from loadgen.studies.size.demand import (
-    Costs,
     Demand,
     Interval,
     Variant,
@@ -38,11 +39,14 @@ from loadgen.studies.size.demand import (
     costs,
     sensitivity,
 )
-from loadgen.whole_file import read_result, replacing
+from loadgen.studies.size.result import Size, Trial
+from loadgen.studies.study import MARKER, Place, Study
+from loadgen.whole_file import read_result
 from loadgen.workload.scaling import scaled, with_window
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import make_plan
 
+SIZE = Study("size", "sizing", Size)
 _ROUTERS = ("round_robin", "power_of_two", "join_shortest_queue")
 SIMULATED = "sim"
 _POWER = "gpu_power_w"  # of all GPUs of the server together
@@ -67,64 +71,24 @@ class SizeSpec:
     watts_per_gpu: float | None = None
 
 
-@dataclass(frozen=True)
-class Trial:
-    """`n_replicas` simulated at the design load: the share of requests that met the SLO under each
-    schedule, and whether every schedule reached the target."""
+def size(place: Place[Size], spec: SizeSpec, console: Console) -> Size:
+    """The replicas and GPUs for a demand; writes size.json, and the files of a simulated capacity
+    search to `capacity/`, where it continues an interrupted search.
 
-    router: str
-    n_replicas: int
-    attainments: tuple[float, ...]
-    is_met: bool
-
-
-@dataclass(frozen=True)
-class Size:
-    """Replicas and GPUs for a demand. `n_divided` by division, `n_serving` with bursts and routing,
-    `n_replicas` with those that may fail. `simulated_per_s` is the load of the simulations: the
-    design load, times the simulated capacity of a replica over the lower end of `capacity`.
-    `trials` is empty where nothing was simulated. None as `n_serving`: no number tried meets the
-    SLO."""
-
-    demand: Demand
-    capacity: Interval
-    target: float
-    router: str
-    n_divided: int
-    n_serving: int | None
-    n_replicas: int | None
-    n_gpus: int | None
-    simulated_per_s: float | None
-    trials: tuple[Trial, ...]
-    sensitivity: tuple[Variant, ...]
-    costs: Costs | None
-    notes: tuple[str, ...]
-
-    @property
-    def exit_code(self) -> int:
-        """0 with a result, 1 if no number of replicas tried meets the SLO."""
-        return 1 if self.n_serving is None else 0
-
-    def to_json(self) -> dict[str, Any]:
-        return {"schema": 1, "kind": "size", **asdict(self), "exit_code": self.exit_code}
-
-
-def size(spec: SizeSpec, directory: Path, console: Console) -> Size:
-    """The replicas and GPUs for a demand; writes `size.json`, and the files of a simulated capacity
-    search to `capacity/`. Raises UsageError for a capacity that cannot be used."""
-    demand, notes = spec.demand, []
+    Raises UsageError for a capacity that cannot be used; KeyboardInterrupt when interrupted: the
+    search stays.
+    """
+    demand, notes, engine = spec.demand, list[str](), spec.engine
     target = question_of(_search_spec(spec)).target
-    if spec.capacity is not None:
-        capacity, content = read_capacity(spec.capacity, target)
-        notes += _differences(spec, content)
-        engine = content["definition"]["engine"] if _is_simulated(content) else spec.engine
-    else:
-        capacity, content, engine = None, {}, spec.engine
+    capacity: Interval | None = None
     simulated: Interval | None = None  # of the simulated replica
-    if capacity is not None and _is_simulated(content):
-        simulated = capacity
-    elif engine:
-        simulated = _searched(spec, engine, directory / "capacity", console)
+    if spec.capacity is not None:
+        capacity, search = read_capacity(spec.capacity, target)
+        notes += _differences(spec, search)
+        if search.definition.target == SIMULATED:
+            simulated, engine = capacity, search.definition.engine
+    if simulated is None and engine:
+        simulated = _searched(spec, engine, place, console)
     capacity = capacity or simulated
     assert capacity is not None, "a sizing has a capacity or an engine"
     n_divided = by_division(demand.design_per_s, capacity.low)
@@ -162,7 +126,9 @@ def size(spec: SizeSpec, directory: Path, console: Console) -> Size:
         watts = spec.watts_per_gpu
         if watts is None and spec.capacity is not None:
             near_per_s = capacity.value or capacity.low
-            power = measured_power(spec.capacity, content, near_per_s, demand.gpus_per_replica)
+            power = measured_power(
+                spec.capacity, search.probes, near_per_s, demand.gpus_per_replica
+            )
             if power is not None:
                 watts = power.watts_per_gpu
                 notes.append(
@@ -184,39 +150,32 @@ def size(spec: SizeSpec, directory: Path, console: Console) -> Size:
         sensitivity=tuple(variants),
         costs=spent,
         notes=tuple(notes),
+        exit_code=1 if n_serving is None else 0,
     )
-    directory.mkdir(parents=True, exist_ok=True)
-    with replacing(directory / "size.json") as partial:
-        text = json.dumps(result.to_json(), indent=1, allow_nan=False)
-        partial.write_text(text + "\n", encoding="utf-8")
+    place.write(result)
     return result
 
 
-def read_capacity(directory: Path, target: float) -> tuple[Interval, dict[str, Any]]:
+def read_capacity(directory: Path, target: float) -> tuple[Interval, CapacityFile]:
     """The capacity that a search stored, and the whole of its file. Raises UsageError for a
     directory without a search, or a search without a lower bound in requests per second."""
-    path = directory / "capacity.json"
-    try:
-        content = json.loads(read_result(path))
-        answer, definition = content["answer"], content["definition"]
-        low, value, high = answer["low"], answer["value"], answer["high"]
-        unit, attainment, share = answer["unit"], answer["attainment"], answer["confidence"]
-        definition["engine"], definition["target"], definition["scenario"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"--capacity {directory}: holds no capacity search ({error!r})") from None
-    if unit != "req/s":
-        raise UsageError(f"--capacity {directory}: counts {unit}; search with --over rate")
-    if low is None:
+    search = CAPACITY.read(directory)
+    answer = search.answer
+    if answer.unit != "req/s":
+        raise UsageError(f"--capacity {directory}: counts {answer.unit}; search with --over rate")
+    if answer.low is None:
         raise UsageError(
-            f"--capacity {directory}: {answer['sentence']}: no lower end to divide by; continue "
+            f"--capacity {directory}: {answer.sentence}: no lower end to divide by; continue "
             "the search with --resume and more time"
         )
-    if attainment < target:
+    if answer.attainment < target:
         raise UsageError(
-            f"--capacity {directory}: was searched for {100 * attainment:g} % of the requests, "
-            f"below the {100 * target:g} % of this sizing; search again, or set --attainment"
+            f"--capacity {directory}: was searched for {100 * answer.attainment:g} % of the "
+            f"requests, below the {100 * target:g} % of this sizing; search again, or set "
+            "--attainment"
         )
-    return Interval(low, value, None if value is None else high, share), content
+    high = None if answer.value is None else answer.high
+    return Interval(answer.low, answer.value, high, answer.confidence), search
 
 
 def gpus_of(capacity: Path | None, hardware: str, engine: str = "") -> int:
@@ -305,23 +264,23 @@ def _search_spec(spec: SizeSpec, engine: str = "") -> CapacitySpec:
     )
 
 
-def _searched(spec: SizeSpec, engine: str, directory: Path, console: Console) -> Interval:
+def _searched(spec: SizeSpec, engine: str, place: Place[Size], console: Console) -> Interval:
     console.print(f"capacity of a simulated replica ({engine}):", markup=False, soft_wrap=True)
-    answer = search(_search_spec(spec, engine), directory, console, resume=False)
+    search, directory = _search_spec(spec, engine), place.directory / "capacity"
+    with opened(search, directory, resume=(directory / MARKER).exists()) as inner:
+        answer = search_in(replace(inner, out=place.directory), search, console)
+    if answer.is_interrupted:
+        raise KeyboardInterrupt
     if answer.low is None:
         raise UsageError(f"the simulated replica has no capacity: {answer.sentence()}")
     high = None if answer.value is None else answer.high
     return Interval(answer.low, answer.value, high, answer.confidence)
 
 
-def _is_simulated(content: dict[str, Any]) -> bool:
-    return bool(content) and str(content["definition"]["target"]) == SIMULATED
-
-
-def _differences(spec: SizeSpec, content: dict[str, Any]) -> list[str]:
+def _differences(spec: SizeSpec, search: CapacityFile) -> list[str]:
     """Notes on what the search measured and this sizing assumes otherwise. The rate is scaled, and
     phases and seed vary between probes."""
-    own, searched = spec.scenario.resolved(), content["definition"]["scenario"]
+    own, searched = spec.scenario.resolved(), search.definition.scenario
     ignored = {"phases", "seed", "name", "description", "arrivals"}
     keys = {*own, *searched} - ignored
     current = json.loads(json.dumps(own))
@@ -348,13 +307,13 @@ class MeasuredPower:
 
 
 def measured_power(
-    directory: Path, content: Mapping[str, Any], near_per_s: float, gpus_per_replica: int
+    directory: Path, probes: Sequence[Probe], near_per_s: float, gpus_per_replica: int
 ) -> MeasuredPower | None:
-    """The power in the probe with the load nearest to `near_per_s`, of a search whose
-    `capacity.json` has `content`. None if no measured probe read the power."""
-    probes = [probe for probe in content.get("probes", ()) if probe["grade"] == "measured"]
-    for probe in sorted(probes, key=lambda probe: abs(probe["level"] - near_per_s)):
-        place = directory / "probes" / probe["name"]
+    """The power in that of the probes, stored in the directory of a search, whose load is nearest
+    to `near_per_s`. None if no measured probe read the power."""
+    measured = [probe for probe in probes if probe.grade == "measured"]
+    for probe in sorted(measured, key=lambda probe: abs(probe.level - near_per_s)):
+        place = directory / "probes" / probe.name
         if not (place / "server.parquet").is_file():
             continue
         run = read_run(place)
@@ -362,5 +321,5 @@ def measured_power(
         t_s, watts = points(run, _POWER)
         watts = watts[(t_s >= window.start_s) & (t_s <= window.end_s)]
         if len(watts):
-            return MeasuredPower(float(watts.mean()) / gpus_per_replica, float(probe["level"]))
+            return MeasuredPower(float(watts.mean()) / gpus_per_replica, probe.level)
     return None

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from loadgen.cli import parse
-from loadgen.cli.flags import (
-    Json,
-    ScenarioFlags,
-    TrafficFlags,
-    with_flags,
-)
-from loadgen.cli.terminal import print_json
+from loadgen.cli.flags import ScenarioFlags, StudyFlags, TrafficFlags, with_flags
+from loadgen.cli.terminal import stderr
 from loadgen.errors import UsageError
 from loadgen.units import parse_rate_per_s
-
-if TYPE_CHECKING:
-    pass
 
 PANEL = "Decide"
 verbs = typer.Typer()
@@ -35,6 +25,7 @@ verbs = typer.Typer()
 def size(
     flags: ScenarioFlags,
     traffic: TrafficFlags,
+    study: StudyFlags,
     peak: Annotated[str, typer.Option(help="The highest load to serve, e.g. 40/s.")],
     capacity: Annotated[
         Path | None, typer.Option(help="Directory of a capacity search on one replica.")
@@ -74,39 +65,22 @@ def size(
         float | None,
         typer.Option(min=0, help="Power of a GPU under load. Default: as measured by --capacity."),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Directory of the results. Default: runs/size-….")
-    ] = None,
-    json: Json = False,
 ) -> None:
     """Turn a capacity, measured or simulated, into replicas and GPUs."""
-    from loadgen.archive.directory import reserved
     from loadgen.studies.size.demand import Demand
-    from loadgen.studies.size.run import SizeSpec, gpus_of
+    from loadgen.studies.size.result import sentences
+    from loadgen.studies.size.run import SIZE, SizeSpec, gpus_of
     from loadgen.studies.size.run import size as sized
-    from loadgen.studies.size.sentences import sentences
+    from loadgen.studies.study import end
 
-    if capacity is None and hardware is None:
-        raise UsageError(
-            "size needs the capacity of a replica: --capacity DIR of a search, or --hardware h200 "
-            "to simulate it"
-        )
+    settings = _settings(capacity, hardware, engine)
     scenario = parse.choose_scenario(flags, traffic)
     share = None if attainment is None else parse.read_share("--attainment", attainment)
     scenario, share = parse.with_limits(scenario, share)
-    try:
-        peak_per_s = parse_rate_per_s(peak)
-    except ValueError as error:
-        raise UsageError(f"--peak {error}; write e.g. 40/s") from None
-    settings = ",".join(
-        [*([f"hardware={hardware}"] if hardware else []), *([engine] * bool(engine))]
-    )
-    if settings and hardware is None:
-        raise UsageError("--engine describes a simulated replica: add --hardware")
     spec = SizeSpec(
         scenario=scenario,
         demand=Demand(
-            peak_per_s,
+            _peak_per_s(peak),
             parse.read_share("--headroom", headroom),
             survive,
             gpus_per_replica or gpus_of(capacity, hardware or "", settings),
@@ -120,13 +94,32 @@ def size(
         price_per_gpu_hour=price,
         watts_per_gpu=watts,
     )
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    directory = out or reserved(Path("runs") / f"size-{scenario.name}-{stamp}")
-    result = sized(spec, directory, Console(stderr=True, highlight=False, markup=False))
-    if json:
-        print_json(result.to_json())
-    else:
-        for line in sentences(result):
-            typer.echo(line)
-    typer.echo(f"result: {directory / 'size.json'}", err=True)
-    raise typer.Exit(result.exit_code)
+    command = parse.base_options(flags.plugin).command
+    with SIZE.opened(scenario.name, study.out, resume=study.resume, command=command) as place:
+        result = sized(place, spec, stderr())
+    end(
+        result.to_json(),
+        lambda: "\n".join(sentences(result)),
+        as_json=study.json,
+        exit_code=result.exit_code,
+        files={"result": place.directory / SIZE.file},
+    )
+
+
+def _settings(capacity: Path | None, hardware: str | None, engine: str) -> str:
+    """The settings of the simulated replica, "" for none."""
+    if capacity is None and hardware is None:
+        raise UsageError(
+            "size needs the capacity of a replica: --capacity DIR of a search, or --hardware h200 "
+            "to simulate it"
+        )
+    if engine and hardware is None:
+        raise UsageError("--engine describes a simulated replica: add --hardware")
+    return ",".join([*([f"hardware={hardware}"] if hardware else []), *([engine] * bool(engine))])
+
+
+def _peak_per_s(text: str) -> float:
+    try:
+        return parse_rate_per_s(text)
+    except ValueError as error:
+        raise UsageError(f"--peak {error}; write e.g. 40/s") from None

@@ -1,5 +1,6 @@
 """Sizing: arithmetic by known answers, and simulated replicas against the number it returns."""
 
+import io
 import json
 from dataclasses import replace
 
@@ -14,8 +15,11 @@ from loadgen.cli.app import app
 from loadgen.errors import UsageError
 from loadgen.lab.simulate import simulate
 from loadgen.records import SERVER
+from loadgen.studies.capacity.files import CAPACITY
+from loadgen.studies.capacity.probe import Probe
+from loadgen.studies.capacity.result import Capacity, CapacityFile, Definition, answer_of
 from loadgen.studies.size.demand import Demand, Interval, Variant, by_division, costs, sensitivity
-from loadgen.studies.size.run import SizeSpec, attainment, gpus_of, read_capacity, size
+from loadgen.studies.size.run import SIZE, SizeSpec, attainment, gpus_of, read_capacity, size
 from loadgen.workload.scaling import scaled, with_window
 from loadgen.workload.scenario import load_scenario
 from tests.runs import measured_run, write_to
@@ -31,25 +35,41 @@ def scenario():
     )
 
 
-def stored(directory, answer=(), definition=(), labels=()):
+FOUND = Capacity(
+    "found", "req/s", value=7.4, low=7.1, high=7.7, confidence=0.95, attainment=0.9,
+    precision=0.05, spent_s=60.0, probes=(), client_limit=None, design_effect=None, slope=None,
+)  # fmt: skip
+
+
+def stored(directory, answer=(), definition=(), labels=(), probes=()):
     """A directory with the files of a capacity search that `size` reads."""
-    content = {
-        "definition": {
-            "scenario": json.loads(json.dumps(scenario().resolved())),
-            "target": "http://localhost:8000",
-            "engine": "",
-            **dict(definition),
-        },
-        "answer": {
-            "low": 7.1, "value": 7.4, "high": 7.7, "unit": "req/s", "attainment": 0.9,
-            "confidence": 0.95, "sentence": "7.4 req/s", **dict(answer),
-        },
+    of_search = {
+        "scenario": json.loads(json.dumps(scenario().resolved())),
+        "target": "http://localhost:8000", "engine": "", "model": "", "over": "rate",
+        "attainment": 0.9, "between": None, **dict(definition),
     }  # fmt: skip
+    with CAPACITY.opened("", directory) as place:
+        place.write(
+            CapacityFile(
+                command=[],
+                definition=Definition(**of_search),
+                answer=answer_of(replace(FOUND, **dict(answer))),
+                probes=list(probes),
+            )
+        )
     (directory / "probes" / "01").mkdir(parents=True)
-    (directory / "capacity.json").write_text(json.dumps(content))
     manifest = {"target": {"labels": dict(labels)}}
     (directory / "probes" / "01" / "manifest.json").write_text(json.dumps(manifest))
     return directory
+
+
+def sized(spec, out, resume=False):
+    with SIZE.opened("few", out, resume=resume) as place:
+        return size(place, spec, QUIET)
+
+
+def probe(name, level, grade):
+    return Probe(level, (9,) * 16, (9,) * 16, 10, 40, 60, grade, name)
 
 
 def test_division_rounds_up_and_forgives_rounding_errors():
@@ -94,22 +114,19 @@ def test_costs_are_those_of_all_gpus_at_the_peak():
 def test_a_measured_capacity_is_divided_at_its_lower_end(tmp_path):
     directory = stored(tmp_path / "search", labels={"gpus": 4})
     demand = Demand(40, 0.2, 1, gpus_of(directory, ""))
-    result = size(SizeSpec(scenario(), demand, directory, "", attainment=0.9), tmp_path, QUIET)
+    result = sized(SizeSpec(scenario(), demand, directory, "", attainment=0.9), tmp_path / "out")
     assert (result.n_divided, result.n_replicas, result.n_gpus) == (7, 8, 32)
     assert result.trials == ()
     assert "bursts and routing were not simulated" in result.notes[0]
-    assert json.loads((tmp_path / "size.json").read_text())["n_gpus"] == 32
+    assert json.loads((tmp_path / "out" / "size.json").read_text())["n_gpus"] == 32
+    assert SIZE.read(tmp_path / "out") == result
 
 
 def test_the_energy_is_that_of_the_measured_probe_nearest_to_the_capacity(tmp_path):
-    directory = stored(tmp_path / "search")
-    content = json.loads((directory / "capacity.json").read_text())
-    content["probes"] = [
-        {"name": "01", "level": 2.0, "grade": "measured"},
-        {"name": "02", "level": 7.0, "grade": "measured"},
-        {"name": "03", "level": 7.4, "grade": "saturated"},
-    ]
-    (directory / "capacity.json").write_text(json.dumps(content))
+    probes = [
+        probe("01", 2.0, "measured"), probe("02", 7.0, "measured"), probe("03", 7.4, "saturated"),
+    ]  # fmt: skip
+    directory = stored(tmp_path / "search", probes=probes)
     for name, watts in (("01", 400.0), ("02", 2400.0), ("03", 2800.0)):
         run = measured_run()
         # The first reading is before the measured window, which begins after 2 s.
@@ -117,7 +134,7 @@ def test_the_energy_is_that_of_the_measured_probe_nearest_to_the_capacity(tmp_pa
         names = replace(run.names, series=("", "gpu_power_w"))
         write_to(directory / "probes" / name, replace(run, names=names, server_rows=readings))
     demand = Demand(40, 0.2, 1, gpus_per_replica=4)
-    result = size(SizeSpec(scenario(), demand, directory, "", attainment=0.9), tmp_path, QUIET)
+    result = sized(SizeSpec(scenario(), demand, directory, "", attainment=0.9), tmp_path / "out")
     assert "energy: the server reported 600 W per GPU at 7 req/s" in result.notes
     spent = result.costs
     assert spent is not None
@@ -125,7 +142,7 @@ def test_the_energy_is_that_of_the_measured_probe_nearest_to_the_capacity(tmp_pa
     used_w = spent.energy_kwh_per_million * 3.6 * spent.output_tokens_per_s
     assert used_w == pytest.approx(32 * 600)  # 8 replicas of 4 GPUs
     given = SizeSpec(scenario(), demand, directory, "", attainment=0.9, watts_per_gpu=0.0)
-    spent = size(given, tmp_path, QUIET).costs
+    spent = sized(given, tmp_path / "out").costs
     assert spent is not None
     assert spent.energy_kwh_per_million == 0.0
 
@@ -144,7 +161,7 @@ def test_a_capacity_that_does_not_fit_is_refused(tmp_path, changed, message):
 
 
 def test_a_directory_without_a_search_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="holds no capacity search"):
+    with pytest.raises(UsageError, match="holds no result of a capacity search"):
         read_capacity(tmp_path, 0.9)
 
 
@@ -152,7 +169,7 @@ def test_another_scenario_than_the_searched_is_noted(tmp_path):
     other = json.loads(json.dumps(scenario().resolved())) | {"slo": ["ttft <= 9s"]}
     directory = stored(tmp_path / "search", definition={"scenario": other})
     demand = Demand(40, 0.0, 0, 1)
-    result = size(SizeSpec(scenario(), demand, directory, "", attainment=0.9), tmp_path, QUIET)
+    result = sized(SizeSpec(scenario(), demand, directory, "", attainment=0.9), tmp_path / "out")
     assert any("searched with another scenario: slo" in note for note in result.notes)
 
 
@@ -164,7 +181,7 @@ def test_the_size_keeps_the_slo_and_a_replica_less_does_not(tmp_path):
     peak_per_s = 2.6 * 20.9
     demand = Demand(peak_per_s, 0.0, 0, 1)
     spec = SizeSpec(scenario(), demand, directory, "", attainment=0.9, n_schedules=1)
-    result = size(spec, tmp_path, QUIET)
+    result = sized(spec, tmp_path / "out")
     assert (result.n_divided, result.n_serving) == (3, 3)
     assert {(t.n_replicas, t.is_met) for t in result.trials} >= {(3, True), (2, False)}
     # a schedule that the sizing has not seen
@@ -207,3 +224,51 @@ def test_the_verb_needs_a_capacity(tmp_path):
     failed = CliRunner().invoke(app, ["size", "capacity_search", "--peak", "40/s"])
     assert failed.exit_code != 0
     assert "--capacity DIR" in str(failed.exception)
+
+
+class InterruptedAt(Console):
+    """A console whose user presses Ctrl-C when a line begins with `line`."""
+
+    def __init__(self, line):
+        super().__init__(record=True, width=200, file=io.StringIO())
+        self.last = line
+
+    def print(self, *objects, **more):
+        super().print(*objects, **more)
+        if str(objects[0]).startswith(self.last):
+            raise KeyboardInterrupt
+
+
+def test_an_interrupted_search_continues_with_resume(tmp_path):
+    short = load_scenario("capacity_search", ["phases.warmup=1s", "phases.measure=5s"])
+    spec = SizeSpec(short, Demand(10, 0.2, 1, 1), None, ENGINE, attainment=0.9, n_schedules=1,
+                    budget_s=60.0)  # fmt: skip
+    out, search_dir = tmp_path / "out", tmp_path / "out" / "capacity"
+    console = InterruptedAt("probe 3:")
+    with pytest.raises(KeyboardInterrupt), SIZE.opened("few", out) as place:
+        size(place, spec, console)
+    continues = f"2 probes done; the same command with --out {out} --resume continues\n"
+    assert f"interrupted: {continues}" in console.export_text()
+    assert not (out / "size.json").exists()
+    first = CAPACITY.read(search_dir).probes
+    assert len(first) == 2
+    with pytest.raises(UsageError, match="add --resume to continue it"):
+        sized(spec, out)
+    result = sized(spec, out, resume=True)
+    search = CAPACITY.read(search_dir)
+    assert search.probes[:2] == first
+    assert (result.capacity.low, result.capacity.value) == (search.answer.low, search.answer.value)
+    assert len(search.probes) > 2
+    assert SIZE.read(out) == result
+    more = sized(replace(spec, demand=replace(spec.demand, peak_per_s=30)), out, resume=True)
+    assert more.n_divided > result.n_divided
+    assert CAPACITY.read(search_dir).probes == search.probes, "another peak needs no other search"
+    with pytest.raises(UsageError, match="the capacity search there has other settings"):
+        sized(replace(spec, attainment=0.95), out, resume=True)
+
+
+def test_a_search_that_cannot_begin_leaves_no_directory(tmp_path):
+    spec = SizeSpec(scenario(), Demand(20, 0.2, 1, 1), None, "hardware=x9", attainment=0.9)
+    with pytest.raises(UsageError):
+        sized(spec, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

@@ -1,11 +1,52 @@
-"""A sizing in words, line by line."""
+"""The result of a sizing, as it is stored, and as lines of text."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
-from loadgen.studies.size.demand import Costs, Interval
-from loadgen.studies.size.run import Size, Trial
+from loadgen.manifest.json_section import JsonSection
+from loadgen.studies.size.demand import Costs, Demand, Interval, Variant
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Trial:
+    """`n_replicas` simulated at the design load: the share of requests that met the SLO under each
+    schedule, and whether every schedule reached the target."""
+
+    router: str
+    n_replicas: int
+    attainments: tuple[float, ...]
+    is_met: bool
+
+
+class Size(JsonSection, frozen=True, kw_only=True):
+    """Replicas and GPUs for a demand; the content of size.json.
+
+    `n_divided` by division, `n_serving` with bursts and routing, `n_replicas` with those that may
+    fail. `simulated_per_s` is the load of the simulations: the design load, times the simulated
+    capacity of a replica over the lower end of `capacity`. `trials` is empty where nothing was
+    simulated. None as `n_serving`: no number tried meets the SLO. `exit_code`: 1 then, else 0.
+    """
+
+    schema: int = SCHEMA
+    kind: str = "size"
+    demand: Demand
+    capacity: Interval
+    target: float
+    router: str
+    n_divided: int
+    n_serving: int | None
+    n_replicas: int | None
+    n_gpus: int | None
+    simulated_per_s: float | None
+    trials: tuple[Trial, ...]
+    sensitivity: tuple[Variant, ...]
+    costs: Costs | None
+    notes: tuple[str, ...]
+    exit_code: int
 
 
 def sentences(size: Size) -> Iterator[str]:
