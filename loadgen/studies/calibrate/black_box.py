@@ -4,16 +4,13 @@ cached prompts and mixed steps, each a cell with a run directory, so that they c
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 
-from loadgen.archive.directory import make_directory
-from loadgen.archive.directory_lock import held
 from loadgen.errors import TargetError
 from loadgen.run.run_options import RunOptions
+from loadgen.studies.calibrate.calibration_file import Calibration, Measured
 from loadgen.studies.calibrate.run_samples import (
     Answers,
     answers_of_run,
@@ -24,8 +21,10 @@ from loadgen.studies.calibrate.step_samples import StepSamples
 from loadgen.studies.cells.cell import Cell
 from loadgen.studies.cells.order import run_cells
 from loadgen.studies.cells.runner import CellFailure
+from loadgen.studies.study import Place, Study
 from loadgen.workload.scenario import Scenario, scenario_from_flags
 
+CALIBRATE = Study("calibrate", "calibration", Calibration, before=("cell.json",))
 _PROMPTS = (16, 128, 512, 2048)
 _BATCHES = (1, 4, 16, 64)
 _DECODE_PROMPT, _DECODE_TOKENS = 128, 96
@@ -33,17 +32,6 @@ _CACHED_SHARE = 0.75  # of the prompts of the cached cell
 _CACHED = "cached"
 _CELL = "12s"  # at most; ten cells with preflight and page stay below five minutes
 _REQUESTS = 8
-
-
-@dataclass(frozen=True)
-class BlackBox:
-    """The result: the steps and answers of all finished cells, and the number of cells that are
-    missing because of an interrupt."""
-
-    samples: StepSamples
-    answers: Answers
-    n_cells: int
-    n_missing: int
 
 
 def cells(target: str, options: RunOptions, max_input: int, max_batch: int) -> list[Cell]:
@@ -67,33 +55,32 @@ def cells(target: str, options: RunOptions, max_input: int, max_batch: int) -> l
     return [Cell(scenario.name, scenario, target, options) for scenario in planned]
 
 
-def measure(planned: Sequence[Cell], directory: Path, console: Console) -> BlackBox:
-    """Measures every cell that `directory` lacks. After Ctrl-C the result covers the finished
-    cells. Raises TargetError for a cell that could not be measured."""
+def measure(
+    place: Place[Calibration], planned: Sequence[Cell], target: str, console: Console
+) -> Measured:
+    """The steps of all cells; measures those that the directory lacks. Raises TargetError for a
+    cell that could not be measured, KeyboardInterrupt when interrupted: finished runs stay."""
     parts: list[StepSamples] = []
-    answers = Answers(0, 0, 0)
-    is_interrupted, n_done = False, 0
-    make_directory(directory)
-    with held(directory, f"the runs in {directory}", "the calibration"):
-        try:
-            for result in run_cells(planned, directory, repeats=1, console=console):
-                if isinstance(result, CellFailure):
-                    raise TargetError(f"cell {result.cell.name}: {result.reason}")
-                n_done += 1
-                if result.cell.name == _CACHED and not reports_cached_tokens(result.run):
-                    console.print(
-                        "the server reports no cached tokens: prompts with a cached prefix are "
-                        "left out",
-                        soft_wrap=True,
-                    )
-                    continue
-                parts.append(samples_of_run(result.run))
-                answers = answers.plus(answers_of_run(result.run))
-        except KeyboardInterrupt:
-            is_interrupted = True
-    n_missing = len(planned) - n_done if is_interrupted else 0
-    parts = parts or [StepSamples(*np.empty((7, 0)))]
-    return BlackBox(StepSamples.joined(parts), answers, len(planned), n_missing)
+    answers, n_done = Answers(), 0
+    try:
+        for result in run_cells(planned, place.directory, repeats=1, console=console):
+            if isinstance(result, CellFailure):
+                raise TargetError(f"cell {result.cell.name}: {result.reason}")
+            n_done += 1
+            if result.cell.name == _CACHED and not reports_cached_tokens(result.run):
+                console.print(
+                    "the server reports no cached tokens: prompts with a cached prefix are left "
+                    "out",
+                    soft_wrap=True,
+                )
+                continue
+            parts.append(samples_of_run(result.run))
+            answers = answers.plus(answers_of_run(result.run))
+    except KeyboardInterrupt:
+        place.print_interrupted(console, f"{n_done} of {len(planned)} cells are measured")
+        raise
+    samples = StepSamples.joined(parts or [StepSamples(*np.empty((7, 0)))])
+    return Measured(samples, f"{target}, measured from outside", answers=answers)
 
 
 def _closed(

@@ -1,17 +1,17 @@
-"""From measured steps to a hardware file, and the facts about it that are printed."""
+"""From measured steps to a hardware file, and the fit as it is stored and printed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from loadgen.archive import checksums
 from loadgen.archive.engine_logs import NAMES
 from loadgen.archive.store import read_run
 from loadgen.errors import UsageError
-from loadgen.studies.calibrate.cost_fit import FittedCost, StepError, fit_cost
+from loadgen.manifest.json_section import JsonSection
+from loadgen.studies.calibrate.cost_fit import StepError, fit_cost
 from loadgen.studies.calibrate.run_samples import Answers, answers_of_run, request_s, samples_of_run
 from loadgen.studies.calibrate.step_samples import StepSamples, request_outside_s, samples_of_steps
 from reference_engine.model.hardware_file import (
@@ -20,6 +20,8 @@ from reference_engine.model.hardware_file import (
     write_calibrated,
 )
 from reference_engine.model.zoo import resolve
+from reference_engine.state.cost_model import StepCost
+from reference_engine.state.step_variation import StepVariation
 from reference_engine.step_log.step_files import read_log
 
 _KV_TOKENS = 1 << 20  # where neither the log nor the user states the server's KV memory
@@ -37,40 +39,26 @@ class Measured:
     answers: Answers | None = None
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """A fit and the file that holds it."""
+class Calibration(JsonSection, frozen=True, kw_only=True):
+    """A fit and the hardware file that holds it, times in seconds; the content of calibrate.json.
+    `accepted`: the simulator accepts the file. `answers` is None for steps of a log."""
 
-    fitted: FittedCost
-    path: Path
-    is_forced: bool
-    answers: Answers | None = None
-
-    @property
-    def is_accepted(self) -> bool:
-        """Whether the simulator accepts the file."""
-        return self.is_forced or self.fitted.held_out.mean <= MOST_ERROR
-
-    def facts(self) -> dict[str, Any]:
-        """The fit as JSON, times in seconds."""
-        return {
-            "file": str(self.path),
-            "accepted": self.is_accepted,
-            "forced": self.is_forced,
-            "n_steps": self.fitted.n_steps,
-            "costs": asdict(self.fitted.cost),
-            "variation": asdict(self.fitted.variation),
-            "request_s": self.fitted.request_s,
-            "held_out": asdict(self.fitted.held_out),
-            "answers": None if self.answers is None else self.answers._asdict(),
-            "by_kind": {kind: asdict(error) for kind, error in self.fitted.by_kind.items()},
-        }
+    file: str
+    accepted: bool
+    forced: bool
+    n_steps: int
+    costs: StepCost
+    variation: StepVariation
+    request_s: float | None
+    held_out: StepError
+    answers: Answers | None
+    by_kind: dict[str, StepError]
 
     def lines(self) -> Iterator[str]:
         """The fit in words, a line each."""
-        fitted, cost, variation = self.fitted, self.fitted.cost, self.fitted.variation
-        yield f"{fitted.n_steps} steps; costs of a step:"
-        answers = self.answers or Answers(0, 0, 0)
+        cost, variation = self.costs, self.variation
+        yield f"{self.n_steps} steps; costs of a step:"
+        answers = self.answers or Answers()
         for name, seconds in (
             ("step", cost.step_s),
             ("per sequence", cost.seq_s),
@@ -81,9 +69,9 @@ class Calibration:
             ("per pair in prompt attention", cost.prefill_attention_s),
         ):
             yield f"  {name:28} {seconds * 1e6:12.4g} µs"
-        if fitted.request_s is not None:
+        if self.request_s is not None:
             yield (
-                f"  outside the steps, a request needs {fitted.request_s * 1e3:.3g} ms (HTTP, "
+                f"  outside the steps, a request needs {self.request_s * 1e3:.3g} ms (HTTP, "
                 "tokenizing), which no simulation includes"
             )
         if answers.n_without_steps:
@@ -101,11 +89,11 @@ class Calibration:
             mean_ms = 1e3 * sum(variation.pause_s) / len(variation.pause_s)
             yield f"  {variation.pausing:.2%} of the steps pause for {mean_ms:.2g} ms on average"
         yield "error on steps outside the fit (mean, median, bias):"
-        for kind, error in {"all": fitted.held_out, **fitted.by_kind}.items():
+        for kind, error in {"all": self.held_out, **self.by_kind}.items():
             yield f"  {kind:8} {_error_text(error)}"
-        if not self.is_accepted:
+        if not self.accepted:
             yield (
-                f"{self.path} is refused by the simulator: its error is above {MOST_ERROR:.0%}; "
+                f"{self.file} is refused by the simulator: its error is above {MOST_ERROR:.0%}; "
                 "measure longer on an idle machine, or accept the error with --force"
             )
 
@@ -166,7 +154,18 @@ def calibrated(
         facts["forced"] = True
     path.parent.mkdir(parents=True, exist_ok=True)
     write_calibrated(path, fitted.cost, fitted.request_s, facts, fitted.variation)
-    return Calibration(fitted, path, is_forced, measured.answers)
+    return Calibration(
+        file=str(path),
+        accepted=is_forced or fitted.held_out.mean <= MOST_ERROR,
+        forced=is_forced,
+        n_steps=fitted.n_steps,
+        costs=fitted.cost,
+        variation=fitted.variation,
+        request_s=fitted.request_s,
+        held_out=fitted.held_out,
+        answers=measured.answers,
+        by_kind=dict(fitted.by_kind),
+    )
 
 
 def check_place(path: Path, shape: str) -> None:

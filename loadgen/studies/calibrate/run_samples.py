@@ -8,7 +8,7 @@ in the step.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,16 +22,21 @@ _N_COLUMNS = 7
 _FAILED = (Status.http_error, Status.timeout, Status.stream_error, Status.connect_error)
 
 
-class Answers(NamedTuple):
+@dataclass(frozen=True)
+class Answers:
     """The answers of runs: `n` of several tokens, of which `n_without_steps` give no step, because
     each chunk holds several tokens or an unknown number; and requests that failed."""
 
-    n: int
-    n_without_steps: int
-    n_failed: int
+    n: int = 0
+    n_without_steps: int = 0
+    n_failed: int = 0
 
     def plus(self, other: Answers) -> Answers:
-        return Answers(*(mine + more for mine, more in zip(self, other, strict=True)))
+        return Answers(
+            self.n + other.n,
+            self.n_without_steps + other.n_without_steps,
+            self.n_failed + other.n_failed,
+        )
 
 
 def answers_of_run(run: Run) -> Answers:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from loadgen.cli import parse
-from loadgen.cli.exit_codes import INTERRUPTED
 from loadgen.cli.flags import Json, Model, Plugin, WaitReady
-from loadgen.cli.terminal import print_json
+from loadgen.cli.terminal import stderr
 from loadgen.errors import UsageError
+
+if TYPE_CHECKING:
+    from loadgen.studies.calibrate.calibration_file import Measured
 
 PANEL = "Engine lab"
 verbs = typer.Typer()
@@ -60,59 +62,58 @@ def calibrate(
         bool, typer.Option("--force", help="Let the simulator use costs with an error above 10 %.")
     ] = False,
     plugin: Plugin = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="With --target: continue the runs next to --out.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Fit the costs of a server's steps, as a hardware file for `simulate`, `modes` and `serve`.
 
     The steps come from the engine's own log (--steps), from a recorded run (--run), or from small
-    runs against an idle server (--target). The same command continues an interrupted calibration.
-    Exit code 1: the error on steps outside the fit is above 10 %, so the simulator refuses the
-    file.
+    runs against an idle server (--target). Exit code 1: the error on steps outside the fit is above
+    10 %, so the simulator refuses the file.
     """
-    from loadgen.studies.calibrate.calibration_file import (
-        Measured,
-        calibrated,
-        check_place,
-        measured_log,
-        measured_run,
-    )
+    from loadgen.studies.calibrate.black_box import CALIBRATE, cells, measure
+    from loadgen.studies.calibrate.calibration_file import calibrated, check_place
+    from loadgen.studies.study import end
 
-    given = [
-        flag
-        for flag, value in (("--steps", steps), ("--run", run), ("--target", target))
-        if value is not None
-    ]
-    if len(given) != 1:
-        shown = " and ".join(given) or "none"
-        raise UsageError(f"calibrate takes one of --steps, --run and --target, got {shown}")
+    _check_sources(steps, run, target)
     check_place(out, shape)
-    if steps is not None:
-        measured = measured_log(steps)
-    elif run is not None:
-        measured = measured_run(run)
+    if target is None:
+        if resume:
+            raise UsageError("--resume continues the runs of --target")
+        result = calibrated(_recorded(steps, run), out, shape, kv_tokens, is_forced=force)
     else:
-        from loadgen.studies.calibrate.black_box import cells, measure
-
-        assert target is not None, "one of three is given"
-        console = Console(stderr=True, highlight=False, markup=False)
         options = parse.base_options(
             plugin, engine=engine, model=model, wait_ready_s=parse.read_wait_s(wait_ready)
         )
-        runs = out.with_name(f"{out.stem}_runs")
-        measured_cells = measure(cells(target, options, max_input_len, max_batch), runs, console)
-        if measured_cells.n_missing:
-            typer.echo(
-                f"interrupted: {measured_cells.n_missing} of {measured_cells.n_cells} cells are "
-                f"missing; {runs} keeps the others, the same command continues there",
-                err=True,
-            )
-            raise typer.Exit(INTERRUPTED)
-        source = f"{target}, measured from outside"
-        measured = Measured(measured_cells.samples, source, answers=measured_cells.answers)
-    result = calibrated(measured, out, shape, kv_tokens, is_forced=force)
-    if json:
-        print_json(result.facts())
-    else:
-        typer.echo("\n".join(result.lines()))
-    typer.echo(f"hardware file: {out}", err=True)
-    raise typer.Exit(0 if result.is_accepted else _REFUSED)
+        planned = cells(target, options, max_input_len, max_batch)
+        runs, command = out.with_name(f"{out.stem}_runs"), options.command
+        with CALIBRATE.opened("", runs, resume=resume, command=command) as place:
+            measured = measure(replace(place, out=out), planned, target, stderr())
+            result = calibrated(measured, out, shape, kv_tokens, is_forced=force)
+            place.write(result)
+    end(
+        result.to_json(),
+        lambda: "\n".join(result.lines()),
+        as_json=json,
+        exit_code=0 if result.accepted else _REFUSED,
+        files={"hardware file": out},
+    )
+
+
+def _recorded(steps: Path | None, run: Path | None) -> Measured:
+    from loadgen.studies.calibrate.calibration_file import measured_log, measured_run
+
+    if steps is not None:
+        return measured_log(steps)
+    assert run is not None, "a source of three is given"
+    return measured_run(run)
+
+
+def _check_sources(steps: Path | None, run: Path | None, target: str | None) -> None:
+    sources = {"--steps": steps, "--run": run, "--target": target}
+    given = [flag for flag, value in sources.items() if value is not None]
+    if len(given) != 1:
+        shown = " and ".join(given) or "none"
+        raise UsageError(f"calibrate takes one of --steps, --run and --target, got {shown}")

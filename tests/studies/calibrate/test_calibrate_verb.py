@@ -3,10 +3,15 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
+from rich.console import Console
 
+from loadgen.run.run_options import RunOptions
+from loadgen.studies.calibrate.black_box import CALIBRATE, cells, measure
 from reference_engine.model.hardware_file import read_calibrated
+from tests.studies.interrupted import InterruptedAt
 
 KNOWN = """\
 name: known
@@ -112,6 +117,7 @@ def test_a_fit_above_ten_per_cent_exits_1_and_is_refused_until_forced(measured):
         (("--steps", "nowhere"), "engine_steps.parquet: not found"),
         (("--steps", "nowhere", "--out", "a.txt"), "ends in .yaml"),
         (("--steps", "nowhere", "--shape", "nan"), "nano"),
+        (("--steps", "nowhere", "--resume"), "--resume continues the runs of --target"),
     ],
 )
 def test_a_mistake_is_a_usage_error(words, problem, tmp_path):
@@ -145,7 +151,28 @@ def test_an_idle_server_is_measured_from_outside_and_continued(tmp_path, measure
     decode_s = costs["step_s"] + 2 * (costs["seq_s"] + costs["token_s"])
     assert decode_s + 300 * costs["context_token_s"] == pytest.approx(9.4e-3, rel=0.25)
     cells = sorted(path.name for path in (tmp_path / "box_runs").glob("*/r1"))
-    code, again, stderr = slobench("calibrate", *words, "--out", tmp_path / "box.yaml")
+    code, _, stderr = slobench("calibrate", *words, "--out", tmp_path / "box.yaml")
+    assert (code, "holds a calibration that began" in stderr) == (2, True), stderr
+    code, again, stderr = slobench("calibrate", *words, "--out", tmp_path / "box.yaml", "--resume")
     assert (code, json.loads(again)) == (0, json.loads(stdout)), stderr
     assert "sending" not in stderr
+    assert CALIBRATE.read(tmp_path / "box_runs").to_json() == json.loads(stdout)
     assert len(cells) == 6
+
+
+def test_an_interrupted_calibration_continues_with_resume(tmp_path):
+    runs, options = tmp_path / "box_runs", RunOptions(engine="ttft=2ms,itl=1ms")
+    planned = cells("mock", options, max_input=16, max_batch=2)[:3]
+    console = InterruptedAt("[3/3]")
+    with pytest.raises(KeyboardInterrupt), CALIBRATE.opened("", runs) as place:
+        measure(replace(place, out=tmp_path / "box.yaml"), planned, "mock", console)
+    continues = f"--out {tmp_path / 'box.yaml'} --resume continues\n"
+    printed = console.export_text()
+    assert f"interrupted: 2 of 3 cells are measured; the same command with {continues}" in printed
+    first = {path: path.stat().st_mtime_ns for path in runs.glob("*/r1/manifest.json")}
+    assert len(first) == 2
+    with CALIBRATE.opened("", runs, resume=True) as place:
+        measured = measure(place, planned, "mock", Console(quiet=True))
+    assert {path: path.stat().st_mtime_ns for path in first} == first
+    assert measured.answers is not None
+    assert measured.answers.n == 8 + 2 + 4  # requests of a prompt, of decodes alone and in pairs

@@ -1,6 +1,5 @@
 """Sizing: arithmetic by known answers, and simulated replicas against the number it returns."""
 
-import io
 import json
 from dataclasses import replace
 
@@ -23,6 +22,7 @@ from loadgen.studies.size.run import SIZE, SizeSpec, attainment, gpus_of, read_c
 from loadgen.workload.scaling import scaled, with_window
 from loadgen.workload.scenario import load_scenario
 from tests.runs import measured_run, write_to
+from tests.studies.interrupted import InterruptedAt
 
 QUIET = Console(quiet=True)
 ENGINE = "hardware=a100,shape=8b"
@@ -224,19 +224,6 @@ def test_the_verb_needs_a_capacity(tmp_path):
     failed = CliRunner().invoke(app, ["size", "capacity_search", "--peak", "40/s"])
     assert failed.exit_code != 0
     assert "--capacity DIR" in str(failed.exception)
-
-
-class InterruptedAt(Console):
-    """A console whose user presses Ctrl-C when a line begins with `line`."""
-
-    def __init__(self, line):
-        super().__init__(record=True, width=200, file=io.StringIO())
-        self.last = line
-
-    def print(self, *objects, **more):
-        super().print(*objects, **more)
-        if str(objects[0]).startswith(self.last):
-            raise KeyboardInterrupt
 
 
 def test_an_interrupted_search_continues_with_resume(tmp_path):
