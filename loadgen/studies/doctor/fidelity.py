@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.manifest.json_section import NumberOrNull
 from loadgen.measure.statistics.percentiles import has_few, nearest_rank
 from loadgen.records import Run, Status, Times
 
@@ -36,9 +37,9 @@ class Spread:
     """
 
     n: int
-    p50: float
-    p99: float
-    max: float
+    p50: NumberOrNull
+    p99: NumberOrNull
+    max: NumberOrNull
     few: bool
 
 

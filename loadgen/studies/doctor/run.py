@@ -3,16 +3,13 @@ server."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
 
 from rich.console import Console
 
@@ -23,6 +20,7 @@ from loadgen.run.run_options import RunOptions
 from loadgen.run.target import finish, open_server
 from loadgen.studies.doctor.machine_facts import read_machine, read_pressure
 from loadgen.studies.doctor.rates import Ceiling, find_ceiling, prove, proven_rate, write_ceiling
+from loadgen.studies.doctor.result import CeilingRow, Checkup, Kind, TrialRow
 from loadgen.studies.doctor.trial import (
     ERROR_LIMIT_S,
     OUTPUT_TOKENS,
@@ -32,6 +30,7 @@ from loadgen.studies.doctor.trial import (
     measure_trial,
 )
 from loadgen.studies.doctor.verdicts import machine_checks, other_load
+from loadgen.studies.study import Study
 from loadgen.workload.prompts import Prompts
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import make_plan
@@ -43,6 +42,7 @@ from targets.preflight_checks import CONSEQUENCES, EXTENDED_CHECKS
 from targets.preflight_result import Preflight, PreflightCheck, unchecked
 from targets.truth_server import truth_program
 
+DOCTOR = Study("doctor", "check", Checkup)
 _LONGEST = (512, 128)  # prompt and output tokens, for the check of the model's length
 _TIMEOUT_S = 30.0
 PROOF_RATES_PER_S = (20.0, 100.0, 400.0)
@@ -52,63 +52,48 @@ _OVERHEAD_S = 3.0  # of a trial: start, last answers, decoding
 _GROWTH = 1.5  # largest growth of a trial's time when the rate doubles
 
 
-@dataclass(frozen=True)
-class Checkup:
-    """The result of a check. `reasons` state why the machine or server is not fit for measuring;
-    empty if it is."""
-
-    kind: Literal["machine", "proof", "traffic", "target"]
-    reasons: tuple[str, ...]
-    checks: tuple[PreflightCheck, ...] = ()
-    trials: tuple[Trial, ...] = ()
-    ceiling: Ceiling | None = None
-    judge: str = ""
-    kept_in: Path | None = None
-    target: str = ""
-    notes: tuple[str, ...] = ()
-    output_tokens: int = OUTPUT_TOKENS
-
-    @property
-    def exit_code(self) -> int:
-        """3 if not fit, like a run without a verdict."""
-        return 3 if self.reasons else 0
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON; unknown values are null."""
-        best = self.ceiling.best if self.ceiling else None
-        return {
-            "kind": self.kind,
-            "is_fit": not self.reasons,
-            "exit_code": self.exit_code,
-            "reasons": list(self.reasons),
-            "notes": list(self.notes),
-            "host": host().to_json(),
-            "target": self.target or None,
-            "checks": [dataclasses.asdict(check) for check in self.checks],
-            "judge": self.judge or None,
-            "error_limit_s": ERROR_LIMIT_S,
-            "output_tokens": self.output_tokens,
-            "trials": [_trial_json(trial) for trial in self.trials],
-            "ceiling": None
-            if best is None or self.ceiling is None
-            else {
-                "rate_per_s": best.rate_per_s,
-                "tokens_per_s": best.tokens_per_s,
-                "ttft_error_p99_s": best.ttft_error_s,
-                "is_at_least": self.ceiling.is_open,
-                "file": str(self.kept_in) if self.kept_in else None,
-            },
-            "proven_rate_per_s": proven_rate((t.rate_per_s, t.holds) for t in self.trials)
-            if self.kind == "proof"
-            else None,
-        }
+def checkup(
+    kind: Kind,
+    reasons: tuple[str, ...],
+    *,
+    checks: Sequence[PreflightCheck] = (),
+    trials: Sequence[Trial] = (),
+    ceiling: CeilingRow | None = None,
+    judge: str = "",
+    target: str = "",
+    notes: Sequence[str] = (),
+    output_tokens: int = OUTPUT_TOKENS,
+) -> Checkup:
+    """The result of a check on this host."""
+    is_proof = kind == "proof"
+    return Checkup(
+        kind=kind,
+        is_fit=not reasons,
+        exit_code=3 if reasons else 0,
+        reasons=reasons,
+        notes=tuple(notes),
+        host=host(),
+        target=target or None,
+        checks=tuple(checks),
+        judge=judge or None,
+        error_limit_s=ERROR_LIMIT_S,
+        output_tokens=output_tokens,
+        trials=tuple(map(_row, trials)),
+        ceiling=ceiling,
+        proven_rate_per_s=proven_rate((t.rate_per_s, t.holds) for t in trials)
+        if is_proof
+        else None,
+    )
 
 
-def check_machine(budget_s: float, cache_dir: Path | None, cc: str, console: Console) -> Checkup:
+def check_machine(
+    budget_s: float, cache_dir: Path | None, cc: str, console: Console, folder: Path | None = None
+) -> Checkup:
     """Checks this machine and searches the highest rate that a worker measures accurately on it;
-    stores that rate in `cache_dir` for `--workers auto`."""
+    stores that rate in `cache_dir` for `--workers auto`. Trials are kept in `folder`, and those
+    that it has are not repeated."""
     checks = machine_checks(read_machine())
-    with _trials_folder(cache_dir, cc) as setup:
+    with _trial_setup(folder, cache_dir, cc) as setup:
         clock = _Budget(budget_s, _GROWTH)
         measure = _measured(
             clock, console, lambda rate, n: measure_trial(setup, rate, _SEARCH_S, n)
@@ -117,25 +102,27 @@ def check_machine(budget_s: float, cache_dir: Path | None, cc: str, console: Con
     best, kept_in, note = ceiling.best, None, why_not_stored(setup, checks)
     if best is not None and cache_dir is not None and not note:
         kept_in = write_ceiling(best, cache_dir)
-    return Checkup(
+    return checkup(
         "machine",
-        reasons=() if best else (_why_failed(ceiling.trials[-1]),),
-        checks=tuple(checks),
+        () if best else (_why_failed(ceiling.trials[-1]),),
+        checks=checks,
         trials=ceiling.trials,
-        ceiling=ceiling,
+        ceiling=None if best is None else _ceiling_row(best, ceiling, kept_in),
         judge=setup.judge,
-        kept_in=kept_in,
         notes=(note,) if note else (),
     )
 
 
-def check_accuracy(budget_s: float, cache_dir: Path | None, cc: str, console: Console) -> Checkup:
+def check_accuracy(
+    budget_s: float, cache_dir: Path | None, cc: str, console: Console, folder: Path | None = None
+) -> Checkup:
     """Compares our numbers with the truth server's log, at each rate for which there is time.
-    Raises MissingDependency without a C compiler."""
+    Trials are kept in `folder`, and those that it has are not repeated. Raises MissingDependency
+    without a C compiler."""
     share_s = budget_s / (len(PROOF_RATES_PER_S) + 1)  # plus a second try
     seconds = min(_LONGEST_PROOF_S, max(1.0, share_s - _OVERHEAD_S))
     busy = other_load(read_pressure())
-    with _trials_folder(cache_dir, cc, needs_truth=True) as setup:
+    with _trial_setup(folder, cache_dir, cc, needs_truth=True) as setup:
         clock = _Budget(budget_s, growth=1.0)
         measure = _measured(clock, console, lambda rate, n: measure_trial(setup, rate, seconds, n))
         trials = prove(PROOF_RATES_PER_S, measure, clock.has_time)
@@ -144,18 +131,24 @@ def check_accuracy(budget_s: float, cache_dir: Path | None, cc: str, console: Co
     notes = [f"no time left to try {', '.join(untried)} req/s"] if untried else []
     if busy.ok is False:
         notes.append(f"{busy.detail}: {busy.consequence}")
-    return Checkup("proof", reasons, trials=trials, judge="truth", notes=tuple(notes))
+    return checkup("proof", reasons, trials=trials, judge="truth", notes=notes)
 
 
-def check_traffic(scenario: Scenario, budget_s: float, cache_dir: Path | None, cc: str) -> Checkup:
+def check_traffic(
+    scenario: Scenario,
+    budget_s: float,
+    cache_dir: Path | None,
+    cc: str,
+    folder: Path | None = None,
+) -> Checkup:
     """Sends the traffic of a scenario to a server on this machine that logs its own timestamps, and
-    checks that ours agree."""
+    checks that ours agree. The trial is kept in `folder`, and not repeated there."""
     longest = longest_lengths(scenario)
     measure_s = max(1.0, min(scenario.phases.measure, budget_s - _OVERHEAD_S))
-    with _trials_folder(cache_dir, cc) as setup:
+    with _trial_setup(folder, cache_dir, cc) as setup:
         trial = measure_traffic(setup, scenario, measure_s)
     reasons = () if trial.holds else (_why_failed(trial, longest[1]),)
-    return Checkup("traffic", reasons, trials=(trial,), judge=setup.judge, output_tokens=longest[1])
+    return checkup("traffic", reasons, trials=(trial,), judge=setup.judge, output_tokens=longest[1])
 
 
 def longest_lengths(scenario: Scenario) -> tuple[int, int]:
@@ -165,16 +158,21 @@ def longest_lengths(scenario: Scenario) -> tuple[int, int]:
 
 
 def check_server(
-    target: str, options: RunOptions, console: Console, longest: tuple[int, int] | None = None
+    target: str,
+    options: RunOptions,
+    console: Console,
+    longest: tuple[int, int] | None = None,
+    folder: Path | None = None,
 ) -> Checkup:
     """Checks a server from this machine, for requests of at most `longest` prompt and output
-    tokens. Raises UsageError for an invalid target."""
-    with tempfile.TemporaryDirectory(prefix="slobench-doctor-") as folder:
+    tokens. Logs of a server that slobench starts are kept in `folder`. Raises UsageError for an
+    invalid target."""
+    with _kept_folder(folder) as logs:
         url, checks, fatal = examine_target(
-            target, options, secrets.token_bytes(8), Path(folder), console, longest
+            target, options, secrets.token_bytes(8), logs, console, longest
         )
     reasons = (fatal,) if fatal else ()
-    return Checkup("target", reasons, tuple(checks), target=url)
+    return checkup("target", reasons, checks=checks, target=url)
 
 
 def why_not_stored(setup: TrialSetup, checks: Sequence[PreflightCheck]) -> str:
@@ -226,13 +224,24 @@ def _measured(
 
 
 @contextmanager
-def _trials_folder(
-    cache_dir: Path | None, cc: str, needs_truth: bool = False
+def _kept_folder(folder: Path | None) -> Iterator[Path]:
+    """The folder, which need not exist, or a temporary one."""
+    if folder is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+        return
+    with tempfile.TemporaryDirectory(prefix="slobench-doctor-") as temporary:
+        yield Path(temporary)
+
+
+@contextmanager
+def _trial_setup(
+    folder: Path | None, cache_dir: Path | None, cc: str, needs_truth: bool = False
 ) -> Iterator[TrialSetup]:
-    """A folder for the trials, and the most accurate server that this machine can run as the
+    """The place of the trials, and the most accurate server that this machine can run as the
     judge."""
-    with tempfile.TemporaryDirectory(prefix="slobench-doctor-") as folder:
-        setup = TrialSetup(Path(folder), cache_dir=cache_dir, cc=cc)
+    with _kept_folder(folder) as kept:
+        setup = TrialSetup(kept, cache_dir=cache_dir, cc=cc)
         try:
             truth_program(cache_dir or setup.folder, cc)
         except MissingDependency:
@@ -251,22 +260,32 @@ def _why_failed(trial: Trial, output_tokens: int = OUTPUT_TOKENS) -> str:
     return f"{format_number(trial.rate_per_s)} req/s × {output_tokens} tokens: {reason}"
 
 
-def _trial_json(trial: Trial) -> dict[str, Any]:
-    plain: dict[str, Any] = _finite(dataclasses.asdict(trial))
-    plain |= {
-        "problems": [str(problem) for problem in trial.problems],
-        "causes": list(trial.causes),
-    }
-    return {**plain.pop("fidelity"), **plain, "holds": trial.holds}
+def _row(trial: Trial) -> TrialRow:
+    errors = trial.fidelity
+    return TrialRow(
+        ttft_error_s=errors.ttft_error_s,
+        tpot_error_s=errors.tpot_error_s,
+        lateness_s=errors.lateness_s,
+        server_lateness_s=errors.server_lateness_s,
+        rate_per_s=trial.rate_per_s,
+        tokens_per_s=trial.tokens_per_s,
+        n_requests=trial.n_requests,
+        cpu_s_per_token=trial.cpu_s_per_token,
+        problems=tuple(map(str, trial.problems)),
+        causes=tuple(trial.causes),
+        wall_s=trial.wall_s,
+        holds=trial.holds,
+    )
 
 
-def _finite(value: Any) -> Any:
-    """The value with NaN and infinity as None, at every depth."""
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def _ceiling_row(best: Trial, ceiling: Ceiling, kept_in: Path | None) -> CeilingRow:
+    return CeilingRow(
+        rate_per_s=best.rate_per_s,
+        tokens_per_s=best.tokens_per_s,
+        ttft_error_p99_s=best.ttft_error_s,
+        is_at_least=ceiling.is_open,
+        file=str(kept_in) if kept_in else None,
+    )
 
 
 def examine_target(

@@ -3,6 +3,8 @@ difference between the two."""
 
 from __future__ import annotations
 
+import json
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,12 +15,15 @@ from typing import Literal
 import numpy as np
 from rich.console import Console
 
+from loadgen.errors import RunInvalid, UsageError
+from loadgen.manifest.json_section import encoded, read_section
 from loadgen.measure.aggregate import summarize
 from loadgen.records import Run, Status, Times
 from loadgen.run.execute import record
 from loadgen.run.run_options import RunOptions, RunSetup
 from loadgen.run.target import Target
 from loadgen.studies.doctor.fidelity import Fidelity, Truth, fidelity
+from loadgen.whole_file import read_result, replacing
 from loadgen.workload.prompts import PromptFit
 from loadgen.workload.scenario import Scenario, scenario_from_flags, varied
 from loadgen.workload.schedule import make_plan
@@ -34,11 +39,13 @@ _MODEL = "truth"
 _TTFT_S, _ITL_S = 0.05, 0.01
 _WARMUP_S = 0.5
 _DRAIN_S = 10.0
+_FILE = "trial.json"
 
 
 @dataclass(frozen=True)
 class TrialSetup:
-    """The place of the trials: a folder for their files, and the server that judges them.
+    """The place of the trials: a folder for their files, and the server that judges them. A trial
+    whose result the folder holds is not measured again.
 
     The judge `mock` is for machines without a C compiler: it is written in Python and slower than
     the client. `cache_dir` stores the truth server's program; None compiles it each time. `cc` is a
@@ -118,11 +125,30 @@ def measure_traffic(setup: TrialSetup, scenario: Scenario, measure_s: float) -> 
 
 
 def _measured(setup: TrialSetup, scenario: Scenario, number: int, n_workers: int) -> Trial:
+    """The trial of this number that the folder holds, or one that is measured now."""
+    folder = setup.folder / f"trial-{number}"
+    if (stored := _stored(folder / _FILE)) is not None:
+        return stored
+    if folder.exists():  # left by an interrupt
+        shutil.rmtree(folder)
     started_s = time.monotonic()
-    run, log = _recorded(setup, scenario, setup.folder / f"trial-{number}", n_workers)
+    run, log = _recorded(setup, scenario, folder, n_workers)
     if run.manifest.ended == "interrupted":
         raise KeyboardInterrupt
-    return _judged(run, log, scenario.phases.measure, time.monotonic() - started_s)
+    trial = _judged(run, log, scenario.phases.measure, time.monotonic() - started_s)
+    with replacing(folder / _FILE) as partial:
+        partial.write_bytes(encoded(trial))
+    return trial
+
+
+def _stored(path: Path) -> Trial | None:
+    """Raises UsageError for a damaged file."""
+    try:
+        return read_section(json.loads(read_result(path)), Trial, str(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RunInvalid) as error:
+        raise UsageError(f"{path}: cannot be read: {error}; remove its folder") from None
 
 
 def _scenario(rate_per_s: float, seconds: float, seed: int) -> Scenario:

@@ -2,80 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from loadgen.measure.wording import format_number, format_value
+from loadgen.studies.doctor.fidelity import Spread
+from loadgen.studies.doctor.result import Checkup
+from targets.preflight_result import PreflightCheck
 
 _MARKS = {True: ("ok", ""), False: ("warn", "yellow"), None: ("–", "dim")}
 
 
-def tables(facts: Mapping[str, Any]) -> Group:
-    """The facts of `loadgen.studies.doctor.run.Checkup.to_json`."""
-    parts: list[RenderableType] = [_verdict(facts)]
-    parts += [Text(f"  {reason}", overflow="fold") for reason in facts["reasons"]]
-    if facts["checks"]:
-        parts += ["", _checks(facts["checks"])]
-    if facts["trials"]:
-        parts += ["", _trials(facts), _legend(facts)]
-    parts += [Text(f"note: {note}", overflow="fold") for note in facts["notes"]]
+def tables(checkup: Checkup) -> Group:
+    """A rich renderable of at most 100 columns."""
+    parts: list[RenderableType] = [_verdict(checkup)]
+    parts += [Text(f"  {reason}", overflow="fold") for reason in checkup.reasons]
+    if checkup.checks:
+        parts += ["", _checks(checkup.checks)]
+    if checkup.trials:
+        parts += ["", _trials(checkup), _legend(checkup)]
+    parts += [Text(f"note: {note}", overflow="fold") for note in checkup.notes]
     return Group(*parts)
 
 
-def _verdict(facts: Mapping[str, Any]) -> Text:
-    if not facts["is_fit"]:
+def _verdict(checkup: Checkup) -> Text:
+    if not checkup.is_fit:
         return Text("NOT FIT FOR MEASURING", style="bold yellow")
-    return Text(_WORDS[facts["kind"]](facts), style="bold green")
+    return Text(_WORDS[checkup.kind](checkup), style="bold green")
 
 
-def _up_to(facts: Mapping[str, Any]) -> str:
-    ceiling = facts["ceiling"]
-    at_least = "at least " if ceiling["is_at_least"] else ""
+def _up_to(checkup: Checkup) -> str:
+    ceiling = checkup.ceiling
+    assert ceiling is not None, "a machine is fit if a rate held"
+    at_least = "at least " if ceiling.is_at_least else ""
     return (
-        f"up to {at_least}{format_number(ceiling['rate_per_s'])} req/s × {facts['output_tokens']} "
-        f"tokens per core, with p99 TTFT error below {format_value(facts['error_limit_s'], 's')}"
+        f"up to {at_least}{format_number(ceiling.rate_per_s)} req/s × {checkup.output_tokens} "
+        f"tokens per core, with p99 TTFT error below {format_value(checkup.error_limit_s, 's')}"
     )
 
 
-def _proven(facts: Mapping[str, Any]) -> str:
+def _proven(checkup: Checkup) -> str:
+    assert checkup.proven_rate_per_s is not None, "a proof is fit if the lowest rate held"
     return (
-        f"accurate up to {format_number(facts['proven_rate_per_s'])} req/s × "
-        f"{facts['output_tokens']} tokens, with p99 TTFT error below "
-        f"{format_value(facts['error_limit_s'], 's')} against the test server's log"
+        f"accurate up to {format_number(checkup.proven_rate_per_s)} req/s × "
+        f"{checkup.output_tokens} tokens, with p99 TTFT error below "
+        f"{format_value(checkup.error_limit_s, 's')} against the test server's log"
     )
 
 
-def _traffic(facts: Mapping[str, Any]) -> str:
+def _traffic(checkup: Checkup) -> str:
     return (
-        f"this machine can measure {format_number(facts['trials'][0]['rate_per_s'])} req/s × "
-        f"{facts['output_tokens']} tokens, with p99 TTFT error below "
-        f"{format_value(facts['error_limit_s'], 's')}"
+        f"this machine can measure {format_number(checkup.trials[0].rate_per_s)} req/s × "
+        f"{checkup.output_tokens} tokens, with p99 TTFT error below "
+        f"{format_value(checkup.error_limit_s, 's')}"
     )
 
 
-_WORDS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+_WORDS: dict[str, Callable[[Checkup], str]] = {
     "machine": _up_to,
     "proof": _proven,
     "traffic": _traffic,
-    "target": lambda facts: f"{facts['target']} can be measured from here",
+    "target": lambda checkup: f"{checkup.target} can be measured from here",
 }
 
 
-def _checks(checks: Sequence[Mapping[str, Any]]) -> Table:
+def _checks(checks: Sequence[PreflightCheck]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     for name in ("mark", "check"):
         table.add_column(name, no_wrap=True)
     table.add_column("detail", overflow="fold")
     for check in checks:
-        mark, style = ("stop", "red") if check.get("is_stop") else _MARKS[check["ok"]]
-        detail = Text(check["detail"], style=style)
-        if check["consequence"]:
-            detail.append(f"\n→ {check['consequence']}", style="")
-        table.add_row(Text(mark, style=style), check["check"], detail)
+        mark, style = ("stop", "red") if check.is_stop else _MARKS[check.ok]
+        detail = Text(check.detail, style=style)
+        if check.consequence:
+            detail.append(f"\n→ {check.consequence}", style="")
+        table.add_row(Text(mark, style=style), check.check, detail)
     return table
 
 
@@ -83,47 +88,47 @@ _COLUMNS = ("rate", "n", "TTFT error", "TPOT error", "sent late", "server late",
 _BELOW = ("per s", "", "p50 / p99, ms", "p50 / p99, µs", "p50 / p99, ms", "p99, ms", "µs", "")
 
 
-def _trials(facts: Mapping[str, Any]) -> Table:
+def _trials(checkup: Checkup) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for head, below in zip(_COLUMNS, _BELOW, strict=True):
         table.add_column(
             f"{head}\n{below}", justify="right" if head else "left", no_wrap=bool(head)
         )
-    for trial in facts["trials"]:
+    for trial in checkup.trials:
         table.add_row(
-            format_number(trial["rate_per_s"]),
-            str(trial["n_requests"]),
-            _both(trial["ttft_error_s"], 1e3, 2),
-            _both(trial["tpot_error_s"], 1e6, 1),
-            _both(trial["lateness_s"], 1e3, 2),
-            _p99(trial["server_lateness_s"], 1e3, 2),
-            f"{trial['cpu_s_per_token'] * 1e6:.1f}",
-            "accurate" if trial["holds"] else ", ".join(trial["causes"] or ["TTFT error"]),
+            format_number(trial.rate_per_s),
+            str(trial.n_requests),
+            _both(trial.ttft_error_s, 1e3, 2),
+            _both(trial.tpot_error_s, 1e6, 1),
+            _both(trial.lateness_s, 1e3, 2),
+            _p99(trial.server_lateness_s, 1e3, 2),
+            f"{trial.cpu_s_per_token * 1e6:.1f}",
+            "accurate" if trial.holds else ", ".join(trial.causes or ["TTFT error"]),
         )
     return table
 
 
-def _both(spread: Mapping[str, Any], per_s: float, digits: int) -> str:
-    if spread["p50"] is None:
+def _both(spread: Spread, per_s: float, digits: int) -> str:
+    if math.isnan(spread.p50):
         return "–"
-    return f"{spread['p50'] * per_s:.{digits}f} / {_p99(spread, per_s, digits)}"
+    return f"{spread.p50 * per_s:.{digits}f} / {_p99(spread, per_s, digits)}"
 
 
-def _p99(spread: Mapping[str, Any], per_s: float, digits: int) -> str:
-    if spread["p99"] is None:
+def _p99(spread: Spread, per_s: float, digits: int) -> str:
+    if math.isnan(spread.p99):
         return "–"
-    return f"{spread['p99'] * per_s:.{digits}f}{'*' if spread['few'] else ''}"
+    return f"{spread.p99 * per_s:.{digits}f}{'*' if spread.few else ''}"
 
 
-def _legend(facts: Mapping[str, Any]) -> Text:
-    log = {"truth": "test server's log", "mock": "mock server's log"}[facts["judge"]]
+def _legend(checkup: Checkup) -> Text:
+    log = "mock server's log" if checkup.judge == "mock" else "test server's log"
     of_a_search = "one worker, Poisson arrivals"
     of_a_traffic = "workers as for a run"
-    load = of_a_traffic if facts["kind"] == "traffic" else of_a_search
+    load = of_a_traffic if checkup.kind == "traffic" else of_a_search
     lines = [
-        f"{load}, at most {facts['output_tokens']} tokens each; error = our",
+        f"{load}, at most {checkup.output_tokens} tokens each; error = our",
         f"timestamp − the {log}, per request; percentiles of its magnitude",
     ]
-    if any(trial["ttft_error_s"]["few"] for trial in facts["trials"]):
+    if any(trial.ttft_error_s.few for trial in checkup.trials):
         lines.append("* fewer than ten samples lie beyond this percentile")
     return Text("\n".join(lines), style="dim", overflow="fold")

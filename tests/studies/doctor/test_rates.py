@@ -16,7 +16,7 @@ from loadgen.studies.doctor.rates import (
     find_ceiling,
     write_ceiling,
 )
-from loadgen.studies.doctor.run import Checkup
+from loadgen.studies.doctor.run import checkup
 from loadgen.studies.doctor.trial import ERROR_LIMIT_S, Trial, TrialProblem
 
 
@@ -95,8 +95,8 @@ def test_a_trial_states_its_problems_and_their_causes():
         TrialProblem("lateness", "p99 9 ms: too late"),
         TrialProblem("3 of 9 requests failed"),
     )
-    checkup = Checkup("traffic", (), trials=(trial(20, problems=problems),))
-    (content,) = checkup.to_json()["trials"]
+    result = checkup("traffic", (), trials=(trial(20, problems=problems),))
+    (content,) = result.to_json()["trials"]
     assert content["problems"] == ["lateness: p99 9 ms: too late", "3 of 9 requests failed"]
     assert content["causes"] == ["lateness", "3 of 9 requests failed"]
     assert content["holds"] is False
