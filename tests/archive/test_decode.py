@@ -136,6 +136,12 @@ def test_the_tokens_of_the_first_chunk_follow_from_its_share_of_the_text(finish)
     assert (single.output_tokens, single.first_chunk_tokens) == (21, 1)
 
 
+def test_each_later_chunk_keeps_a_token_of_its_own():
+    """Nearly all of the text is in the first of three chunks, so 8 of 10 tokens are at most."""
+    parts = token("x" * 96), token("a"), token("b"), FINISH, usage(10), DONE
+    assert decode(exchange(*parts), ADAPTER).first_chunk_tokens == 8
+
+
 @pytest.mark.parametrize("stated", [0, 1, 11])
 def test_usage_below_the_chunks_seen_is_not_believed(stated):
     words = [token(f"w{k}") for k in range(12)]

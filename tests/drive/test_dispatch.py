@@ -187,6 +187,13 @@ def test_a_waiting_row_that_gets_a_slot_late_has_the_rest_of_its_time():
     assert world.outcome[1][::2] == (Status.timeout, 10.0)
 
 
+def test_a_slot_that_gets_free_at_the_end_of_a_rows_time_is_too_late():
+    world = World([0.0, 0.0], [9.5, 1.0], max_concurrency=1, when_full="wait", timeout_s=9.5).run()
+    assert world.statuses() == [Status.ok, Status.timeout]
+    assert world.sent == {0: 0.0}
+    assert "no free slot" in world.outcome[1][1]
+
+
 def test_a_waiting_row_that_never_gets_a_slot_times_out():
     world = World([0.0, 0.0, 1.0], [9.9, 9.9, 1.0], max_concurrency=1, when_full="wait").run()
     assert world.outcome[1][::2] == (Status.timeout, 10.0)

@@ -11,6 +11,7 @@ from loadgen.measure.statistics.proportions import (
     probabilities,
     share_where,
     tails,
+    wilson,
 )
 
 counts = st.one_of(st.integers(1, 50), st.integers(1, 1_000_000))
@@ -53,3 +54,11 @@ def test_the_tails_of_a_fair_coin_thrown_ten_times() -> None:
 
 def test_a_turning_point_is_found_to_the_last_digits() -> None:
     assert share_where(lambda share: share > 0.3) == pytest.approx(0.3, abs=1e-15)
+
+
+def test_each_bound_of_wilson_has_its_own_time():
+    independent, quarter = wilson(80, 100, 0.95), wilson(20, 25, 0.95)
+    found = wilson(80, 100, 0.95, (1.0, 4.0))
+    assert (found.low, found.high) == (independent.low, pytest.approx(quarter.high))
+    found = wilson(80, 100, 0.95, (4.0, 1.0))
+    assert (found.low, found.high) == (pytest.approx(quarter.low), independent.high)

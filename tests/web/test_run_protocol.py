@@ -179,6 +179,16 @@ def test_clocks_that_are_not_known_well_enough_refuse_the_start():
         wire.meet()
 
 
+def test_a_second_frame_of_the_same_number_changes_nothing():
+    wire = Wire()
+    wire.start()
+    wire.say(0, frame(0, 4, ok=3))
+    wire.say(0, frame(0, 4, ok=5))
+    assert wire.shard(0).frame.by_status[Status.ok] == 3
+    wire.say(0, frame(0, 5, ok=6))
+    assert wire.shard(0).frame.by_status[Status.ok] == 6
+
+
 def test_frames_may_be_doubled_late_or_lost():
     for order in permutations([1, 2, 3, 3]):
         wire = Wire()

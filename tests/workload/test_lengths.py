@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 from scipy import optimize, stats
 
-from loadgen.workload.lengths import LENGTHS, Lengths
+from loadgen.workload.lengths import LENGTHS, Lengths, Uniform
 from tests import strategies
 
 
@@ -288,3 +288,13 @@ def test_the_first_draws_of_a_seed_are_what_they_have_always_been():
     assert draw(lognormal, 6, 3).tolist() == [327, 21, 123, 68, 73, 84]
     assert draw(power_law, 6, 3).tolist() == [8, 11, 34, 20, 9, 15]
     assert draw({"kind": "uniform", "min": 1, "max": 99}, 6, 3).tolist() == [81, 9, 18, 24, 18, 80]
+
+
+def test_a_share_at_a_step_of_a_wide_law_gives_the_length_above_it():
+    """Half of 2²¹ equally likely lengths are at most 2²⁰: the quantile is the next, by bisection as
+    in closed form."""
+    law = Uniform(min=1, max=1 << 21)
+    shares = np.array([0.0, 0.25, 0.5, 1 - 2.0**-21])
+    expected = [1, (1 << 19) + 1, (1 << 20) + 1, 1 << 21]
+    assert Lengths.ppf(law, shares).tolist() == expected
+    assert law.ppf(shares).tolist() == expected

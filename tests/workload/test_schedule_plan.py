@@ -299,6 +299,26 @@ def test_classes_do_not_share_prefixes():
     assert ids[1] == {5, 6, 7, 8}
 
 
+def test_a_class_without_a_prefix_behind_one_with_prefixes_has_none():
+    shared = {"requests": asked(shared_prefix={"tokens": 20, "groups": 4})}
+    mix = {"a": shared, "b": {"requests": asked()}, "c": shared}
+    rows, _ = make_plan(scenario(classes=mix))
+    ids = [set(rows["prefix_id"][rows["class_id"] == k].tolist()) for k in (0, 1, 2)]
+    assert ids == [{1, 2, 3, 4}, {0}, {5, 6, 7, 8}]
+
+
+def test_a_request_at_the_end_of_the_warm_up_is_measured():
+    def planned(warmup_s):
+        phases = {"warmup": f"{warmup_s!r}s", "measure": "8s"}
+        every = {"kind": "constant", "rate": "4/s"}
+        return make_plan(scenario(arrivals=every, requests=asked(), phases=phases)).schedule
+
+    fifth_s = float(planned(2.0)["scheduled_s"][4])
+    rows = planned(fifth_s)
+    assert rows["scheduled_s"][4] == fifth_s
+    assert rows["phase"][:6].tolist() == [Phase.warmup] * 4 + [Phase.measure] * 2
+
+
 def test_popularity_follows_zipf():
     """P(k) ∝ 1/k over four groups: 12, 6, 4, 3 of 25."""
     prefix = {"tokens": 20, "groups": 4, "popularity": {"kind": "zipf", "exponent": 1.0}}

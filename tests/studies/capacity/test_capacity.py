@@ -241,6 +241,12 @@ def test_a_server_that_never_misses_takes_at_least_the_highest_level():
     assert (state.outcome, state.value, state.low) == ("at_least", None, 40.0)
 
 
+def test_a_probe_at_the_target_meets_it():
+    question = Question(0.9, 10.0, high=20.0)
+    assert judge(question, [probe(20.0, 0.9)]).outcome == "at_least"
+    assert judge(question, [probe(20.0, 0.899)]).outcome == "unsettled"
+
+
 def test_an_untrusted_probe_says_nothing_of_the_server():
     question = Question(0.9, start=8.0, low=1.0, high=16.0)
     doubted = probe(8.0, 0.0, grade="untrusted")
