@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Protocol
 
 import numpy as np
@@ -25,7 +26,12 @@ from loadgen.drive.file_limit import file_limit_problem
 from loadgen.drive.shard_process import PreforkedShard, ShardProcess
 from loadgen.drive.stall_watch import HURRIED_STALL_S, STALL_S, WATCH_EVERY_S
 from loadgen.drive.task import ShardTask
-from loadgen.drive.worker_messages import BadMessage, CommandWriter, MessageReader
+from loadgen.drive.worker_messages import (
+    BadMessage,
+    CommandWriter,
+    MessageReader,
+    ReceivedParts,
+)
 from loadgen.errors import RunInvalid
 from loadgen.manifest.json_section import JsonObject, read_section
 from loadgen.manifest.sections import LiveQuantiles, WorkerSection
@@ -54,6 +60,7 @@ class _Child:
     report: SelfReport | None = None
     has_ended: bool = False
     killed: str = ""  # the reason
+    parts: ReceivedParts = field(default_factory=ReceivedParts)
     is_garbled: bool = False  # a line that it wrote was no message
 
     @property
@@ -74,7 +81,9 @@ class _Child:
         try:
             messages = self.reader.feed(data)
             for message in messages:
-                if message["kind"] == "done":
+                if message["kind"] == "part":
+                    self.parts.add(message)
+                elif message["kind"] == "done":
                     where = f"the report of worker {self.number}"
                     self.report = read_section(message.get("instrument"), SelfReport, where)
         except (BadMessage, RunInvalid) as error:
@@ -114,14 +123,16 @@ class RemoteWorkers:
 @dataclass
 class Outcome:
     """Result of the shards: the reports of those that finished, and by shard number the reason of
-    those that died. `remote` describes workers on other machines; `cut_short` is set if the fleet
-    ended the run before all rows were released."""
+    those that died. `parts` are rows that a shard could not write: the content of its part files
+    by name. `remote` describes workers on other machines; `cut_short` is set if the fleet ended the
+    run before all rows were released."""
 
     epoch_ns: int
     reports: list[SelfReport] = field(default_factory=list)
     dead: dict[int, str] = field(default_factory=dict)
     remote: RemoteWorkers | None = None
     cut_short: CutShort | None = None
+    parts: dict[str, bytes] = field(default_factory=dict)
 
 
 class Shards:
@@ -162,11 +173,21 @@ class Shards:
             raise
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
         self._selector.close()
-        with contextlib.ExitStack() as ends:  # ends every process, even after an error
-            for child in reversed(self._children):
-                ends.callback(child.process.end)
+        try:
+            with contextlib.ExitStack() as ends:  # ends every process, even after an error
+                for child in reversed(self._children):
+                    ends.callback(child.process.end)
+        except OSError as lost_log:
+            if error is None:
+                raise
+            error.add_note(f"{lost_log.filename}: {lost_log.strerror}")
 
     @property
     def pids(self) -> list[int]:
@@ -215,6 +236,7 @@ class Shards:
             elif message["kind"] == "end" and child.report is None:
                 on_death(child.number, child.end_reason())
         for child in self._children:
+            outcome.parts |= child.parts.whole
             if child.report is None:
                 outcome.dead[child.number] = child.end_reason()
                 continue

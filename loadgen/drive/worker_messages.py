@@ -4,15 +4,19 @@ pipe is short when its process is stopped and continued, or non-blocking."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import msgspec
 
 from loadgen.manifest.json_section import JsonObject
 
 _SHOWN_BYTES = 60
+_PIECE_BYTES = 48 << 10  # 64 KiB as base64
 
 
 class BadMessage(Exception):
@@ -65,6 +69,31 @@ def read_message(line: bytes) -> JsonObject:
         beginning = ascii(line[:_SHOWN_BYTES].decode("latin-1"))
         raise BadMessage(f"unreadable message: {beginning}")
     return message
+
+
+def part_messages(name: str, content: bytes) -> Iterator[dict[str, Any]]:
+    """The fields of the messages `part` that carry a part of rows."""
+    for at in range(0, len(content), _PIECE_BYTES):
+        piece = base64.b64encode(content[at : at + _PIECE_BYTES]).decode()
+        yield {"name": name, "data": piece, "is_last": at + _PIECE_BYTES >= len(content)}
+
+
+class ReceivedParts:
+    """Parts of rows from messages; `whole` maps the name of each complete part to its content."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+        self.whole: dict[str, bytes] = {}
+
+    def add(self, message: JsonObject) -> None:
+        """Raises BadMessage."""
+        try:
+            self._pending += base64.b64decode(message["data"], validate=True)
+            if message["is_last"]:
+                self.whole[str(message["name"])] = bytes(self._pending)
+                self._pending.clear()
+        except (KeyError, TypeError, ValueError) as error:
+            raise BadMessage(f"unreadable rows: {error!r}") from None
 
 
 class CommandWriter:

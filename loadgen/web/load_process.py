@@ -8,6 +8,8 @@ DIR, where `slobench collect` finds them.
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
 import shutil
@@ -15,11 +17,12 @@ import sys
 from pathlib import Path
 
 from loadgen.archive.collect import DONE, KeptShare
-from loadgen.archive.store import join_parts
+from loadgen.archive.store import join_parts, joined, part_bytes, part_of_file, read_parts
 from loadgen.cli.scale import PLUGINS, TARGET
+from loadgen.drive.recorder import log
 from loadgen.drive.shard import own_stdout, prepare, serve
 from loadgen.drive.stall_watch import ProgressCounter
-from loadgen.drive.worker_messages import MessageWriter
+from loadgen.drive.worker_messages import MessageWriter, ReceivedParts, part_messages
 from loadgen.errors import SlobenchError
 from loadgen.plugins import load_plugin
 from loadgen.web.assignment import fingerprint, task_of
@@ -54,18 +57,40 @@ def main() -> None:
 
 
 class Outbox:
-    """Writes messages. The self-report of `done` goes to `folder`, too, next to the rows."""
+    """Writes messages. The rows are joined into the last part, or, if the disk is full, sent ahead
+    of `done`; the self-report of `done` goes to `folder`, too, next to the rows."""
 
     def __init__(self, fd: int, folder: Path) -> None:
         self._messages, self._folder = MessageWriter(fd), folder
+        self._unwritten = ReceivedParts()
 
     def write(self, kind: str, **fields: object) -> None:
+        if kind == "part":
+            self._unwritten.add(fields)
+            return
         if kind == "done":
-            for last in self._folder.glob("shard-*.npz"):
-                if last.stem.count("-") == 1:  # the others have a second number
-                    join_parts(last)
-            (self._folder / DONE).write_text(json.dumps(fields["instrument"]))
+            try:
+                self._join()
+                (self._folder / DONE).write_text(json.dumps(fields["instrument"]))
+            except OSError as error:
+                log(f"{self._folder}: {error.strerror}")
+                self._send_rows()
         self._messages.write(kind, **fields)
+
+    def _join(self) -> None:
+        """Raises OSError if rows are in memory only, too."""
+        for last in self._folder.glob("shard-*.npz"):
+            if last.stem.count("-") == 1:  # the others have a second number
+                join_parts(last)
+        if self._unwritten.whole:
+            raise OSError(errno.ENOSPC, "its rows go to the master, and no copy stays")
+
+    def _send_rows(self) -> None:
+        parts = read_parts(self._folder)
+        for name, content in self._unwritten.whole.items():
+            parts.append(part_of_file(io.BytesIO(content), name))
+        for message in part_messages("rows", part_bytes(*joined(parts))):
+            self._messages.write("part", **message)
 
 
 def _assignment(fd: int) -> tuple[Assign, bytes]:

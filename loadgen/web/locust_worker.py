@@ -24,7 +24,7 @@ from gevent.subprocess import PIPE, Popen
 from loadgen.archive.collect import UNCONFIRMED
 from loadgen.cli.parse import cache_dir
 from loadgen.drive.stall_watch import STALL_S, WATCH_EVERY_S, ProgressCounter, WatchedProcess
-from loadgen.drive.worker_messages import BadMessage, read_message
+from loadgen.drive.worker_messages import BadMessage, ReceivedParts, read_message
 from loadgen.endings import exit_words
 from loadgen.manifest.json_section import JsonObject
 from loadgen.web import control_messages as messages
@@ -153,6 +153,7 @@ class _Share:
             )
         self._watched = WatchedProcess(self._process.pid, self._progress)
         self._killed = ""
+        self._rows = ReceivedParts()  # that the load process cannot write
         self._outgoing: gevent.queue.Queue[bytes | None] = gevent.queue.Queue()
         self._greenlets = [
             gevent.spawn(self._write), gevent.spawn(self._read), gevent.spawn(self._tick),
@@ -254,6 +255,8 @@ class _Share:
         elif kind == "beat":
             for ended in self._frames.take(line):
                 self._on_ended(ended)
+        elif kind == "part":
+            self._rows.add(line)
         elif kind == "done":
             self._finish(line["instrument"])
 
@@ -263,13 +266,16 @@ class _Share:
         self._is_done = True
         instrument = instrument | {"broken": instrument["broken"] or self._broken}
         self._send(self._frames.frame())
-        data = (self._folder / f"shard-{self._shard}.npz").read_bytes()
+        (data,) = self._rows.whole.values() or (self._part().read_bytes(),)
         parts = messages.pieces(self.run, self._shard, data)
         digest = hashlib.sha256(data).hexdigest()
         self._send(messages.Done(self.run, self._shard, len(parts), digest, instrument))
         self._upload = messages.Upload(parts)
         for part in self._upload.begin():
             self._send(part)
+
+    def _part(self) -> Path:
+        return self._folder / f"shard-{self._shard}.npz"
 
     def _tick(self) -> None:
         while not self._is_done:

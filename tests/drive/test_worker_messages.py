@@ -10,6 +10,7 @@ import subprocess
 import sys
 import termios
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +21,8 @@ from loadgen.drive.worker_messages import (
     Lines,
     MessageReader,
     MessageWriter,
+    ReceivedParts,
+    part_messages,
 )
 from tests.waits import wait_until
 
@@ -113,3 +116,21 @@ def test_commands_wait_for_a_frozen_process_and_arrive_whole():
     os.close(reading)
     commands.write("STOP")  # nobody reads it: no error
     os.close(writing)
+
+
+@pytest.mark.parametrize("size", [0, 1, 49_152, 200_000])
+def test_rows_arrive_as_they_were_sent(size):
+    content = np.random.default_rng(size).bytes(size)
+    received = ReceivedParts()
+    for fields in part_messages("shard-0.npz", content or b"x"):
+        received.add(json.loads(json.dumps(fields)))
+    assert received.whole == {"shard-0.npz": content or b"x"}
+
+
+def test_rows_that_are_cut_are_none():
+    received = ReceivedParts()
+    first, *_ = part_messages("shard-0.npz", bytes(100_000))
+    received.add(first)
+    assert not received.whole
+    with pytest.raises(BadMessage, match="unreadable rows"):
+        received.add({"kind": "part", "name": "shard-0.npz", "data": "?", "is_last": True})
