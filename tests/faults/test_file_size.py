@@ -163,3 +163,16 @@ def test_a_lack_of_memory_is_a_fault_of_the_machine(error, exit_code, tmp_path, 
 
     assert guarded(body, {"XDG_CACHE_HOME": str(tmp_path)}) == exit_code
     assert ("out of memory" in capsys.readouterr().err) == (exit_code == 3)
+
+
+@pytest.mark.e2e
+@pytest.mark.skipif(sys.platform != "linux", reason="`ulimit -v` is not enforced elsewhere")
+@pytest.mark.parametrize("mib", [40, 100, 150, 260])
+def test_a_limit_of_the_address_space_is_a_fault_of_the_machine(cli, tmp_path, mib):
+    run = "-m loadgen run --target=mock --rate=20/s --input-len=8 --output-len=8 --duration=1s"
+    ended = subprocess.run(
+        ["bash", "-c", f"ulimit -v {mib << 10}; exec {sys.executable} {run} --out=run"],
+        cwd=tmp_path, env=cli.environ, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert ended.returncode == 3, ended.stderr
+    assert "slobench: out of memory: raise the limit (ulimit -v), or send less" in ended.stderr
