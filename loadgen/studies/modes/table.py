@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from loadgen.errors import MissingDependency
 from loadgen.measure.statistics.intervals import Estimate, mean_over, over_runs
 from loadgen.studies.modes.cell import METRICS, PERCENTILES, Cell
 
@@ -173,7 +175,7 @@ def _csv(value: object) -> str:
 
 def write_all(facts: dict[str, Any], directory: Path, cache_dir: Path | None) -> None:
     """Writes `modes.json`, `modes.csv` and `modes.html`; with rates also the curve of goodput:
-    `goodput.csv`, `goodput.svg` and `goodput.pdf`."""
+    `goodput.csv`, and `goodput.svg` and `goodput.pdf` where vl-convert-python is installed."""
     from loadgen.studies.modes.charts import paper
     from loadgen.studies.modes.page import render
     from reports.page import write_page
@@ -186,5 +188,8 @@ def write_all(facts: dict[str, Any], directory: Path, cache_dir: Path | None) ->
     if facts["rates_per_s"] is not None:
         all_traffic = [row for row in facts["rows"] if not row["class"]]
         (directory / "goodput.csv").write_text(to_csv(all_traffic), encoding="utf-8")
-        for suffix in ("svg", "pdf"):
-            write_figure(paper(facts), directory / f"goodput.{suffix}")
+        try:
+            for suffix in ("svg", "pdf"):
+                write_figure(paper(facts), directory / f"goodput.{suffix}")
+        except MissingDependency as missing:
+            sys.stderr.write(f"goodput.svg and goodput.pdf are left out: {missing}\n")
