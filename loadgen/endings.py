@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+from collections.abc import Collection, Iterator
 
 
 def ending_signals() -> tuple[signal.Signals, ...]:
@@ -14,6 +15,17 @@ def ending_signals() -> tuple[signal.Signals, ...]:
     if hangup is None or signal.getsignal(hangup) is signal.SIG_IGN:
         return signal.SIGINT, signal.SIGTERM
     return signal.SIGINT, signal.SIGTERM, hangup
+
+
+@contextlib.contextmanager
+def blocked(signals: Collection[signal.Signals]) -> Iterator[None]:
+    """Blocks signals for a process that starts meanwhile; it ignores or unblocks them when it is
+    ready. This process gets them at the end of the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def exit_words(code: int) -> str:

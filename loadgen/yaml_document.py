@@ -44,6 +44,9 @@ def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
     return by_letter
 
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = _resolvers()
 
@@ -233,6 +236,14 @@ def _plain_scalar(node: yaml.Node, path: KeyPath, document: Document) -> Any:
     text = str(node.value)
     match node.tag.removeprefix("tag:yaml.org,2002:"):
         case "str":
+            if _SURROGATE.search(text):
+                line, where = (
+                    node.start_mark.line + 1,
+                    f"{document.label}:{node.start_mark.line + 1}",
+                )
+                problem = "a surrogate (\\ud800 … \\udfff) is no character; write the character"
+                document.mistakes.append(Mistake(line, where, ".".join(map(str, path)), problem))
+                return ""
             return text
         case "null":
             return None

@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import secrets
+import select
 import signal
 import socket
 import sys
@@ -68,6 +69,9 @@ def run(
     """
     for number in set(ending_signals()) - {signal.SIGINT}:  # until the event loop has its own
         signal.signal(number, _leave)
+    is_watching = threading.Event()
+    if options.parent_pid is not None:
+        _leave_with_parent(options.parent_pid, is_watching)
     try:
         with bound or bind(options.host, options.port) as listener:
             api_key = _api_key(options.api_key_env)
@@ -79,7 +83,9 @@ def run(
                 HttpWorkers(n_http_workers(options), listener) as workers,
                 asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
             ):
-                serving = _serve(options, listener, workers, api_key, operator, on_ready)
+                serving = _serve(
+                    options, listener, workers, api_key, operator, on_ready, is_watching.set
+                )
                 return runner.run(serving)
     except SlobenchError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the caller shows this line
@@ -95,6 +101,7 @@ async def _serve(
     api_key: str | None,
     operator: OperatorToken,
     on_ready: Callable[[str], None],
+    on_built: Callable[[], None],
 ) -> int:
     max_body_bytes = options.max_body_bytes
     names = host_names(options.host, options.allowed_host, socket.gethostname())
@@ -104,6 +111,7 @@ async def _serve(
     async with _listening(guard.app(loading_routes()), listener):
         engine = await _in_thread(partial(build, options))
     epoch_ns = engine.clock.epoch_ns
+    on_built()
     files = None if options.log_dir is None else StepFiles(options.log_dir, epoch_ns)
     service, identity, routes = wire_up(engine, options, files)
     _freeze_objects()
@@ -314,6 +322,24 @@ def _on_stop(
     # Readable once the process has ended, even before its own parent waits for it.
     loop.add_reader(parent_fd, end)
     return ended.is_set
+
+
+def _leave_with_parent(parent_pid: int, is_watching: threading.Event) -> None:
+    """Ends this process with the parent process until `is_watching`: loading a model takes up to
+    minutes, and the event loop watches the parent only after that."""
+
+    def wait() -> None:
+        try:
+            parent_fd = os.pidfd_open(parent_pid)
+        except ProcessLookupError:
+            pass
+        else:
+            select.select([parent_fd], [], [])
+            os.close(parent_fd)
+        if not is_watching.is_set():
+            os._exit(0)
+
+    threading.Thread(target=wait, name="parent", daemon=True).start()
 
 
 def _leave(number: int, frame: object) -> None:

@@ -10,6 +10,7 @@ SIGTERM, then SIGKILL. If slobench is killed outright, the child notices by itse
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import signal
@@ -20,7 +21,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
 
 from loadgen.errors import MissingDependency, SlobenchError, TargetError, UsageError
 from targets.safe_text import redact, strip_controls
@@ -96,7 +96,7 @@ def child_program(
     """
     log_dir.mkdir(parents=True, exist_ok=True)
     log = log_dir / f"{name}.log"
-    with log.open("wb") as sink:
+    with log.open("wb", buffering=0) as sink:
         process = subprocess.Popen(
             [*command, "--parent-pid", str(os.getpid())],
             stdin=subprocess.DEVNULL,
@@ -121,10 +121,11 @@ class _Pump(threading.Thread):
     finds the READY line.
 
     The child writes its stderr to the log directly. Both hold the same open file and so the same
-    offset: lines may interleave but never overwrite each other.
+    offset: lines may interleave but never overwrite each other. Lines that a full disk does not
+    take are dropped: a child that blocks on its pipe would answer no request.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], sink: IO[bytes]) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], sink: io.RawIOBase) -> None:
         super().__init__(name="child-stdout", daemon=True)
         assert process.stdout is not None, "the child was started without a stdout pipe"
         self._stdout, self._sink = process.stdout, sink
@@ -135,8 +136,8 @@ class _Pump(threading.Thread):
     def run(self) -> None:
         with self._stdout:
             for line in self._stdout:
-                self._sink.write(line)
-                self._sink.flush()
+                with suppress(OSError):
+                    self._sink.write(line)
                 match = _READY.match(line)
                 if match is not None:
                     self._url = match[1].decode()

@@ -87,7 +87,8 @@ def test_a_confidence_is_per_cent_or_a_share(text):
     assert parse.read_confidence(text) == 0.95
 
 
-@pytest.mark.parametrize("text", ["30", "1", "100", "0.3", "high", "-95"])
+@pytest.mark.faults
+@pytest.mark.parametrize("text", ["30", "50", "0.5", "1", "100", "0.3", "high", "-95"])
 def test_a_confidence_that_cannot_be_is_refused_by_its_flag(text):
     with pytest.raises(UsageError, match=r"^--confidence"):
         parse.read_confidence(text)

@@ -3,11 +3,14 @@ text. Each is a mistake of the user or of the machine, never an internal error."
 
 import gzip
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from loadgen.archive import store
 from loadgen.archive.checksums import NAME
@@ -16,9 +19,11 @@ from loadgen.plugins import load_plugin
 from loadgen.studies.compare.sides import read_noise
 from loadgen.studies.nightly.spec import load_nightly
 from loadgen.translate import inference_perf
+from loadgen.workload.lengths import LENGTHS
 from loadgen.workload.scenario import load_scenario
 from loadgen.workload.texts import read_text
 from loadgen.workload.traces.file import load_trace, read_bytes
+from loadgen.workload.traces.trace import TRACES
 from loadgen.yaml_document import read_file
 from reference_engine.model import hardware_file
 from reference_engine.smdp.decision_table import load_table
@@ -207,3 +212,64 @@ def test_a_trace_of_a_million_rows_is_accepted(tmp_path):
     trace = load_trace(path)
     assert len(trace) == 10**6
     assert trace.input_tokens[-1] == 999_999 % 900 + 1
+
+
+@pytest.mark.faults
+@pytest.mark.e2e
+def test_a_word_that_is_not_utf_8_is_refused_at_once(cli, tmp_path):
+    name = os.fsencode(tmp_path) + b"/a\xff.yaml"
+    Path(os.fsdecode(name)).write_text("schema: 1\nname: a\n")
+    for verb in (b"run", b"validate", b"sweep"):
+        command = [sys.executable, "-m", "loadgen", verb, name]
+        ended = subprocess.run(
+            command, cwd=tmp_path, env=cli.environ, capture_output=True, timeout=60
+        )
+        assert ended.returncode == 2, ended.stderr
+        assert rb"a\udcff.yaml: is not UTF-8 text; rename the file" in ended.stderr
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("reader", READERS)
+def test_an_escape_that_is_no_character_is_refused_with_its_line(tmp_path, reader):
+    path = tmp_path / "a.yaml"
+    path.write_text('schema: 1\nother: [{a: "b\\uD800"}]\n')
+    with pytest.raises(UsageError, match=r"a.yaml:2: other.0.a: a surrogate"):
+        READERS[reader](path)
+
+
+LONG = "x" * 140_000  # Python's csv module refuses cells above 128 KiB
+COLUMNS = TRACES.build(
+    {"kind": "columns", "time": "time", "input_tokens": "input", "output_tokens": "output"}
+)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (f"time,input,{LONG}\n0,10,10\n", ":1: no column 'output'"),
+        (f"time,input,output,note\n0,10,10,{LONG}\n1,10,10\n", ":3: expected 4 columns, got 3"),
+        (f"time,input,output,note\n0,10,10,{LONG}\n1,1e99,1,a\n", ":3: input: expected a whole"),
+    ],
+)
+def test_a_long_cell_of_a_trace_does_not_hide_its_mistake(tmp_path, text, problem):
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    with pytest.raises(TraceFileError) as refused:
+        load_trace(path, COLUMNS)
+    assert str(refused.value).startswith(f"{path}{problem}")
+
+
+@pytest.mark.faults
+def test_a_long_cell_in_another_column_is_no_mistake(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(f"time,input,output,note\n0,10,20,{LONG}\n1,30,40,b\n")
+    assert load_trace(path, COLUMNS).output_tokens.tolist() == [20, 40]
+
+
+@pytest.mark.faults
+def test_a_long_cell_of_observed_lengths_is_a_mistake_of_its_line(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(f"tokens\n10\n{'1' * 140_000}\n")
+    with pytest.raises(ValidationError, match=r"a.csv:3: tokens"):
+        LENGTHS.build({"kind": "empirical", "path": str(path)})

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import shutil
+import tempfile
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
 from loadgen.archive import store
 from loadgen.archive.directory_lock import held, is_empty
-from loadgen.errors import RunInvalid, SlobenchError, TargetError, UsageError
+from loadgen.archive.part_decoder import n_recorded
+from loadgen.errors import RunInvalid, SlobenchError, TargetError, UsageError, notes_behind
+from loadgen.measure.attainment import derived
+from loadgen.records import Run, Status
 
 
 @contextlib.contextmanager
@@ -39,14 +44,73 @@ def _filled(chosen: Path, replaced: Path | None) -> Iterator[Path]:
                 replaced.rename(chosen)
             if kept is not None:
                 raise type(error)(f"{error}\nits whole output is in {kept}") from None
-        elif is_unfinished(chosen):
-            error.add_note(f"the rows recorded so far are kept: slobench report {chosen}")
-        elif (chosen / "requests.parquet").is_file():
-            error.add_note(f"the recorded rows are kept: slobench report {chosen}")
+        elif not any("slobench report" in note for note in notes_behind(error)) and (
+            rows := _rows_kept(chosen)
+        ):
+            error.add_note(f"{rows} are kept: slobench report {chosen}")
         raise
     if replaced is not None:
         shutil.rmtree(replaced)
     _point_latest(chosen)
+
+
+def _rows_kept(directory: Path) -> str:
+    """The recorded rows that `slobench report` reads in a directory, in words; empty if none."""
+    try:
+        if store.has_parts(directory):
+            n = n_recorded(directory / "parts")
+        elif (directory / "requests.parquet").is_file():
+            n = _n_recorded(store.read_run(directory))
+        else:
+            n = 0
+    except SlobenchError:  # a damaged file, which `slobench report` names
+        return "the recorded rows"
+    return f"{n} recorded rows" if n else ""
+
+
+def _n_recorded(run: Run) -> int:
+    return int((run.request_rows["status"] != Status.lost).sum())
+
+
+@contextlib.contextmanager
+def keep_elsewhere(directory: Path, run: Run, cache_dir: Path | None) -> Iterator[None]:
+    """If the block cannot write the run into its directory, as on a full disk, writes it into a new
+    directory in `cache_dir` or in the system's directory for temporary files. A note of the OSError
+    names that directory, or counts the rows that are lost."""
+    try:
+        yield
+    except OSError as error:
+        n, places = _n_recorded(run), (cache_dir, Path(tempfile.gettempdir()))
+        for place in places:
+            if place is not None and (kept := _written_below(place, run)) is not None:
+                error.add_note(f"all {n} recorded rows are kept: slobench report {kept}")
+                raise
+        with contextlib.suppress(SlobenchError):
+            n -= n_recorded(directory / "parts")
+        if n:
+            tried = ", ".join(str(place) for place in (directory, *places) if place is not None)
+            error.add_note(f"{n} recorded rows are lost: they cannot be written to {tried}")
+        raise
+
+
+def _written_below(place: Path, run: Run) -> Path | None:
+    """A new directory in `place` with the run, or with parts of its rows where the size of files is
+    limited (ulimit -f); None if it cannot be written there."""
+    kept = None
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        kept = Path(tempfile.mkdtemp(prefix=f"slobench-{run.manifest.run}-", dir=place))
+        store.write_schedule(kept, run)
+        most_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if most_bytes == resource.RLIM_INFINITY:
+            store.write_run(kept, run, derived(run))
+        else:
+            store.write_small_parts(kept / "parts", run, most_bytes)
+    except OSError:
+        if kept is not None:
+            shutil.rmtree(kept, ignore_errors=True)
+        return None
+    return kept
 
 
 def is_unfinished(directory: Path) -> bool:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from loadgen.archive.decode import Decoded, decode
 from loadgen.archive.exchange import Exchange
-from loadgen.archive.store import Ids, Part, undecoded, write_part
+from loadgen.archive.store import Ids, Part, read_parts, undecoded, write_part
 from loadgen.errors import RunInvalid
 from loadgen.manifest.json_section import JsonObject
 from loadgen.records import CHUNKS, REQUESTS, Chunks, Names, Requests, Status, empty_requests
@@ -306,18 +306,39 @@ class PartDecoder:
             columns.add(at, exchange, decoded, remote_id, error_id)
 
 
-def decode_left(directory: Path, decoder: Callable[[int], PartDecoder] | None = None) -> None:
+def decode_left(
+    directory: Path,
+    decoder: Callable[[int], PartDecoder] | None = None,
+    unwritten: list[Part] | None = None,
+) -> None:
     """Decodes the files that shards left in a directory: their processes died, or the processes
     that decoded for them. `decoder` returns the decoder of a shard; by default the head of a file
-    names its codec. Raises RunInvalid that names a damaged file, UnknownKind for a codec of a
-    plug-in that is not loaded."""
+    names its codec. A part that cannot be written is added to `unwritten`, if given, and its file
+    stays. Raises RunInvalid that names a damaged file, UnknownKind for a codec of a plug-in that is
+    not loaded."""
     for path in undecoded(directory):
         raw = None if part_of(path).exists() else read_raw(path)
         if raw is not None:
             shard = int(path.stem.split("-")[1])
             own = PartDecoder(shard, raw[0].adapter()) if decoder is None else decoder(shard)
-            own.write_part(part_of(path), *raw)
+            part = own.part(raw[1], raw[0].epoch_ns)
+            try:
+                write_part(part_of(path), *part)
+            except OSError:
+                if unwritten is None:
+                    raise
+                unwritten.append(part)
+                continue
         path.unlink()
+
+
+def n_recorded(parts: Path) -> int:
+    """The requests whose ends are recorded in the directory of the parts. Raises RunInvalid for a
+    damaged file."""
+    ends = sum(int((rows["status"] != Status.lost).sum()) for rows, _, _ in read_parts(parts))
+    left = [path for path in undecoded(parts) if not part_of(path).exists()]
+    raws = [raw for path in left if (raw := read_raw(path)) is not None]
+    return ends + sum(1 for _, requests in raws for _ in requests)
 
 
 class ExchangeColumns:

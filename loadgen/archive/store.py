@@ -11,6 +11,7 @@ strings, and requests.parquet has the derived columns `ttft_s tpot_s e2e_s slo_m
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import struct
@@ -19,7 +20,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -98,29 +99,61 @@ def write_part(
 ) -> None:
     """Writes a shard's rows for `read_part`; atomic. Calls `advance` as the file grows."""
     with replacing(path) as partial, CountedFile(partial, advance) as file:
-        np.savez(
-            file,
-            requests=requests,
-            chunks=chunks,
-            errors=np.array(names.errors),
-            remotes=np.array(names.remotes),
-        )
+        _save_part(file, requests, chunks, names)
+
+
+def part_bytes(requests: Requests, chunks: Chunks, names: Names) -> bytes:
+    """The content of the file that `write_part` writes."""
+    content = io.BytesIO()
+    _save_part(content, requests, chunks, names)
+    return content.getvalue()
+
+
+def write_small_parts(directory: Path, run: Run, most_bytes: int) -> None:
+    """Writes the recorded rows of a run as parts in files of at most `most_bytes`.
+    Raises OSError, also where a single row is too large."""
+    directory.mkdir(exist_ok=True)
+    rows = run.request_rows[run.request_rows["status"] != Status.lost]
+    n_files = 2 + 2 * (rows.nbytes + run.chunk_rows.nbytes) // most_bytes
+    for number, share in enumerate(np.array_split(rows, min(n_files, max(1, len(rows))))):
+        chunks = run.chunk_rows[np.isin(run.chunk_rows["request_id"], share["request_id"])]
+        write_part(directory / f"shard-kept-{number}.npz", share, chunks, run.names)
+
+
+def _save_part(file: IO[bytes], requests: Requests, chunks: Chunks, names: Names) -> None:
+    np.savez(
+        file,
+        requests=requests,
+        chunks=chunks,
+        errors=np.array(names.errors),
+        remotes=np.array(names.remotes),
+    )
 
 
 def read_part(path: Path) -> Part:
     """The rows that `write_part` wrote. Raises RunInvalid for a damaged file; the CRC-32 of each
     array is verified before it is parsed."""
     try:
-        with opened_regular(path) as file, zipfile.ZipFile(file) as archive:
+        with opened_regular(path) as file:
+            return part_of_file(file, str(path))
+    except OSError as error:
+        raise RunInvalid(f"{path}: damaged: {error}") from None
+
+
+def part_of_file(file: IO[bytes], where: str) -> Part:
+    """`read_part` of an open file, or of `part_bytes`."""
+    try:
+        with zipfile.ZipFile(file) as archive:
             if (name := archive.testzip()) is not None:
                 raise ValueError(f"the checksum of {name} is wrong")
-        with np.load(path) as arrays:
+        file.seek(0)
+        with np.load(file) as arrays:
             names = Names(errors=tuple(arrays["errors"]), remotes=tuple(arrays["remotes"]))
             requests, chunks = arrays["requests"], arrays["chunks"]
     except _DAMAGED as error:
-        raise RunInvalid(f"{path}: damaged: {error}") from None
+        raise RunInvalid(f"{where}: damaged: {error}") from None
     if requests.dtype != REQUESTS or chunks.dtype != CHUNKS:
-        raise RunInvalid(f"{path}: its columns are not those of this version")
+        raise RunInvalid(f"{where}: its columns are not those of this version")
     return requests, chunks, names
 
 
@@ -204,9 +237,14 @@ def join_parts(path: Path) -> None:
     """Joins the parts of the shard with the last part at `path` into that file."""
     others = sorted(path.parent.glob(f"{path.stem}-*.npz"))
     if others:
-        write_part(path, *_joined([read_part(part) for part in (path, *others)], Ids()))
+        write_part(path, *joined([read_part(part) for part in (path, *others)]))
     for part in others:
         part.unlink()
+
+
+def joined(parts: Sequence[Part]) -> Part:
+    """The rows of all parts of a shard as one part."""
+    return _joined(parts, Ids())
 
 
 def _joined(parts: Sequence[Part], errors: Ids) -> Part:

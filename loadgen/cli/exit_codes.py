@@ -8,7 +8,7 @@ import re
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import NoReturn
@@ -17,7 +17,7 @@ import typer
 
 from loadgen.cli.parse import cache_dir
 from loadgen.cli.standard_streams import output_error
-from loadgen.errors import SlobenchError, interrupt_behind, notes_behind
+from loadgen.errors import SlobenchError, UsageError, interrupt_behind, notes_behind
 
 NO_VERDICT = 3
 INTERRUPTED = 130
@@ -39,6 +39,7 @@ def guarded(body: Callable[[], object], environ: Mapping[str, str]) -> int:
         if isinstance(stream, io.TextIOWrapper) and stream.errors in _FAILING:
             stream.reconfigure(errors="replace")
     try:
+        _check_words(sys.argv[1:])
         body()
     except SlobenchError as error:
         for line in _without_secrets(str(error), environ).splitlines():
@@ -71,6 +72,14 @@ def guarded(body: Callable[[], object], environ: Mapping[str, str]) -> int:
         typer.echo(f"slobench: the details are in {path}; please report them", err=True)
         return _INTERNAL
     return 0
+
+
+def _check_words(words: Sequence[str]) -> None:
+    """Raises UsageError for a word that is not UTF-8, such as the name of an old file: no JSON file
+    could hold it."""
+    for word in words:
+        if any("\ud800" <= letter <= "\udfff" for letter in word):
+            raise UsageError(f"{word}: is not UTF-8 text; rename the file, or write it as UTF-8")
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -10,11 +10,16 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import resource
 import signal
+from typing import NoReturn
 
 from loadgen import shadowing
 from loadgen.endings import ending_signals
 
+_LEAST_BYTES = 256 << 20
+"""Of address space: with less, OpenBLAS ends the process with exit code 1 while it is loaded."""
+_NO_MEMORY = b"slobench: out of memory: raise the limit (ulimit -v), or send less\n"
 _OBJECTS = 200_000  # between two collections: importing creates half as many, and all of them stay
 
 
@@ -23,6 +28,11 @@ def main() -> None:
     for number in ending_signals():  # SIGINT also in a script's background, which ignores it
         signal.signal(number, signal.default_int_handler)
     gc.set_threshold(_OBJECTS)
+    most_bytes, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if most_bytes != resource.RLIM_INFINITY:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # it reserves memory for each thread
+        if most_bytes < _LEAST_BYTES:
+            _leave_without_memory()
     if (found := shadowing.problem()) is not None:
         raise SystemExit(f"slobench: {found}")
     try:
@@ -38,7 +48,9 @@ def main() -> None:
             code = exit_codes.guarded(app, os.environ)
         except ForkedShard as copy:
             forked = copy.with_traceback(None)
-    except KeyboardInterrupt:  # before there was anything to clean up
+    except MemoryError:  # before there was anything to clean up
+        _leave_without_memory()
+    except KeyboardInterrupt:
         with contextlib.suppress(OSError):
             os.write(2, b"slobench: interrupted\n")
         os._exit(130)
@@ -48,3 +60,9 @@ def main() -> None:
         with forked as progress_fd:
             shard.main(progress_fd)
     exit_codes.leave(code)
+
+
+def _leave_without_memory() -> NoReturn:
+    with contextlib.suppress(OSError):
+        os.write(2, _NO_MEMORY)
+    os._exit(3)

@@ -223,9 +223,9 @@ def read_transport(word: str) -> Literal["fast", "aiohttp"]:
 def read_confidence(text: str | None) -> float | None:
     """The confidence level of `95%`, `95` or `0.95`."""
     value = None if text is None else read_share("--confidence", text)
-    if value is not None and not 0.5 <= value < 1:
+    if value is not None and not 0.5 < value < 1:
         raise UsageError(
-            f"--confidence {text}: expected 50 % to below 100 %; write e.g. 95% or 0.95"
+            f"--confidence {text}: expected above 50 % and below 100 %; write e.g. 95% or 0.95"
         )
     return value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import time
@@ -26,7 +27,7 @@ from loadgen.archive.part_decoder import (
     claim,
     part_of,
 )
-from loadgen.archive.store import Ids, write_part
+from loadgen.archive.store import Ids, Part, write_part
 from loadgen.drive.decoder_process import DecoderProcess
 from loadgen.records import Schedule, Status
 from targets.safe_text import SecretForms
@@ -44,7 +45,8 @@ class ShardRecorder:
     a file, without `secrets`. `helper` decodes the files, with `decodes_meanwhile` while the run
     goes on, else after it. After an error, such as of a full disk, `write` keeps everything in
     memory. `finish` decodes everything else and writes the last part to `part_path`; the others
-    have its name and a number. `epoch_ns` may be set at any time before the first `write`.
+    have its name and a number. `on_unwritten` receives each part that cannot be written.
+    `epoch_ns` may be set at any time before the first `write`.
     """
 
     def __init__(
@@ -58,9 +60,11 @@ class ShardRecorder:
         part_requests: int = PART_REQUESTS,
         part_bytes: int = PART_BYTES,
         secrets: SecretForms | None = None,
+        on_unwritten: Callable[[str, Part], None] | None = None,
     ) -> None:
         self.epoch_ns = 0
         self._secrets = secrets or SecretForms(())
+        self._on_unwritten = on_unwritten
         self._decoder, self._part_path = decoder, part_path
         self._helper, self._decodes_meanwhile = helper, decodes_meanwhile
         self._on_full, self._most_requests, self._most_bytes = on_full, part_requests, part_bytes
@@ -136,7 +140,8 @@ class ShardRecorder:
     def finish(self, lost: str = "", advance: Advance = lambda n_bytes: None) -> None:
         """Writes every row. Rows without a recorded end get the status `lost` with the reason
         `lost`. Calls `advance` before each step with the bytes that the step works on. Raises the
-        first OSError after it has written all that can be written."""
+        first OSError after it has written all that can be written; with `on_unwritten` none: files
+        that cannot be decoded stay for the controlling process."""
         if self._file is not None:
             others = [*self._full][1:]
             self._full = deque([self._full[0]])
@@ -159,12 +164,14 @@ class ShardRecorder:
                 step()
             except OSError as error:
                 errors.append(error)
-        if errors:
+        if errors and self._on_unwritten is None:
             raise errors[0]
+        for left in errors:
+            log(f"{left.filename}: {left.strerror or left}; its file stays as it is")
 
     def _write_full(self, full: list[Ended], path: Path, advance: Advance) -> None:
         self.n_reads += sum(len(set(ended.exchange.times)) for ended in full)
-        write_part(path, *self._decoder.part(full, self.epoch_ns, advance=advance))
+        self._write_part(path, self._decoder.part(full, self.epoch_ns, advance=advance), advance)
 
     def _decode_unclaimed(self, path: Path, advance: Advance) -> None:
         if claim(path):
@@ -201,7 +208,16 @@ class ShardRecorder:
             if not is_last:
                 self._raw.append(self._numbered(RAW))
             path = self._part_path if is_last else part_of(self._raw[-1])
+            self._write_part(path, part, advance)
+
+    def _write_part(self, path: Path, part: Part, advance: Advance) -> None:
+        try:
             write_part(path, *part, lambda: advance(0))
+        except OSError as error:
+            if self._on_unwritten is None:
+                raise
+            log(f"{path}: {error.strerror or error}; its rows go to the controlling process")
+            self._on_unwritten(path.name, part)
 
     def _numbered(self, suffix: str) -> Path:
         return self._part_path.with_name(f"{self._part_path.stem}-{len(self._raw):04}{suffix}")
@@ -232,8 +248,15 @@ class ShardRecorder:
             self._file.remove()
             self._file = None
         path = self._numbered(RAW)
-        sys.stderr.write(f"{path}: {error.strerror or error}; requests are kept in memory\n")
+        log(f"{path}: {error.strerror or error}; requests are kept in memory")
 
     def _hand_over(self, path: Path) -> None:
         if self._helper is not None:
             self._helper.decode(path)
+
+
+def log(line: str) -> None:
+    """Writes a line into the log, unless its disk is full, too."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()

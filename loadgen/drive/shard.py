@@ -12,7 +12,6 @@ import contextlib
 import ctypes
 import gc
 import importlib
-import json
 import os
 import pickle
 import platform
@@ -32,6 +31,7 @@ from loadgen.drive.shard_loop import Shard, fills_parts, part_decoder
 from loadgen.drive.stall_watch import WATCH_EVERY_S, ProgressCounter
 from loadgen.drive.task import ShardTask
 from loadgen.drive.transport import Transport
+from loadgen.drive.worker_messages import Lines, MessageWriter
 from loadgen.endings import ending_signals
 from loadgen.plugins import load_plugin
 from loadgen.workload.dialogue import Dialogue
@@ -96,7 +96,7 @@ async def _serve(
     shard = Shard(task, loop, client, payloads, write_message, progress, helper)
     commands: asyncio.Queue[bytes] = asyncio.Queue()
     os.set_blocking(commands_fd, False)
-    loop.add_reader(commands_fd, _read_commands, commands_fd, commands, loop)
+    loop.add_reader(commands_fd, _read_commands, commands_fd, Lines(), commands, loop)
     write_message("ready", opened=opened)
     command, _, argument = (await commands.get()).partition(b" ")
     if command != b"GO":
@@ -130,7 +130,7 @@ async def _execute(commands: asyncio.Queue[bytes], shard: Shard) -> None:
 
 
 def _read_commands(
-    fd: int, commands: asyncio.Queue[bytes], loop: asyncio.AbstractEventLoop
+    fd: int, lines: Lines, commands: asyncio.Queue[bytes], loop: asyncio.AbstractEventLoop
 ) -> None:
     try:
         data = os.read(fd, 65536)
@@ -139,7 +139,7 @@ def _read_commands(
     if not data:
         loop.remove_reader(fd)
         commands.put_nowait(b"")
-    for line in data.splitlines():
+    for line in lines.split(data):
         commands.put_nowait(line)
 
 
@@ -147,14 +147,23 @@ def main(progress_fd: int) -> None:
     """Reads the pickled task from stdin (length first), runs it, and exits with 0 once its part is
     written. Advances the counter behind `progress_fd`."""
     prepare()
-    _write_message("started")
+    write_message = MessageWriter(own_stdout()).write
+    write_message("started")
     stdin_fd = 0
     size = int.from_bytes(_read_exactly(stdin_fd, 8, may_end=True), "big")
     plugins, pickled = pickle.loads(_read_exactly(stdin_fd, size))
     for plugin in plugins:  # before the task, which may hold instances of their classes
         load_plugin(plugin)
     task: ShardTask = pickle.loads(pickled)
-    serve(task, stdin_fd, _write_message, ProgressCounter(progress_fd))
+    serve(task, stdin_fd, write_message, ProgressCounter(progress_fd))
+
+
+def own_stdout() -> int:
+    """A new descriptor of standard output, for messages only: what a plug-in prints goes to the log
+    from then on."""
+    messages_fd = os.dup(1)
+    os.dup2(2, 1)
+    return messages_fd
 
 
 def prepare() -> None:
@@ -219,11 +228,6 @@ def _loop_factory(task: ShardTask) -> Callable[[], asyncio.AbstractEventLoop]:
 
             return uvloop.new_event_loop
     return asyncio.new_event_loop
-
-
-def _write_message(kind: str, **fields: object) -> None:
-    with contextlib.suppress(BrokenPipeError):  # the parent is gone: still write the part
-        os.write(1, json.dumps({"kind": kind, **fields}).encode() + b"\n")
 
 
 def _read_exactly(fd: int, size: int, *, may_end: bool = False) -> bytearray:

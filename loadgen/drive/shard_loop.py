@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from loadgen.archive.decode import answer_text, decode, quick_status
 from loadgen.archive.exchange import Exchange
 from loadgen.archive.part_decoder import PartDecoder
-from loadgen.archive.store import MORE, append_more
+from loadgen.archive.store import MORE, Part, append_more, part_bytes
 from loadgen.drive.decoder_process import DecoderProcess
 from loadgen.drive.dispatch import Dispatcher
 from loadgen.drive.first_failures import FirstFailures
@@ -27,6 +27,7 @@ from loadgen.drive.recorder import PART_BYTES, PART_REQUESTS, ShardRecorder
 from loadgen.drive.stall_watch import WATCH_EVERY_S, ProgressCounter
 from loadgen.drive.task import ShardTask
 from loadgen.drive.transport import Transport
+from loadgen.drive.worker_messages import part_messages
 from loadgen.manifest.self_report import ConnectionsReport, DecodingReport, SelfReport
 from loadgen.records import ON_PURPOSE, Edges, Schedule, Status
 from loadgen.timer import EARLY_NS, make_quiet_timer, make_timer
@@ -111,6 +112,7 @@ class Shard:
             task.decodes_meanwhile,
             self._start_writing,
             secrets=task.head.secret_forms(),
+            on_unwritten=self._hand_up,
         )
         client.on_end, client.alarm = self._on_end, self._timer
         self._memory = memory_for(int(task.schedule["output_tokens"].sum(dtype="u8")))
@@ -291,6 +293,12 @@ class Shard:
         """Shows the controlling process that the event loop runs; also after the last row."""
         self._progress.advance()
         self._loop.call_later(WATCH_EVERY_S, self._advance)
+
+    def _hand_up(self, name: str, part: Part) -> None:
+        """Sends a part that cannot be written to the controlling process."""
+        for message in part_messages(name, part_bytes(*part)):
+            self._progress.advance()
+            self._write_message("part", **message)
 
     def _beat(self) -> None:
         """Writes a progress message and schedules the next."""

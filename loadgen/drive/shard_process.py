@@ -13,6 +13,7 @@ from pathlib import Path
 from loadgen.drive.prefork import PreforkedProcess, may_fork
 from loadgen.drive.stall_watch import ProgressCounter, WatchedProcess
 from loadgen.endings import exit_words
+from loadgen.whole_file import replacing
 
 _EXIT_S = 10.0
 _TAIL_BYTES = 1 << 16  # longer than any line
@@ -100,7 +101,7 @@ class ShardProcess:
         with open(self._log_fd, "rb") as log:
             if self._log_copy is not None:
                 log.seek(0)
-                with self._log_copy.open("wb") as kept:
+                with replacing(self._log_copy) as partial, partial.open("wb") as kept:
                     shutil.copyfileobj(log, kept)
 
 

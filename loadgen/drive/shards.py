@@ -8,7 +8,6 @@ timestamps in the same process would be late (docs/decisions/0003).
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import pickle
 import select
@@ -17,9 +16,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
 from typing import Protocol
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,13 +26,18 @@ from loadgen.drive.file_limit import file_limit_problem
 from loadgen.drive.shard_process import PreforkedShard, ShardProcess
 from loadgen.drive.stall_watch import HURRIED_STALL_S, STALL_S, WATCH_EVERY_S
 from loadgen.drive.task import ShardTask
+from loadgen.drive.worker_messages import (
+    BadMessage,
+    CommandWriter,
+    MessageReader,
+    ReceivedParts,
+)
 from loadgen.errors import RunInvalid
 from loadgen.manifest.json_section import JsonObject, read_section
 from loadgen.manifest.sections import LiveQuantiles, WorkerSection
 from loadgen.manifest.self_report import SelfReport
 
 _LEAD_NS = 50_000_000  # from "GO" to the first row, so that every shard arms its alarm in time
-_BEAT = b'{"kind": "beat"'
 _READY_S = 60.0
 _POLL_S = 0.1
 
@@ -50,11 +54,14 @@ class Divisible(Protocol):
 class _Child:
     number: int
     process: ShardProcess
-    buffer: bytes = b""
+    commands: CommandWriter
+    reader: MessageReader = field(default_factory=MessageReader)
     received: set[str] = field(default_factory=set)  # kinds of messages
     report: SelfReport | None = None
     has_ended: bool = False
     killed: str = ""  # the reason
+    parts: ReceivedParts = field(default_factory=ReceivedParts)
+    is_garbled: bool = False  # a line that it wrote was no message
 
     @property
     def is_over(self) -> bool:
@@ -65,6 +72,25 @@ class _Child:
         """Kills the process; the end of its output follows."""
         self.killed = f"{reason}: killed"
         self.process.kill()
+
+    def read(self, data: bytes) -> list[JsonObject]:
+        """The messages that `data` completes. A line that is no message, or a report that is none,
+        is the process's death: it is killed."""
+        if self.is_garbled:
+            return []
+        try:
+            messages = self.reader.feed(data)
+            for message in messages:
+                if message["kind"] == "part":
+                    self.parts.add(message)
+                elif message["kind"] == "done":
+                    where = f"the report of worker {self.number}"
+                    self.report = read_section(message.get("instrument"), SelfReport, where)
+        except (BadMessage, RunInvalid) as error:
+            self.is_garbled = True
+            self.kill(str(error))
+            return []
+        return messages
 
     def end_reason(self) -> str:
         """Why it ended before it was done."""
@@ -97,14 +123,16 @@ class RemoteWorkers:
 @dataclass
 class Outcome:
     """Result of the shards: the reports of those that finished, and by shard number the reason of
-    those that died. `remote` describes workers on other machines; `cut_short` is set if the fleet
-    ended the run before all rows were released."""
+    those that died. `parts` are rows that a shard could not write: the content of its part files
+    by name. `remote` describes workers on other machines; `cut_short` is set if the fleet ended the
+    run before all rows were released."""
 
     epoch_ns: int
     reports: list[SelfReport] = field(default_factory=list)
     dead: dict[int, str] = field(default_factory=dict)
     remote: RemoteWorkers | None = None
     cut_short: CutShort | None = None
+    parts: dict[str, bytes] = field(default_factory=dict)
 
 
 class Shards:
@@ -134,7 +162,9 @@ class Shards:
     def __enter__(self) -> Shards:
         try:
             for number in range(self._n):
-                child = _Child(number, self._process(number))
+                process = self._process(number)
+                commands = CommandWriter(process.stdin.fileno())
+                child = _Child(number, process, commands)
                 self._children.append(child)
                 os.set_blocking(child.process.stdout.fileno(), False)
                 self._selector.register(child.process.stdout, selectors.EVENT_READ, child)
@@ -143,11 +173,21 @@ class Shards:
             raise
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None = None,
+        error: BaseException | None = None,
+        trace: TracebackType | None = None,
+    ) -> None:
         self._selector.close()
-        with contextlib.ExitStack() as ends:  # ends every process, even after an error
-            for child in reversed(self._children):
-                ends.callback(child.process.end)
+        try:
+            with contextlib.ExitStack() as ends:  # ends every process, even after an error
+                for child in reversed(self._children):
+                    ends.callback(child.process.end)
+        except OSError as lost_log:
+            if error is None:
+                raise
+            error.add_note(f"{lost_log.filename}: {lost_log.strerror}")
 
     @property
     def pids(self) -> list[int]:
@@ -183,7 +223,7 @@ class Shards:
         """
         self._await("ready")
         outcome = Outcome(epoch_ns=time.monotonic_ns() + self._lead_ns)
-        self._broadcast(b"GO %d\n" % outcome.epoch_ns)
+        self._broadcast("GO", str(outcome.epoch_ns))
         on_start(outcome.epoch_ns)
 
         def watch() -> None:
@@ -193,12 +233,10 @@ class Shards:
         for child, message in self._messages(float("inf"), watch):
             if message["kind"] == "beat":
                 on_beat(child.number, message)
-            elif message["kind"] == "done":
-                where = f"the report of worker {child.number}"
-                child.report = read_section(message["instrument"], SelfReport, where)
             elif message["kind"] == "end" and child.report is None:
                 on_death(child.number, child.end_reason())
         for child in self._children:
+            outcome.parts |= child.parts.whole
             if child.report is None:
                 outcome.dead[child.number] = child.end_reason()
                 continue
@@ -209,8 +247,8 @@ class Shards:
 
     def stop(self, reason: str, drain_s: float, *, sends_waiting: bool = False) -> None:
         """See `Dispatcher.stop`."""
-        command = b"STOP_RELEASES" if sends_waiting else b"STOP"
-        self._broadcast(b"%s %f %s\n" % (command, drain_s, reason.encode()))
+        command = "STOP_RELEASES" if sends_waiting else "STOP"
+        self._broadcast(command, f"{drain_s:f}", reason)
 
     def hurry(self, *, is_last: bool) -> None:
         """Waits only for shards that make progress; with `is_last`, for none."""
@@ -251,7 +289,6 @@ class Shards:
     def _hand_over(self, child: _Child, task: ShardTask) -> None:
         data = pickle.dumps((self._plugins, pickle.dumps(task, protocol=5)), protocol=5)
         view, fd = memoryview(len(data).to_bytes(8, "big") + data), child.process.stdin.fileno()
-        os.set_blocking(fd, False)  # a frozen process reads nothing
         try:
             while view:
                 try:
@@ -295,6 +332,7 @@ class Shards:
             if left_s <= 0:
                 return
             on_idle()
+            self._flush_commands()
             for key, _ in self._selector.select(min(left_s, _POLL_S)):
                 child: _Child = key.data
                 data = child.process.stdout.read(1 << 16)
@@ -303,17 +341,18 @@ class Shards:
                     self._selector.unregister(child.process.stdout)
                     yield child, {"kind": "end"}
                     continue
-                *lines, child.buffer = (child.buffer + data).split(b"\n")
-                for line in lines:
-                    is_beat = line.startswith(_BEAT)  # the many and long messages
-                    yield child, msgspec.json.decode(line) if is_beat else json.loads(line)
+                for message in child.read(data):
+                    yield child, message
 
-    def _broadcast(self, line: bytes) -> None:
+    def _flush_commands(self) -> None:
+        for child in self._children:
+            child.commands.flush()
+
+    def _broadcast(self, *words: str) -> None:
         for child in self._children:
             if not child.has_ended:
                 # `_messages` detects its end, and `_kill_stalled` that it reads nothing
-                with contextlib.suppress(BrokenPipeError, BlockingIOError):
-                    os.write(child.process.stdin.fileno(), line)
+                child.commands.write(*words)
 
 
 def lead_ns(scheduled_s: Sequence[NDArray[np.float64]]) -> int:

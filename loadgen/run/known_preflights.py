@@ -19,6 +19,7 @@ from loadgen.workload.prompts import PromptFit
 from targets.endpoint import Endpoint
 from targets.http_session import HttpSession
 from targets.probe_request import fetch_models
+from targets.safe_text import redact
 
 _SCHEMA = 1
 _MOST_BYTES = 1 << 20
@@ -65,15 +66,22 @@ class KnownPreflights:
         return known if known.schema == _SCHEMA else None
 
     def keep(self, endpoint: Endpoint, requests: Sequence[object], known: KnownPreflight) -> None:
-        """Stores a result, and removes results older than a day. A folder that cannot be written
-        keeps nothing."""
+        """Stores a result, readable by its user only, and removes results older than a day. A
+        folder that cannot be written keeps nothing; a result that holds a secret, such as a model
+        with the name of the key, is not stored."""
+        data = msgspec.json.encode(known)
+        text = data.decode()
+        if redact(text, endpoint.secrets()) != text:
+            return
         with contextlib.suppress(OSError):
-            self._folder.mkdir(parents=True, exist_ok=True)
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             for path in self._folder.glob("*.json"):
                 if path.stat().st_mtime < time.time() - _KEPT_S:
                     path.unlink(missing_ok=True)
             with replacing(self._path(endpoint, requests)) as partial:
-                partial.write_bytes(msgspec.json.encode(known))
+                partial.unlink(missing_ok=True)
+                partial.touch(0o600)
+                partial.write_bytes(data)
 
     def _path(self, endpoint: Endpoint, requests: Sequence[object]) -> Path:
         server = msgspec.json.encode((endpoint.to_manifest(), endpoint.has_key))

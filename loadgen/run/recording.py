@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import secrets
 import shutil
@@ -20,6 +21,7 @@ import msgspec
 import numpy as np
 
 from loadgen.archive import store
+from loadgen.archive.directory import keep_elsewhere
 from loadgen.archive.part_decoder import PartDecoder, decode_left
 from loadgen.drive.core_time import Cpu, family_cpu, family_cpu_s
 from loadgen.drive.first_failures import refused
@@ -139,7 +141,11 @@ class Recording:
         )
         self._fleet.hand_over(job)  # the shards prepare while the plan is written here
         planned = self._planned()
-        store.write_schedule(directory, planned)
+        try:
+            store.write_schedule(directory, planned)
+        except OSError:
+            (directory / "manifest.json").unlink(missing_ok=True)
+            raise
         watched = watching(self._watched, self._options.watch, self._progress.note)
         with watched, self._scraping() as scraped, self._interruptible():
             try:
@@ -150,7 +156,8 @@ class Recording:
                 raise
             run = self._assembled(self._completed(planned.manifest, outcome), parts_dir, outcome)
             run = with_counted_window(_with_server(run, scraped()))
-            store.write_run(directory, run, derived(run))
+            with keep_elsewhere(directory, run, self._options.cache_dir):
+                store.write_run(directory, run, derived(run))
         shutil.rmtree(parts_dir)
         if outcome.remote is not None and outcome.dead:
             hint = f"rows that a worker still has: slobench collect {directory}"
@@ -192,8 +199,11 @@ class Recording:
         )
 
     def _assembled(self, manifest: Manifest, parts_dir: Path, outcome: Outcome) -> Run:
-        decode_left(parts_dir, self._decoder)
-        parts = store.read_parts(parts_dir)
+        parts: list[store.Part] = []
+        decode_left(parts_dir, self._decoder, parts)
+        parts += store.read_parts(parts_dir)
+        for name, content in outcome.parts.items():
+            parts.append(store.part_of_file(io.BytesIO(content), name))
         schedule, edges = store.with_more(*self._plan, parts_dir)
         n_added = len(schedule) - len(self._plan.schedule)
         manifest = msgspec.structs.replace(manifest, extended_rows=n_added)

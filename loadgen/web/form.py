@@ -221,10 +221,11 @@ class Settings:
             raise UsageError(
                 "Host: enter the server's URL, or reference or mock for a bundled server"
             )
-        if target not in (*OURS, self._host) and "://" not in target:
+        is_url = target.lower().startswith(("http://", "https://"))
+        if not (is_url or target in (*OURS, self._host)):
             raise UsageError(
-                f"Host {target!r}: enter a URL, reference or mock; a target file can only be named "
-                "on the command line"
+                f"Host {target!r}: enter an http:// or https:// URL, reference or mock; a target "
+                "file and a Unix domain socket can only be named on the command line (--target)"
             )
         fixed = {**self._fixed, "out": out}
         if target not in OURS:

@@ -8,7 +8,8 @@ DIR, where `slobench collect` finds them.
 
 from __future__ import annotations
 
-import contextlib
+import errno
+import io
 import json
 import os
 import shutil
@@ -16,10 +17,12 @@ import sys
 from pathlib import Path
 
 from loadgen.archive.collect import DONE, KeptShare
-from loadgen.archive.store import join_parts
+from loadgen.archive.store import join_parts, joined, part_bytes, part_of_file, read_parts
 from loadgen.cli.scale import PLUGINS, TARGET
-from loadgen.drive.shard import prepare, serve
+from loadgen.drive.recorder import log
+from loadgen.drive.shard import own_stdout, prepare, serve
 from loadgen.drive.stall_watch import ProgressCounter
+from loadgen.drive.worker_messages import MessageWriter, ReceivedParts, part_messages
 from loadgen.errors import SlobenchError
 from loadgen.plugins import load_plugin
 from loadgen.web.assignment import fingerprint, task_of
@@ -37,7 +40,7 @@ def main() -> None:
     prepare()
     assert not {"gevent", "locust"} & set(sys.modules), "the load process is patched"
     folder = Path(sys.argv[1])
-    out = Outbox(1, folder)
+    out = Outbox(own_stdout(), folder)
     try:
         for plugin in filter(None, os.environ.get(PLUGINS, "").split(os.pathsep)):
             load_plugin(Path(plugin))
@@ -54,26 +57,40 @@ def main() -> None:
 
 
 class Outbox:
-    """Writes JSON lines without blocking: the worker may stop for seconds, and a write to a full
-    pipe would stop the clock of the run. Unwritten bytes go out with the next line; only the last
-    line blocks. The self-report of `done` goes to `folder`, too, next to the rows."""
+    """Writes messages. The rows are joined into the last part, or, if the disk is full, sent ahead
+    of `done`; the self-report of `done` goes to `folder`, too, next to the rows."""
 
     def __init__(self, fd: int, folder: Path) -> None:
-        self._fd, self._pending, self._folder = fd, bytearray(), folder
-        os.set_blocking(fd, False)
+        self._messages, self._folder = MessageWriter(fd), folder
+        self._unwritten = ReceivedParts()
 
     def write(self, kind: str, **fields: object) -> None:
-        self._pending += json.dumps({"kind": kind, **fields}).encode() + b"\n"
+        if kind == "part":
+            self._unwritten.add(fields)
+            return
         if kind == "done":
-            for last in self._folder.glob("shard-*.npz"):
-                if last.stem.count("-") == 1:  # the others have a second number
-                    join_parts(last)
-            (self._folder / DONE).write_text(json.dumps(fields["instrument"]))
-        if kind in ("done", "refused"):
-            os.set_blocking(self._fd, True)
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):
-            while self._pending:
-                del self._pending[: os.write(self._fd, self._pending)]
+            try:
+                self._join()
+                (self._folder / DONE).write_text(json.dumps(fields["instrument"]))
+            except OSError as error:
+                log(f"{self._folder}: {error.strerror}")
+                self._send_rows()
+        self._messages.write(kind, **fields)
+
+    def _join(self) -> None:
+        """Raises OSError if rows are in memory only, too."""
+        for last in self._folder.glob("shard-*.npz"):
+            if last.stem.count("-") == 1:  # the others have a second number
+                join_parts(last)
+        if self._unwritten.whole:
+            raise OSError(errno.ENOSPC, "its rows go to the master, and no copy stays")
+
+    def _send_rows(self) -> None:
+        parts = read_parts(self._folder)
+        for name, content in self._unwritten.whole.items():
+            parts.append(part_of_file(io.BytesIO(content), name))
+        for message in part_messages("rows", part_bytes(*joined(parts))):
+            self._messages.write("part", **message)
 
 
 def _assignment(fd: int) -> tuple[Assign, bytes]:

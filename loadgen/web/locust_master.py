@@ -9,7 +9,7 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 
 import gevent
 import gevent.queue
@@ -17,7 +17,7 @@ import msgspec
 from gevent.subprocess import Popen
 
 from loadgen.drive.stall_watch import STALL_S, process_use
-from loadgen.endings import exit_words
+from loadgen.endings import blocked, exit_words
 from loadgen.manifest.json_section import JsonObject
 from loadgen.web import relay_pipe
 from loadgen.web.form import RunForm
@@ -81,7 +81,7 @@ class Master:
         self.n_runs += 1
         self.form, self._roster = form, list(self._present())
         ours, theirs = socket.socketpair()
-        with theirs, _blocked(relay_pipe.ENDING):
+        with theirs, blocked(relay_pipe.ENDING):  # until it can report the end of a run
             self._process = Popen(
                 [sys.executable, "-P", "-m", "loadgen.web.control_process", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -216,17 +216,6 @@ class Master:
             for worker in gone - now_gone:
                 self._outgoing.put(relay_pipe.Back(worker))
             gone = now_gone
-
-
-@contextlib.contextmanager
-def _blocked(signals: Collection[signal.Signals]) -> Iterator[None]:
-    """Blocks signals for a process that starts meanwhile; it unblocks them when it is ready. During
-    its imports it could not report the end of a run."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _received(end: socket.socket) -> bytes:

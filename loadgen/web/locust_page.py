@@ -42,6 +42,8 @@ _SCRIPT = '<script defer src="./slo/slo.js"></script></body>'
 _CHANGING = ("/stop", "/stats/reset")
 """Locust's routes that change its state by GET."""
 _SHARING = "Access-Control-"
+_MOST_BYTES = 1 << 20
+"""Of a form."""
 _STATIC = files("loadgen.web") / "static"
 
 
@@ -86,6 +88,7 @@ def dress(
     )
     app.before_request(lambda: _reject_strangers(names))
     app.config["SESSION_COOKIE_SAMESITE"] = "Strict"
+    app.config["MAX_CONTENT_LENGTH"] = app.config["MAX_FORM_MEMORY_SIZE"] = _MOST_BYTES
     after_request = app.after_request_funcs.setdefault(None, [])
     # Flask runs the first of the list last.
     after_request.insert(0, lambda response: _without_sharing(_extended(response, master)))
@@ -218,9 +221,12 @@ def _reject_strangers(names: HostNames) -> None:
 
 
 def _without_sharing(response: Response) -> Response:
-    """Removes the headers by which Locust lets pages of any site read its responses."""
+    """Removes the headers by which Locust lets pages of any site read its responses, and forbids
+    pages of any site to show them in a frame."""
     for name in [name for name in response.headers.keys() if name.startswith(_SHARING)]:  # noqa: SIM118
         del response.headers[name]
+    response.headers["X-Frame-Options"] = "DENY"
+    response.headers["Content-Security-Policy"] = "frame-ancestors 'none'"
     return response
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 import shutil
 import signal
@@ -25,6 +24,7 @@ from gevent.subprocess import PIPE, Popen
 from loadgen.archive.collect import UNCONFIRMED
 from loadgen.cli.parse import cache_dir
 from loadgen.drive.stall_watch import STALL_S, WATCH_EVERY_S, ProgressCounter, WatchedProcess
+from loadgen.drive.worker_messages import BadMessage, ReceivedParts, read_message
 from loadgen.endings import exit_words
 from loadgen.manifest.json_section import JsonObject
 from loadgen.web import control_messages as messages
@@ -152,7 +152,8 @@ class _Share:
                 process_group=0,  # the worker handles Ctrl-C
             )
         self._watched = WatchedProcess(self._process.pid, self._progress)
-        self._stalled = ""
+        self._killed = ""
+        self._rows = ReceivedParts()  # that the load process cannot write
         self._outgoing: gevent.queue.Queue[bytes | None] = gevent.queue.Queue()
         self._greenlets = [
             gevent.spawn(self._write), gevent.spawn(self._read), gevent.spawn(self._tick),
@@ -204,7 +205,7 @@ class _Share:
         if self._is_closed:
             return
         self._is_closed = True
-        if self._is_going and not (self._is_done or self._stalled):
+        if self._is_going and not (self._is_done or self._killed):
             self._outgoing.put(None)  # closes its input
             with gevent.Timeout(_WRITING_S, False):
                 self._process.wait()
@@ -228,8 +229,12 @@ class _Share:
 
     def _read(self) -> None:
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._handle(json.loads(line))
+        try:
+            for line in self._process.stdout:
+                if line.endswith(b"\n"):  # not the half line of a process that was killed
+                    self._handle(read_message(line))
+        except BadMessage as error:
+            self._kill_load_process(str(error))
         if not self._is_done:
             self._send(messages.Died(self.run, self._shard, self._last_words()))
             self._is_settled.set()
@@ -250,6 +255,8 @@ class _Share:
         elif kind == "beat":
             for ended in self._frames.take(line):
                 self._on_ended(ended)
+        elif kind == "part":
+            self._rows.add(line)
         elif kind == "done":
             self._finish(line["instrument"])
 
@@ -259,13 +266,16 @@ class _Share:
         self._is_done = True
         instrument = instrument | {"broken": instrument["broken"] or self._broken}
         self._send(self._frames.frame())
-        data = (self._folder / f"shard-{self._shard}.npz").read_bytes()
+        (data,) = self._rows.whole.values() or (self._part().read_bytes(),)
         parts = messages.pieces(self.run, self._shard, data)
         digest = hashlib.sha256(data).hexdigest()
         self._send(messages.Done(self.run, self._shard, len(parts), digest, instrument))
         self._upload = messages.Upload(parts)
         for part in self._upload.begin():
             self._send(part)
+
+    def _part(self) -> Path:
+        return self._folder / f"shard-{self._shard}.npz"
 
     def _tick(self) -> None:
         while not self._is_done:
@@ -283,10 +293,13 @@ class _Share:
         while not self._is_done:
             gevent.sleep(WATCH_EVERY_S)
             if self._has_stalled(time.monotonic()):
-                self._stalled = f"no progress for {STALL_S:g} s: killed"
-                with contextlib.suppress(ProcessLookupError):  # it died meanwhile
-                    os.kill(self._process.pid, signal.SIGKILL)
+                self._kill_load_process(f"no progress for {STALL_S:g} s")
                 return
+
+    def _kill_load_process(self, reason: str) -> None:
+        self._killed = f"{reason}: killed"
+        with contextlib.suppress(ProcessLookupError):  # it died meanwhile
+            os.kill(self._process.pid, signal.SIGKILL)
 
     def _has_stalled(self, now_s: float) -> bool:
         if self._is_going:
@@ -296,8 +309,8 @@ class _Share:
 
     def _last_words(self) -> str:
         code = self._process.wait()
-        if self._stalled:
-            return self._stalled
+        if self._killed:
+            return self._killed
         log = self._log.read_text(errors="replace").strip()
         last_line = log.splitlines()[-1] if log else "its log is empty"
         return f"{exit_words(code)}; {last_line}"[:_LOG_TAIL]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pydantic import Field, model_validator
 from loadgen.errors import nearest
 from loadgen.manifest.json_section import JsonObject
 from loadgen.registry import FILLED, FROM_LIST
+from loadgen.workload.csv_rows import csv_rows
 from loadgen.workload.lengths import MAX_TOKENS, Lengths, Shares, TokenCounts, Tokens
 from loadgen.workload.texts import read_text
 
@@ -124,7 +124,7 @@ def read_columns(path: str, *names: str) -> Columns:
 def _csv_rows(path: str, text: str, names: Sequence[str]) -> Rows:
     lines = [
         (f"{path}:{number}", [cell.strip() for cell in cells])
-        for number, cells in enumerate(csv.reader(text.splitlines()), start=1)
+        for number, cells in enumerate(csv_rows(text.splitlines()), start=1)
         if any(cell.strip() for cell in cells)
     ]
     order = [*names, WEIGHT]

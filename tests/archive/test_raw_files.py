@@ -9,8 +9,15 @@ import numpy as np
 import pytest
 
 from loadgen.archive.exchange import Exchange
-from loadgen.archive.part_decoder import PartDecoder, RawFile, RawHead, decode_left, read_raw
-from loadgen.archive.store import merge_parts, read_parts
+from loadgen.archive.part_decoder import (
+    PartDecoder,
+    RawFile,
+    RawHead,
+    decode_left,
+    n_recorded,
+    read_raw,
+)
+from loadgen.archive.store import Part, merge_parts, read_parts
 from loadgen.drive.decoder_process import DecoderProcess
 from loadgen.drive.prefork import may_fork
 from loadgen.drive.recorder import ShardRecorder
@@ -191,3 +198,46 @@ def test_a_frozen_helper_is_killed_and_costs_no_row(tmp_path):
     assert n_advances.count(0) >= 3, "this process counts as working while it waits"
     with pytest.raises(ChildProcessError):
         os.waitpid(helper.pid, 0)
+
+
+@pytest.mark.parametrize("name", ["shard-1.npz", "shard-1-0001.npz"])
+def test_rows_that_cannot_be_written_at_the_end_are_handed_up(tmp_path, name, capfd):
+    handed_up: dict[str, Part] = {}
+    recorder = recorder_of(
+        tmp_path,
+        n=7,
+        part_requests=3,
+        on_unwritten=lambda name, part: handed_up.update({name: part}),
+    )
+    (tmp_path / f"{name}.partial").mkdir()  # no file can be written there, as on a full disk
+    end_rows(recorder, range(7))
+    recorder.finish()
+    assert [*handed_up] == [name]
+    parts = [*read_parts(tmp_path), *handed_up.values()]
+    assert merge_parts(schedule_of(7), parts)[0]["status"].tolist() == [Status.ok] * 7
+    assert (
+        f"{name}: Is a directory; its rows go to the controlling process" in capfd.readouterr().err
+    )
+
+
+def test_a_file_whose_part_cannot_be_written_is_left_to_the_controlling_process(tmp_path):
+    handed_up: dict[str, Part] = {}
+    unwritten: list[Part] = []
+    recorder = recorder_of(
+        tmp_path,
+        n=4,
+        part_requests=3,
+        on_unwritten=lambda name, part: handed_up.update({name: part}),
+    )
+    (tmp_path / "shard-1-0000.npz.partial").mkdir()
+    end_rows(recorder, range(4))
+    recorder.write()
+    recorder.finish()
+    assert not handed_up
+    assert n_recorded(tmp_path) == 4  # three of them as received
+    decode_left(tmp_path, unwritten=unwritten)
+    assert [len(rows) for rows, _, _ in unwritten] == [3]
+    parts = [*read_parts(tmp_path), *unwritten]
+    assert merge_parts(schedule_of(4), parts)[0]["status"].tolist() == [Status.ok] * 4
+    with pytest.raises(IsADirectoryError):
+        decode_left(tmp_path)

@@ -4,11 +4,19 @@ receives: no byte of the run directory, of an export or of the terminal holds it
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
+import urllib.request
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+
+from loadgen.run.known_preflights import KnownPreflight, KnownPreflights
+from loadgen.workload.prompts import PromptFit
+from targets.endpoint import load_target
+from tests.e2e.test_distributed import descendants
 
 pytestmark = [pytest.mark.e2e, pytest.mark.faults, pytest.mark.timeout(180)]
 KEY, HEADER, BODY, USER, PASSWORD, PROXY = (
@@ -122,6 +130,64 @@ def test_no_byte_that_is_written_holds_a_secret(cli, tmp_path, echo):
     for secret in SECRETS:
         assert not [p for p in files if secret.encode() in unpacked(p)], secret
         assert not [text for text in printed if secret in text], secret
+
+
+def test_no_process_no_cache_and_no_live_metric_shows_a_secret(cli, tmp_path, echo):
+    """The command lines of all processes, the cache, Prometheus and OTLP of a run."""
+    pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="needs the extra `otel`")
+    from tests.live.test_otlp import Collector
+
+    (tmp_path / "target.yaml").write_text(
+        f"url: http://127.0.0.1:{echo}\napi_key_env: OUR_KEY\nheaders: {{x-own: {HEADER}}}\n"
+        f"extra_body: {{guard: {{api_key: {BODY}}}, ignore_eos: true}}\n"
+    )
+    cache = tmp_path / "cache"
+    environ = cli.environ | {"OUR_KEY": KEY, "XDG_CACHE_HOME": str(cache)}
+    shown: list[str] = []
+    with Collector() as collector:
+        command = [
+            sys.executable, "-m", "loadgen", "run", "quickstart", "--target=target.yaml",
+            "--rate=20/s", "--duration=6s", "--warmup=0s", "--workers=2", "--metrics-port=0",
+            f"--otlp={collector.url}", "--out=run", *cli.lenient,
+        ]  # fmt: skip
+        with subprocess.Popen(
+            command, cwd=tmp_path, env=environ, text=True, stderr=subprocess.PIPE
+        ) as process:
+            assert process.stderr is not None
+            for line in process.stderr:
+                shown += [line, *descendants(process.pid).values()]
+                if "metrics: " in line:
+                    url = line.split("metrics: ")[1].split()[0]
+                if "5/6 s" in line:
+                    with urllib.request.urlopen(url) as page:
+                        shown.append(page.read().decode())
+        shown += [str(request) for _, request in collector.received]
+    assert sum("slobench_requests_total" in text for text in shown) == 1
+    assert sum("slobench.requests" in text for text in shown) >= 1
+    (tmp_path / "target.yaml").unlink()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    for secret in SECRETS:
+        assert not [text for text in shown if secret in text], secret
+        assert not [path for path in files if secret.encode() in unpacked(path)], secret
+
+
+def test_the_cache_of_preflights_holds_no_secret_and_is_its_users_only(tmp_path):
+    path = tmp_path / "target.yaml"
+    path.write_text("url: http://127.0.0.1:9\napi_key_env: OUR_KEY\n")
+    endpoint = load_target(str(path), {"OUR_KEY": KEY})
+    store = KnownPreflights(tmp_path / "cache" / "preflights")
+
+    def keep(model):
+        known = KnownPreflight(1.0, {model: None}, {"model": model}, PromptFit(), (), ())
+        store.keep(endpoint, [model], known)
+        return store.find(endpoint, [model])
+
+    assert keep("a-model").models == {"a-model": None}
+    assert keep(KEY) is None
+    assert keep(f"a-{KEY}-b") is None
+    (file,) = (tmp_path / "cache" / "preflights").iterdir()
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert file.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_crash_file_holds_no_secret(cli, tmp_path):

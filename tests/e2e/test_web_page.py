@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import signal
 import socket
@@ -9,7 +10,7 @@ import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe  # type: ignore[import-untyped]  # no types
@@ -288,6 +289,52 @@ def test_the_page_answers_under_its_own_names_and_to_its_own_pages_only(cli, tmp
         process.send_signal(signal.SIGINT)
         process.stderr.read()
         assert process.wait(60) == 130
+
+
+@pytest.mark.faults
+def test_a_large_form_is_refused_and_no_page_may_be_framed(cli, tmp_path):
+    port = free_port()
+    with started(
+        cli, "web", f"--web-port={port}", "--target=mock",
+        cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+    ) as process:  # fmt: skip
+        url = listening(process, port)
+        memory_kb = peak_kb(process.pid)
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            urllib.request.urlopen(f"{url}/swarm", data=b"a=" + bytes(64 << 20), timeout=60)
+        with refused.value:
+            assert refused.value.code == 413
+        assert chunked_status(port, 64) == 200  # of an unknown length: an empty form, refused
+        assert json.loads(get(f"{url}/slo/live.json"))["state"] == "idle"
+        assert peak_kb(process.pid) - memory_kb < 16 << 10
+        for path in ("/", "/slo/", "/slo/live.json", "/nothing"):
+            try:
+                answer = urllib.request.urlopen(f"{url}{path}", timeout=60)
+            except urllib.error.HTTPError as missing:
+                answer = missing
+            with answer:
+                assert answer.headers["X-Frame-Options"] == "DENY", path
+                assert answer.headers["Content-Security-Policy"] == "frame-ancestors 'none'", path
+        process.send_signal(signal.SIGINT)
+        process.stderr.read()
+        assert process.wait(60) == 130
+
+
+def peak_kb(pid):
+    """The peak of resident memory, `VmHWM` of proc(5)."""
+    with open(f"/proc/{pid}/status") as status:
+        return int(status.read().partition("VmHWM:")[2].split()[0])
+
+
+def chunked_status(port, n_mib):
+    """The status of a form that does not state its length."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    with closing(connection):
+        form = (bytes(1 << 20) for _ in range(n_mib))
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        with suppress(ConnectionError):  # the page does not wait for the rest
+            connection.request("POST", "/swarm", body=form, headers=headers)
+        return connection.getresponse().status
 
 
 @pytest.mark.faults

@@ -26,6 +26,34 @@ def endless(self, row):
 Payloads.take = endless
 """
 
+PRINTING = """
+import os
+from loadgen.drive.payloads import Payloads
+
+take = Payloads.take
+
+def printing(self, row):
+    print("row", row, flush=True)
+    os.write(1, b"no line end")
+    return take(self, row)
+
+Payloads.take = printing
+"""
+
+TORN = """
+import os
+from loadgen.drive.shard_loop import Shard
+
+report = Shard._report
+
+def torn(self):
+    report(self)
+    if self._number == 0 and self._n_released > 40:
+        os.write(self._write_message.__self__._fd, b'{"kind": "be{"kind": "beat"}' + bytes([10]))
+
+Shard._report = torn
+"""
+
 ENDLESS_POLICY = """
 from reference_engine.policies.chunked import Chunked
 
@@ -125,6 +153,34 @@ def test_a_plug_in_in_an_endless_loop_costs_its_worker_only(cli, tmp_path):
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == 3, stderr
     assert "no progress for 5 s: killed" in (tmp_path / "run" / "manifest.json").read_text()
+
+
+def test_a_line_that_is_no_message_is_the_death_of_its_worker(cli, tmp_path):
+    (tmp_path / "torn.py").write_text(TORN)
+    words = (
+        "run", *MOCK, *LOAD, "--duration=4s", *cli.lenient, "--workers=2", "--out=run",
+        "--plugin=torn.py",
+    )  # fmt: skip
+    ended = cli(*words, cwd=tmp_path)
+    assert ended.returncode == 3, ended.stderr
+    reason = """unreadable message: '{"kind": "be{"kind": "beat"}': killed"""
+    assert f"worker 0 died ({reason}): its requests are lost, the others go on" in ended.stderr
+    assert reason in json.loads((tmp_path / "run" / "manifest.json").read_text())["end_reason"]
+    counts, total = counts_of(tmp_path / "run")
+    assert min(counts["ok"], counts["lost"]) > 60
+    assert counts["ok"] + counts["lost"] == total
+
+
+def test_the_output_of_a_plug_in_goes_to_the_log_of_its_worker(cli, tmp_path):
+    (tmp_path / "printing.py").write_text(PRINTING)
+    words = (
+        "run", *MOCK, *LOAD, "--duration=2s", *cli.lenient, "--slo=ttft<=30s", "--out=run",
+        "--plugin=printing.py",
+    )  # fmt: skip
+    ended = cli(*words, cwd=tmp_path)
+    counts, total = counts_of(tmp_path / "run")
+    assert counts["ok"] == total, ended.stderr
+    assert "row 3\n" in (tmp_path / "run" / "logs" / "shard-0.log").read_text()
 
 
 def test_a_paused_command_does_not_kill_its_workers(cli, tmp_path):

@@ -96,6 +96,23 @@ def test_engine_settings_are_for_bundled_servers_only(target, engine):
     assert Settings(start).next_run(start).engine == engine
 
 
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    "target",
+    ["http+unix://%2Frun%2Fa.sock", "unix:///run/a.sock", "unix:/run/a.sock", "file:///etc/passwd",
+     "ftp://h", "target.yaml"],
+)  # fmt: skip
+def test_the_form_names_no_socket_and_no_file_unless_the_command_line_does(target):
+    words = dict.fromkeys((*IN_FORM, "settings", "traffic", "out", "max_skew"), "")
+    words |= {"scenario": "quickstart"}
+    common = {"engine": "", "force": False, "on_worker_loss": "continue"}
+    settings = Settings(options(**words, **common, host="http://localhost:8000"))
+    with pytest.raises(UsageError, match="enter an http:// or https:// URL, reference or mock"):
+        settings.next_run(options(**words, **common, host=target))
+    named = options(**words, **common, host=target)
+    assert Settings(named).next_run(named).target == target
+
+
 def test_the_traffic_flags_of_the_command_line_reach_the_run():
     flags = TrafficFlags(concurrency=3, input_len=16, output_len=4, duration="2", warmup="1")
     words: dict[str, Any] = traffic_options(flags)

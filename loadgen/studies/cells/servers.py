@@ -27,7 +27,11 @@ class CellServer:
         self._logs, self._stack = free(log_dir / cell.name), ExitStack()
         self._runs: list[ServedRun] = []
         opening = open_server(cell.target, cell.options, self._logs, console)
-        self.server: Server = self._stack.enter_context(opening)
+        try:
+            self.server: Server = self._stack.enter_context(opening)
+        except BaseException:
+            adopt_engine_logs(self._logs, ())
+            raise
         self._n_opened = 0
 
     @property
@@ -43,8 +47,10 @@ class CellServer:
 
     def end(self) -> None:
         """Stop the server and give each of its runs its part of the logs."""
-        self._stack.close()
-        adopt_engine_logs(self._logs, self._runs)
+        try:
+            self._stack.close()
+        finally:  # a second interrupt, too, leaves no half-written log
+            adopt_engine_logs(self._logs, self._runs)
 
 
 class CellServers:

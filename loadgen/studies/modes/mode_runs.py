@@ -9,11 +9,15 @@ import multiprocessing
 import os
 import re
 import signal
+import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import wait as await_any
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +25,7 @@ import msgspec
 from rich.console import Console
 
 from loadgen.archive import checksums
-from loadgen.endings import ending_signals
+from loadgen.endings import blocked, ending_signals, exit_words
 from loadgen.errors import RunInvalid
 from loadgen.lab.sim_options import sim_options
 from loadgen.lab.simulate import record
@@ -36,6 +40,8 @@ from loadgen.studies.modes.spec import Mode
 from loadgen.whole_file import read_result, replacing
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import make_plan
+
+_REAPED_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -75,27 +81,57 @@ def finished(
             yield task, _run(task, console)
         return
     spawn = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(n_workers, spawn, initializer=_ignore_interrupts)
+    pool = ProcessPoolExecutor(n_workers, spawn, initializer=_obey_parent)
     futures: dict[Future[ModeCell], ModeRun] = {}
+    others, workers = {*multiprocessing.active_children()}, set[BaseProcess]()
     try:
         while todo or futures:
             while todo:
                 task = todo.popleft()
-                futures[pool.submit(_run_quietly, task)] = task
+                with blocked(ending_signals()):  # in the new process, until it ignores them
+                    futures[pool.submit(_run_quietly, task)] = task
+                workers |= {*multiprocessing.active_children()} - others
             for future in wait(futures, return_when=FIRST_COMPLETED).done:
                 yield futures.pop(future), future.result()
-    except BaseException:
+    except BaseException as error:
+        reason = _death(workers) if isinstance(error, BrokenProcessPool) else ""
+        for worker in workers:
+            worker.kill()
         pool.shutdown(wait=False, cancel_futures=True)
-        for child in multiprocessing.active_children():
-            child.terminate()
+        if isinstance(error, BrokenProcessPool):
+            raise RunInvalid(
+                f"a simulating process died ({reason}); the finished cells are kept: the same "
+                "command with this --out continues there"
+            ) from None
         raise
     pool.shutdown()
 
 
-def _ignore_interrupts() -> None:
-    """Leaves Ctrl-C and SIGHUP to the parent process, which ends this process by SIGTERM."""
-    for number in set(ending_signals()) - {signal.SIGTERM}:
+def _death(workers: Collection[BaseProcess]) -> str:
+    """How the process that died ended."""
+    by_sentinel = {worker.sentinel: worker for worker in workers}
+    codes = []
+    for sentinel in await_any(list(by_sentinel), _REAPED_S):
+        assert isinstance(sentinel, int), "a sentinel is a descriptor"
+        by_sentinel[sentinel].join(_REAPED_S)
+        codes.append(by_sentinel[sentinel].exitcode)
+    return next((exit_words(code) for code in codes if code), "its exit status is unknown")
+
+
+def _obey_parent() -> None:
+    """Leaves the signals that end a program to the parent process, which kills this process; ends
+    this process if the parent has ended."""
+    for number in ending_signals():
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ending_signals())
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "the initializer runs in a process of the pool"
+
+    def end() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=end, name="parent", daemon=True).start()
 
 
 def _run_quietly(task: ModeRun) -> ModeCell:

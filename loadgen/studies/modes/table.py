@@ -9,11 +9,13 @@ the two separate intervals.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from loadgen.errors import MissingDependency
 from loadgen.measure.statistics.intervals import EstimateSection, mean_over, over_runs
 from loadgen.studies.modes.result import Leader, ModeCell, ModeRow, ModesFile, Quantities
 from loadgen.studies.study import Place
@@ -174,7 +176,7 @@ def _csv(value: object) -> str:
 
 def write_all(place: Place[ModesFile], result: ModesFile, cache_dir: Path | None) -> None:
     """Writes `modes.json`, `modes.csv` and `modes.html`; with rates also the curve of goodput:
-    `goodput.csv`, `goodput.svg` and `goodput.pdf`."""
+    `goodput.csv`, and `goodput.svg` and `goodput.pdf` where vl-convert-python is installed."""
     from loadgen.studies.modes.charts import paper
     from loadgen.studies.modes.page import render
     from reports.printed import write_figure
@@ -185,5 +187,8 @@ def write_all(place: Place[ModesFile], result: ModesFile, cache_dir: Path | None
     if result.rates_per_s is not None:
         all_traffic = [row for row in result.rows if not row.class_name]
         place.write_text("goodput.csv", to_csv(all_traffic))
-        for suffix in ("svg", "pdf"):
-            write_figure(paper(result), place.directory / f"goodput.{suffix}")
+        try:
+            for suffix in ("svg", "pdf"):
+                write_figure(paper(result), place.directory / f"goodput.{suffix}")
+        except MissingDependency as missing:
+            sys.stderr.write(f"goodput.svg and goodput.pdf are left out: {missing}\n")

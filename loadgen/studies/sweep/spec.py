@@ -58,7 +58,7 @@ class SweepFile(Block):
     metric: str = "p99(ttft)"
     throughput: str = "output_tokens_per_s"
     along: str | None = None
-    confidence: Annotated[float, Field(ge=0.5, lt=1)] = 0.95
+    confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
     order_seed: Annotated[int, Field(ge=0)] = 0
     drain: Seconds = 30.0
     reset_cache: bool = True

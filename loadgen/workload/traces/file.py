@@ -14,6 +14,7 @@ import msgspec
 
 from loadgen.errors import TraceFileError, UnknownKind
 from loadgen.whole_file import read_regular
+from loadgen.workload.csv_rows import csv_rows
 from loadgen.workload.traces.synonyms import recognized
 from loadgen.workload.traces.trace import TRACES, Trace, TraceFormat
 
@@ -132,7 +133,7 @@ def first_row(content: bytes, separator: str = ",") -> dict[str, str]:
         if head.startswith("{"):
             record = msgspec.json.decode(lines[0].encode(), type=dict[str, Any])
             return {key: str(value) for key, value in record.items()}
-        rows = list(csv.reader(lines, delimiter=separator))
+        rows = list(csv_rows(lines, separator))
     except (msgspec.MsgspecError, csv.Error):
         return {}
     return {k.strip(): v.strip() for k, v in zip(rows[0], rows[-1], strict=False)}

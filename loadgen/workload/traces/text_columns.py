@@ -6,7 +6,6 @@ value, so that the message names the line.
 
 from __future__ import annotations
 
-import csv
 import io
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -21,6 +20,7 @@ import pyarrow.csv as pv
 from numpy.typing import NDArray
 
 from loadgen.errors import TraceFileError, nearest
+from loadgen.workload.csv_rows import csv_rows
 from loadgen.workload.lengths import MAX_TOKENS
 from loadgen.workload.traces.trace import LIMIT_COLUMNS, LONGEST_SLO_S, NS_PER_UNIT, Ids, Ticks
 
@@ -311,7 +311,7 @@ def first_line(content: bytes) -> tuple[bytes, int]:
 def read_header(content: bytes, source: str, separator: str = ",") -> tuple[list[str], int]:
     line, begin = first_line(content)
     try:
-        cells = next(csv.reader([line.decode()], delimiter=separator), [])
+        cells: list[str] = next(csv_rows([line.decode()], separator), [])
         return [cell.strip() for cell in cells], begin
     except UnicodeDecodeError as error:
         raise TraceFileError(f"{source}:1: is not UTF-8 text ({error.reason})") from None
@@ -321,7 +321,7 @@ def _other_separator(content: bytes, names: Iterable[str], separator: str) -> st
     """A separator other than `separator` by which the header has all `names`; None without any."""
     line = first_line(content)[0].decode("utf-8", "replace")
     for other in _SEPARATORS:
-        cells = {cell.strip() for cell in next(csv.reader([line], delimiter=other), [])}
+        cells = {cell.strip() for cell in next(csv_rows([line], other), [])}
         if other != separator and cells >= set(names):
             return other
     return None
@@ -329,9 +329,8 @@ def _other_separator(content: bytes, names: Iterable[str], separator: str) -> st
 
 def _csv_rows(content: bytes, separator: str) -> Iterator[tuple[int, list[str]]]:
     """(line number, cells) of each row, [] for a blank line; slow, for line numbers in messages."""
-    reader = csv.reader(
-        io.StringIO(content.decode("utf-8", "replace"), newline=""), delimiter=separator
-    )
+    text = io.StringIO(content.decode("utf-8", "replace"), newline="")
+    reader = csv_rows(text, separator)
     for cells in reader:
         yield reader.line_num, [] if len(cells) == 1 and not cells[0].strip() else cells
 
