@@ -50,7 +50,7 @@ class OpenAIChat(OpenAICodec):
     """
 
     kind = "chat"
-    path: ClassVar[str] = "/v1/chat/completions"
+    path: ClassVar[str] = "/chat/completions"
     decoder: ClassVar = msgspec.json.Decoder(StreamEvent[_ChatChoice])
     limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
 

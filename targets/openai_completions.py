@@ -33,7 +33,7 @@ class OpenAICompletions(OpenAICodec):
     """
 
     kind = "completions"
-    path: ClassVar[str] = "/v1/completions"
+    path: ClassVar[str] = "/completions"
     decoder: ClassVar = msgspec.json.Decoder(StreamEvent[_TextChoice])
 
     def prompt_fields(self, request: Request) -> dict[str, object]:

@@ -39,12 +39,13 @@ _CLASS, _OWN_SLOS = _PLACE["class_id"], [_PLACE[name] for name in OWN_SLO.values
 @dataclass(frozen=True, repr=False)
 class HttpHead:
     """Parts of the HTTP head that all requests to an endpoint share. `body_secrets` are the secrets
-    of the body. No repr: `headers` may hold a secret."""
+    of the body, `query` is empty or starts with `?`. No repr: `headers` may hold a secret."""
 
     host: str
     base_path: str
     headers: tuple[tuple[str, str], ...]
     body_secrets: tuple[str, ...] = ()
+    query: str = ""
 
     def redact(self, text: str) -> str:
         """A server's text without the values of `headers` and `body_secrets`, also where the text
@@ -72,7 +73,7 @@ class HttpHead:
             f"{_literal(name)}: {f'{{{name}}}' if value is None else _literal(value)}\r\n"
             for name, value in fields.items()
         )
-        return f"{_literal(f'{method} {self.base_path}{path}')} HTTP/1.1\r\n{lines}\r\n"
+        return f"{_literal(f'{method} {self.base_path}{path}{self.query}')} HTTP/1.1\r\n{lines}\r\n"
 
 
 def _literal(text: str) -> str:

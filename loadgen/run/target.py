@@ -107,7 +107,7 @@ def open_target(
         endpoint = server.endpoint
         if scenario.sampling is not None:
             endpoint = endpoint.with_fields(scenario.sampling.body())
-        line = f"{server.name}: {endpoint.url}  {endpoint.labels.flags or ''}".rstrip()
+        line = f"{server.name}: {endpoint.shown_url}  {endpoint.labels.flags or ''}".rstrip()
         console.print(line, soft_wrap=True, markup=False)
         store = None
         if server.kind == "url" and options.cache_dir is not None:  # a URL may have changed since

@@ -82,7 +82,12 @@ def test_both_apis_pass_and_are_fitted(mock_url):
         ("fail=500", "completion", "answered 500: scripted failure 500; see the server's log"),
         ("fail=401", "completion", "answered 401: no API key was sent; export OPENAI_API_KEY=…"),
         ("fail=403", "completion", "answered 403: no API key was sent"),
-        ("fail=404", "completion", "check the URL (with or without /v1) and api: chat"),
+        (
+            "fail=404",
+            "completion",
+            "POST /v1/chat/completions answered 404: scripted failure 404; POST /chat/completions "
+            "is absent too; check the URL and api: chat",
+        ),
         ("fail=429", "completion", "answered 429: scripted failure 429; a rate limit"),
         ("fail=cut", "completion", "the connection was cut after 8 tokens"),
         ("fail=reset", "completion", "the connection was closed without an answer"),
