@@ -58,6 +58,7 @@ class OpenAIChat(OpenAICodec):
         messages = request.messages or (("user", request.prompt),)
         return {
             "messages": [{"role": role, "content": content} for role, content in messages],
+            **request.fields,
             self.limit_field: request.output_tokens,
         }
 

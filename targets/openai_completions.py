@@ -39,7 +39,7 @@ class OpenAICompletions(OpenAICodec):
     def prompt_fields(self, request: Request) -> dict[str, object]:
         contents = [content for _, content in request.messages]
         prompt = "\n\n".join(contents) if contents else request.prompt
-        return {"prompt": prompt, "max_tokens": request.output_tokens}
+        return {"prompt": prompt, **request.fields, "max_tokens": request.output_tokens}
 
     @staticmethod
     def to_delta(event: StreamEvent[_TextChoice]) -> Delta:

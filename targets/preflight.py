@@ -20,6 +20,7 @@ from targets.preflight_result import (
     CHECKS,
     CharacterFit,
     FieldChange,
+    Longest,
     Preflight,
     PreflightCheck,
     RunRequest,
@@ -62,12 +63,14 @@ async def preflight(
     first_prompts: FirstPrompts = lambda limit: (),
     temperature: float = 0.0,
     requests_of: RequestsOf | None = None,
+    longest: Longest | None = None,
     on_first_token: Callable[[], None] = lambda: None,
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> Preflight:
     """Check an endpoint with `adapter`; if its `model` is empty, the first served model is used.
 
-    `max_…_tokens` are the longest lengths of the scenario. `text_of(n)` returns about n characters
+    `max_…_tokens` are the longest lengths of the scenario, of the `longest` request or, without
+    it, together in a request. `text_of(n)` returns about n characters
     of the workload's own text for the prompt fit, which is left out without it. `calibrate` and
     `first_prompts` extend the fit (`LengthProbe`). `on_first_token` is called at the completion's
     first token: all times in the result have been measured.
@@ -86,11 +89,11 @@ async def preflight(
         try:
             await run.check_reachable()
             prompt = (text_of(len(_TEXT)) if text_of is not None else "") or _TEXT
-            lengths_needed = max_input_tokens, max_output_tokens
+            lengths_needed = longest or Longest(max_input_tokens, max_output_tokens)
             candidates = await run.choose_model()
             if len(candidates) > 1:
                 await run.choose_answering_model(candidates, lengths_needed, prompt)
-            run.check_length(*lengths_needed)
+            run.check_length(lengths_needed)
             if text_of is None:
                 run.check_answer(await run.complete(prompt, on_first_token))
                 return run.result(None)
@@ -223,7 +226,7 @@ class _Run:
         return [] if name else ids
 
     async def choose_answering_model(
-        self, candidates: Sequence[str], lengths: tuple[int, int], prompt: str
+        self, candidates: Sequence[str], lengths: Longest, prompt: str
     ) -> None:
         """Choose the first candidate that takes these lengths and answers a request: the list may
         begin with an embedding model."""
@@ -231,7 +234,7 @@ class _Run:
         for name in candidates[:_MOST_CANDIDATES]:
             self.adapter = given.model_copy(update={"model": name})
             try:
-                self.check_length(*lengths)
+                self.check_length(lengths)
                 await self.complete(prompt)
             except _Stop as stop:
                 if stop.check == "completion" and not stop.is_of_model:
@@ -246,16 +249,18 @@ class _Run:
         problem = f"none of the {first}{n} listed models answers {self._call()}"
         raise _Stop("models", f"{problem} ({_by_reason(refusals)}); name the model with --model")
 
-    def check_length(self, max_input_tokens: int, max_output_tokens: int) -> None:
-        limit, total = self.max_model_len, max_input_tokens + max_output_tokens
+    def check_length(self, longest: Longest) -> None:
+        limit, total = self.max_model_len, longest.input_tokens + longest.output_tokens
         if limit is None:
             self.note("max_model_len", None, f"not stated; the scenario needs up to {total} tokens")
         elif total > limit:
+            needed = f"{longest.input_tokens} + {longest.output_tokens} tokens"
+            subject = f"{longest.place} needs" if longest.place else "the scenario needs up to"
+            remedy = "remove the line" if longest.place else "lower the scenario's max"
             raise _Stop(
                 "max_model_len",
-                f"the scenario needs up to {max_input_tokens} + {max_output_tokens} tokens and "
-                f"'{self.adapter.model}' takes {limit}: lower the scenario's max, or raise the "
-                "server's --max-model-len",
+                f"{subject} {needed} and '{self.adapter.model}' takes {limit}: {remedy}, or raise "
+                "the server's --max-model-len",
             )
         else:
             self.note("max_model_len", True, f"{limit}; the scenario needs up to {total} tokens")

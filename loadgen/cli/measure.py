@@ -198,7 +198,7 @@ def preview(
     scenario = parse.choose_scenario(flags, traffic)
     plan = make_plan(scenario)
     facts = planned_facts(scenario, *plan)
-    for note in _trace_notes(scenario):
+    for note in scenario.notes():
         typer.echo(f"note: {note}", err=True)
     if html is not None:
         from reports.page import write_page
@@ -221,15 +221,6 @@ def preview(
     from reports.preview.view import tables
 
     stdout().print(tables(facts))
-
-
-def _trace_notes(scenario: Scenario) -> list[str]:
-    """Notes of the scenario's traces: rows dropped, reordered or approximated while reading."""
-    from loadgen.workload.trace_arrivals import TraceArrivals
-
-    kinds = [scenario.arrivals, *(traffic.arrivals for traffic in scenario.classes.values())]
-    replays = [kind for kind in kinds if isinstance(kind, TraceArrivals)]
-    return [f"{kind.path}: {note}" for kind in replays for note in kind.notes()]
 
 
 @verbs.command(rich_help_panel=PANEL, epilog="Example: slobench validate scenarios/*.yaml")

@@ -11,6 +11,7 @@ import numpy as np
 
 from loadgen.archive.request_names import namespace_of, request_name
 from loadgen.drive.dispatch import rows_by_time
+from loadgen.manifest.json_section import JsonObject
 from loadgen.records import OWN_SLO, SCHEDULE, Edges, LimitsS, Schedule, Times
 from loadgen.workload.dialogue import GrowingSchedule
 from targets.base import Adapter, Request
@@ -18,12 +19,14 @@ from targets.safe_text import SecretForms, redact
 
 
 class PromptText(Protocol):
-    """Content of a request: `messages` if there are any, else `prompt`."""
+    """Content of a request: `messages` if there are any, else `prompt`; `fields` of its body."""
 
     @property
     def prompt(self) -> str: ...
     @property
     def messages(self) -> tuple[tuple[str, str], ...]: ...
+    @property
+    def fields(self) -> JsonObject: ...
 
 
 ENCODE_SHARE = 0.1
@@ -212,6 +215,7 @@ class Payloads:
                 output_tokens=plan[_PLACE["output_tokens"]],
                 temperature=round(plan[_PLACE["temperature"]], 6),
                 messages=content.messages,
+                fields=content.fields,
                 priority=plan[_PLACE["priority"]],
                 tenant=self._tenants[plan[_PLACE["tenant_id"]]],
                 ttft_slo_s=ttft_s,

@@ -43,7 +43,8 @@ from loadgen.workload.counted_window import CLOSED_LOOP_S, MOST_REQUESTS, window
 from loadgen.workload.layout import RandomStreams
 from loadgen.workload.presets import expanded
 from loadgen.workload.requests import Requests, SamplingFields
-from loadgen.workload.texts import PROMPTS, PromptKind, Synthetic
+from loadgen.workload.texts import PROMPTS, PromptKind, RecordedPrompts, Synthetic
+from loadgen.workload.trace_arrivals import TraceArrivals
 from loadgen.workload.traffic_flags import CLOSED_LOOPS, FLAGS, LOADS, TrafficFlags, flag_of
 from loadgen.yaml_document import Document, override, parse_document, read_file, write_document
 
@@ -344,6 +345,18 @@ class Scenario(Strict):
     def has_closed_loop(self) -> bool:
         """Whether any class is a closed loop."""
         return any(map(self.is_closed_loop, self.traffic()))
+
+    def notes(self) -> tuple[str, ...]:
+        """The rows of the scenario's traces and prompts that were left out, reordered or
+        approximated on reading, with the file. Reads the files."""
+        kinds = [self.arrivals, *(own.arrivals for own in self.classes.values())]
+        sources = [*(kind for kind in kinds if isinstance(kind, TraceArrivals)), self.prompts]
+        return tuple(
+            f"{source.path}: {note}"
+            for source in sources
+            if isinstance(source, TraceArrivals | RecordedPrompts)
+            for note in source.notes()
+        )
 
     def names(self) -> Names:
         """The names behind class_id and tenant_id of the schedule."""
