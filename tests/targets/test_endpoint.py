@@ -90,7 +90,7 @@ DEPLOYMENT = "https://a.example/openai/deployments/d"
 def test_a_pasted_url_is_called_as_it_is(text, called, models):
     endpoint = load_target(text, {})
     for again in (endpoint, load_target(endpoint.url, {})):
-        address, version = again.address, again.adapter(model="m").version
+        address, version = again.address, again.address.versions[0]
         if again is not endpoint and endpoint.api != again.api:  # the file states it
             again = again.model_copy(update={"api": endpoint.api})
         path = again.adapter(model="m").encode(Request("hello", 1)).path
