@@ -11,6 +11,7 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 
 from loadgen import shadowing
 from loadgen.endings import ending_signals
@@ -35,7 +36,7 @@ def main() -> None:
 
         forked = None
         try:
-            code = exit_codes.guarded(app, os.environ)
+            code = exit_codes.guarded(app, os.environ, sys.argv[1:])
         except ForkedShard as copy:
             forked = copy.with_traceback(None)
     except KeyboardInterrupt:  # before there was anything to clean up

@@ -81,7 +81,10 @@ def run(
     ] = True,
     export: Export = None,
     junit: Annotated[
-        Path | None, typer.Option(help="Write the verdict as JUnit XML: a test case per SLO.")
+        Path | None,
+        typer.Option(
+            help="Write the verdict as JUnit XML, a test case per SLO; also after an error."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -175,6 +178,7 @@ def run_scenario(
         from reports.page import write_page
         from reports.run.junit import junit_of_run
 
+        junit.parent.mkdir(parents=True, exist_ok=True)
         write_page(junit, junit_of_run(finished.summary))
         typer.echo(f"junit: {junit}", err=True)
     return INTERRUPTED if finished.was_interrupted else finished.summary.exit_code

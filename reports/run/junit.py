@@ -40,6 +40,19 @@ def junit_of_run(summary: Summary) -> str:
     return document(root)
 
 
+def junit_without_run(kind: str, message: str) -> str:
+    """The file of a command that ended without a run: an error, or skipped for the kind `none`."""
+    root = ET.Element("testsuites", name="slobench run")
+    suite = ET.SubElement(root, "testsuite", name="slobench run")
+    case = ET.SubElement(suite, "testcase", classname="slobench run", name="run")
+    if kind == "none":
+        ET.SubElement(case, "skipped", message=clean(message))
+    else:
+        ET.SubElement(case, "error", type=kind, message=clean(message))
+    count_cases(suite)
+    return document(root)
+
+
 def count_cases(suite: ET.Element) -> None:
     """Set a suite's numbers of test cases by result."""
     cases = suite.findall("testcase")
