@@ -315,12 +315,27 @@ def fit(
 @verbs.command(rich_help_panel=PANEL, epilog="Example: slobench init my-load-test")
 def init(
     directory: Annotated[Path, typer.Argument(help="The directory for the files.")] = Path(),
+    install: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="What the CI workflows install: git+https://HOST/OWNER/REPOSITORY@COMMIT, or a "
+            "wheel. Default: where this slobench is from, if that is one of the two.",
+        ),
+    ] = None,
 ) -> None:
     """Write a scenario, a target, a nightly file and CI workflows; overwrites nothing."""
-    from loadgen.cli.starter import write_starter
+    from loadgen.cli.starter import own_source, pinned, write_starter
 
-    for path in write_starter(directory):
+    source = own_source() if install is None else pinned(install)
+    for path in write_starter(directory, source):
         typer.echo(f"wrote {path}")
+    if not source:
+        typer.echo(
+            "note: the CI workflows install $SLOBENCH: set that repository variable to a wheel or "
+            "to git+https://HOST/OWNER/REPOSITORY@COMMIT, or write it with --install",
+            err=True,
+        )
     change_directory = "" if directory == Path() else f"cd {directory} && "
     typer.echo(
         f"next: {change_directory}slobench run slobench/chat.yaml --target reference", err=True
