@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from pydantic import Field
@@ -24,7 +24,8 @@ class Request:
     """A request of the workload: a prompt and a number of output tokens.
 
     `output_tokens` is exact where the server accepts `ignore_eos`, and an upper limit otherwise.
-    `messages`, if not empty, replaces `prompt` (multi-turn); each is (role, content). `priority` 0
+    `messages`, if not empty, replaces `prompt` (multi-turn); each is (role, content). `fields` are
+    further fields of the body, e.g. `tools`; `messages` among them replace both. `priority` 0
     and an empty `tenant` are not sent, because not every server accepts these fields. `…_slo_s` are
     the limits of this request, its own or those of its class; None: no limit.
     """
@@ -34,6 +35,7 @@ class Request:
     temperature: float = 0.0
     seed: int | None = None
     messages: tuple[tuple[str, str], ...] = ()
+    fields: JsonObject = field(default_factory=dict)
     priority: int = 0
     tenant: str = ""
     ttft_slo_s: float | None = None

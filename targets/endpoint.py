@@ -30,11 +30,18 @@ from loadgen.manifest.json_section import JsonObject
 from loadgen.manifest.sections import LabelsSection, TargetSection
 from loadgen.registry import Block
 from loadgen.yaml_document import Document, override, parse_document, read_file, write_document
-from targets.address import DEFAULT_PORTS, Address, is_url, parse_metrics_url, parse_url
+from targets.address import (
+    DEFAULT_PORTS,
+    Address,
+    is_url,
+    parse_metrics_url,
+    parse_url,
+    pasted_api,
+)
 from targets.base import TARGETS, Adapter
 from targets.launch_plan import Launch
 from targets.route import Proxy, Route, chosen_proxy
-from targets.safe_text import hide_named, redact, strip_controls
+from targets.safe_text import hide_named, hide_query, query_secrets, redact, strip_controls
 
 SETTING = "target setting"  # the word in messages for a key set on top of a file
 OPERATOR_TOKEN = "SLOBENCH_OPERATOR_TOKEN"
@@ -57,8 +64,8 @@ class Labels(Block):
 
 
 class Endpoint(Block):
-    """The destination and the form of requests. `url` is the base without `/v1`; `load_target`
-    builds an endpoint.
+    """The destination and the form of requests. `url` is the base without `/v1`, or the URL of the
+    endpoint, which also states the `api`; `load_target` builds an endpoint.
 
     An endpoint with `launch` has no URL before the server runs (`targets.launch`).
     """
@@ -86,6 +93,19 @@ class Endpoint(Block):
         with _as_value_error():
             address = parse_url(url)
         return address.url
+
+    @model_validator(mode="before")
+    @classmethod
+    def _pasted(cls, values: Any) -> Any:
+        """The API of a pasted endpoint, in place of the default."""
+        if not isinstance(values, dict) or not isinstance(values.get("url"), str):
+            return values
+        pasted = pasted_api(values["url"])
+        if pasted is not None and values.get("api", pasted) != pasted:
+            raise ValueError(
+                f"api: {values['api']}, but the URL is that of api {pasted}; remove one of them"
+            )
+        return values if pasted is None else {"api": pasted, **values}
 
     @field_validator("api")
     @classmethod
@@ -150,6 +170,11 @@ class Endpoint(Block):
         return self._api_key is not None
 
     @property
+    def shown_url(self) -> str:
+        """The URL for messages and files: without the secrets of its query."""
+        return hide_query(self.url)
+
+    @property
     def address(self) -> Address:
         return parse_url(self.url)
 
@@ -160,23 +185,30 @@ class Endpoint(Block):
         return Route(to.host, to.port, to.unix_path, to.ssl, self.ca_cert, self._proxy)
 
     def adapter(self, **changes: Any) -> Adapter:
-        """The codec of this endpoint's API with its model and extra body; `changes` are other
-        fields of the codec.
+        """The codec of this endpoint's API with its model, its extra body and, if it takes one, the
+        version that follows the base; `changes` are other fields of the codec.
         """
-        fields = {"model": self.model, "extra_body": self.extra_body, **changes}
-        return TARGETS.get(self.api).model_validate(fields)
+        codec = TARGETS.get(self.api)
+        fields = {"model": self.model, "extra_body": self.extra_body}
+        if "version" in codec.model_fields:
+            fields["version"] = self.address.versions[0]
+        return codec.model_validate({**fields, **changes})
 
     def with_fields(self, fields: JsonObject) -> Self:
         """The endpoint for requests with further body fields; those of `extra_body` stay."""
         return self.model_copy(update={"extra_body": {**fields, **self.extra_body}})
 
     def request_headers(self) -> tuple[tuple[str, str], ...]:
-        """The headers of every request in addition to the codec's. **Secrets in clear**: for the
-        socket only.
+        """The headers of every request in addition to the codec's. An Azure deployment takes the
+        key as `api-key`. **Secrets in clear**: for the socket only.
         """
         named = [(name, value.get_secret_value()) for name, value in self.headers.items()]
-        if self._api_key is not None and not any(n.lower() == "authorization" for n, _ in named):
-            named.append(("authorization", f"Bearer {self._api_key.get_secret_value()}"))
+        if self._api_key is not None:
+            key = self._api_key.get_secret_value()
+            is_azure = bool(self.address.deployment)
+            header = ("api-key", key) if is_azure else ("authorization", f"Bearer {key}")
+            if not any(name.lower() in ("authorization", header[0]) for name, _ in named):
+                named.append(header)
         if self._proxy is not None:
             named += self.route.forwarding_headers
         return tuple(named)
@@ -209,10 +241,12 @@ class Endpoint(Block):
 
     def secrets(self) -> tuple[str, ...]:
         """The API key, the proxy's credentials, the values of extra headers and those of the extra
-        body under names that look secret, **in clear**: to be searched for and removed."""
+        body and of the URL's query under names that look secret, **in clear**: to be searched for
+        and removed."""
         key = (self._api_key,) if self._api_key is not None else ()  # also if a header replaces it
         named = [value.get_secret_value() for value in (*self.headers.values(), *key)]
         named += [*hide_named(self.extra_body)[1], *(value for _, value in self.operator_headers())]
+        named += query_secrets(self.url)
         proxy = self._proxy.authorization.partition(" ")[2] if self._proxy is not None else ""
         return (*named, proxy) if proxy else tuple(named)
 
@@ -222,7 +256,7 @@ class Endpoint(Block):
         """
         return TargetSection(
             kind="url",
-            url=self.url,
+            url=self.shown_url,
             api=self.api,
             model=self.redact(self.model),
             api_key_env=self.api_key_env,
@@ -245,11 +279,11 @@ def load_target(spec: str, environ: Mapping[str, str], settings: Sequence[str] =
     """
     path = Path(spec)
     if not spec or is_url(spec) or not (path.suffix in _SUFFIXES or path.exists()):
-        url = parse_url(spec).url
+        parse_url(spec)  # raises
         if settings:
-            return read_target(write_document({"url": url}), spec, environ, settings=settings)
+            return read_target(write_document({"url": spec}), spec, environ, settings=settings)
         try:
-            return _with_environment(Endpoint(url=url), environ)
+            return _with_environment(Endpoint(url=spec), environ)
         except ValueError as problem:
             raise TargetFileError(str(problem)) from None
     try:

@@ -91,7 +91,7 @@ class _ExtendedRun:
             models = await fetch_models(self.session, self.endpoint, self.timeout_s)
             request_s.append(time.monotonic() - start_s)
             if not models.status:
-                raise _Unknown(f"GET /v1/models: {models.problem}")
+                raise _Unknown(f"{models.request}: {models.problem}")
         self.small = (_SMALL_REQUESTS, self.session.n_opened - n_before)
         return preflight_checks.round_trip(connect_s, request_s[1:])  # the first had to connect
 

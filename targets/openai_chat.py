@@ -50,7 +50,7 @@ class OpenAIChat(OpenAICodec):
     """
 
     kind = "chat"
-    path: ClassVar[str] = "/v1/chat/completions"
+    path: ClassVar[str] = "/chat/completions"
     decoder: ClassVar = msgspec.json.Decoder(StreamEvent[_ChatChoice])
     limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
 
@@ -58,6 +58,7 @@ class OpenAIChat(OpenAICodec):
         messages = request.messages or (("user", request.prompt),)
         return {
             "messages": [{"role": role, "content": content} for role, content in messages],
+            **request.fields,
             self.limit_field: request.output_tokens,
         }
 

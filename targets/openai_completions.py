@@ -33,13 +33,13 @@ class OpenAICompletions(OpenAICodec):
     """
 
     kind = "completions"
-    path: ClassVar[str] = "/v1/completions"
+    path: ClassVar[str] = "/completions"
     decoder: ClassVar = msgspec.json.Decoder(StreamEvent[_TextChoice])
 
     def prompt_fields(self, request: Request) -> dict[str, object]:
         contents = [content for _, content in request.messages]
         prompt = "\n\n".join(contents) if contents else request.prompt
-        return {"prompt": prompt, "max_tokens": request.output_tokens}
+        return {"prompt": prompt, **request.fields, "max_tokens": request.output_tokens}
 
     @staticmethod
     def to_delta(event: StreamEvent[_TextChoice]) -> Delta:

@@ -121,9 +121,12 @@ EventT = TypeVar("EventT")
 
 
 class OpenAICodec(Adapter):
-    """The parts of a codec that do not depend on the API: request encoding and event decoding."""
+    """The parts of a codec that do not depend on the API: request encoding and event decoding.
+    `version` stands between the base URL and the path; "" for a base with a version of its own.
+    """
 
-    path: ClassVar[str]
+    path: ClassVar[str]  # after the version
+    version: str = "/v1"
     decoder: ClassVar[msgspec.json.Decoder[Any]]
 
     @abstractmethod
@@ -138,7 +141,7 @@ class OpenAICodec(Adapter):
     def encode(self, request: Request) -> HttpRequest:
         body = {"model": self.model, **self.prompt_fields(request), **_common_fields(self, request)}
         encoded = msgspec.json.encode(merge_body(body, self.extra_body))
-        return HttpRequest("POST", self.path, _JSON_HEADERS, encoded)
+        return HttpRequest("POST", self.version + self.path, _JSON_HEADERS, encoded)
 
     def decode(self, event: bytes) -> Delta:
         if event.strip() == b"[DONE]":

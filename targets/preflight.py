@@ -20,6 +20,7 @@ from targets.preflight_result import (
     CHECKS,
     CharacterFit,
     FieldChange,
+    Longest,
     Preflight,
     PreflightCheck,
     RunRequest,
@@ -28,6 +29,7 @@ from targets.preflight_result import (
     unchecked,
 )
 from targets.probe_request import (
+    ABSENT,
     Models,
     ProbeAnswer,
     connect,
@@ -62,12 +64,14 @@ async def preflight(
     first_prompts: FirstPrompts = lambda limit: (),
     temperature: float = 0.0,
     requests_of: RequestsOf | None = None,
+    longest: Longest | None = None,
     on_first_token: Callable[[], None] = lambda: None,
     pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
 ) -> Preflight:
     """Check an endpoint with `adapter`; if its `model` is empty, the first served model is used.
 
-    `max_…_tokens` are the longest lengths of the scenario. `text_of(n)` returns about n characters
+    `max_…_tokens` are the longest lengths of the scenario, of the `longest` request or, without
+    it, together in a request. `text_of(n)` returns about n characters
     of the workload's own text for the prompt fit, which is left out without it. `calibrate` and
     `first_prompts` extend the fit (`LengthProbe`). `on_first_token` is called at the completion's
     first token: all times in the result have been measured.
@@ -86,11 +90,11 @@ async def preflight(
         try:
             await run.check_reachable()
             prompt = (text_of(len(_TEXT)) if text_of is not None else "") or _TEXT
-            lengths_needed = max_input_tokens, max_output_tokens
+            lengths_needed = longest or Longest(max_input_tokens, max_output_tokens)
             candidates = await run.choose_model()
             if len(candidates) > 1:
                 await run.choose_answering_model(candidates, lengths_needed, prompt)
-            run.check_length(*lengths_needed)
+            run.check_length(lengths_needed)
             if text_of is None:
                 run.check_answer(await run.complete(prompt, on_first_token))
                 return run.result(None)
@@ -128,7 +132,7 @@ async def preflight(
                 run.check_run_requests(requests, answers)
         except _Stop as stop:
             run.note(stop.check, False, stop.detail, is_stop=True)
-            return run.result(f"{endpoint.url}: {endpoint.redact(stop.detail)}")
+            return run.result(f"{endpoint.shown_url}: {endpoint.redact(stop.detail)}")
         return run.result(None)
 
 
@@ -181,7 +185,7 @@ class _Run:
             await self.pause(_PAUSE_S)
         proxy = self.endpoint.route.proxy
         through = f" through proxy {proxy.url}" if proxy else ""
-        detail = f"{self.endpoint.url}{through}, connected in {took_s * 1e3:.1f} ms"
+        detail = f"{self.endpoint.shown_url}{through}, connected in {took_s * 1e3:.1f} ms"
         self.note("reachable", True, detail)
 
     async def choose_model(self) -> list[str]:
@@ -198,58 +202,64 @@ class _Run:
         if self.models.status in (401, 403):
             raise _Stop("models", self._key_problem(self.models.status))
         if is_redirect(self.models.status):
-            raise _Stop("models", f"GET /v1/models {self.models.problem}")
-        name, ids = self.adapter.model or self.endpoint.model, self.models.ids
+            raise _Stop("models", f"{self.models.request} {self.models.problem}")
+        deployment = self.endpoint.address.deployment
+        name, ids = self.adapter.model or self.endpoint.model or deployment, self.models.ids
         reason = self.models.problem or "lists no model"
         if not name and not ids:
-            raise _Stop("models", f"GET /v1/models {reason}; name the model with --model")
+            raise _Stop("models", f"{self.models.request} {reason}; name the model with --model")
         changes = {"model": name or ids[0], "sends_slos": self.models.is_bundled}
+        if ids and hasattr(self.adapter, "version"):
+            changes["version"] = self.models.version
         self.adapter = self.adapter.model_copy(update=changes)
         if not name:
             self.note("models", True, ids[0])
+        elif name == deployment:
+            self.note("models", None, f"{name}, the deployment of the URL")
         elif name in ids:
             self.note("models", True, name)
         elif ids:
             self.note("models", False, f"'{name}' is not listed; {nearest(name, ids)}")
         else:
-            self.note("models", None, f"{name}; GET /v1/models {reason}")
+            self.note("models", None, f"{name}; {self.models.request} {reason}")
         return [] if name else ids
 
     async def choose_answering_model(
-        self, candidates: Sequence[str], lengths: tuple[int, int], prompt: str
+        self, candidates: Sequence[str], lengths: Longest, prompt: str
     ) -> None:
         """Choose the first candidate that takes these lengths and answers a request: the list may
         begin with an embedding model."""
         given, refusals, n = self.adapter, dict[str, str](), len(candidates)
-        path = given.encode(Request("", 1)).path
         for name in candidates[:_MOST_CANDIDATES]:
             self.adapter = given.model_copy(update={"model": name})
             try:
-                self.check_length(*lengths)
+                self.check_length(lengths)
                 await self.complete(prompt)
             except _Stop as stop:
                 if stop.check == "completion" and not stop.is_of_model:
                     raise
-                refusals[name] = stop.detail.removeprefix(f"POST {path} ")[:_SHOWN_CHARS]
+                refusals[name] = stop.detail.removeprefix(f"{self._call()} ")[:_SHOWN_CHARS]
                 continue
             because = f" ({_by_reason(refusals)})" if refusals else ""
             words = f"{name}, the first of {n} that answers{because}; choose with --model"
             self.note("models", True, words)
             return
         first = "" if n <= _MOST_CANDIDATES else f"first {_MOST_CANDIDATES} of "
-        problem = f"none of the {first}{n} listed models answers POST {path}"
+        problem = f"none of the {first}{n} listed models answers {self._call()}"
         raise _Stop("models", f"{problem} ({_by_reason(refusals)}); name the model with --model")
 
-    def check_length(self, max_input_tokens: int, max_output_tokens: int) -> None:
-        limit, total = self.max_model_len, max_input_tokens + max_output_tokens
+    def check_length(self, longest: Longest) -> None:
+        limit, total = self.max_model_len, longest.input_tokens + longest.output_tokens
         if limit is None:
             self.note("max_model_len", None, f"not stated; the scenario needs up to {total} tokens")
         elif total > limit:
+            needed = f"{longest.input_tokens} + {longest.output_tokens} tokens"
+            subject = f"{longest.place} needs" if longest.place else "the scenario needs up to"
+            remedy = "remove the line" if longest.place else "lower the scenario's max"
             raise _Stop(
                 "max_model_len",
-                f"the scenario needs up to {max_input_tokens} + {max_output_tokens} tokens and "
-                f"'{self.adapter.model}' takes {limit}: lower the scenario's max, or raise the "
-                "server's --max-model-len",
+                f"{subject} {needed} and '{self.adapter.model}' takes {limit}: {remedy}, or raise "
+                "the server's --max-model-len",
             )
         else:
             self.note("max_model_len", True, f"{limit}; the scenario needs up to {total} tokens")
@@ -265,6 +275,7 @@ class _Run:
         tokens of an accepted request or after it. `begin` starts requests with the same fields:
         with the first request, and again whenever fields were changed."""
         given, n_failed = self.adapter, 0
+        absent: ProbeAnswer | None = None  # the 404 of the version that was tried first
         begun: Adapter | None = None
         changes: list[FieldChange] = []
         if given.include_usage:
@@ -281,6 +292,9 @@ class _Run:
             if change is not None:
                 changes.append(change)
                 self.adapter = self.adapter.model_copy(update={change.field: change.value})
+            elif answer.status in ABSENT and absent is None and (other := self._other_version()):
+                absent = answer
+                self.adapter = self.adapter.model_copy(update={"version": other[0]})
             elif answer.problem is not None and answer.is_transient and n_failed < _ATTEMPTS - 1:
                 n_failed += 1
                 if not answer.status:
@@ -289,6 +303,8 @@ class _Run:
                 break
         if answer.problem is not None:
             self.adapter = given
+            if absent is not None and answer.status in ABSENT:
+                answer = absent
             raise self._completion_stop(answer)
         guesses = [change.field for change in changes if not change.is_named]
         if guesses:
@@ -427,8 +443,7 @@ class _Run:
 
     def _completion_stop(self, answer: ProbeAnswer) -> _Stop:
         """The meaning of a failed completion and the remedy."""
-        path = self.adapter.encode(Request("", 1)).path
-        problem, status = f"POST {path} {answer.problem}", answer.status
+        problem, status = f"{self._call()} {answer.problem}", answer.status
         if status in (401, 403):
             return _Stop("completion", self._key_problem(status))
         if status == 404 and self.models.ids and self.adapter.model not in self.models.ids:
@@ -436,7 +451,9 @@ class _Run:
             listed = nearest(name, self.models.ids)
             return _Stop("completion", f"model '{name}' is not served; {listed}")
         if status == 404:
-            remedy = f"check the URL (with or without /v1) and api: {self.endpoint.api}"
+            remedy = f"check the URL and api: {self.endpoint.api}"
+            if others := self._other_version():
+                remedy = f"{self._call(*others)} is absent too; {remedy}"
             return _Stop("completion", f"{problem}; {remedy}", is_of_model=True)
         if status == 200 and not answer.deltas and "json" in answer.content_type:
             return _Stop("streaming", f"{problem}; the server ignores stream: true")
@@ -444,6 +461,18 @@ class _Run:
             return _Stop("streaming", f"{problem}; is the URL that of an OpenAI-compatible API?")
         is_of_model = is_refusal(status) or status in (500, 501)
         return _Stop("completion", problem + _remedy(answer), is_of_model=is_of_model)
+
+    def _other_version(self) -> tuple[str, ...]:
+        """The other version of the API that may follow the base; empty without one."""
+        own = getattr(self.adapter, "version", None)
+        return () if own is None else tuple(v for v in self.endpoint.address.versions if v != own)
+
+    def _call(self, *version: str) -> str:
+        """The method and the whole path of a completion, for messages; `version` replaces the
+        adapter's."""
+        adapter = self.adapter.model_copy(update={"version": version[0]} if version else {})
+        request = adapter.encode(Request("", 1))
+        return f"{request.method} {self.endpoint.address.path(request.path)}"
 
     def _key_problem(self, status: int) -> str:
         variable = self.endpoint.api_key_env or "OPENAI_API_KEY"

@@ -52,6 +52,15 @@ class RunRequest(NamedTuple):
     payload: bytes
 
 
+class Longest(NamedTuple):
+    """The request of a plan with the most tokens, prompt and answer together; `place` is the
+    `file:line` of its prompt, "" for a prompt that is not recorded."""
+
+    input_tokens: int
+    output_tokens: int
+    place: str = ""
+
+
 class CharacterFit(NamedTuple):
     """prompt tokens ≈ overhead_tokens + tokens_per_char · characters, fitted to two prompts of the
     workload's own text.

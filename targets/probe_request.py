@@ -13,7 +13,7 @@ import ssl
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import cast
 from urllib.parse import urljoin
 
@@ -28,6 +28,8 @@ from targets.safe_text import error_message, one_line, strip_controls
 _HANDSHAKE_S = 3.0
 _HEARTBEATS = (b"ping", b"heartbeat", b"keepalive", b"keep-alive")  # they hold no data of the API
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")
+ABSENT = (404, 405)
+"""The statuses of a path that the server does not have."""
 _READ_BYTES = 4096
 _MODELS_BYTES = 1 << 20
 # vLLM, SGLang and the bundled engine; then hosted gateways.
@@ -119,7 +121,8 @@ def send(
     session: HttpSession, endpoint: Endpoint, request: HttpRequest, timeout_s: float
 ) -> AbstractAsyncContextManager[ProbeConnection]:
     """`HttpSession.request` with the endpoint's URL and headers."""
-    url = endpoint.address.http_url + request.path
+    address = endpoint.address
+    url = address.http_url + request.path + address.query
     headers = (*request.headers, *endpoint.request_headers())
     return session.request(request.method, url, headers, request.body, timeout_s)
 
@@ -239,13 +242,16 @@ async def _read_stream(
 
 @dataclass(frozen=True)
 class Models:
-    """The list of served models. `status` 0: there was no answer, for the reason in `problem`."""
+    """The list of served models. `status` 0: there was no answer, for the reason in `problem`.
+    `version` is that of the API, and `request` names the request in messages."""
 
     status: int
     max_len: dict[str, int | None]
     problem: str | None = None
     is_bundled: bool = False  # served by slobench's own engine
     is_transient: bool = False  # no connection, or a lost connection: worth another attempt
+    version: str = "/v1"
+    request: str = "GET /v1/models"
 
     @property
     def ids(self) -> list[str]:
@@ -253,8 +259,27 @@ class Models:
 
 
 async def fetch_models(session: HttpSession, endpoint: Endpoint, timeout_s: float) -> Models:
-    """The answer to `GET /v1/models`. Every failure is in the result; none is raised."""
-    request = HttpRequest("GET", "/v1/models", (), b"")
+    """The answer to `GET /v1/models`; after a 404, that under the other version that may follow
+    the base, if it lists models. Every failure is in the result; none is raised."""
+    first, *others = endpoint.address.versions
+    models = await _models(session, endpoint, timeout_s, first)
+    for version in others:
+        if models.status in ABSENT:
+            other = await _models(session, endpoint, timeout_s, version)
+            models = other if other.ids else models
+    return models
+
+
+async def _models(
+    session: HttpSession, endpoint: Endpoint, timeout_s: float, version: str
+) -> Models:
+    models = await _listed(session, endpoint, timeout_s, f"{version}/models")
+    path = endpoint.redact(endpoint.address.path(f"{version}/models"))
+    return replace(models, version=version, request=f"GET {path}")
+
+
+async def _listed(session: HttpSession, endpoint: Endpoint, timeout_s: float, path: str) -> Models:
+    request = HttpRequest("GET", path, (), b"")
     try:
         async with send(session, endpoint, request, timeout_s) as response:
             body = await response.read(_MODELS_BYTES)

@@ -33,7 +33,9 @@ async def await_ready(
         waited_s = time.monotonic() - begin_s
         if waited_s >= limit_s:
             limit = format_duration(limit_s)
-            raise TargetError(f"{endpoint.url}: not ready after {limit} (--wait-ready): {reason}")
+            raise TargetError(
+                f"{endpoint.shown_url}: not ready after {limit} (--wait-ready): {reason}"
+            )
         on_wait(waited_s, reason)
         await asyncio.sleep(min(_POLL_S, limit_s - waited_s))
 
@@ -49,10 +51,10 @@ async def not_ready(endpoint: Endpoint, model: str) -> str:
     async with HttpSession(endpoint.route) as session:
         models = await fetch_models(session, endpoint, _ANSWER_S)
         if not models.status or models.status in _STARTING:
-            return f"GET /v1/models: {models.problem}"
+            return f"{models.request}: {models.problem}"
         model = model or endpoint.model
         if models.status == 200 and not models.ids and not model:
-            return f"GET /v1/models {models.problem or 'lists no model'}"
+            return f"{models.request} {models.problem or 'lists no model'}"
         adapter = endpoint.adapter(model=model or next(iter(models.ids), ""))
         answer = await send_probe(session, endpoint, adapter, Request("Hi", 1), _ANSWER_S)
     is_starting = answer.status in _STARTING or (not answer.status and answer.problem is not None)

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import msgspec
 
@@ -16,6 +16,8 @@ HIDDEN = "[redacted]"
 _SECRET = {"authorization", "credential", "credentials", "key", "passwd", "password", "secret",
            "token"}  # fmt: skip
 """Last parts of the names of flags and variables: `--hf-token`, `API_KEY=…`, not `--max-tokens`."""
+_IN_QUERIES = ("code", "sig", "signature")
+"""Names of keys in the queries of Azure Functions, of shared access signatures and of AWS."""
 _NAMED = re.compile(r"(?P<name>-{0,2}[A-Za-z][\w.-]*)=(?P<value>.+)", re.DOTALL)
 _HEADER = re.compile(
     r"(?P<name>(?:proxy-)?authorization|(?:[\w-]+-)?api-key)\s*:\s*(?P<value>.+)",
@@ -138,6 +140,32 @@ def without_user_info(text: str) -> str:
     return re.sub(r"(?<=://)[^/\s'\"]+@", f"{HIDDEN}@", text)
 
 
+def query_secrets(url: str) -> tuple[str, ...]:
+    """The values in the query of a URL under names that look secret.
+
+    >>> query_secrets("https://h/v1?api-version=1&key=k1")
+    ('k1',)
+    """
+    pairs = (pair.partition("=") for pair in url.partition("?")[2].partition("#")[0].split("&"))
+    secrets = {value for name, _, value in pairs if value and _is_secret_parameter(name)}
+    return tuple(sorted({*secrets, *map(unquote, secrets)}, key=len, reverse=True))
+
+
+def hide_query(url: str) -> str:
+    """The URL without the secrets of its query.
+
+    >>> hide_query("https://h/v1?api-version=1&key=k1")
+    'https://h/v1?api-version=1&key=[redacted]'
+    """
+    place, mark, query = url.partition("?")
+    pairs = (pair.partition("=") for pair in query.split("&"))
+    shown = (
+        f"{name}{equals}{HIDDEN if value and _is_secret_parameter(name) else value}"
+        for name, equals, value in pairs
+    )
+    return place + mark + "&".join(shown)
+
+
 def hide_named(value: Any) -> tuple[Any, tuple[str, ...]]:
     """(decoded JSON without the values under names that look secret, those values). A name counts
     at any depth; numbers and texts below it are secrets.
@@ -172,8 +200,15 @@ def _secret_parts(word: str) -> Iterable[str]:
     elif header is not None:
         yield header["value"]
     yield from (match["value"] for match in _IN_URL.finditer(word))
+    if "://" in word:
+        yield from query_secrets(word)
 
 
 def _is_secret_name(name: str) -> bool:
     words = re.split(r"[-_.]", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
     return words[-1] in _SECRET or name.lower().endswith("apikey")
+
+
+def _is_secret_parameter(name: str) -> bool:
+    """Whether a parameter of a URL's query holds a secret."""
+    return _is_secret_name(name) or name.lower() in _IN_QUERIES

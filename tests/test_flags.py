@@ -7,7 +7,7 @@ import pytest
 
 from loadgen.cli import parse
 from loadgen.cli.flags import ScenarioFlags, TrafficFlags
-from loadgen.errors import ScenarioError, UsageError
+from loadgen.errors import ScenarioError, SlobenchError, UsageError
 from loadgen.lab.simulate import simulate
 from loadgen.run.run_options import RunOptions
 from loadgen.studies.compare.sides import read_margins
@@ -16,6 +16,7 @@ from loadgen.studies.sweep.points import Base, cells_of
 from loadgen.workload.arrivals import Users
 from loadgen.workload.renewal import Poisson
 from loadgen.workload.scenario import load_scenario
+from loadgen.workload.schedule import make_plan
 from loadgen.workload.traffic_flags import FLAGS
 
 LENGTHS: dict[str, Any] = {"input_len": 16, "output_len": 4}
@@ -257,3 +258,72 @@ def test_a_default_duration_does_not_limit_the_time_for_a_number_of_requests():
     stated = TrafficFlags(num_prompts=30, duration="20")
     phases = parse.choose_scenario(ScenarioFlags(), stated, defaults=defaults).phases
     assert (phases.requests, phases.at_most) == (30, 20.0)
+
+
+def chosen(*settings, **flags):
+    return parse.choose_scenario(ScenarioFlags(set_=list(settings)), TrafficFlags(**flags))
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a:b.jsonl").write_text('{"prompt": "one"}\n{"question": "two"}\n')
+    (tmp_path / "chats.jsonl").write_text('{"prompt": "one", "output_tokens": 3}\n')
+    (tmp_path / "log.csv").write_text("time,prompt_tokens,completion_tokens\n0,5,6\n9,7,8\n")
+
+
+@pytest.mark.parametrize(
+    ("value", "prompts"),
+    [
+        ("chats.jsonl", {"kind": "dataset", "path": "chats.jsonl"}),
+        ("chats.jsonl:prompt", {"kind": "dataset", "path": "chats.jsonl", "format": "prompt"}),
+        ("chats.jsonl:openai-batch", {"kind": "dataset", "format": "openai_batch"}),
+        ("chats.jsonl:sharegpt", {"kind": "sharegpt", "path": "chats.jsonl"}),
+        ("a:b.jsonl", {"kind": "dataset", "path": "a:b.jsonl"}),
+        ("a:b.jsonl:prompt", {"kind": "dataset", "path": "a:b.jsonl", "format": "prompt"}),
+    ],
+)
+def test_a_dataset_is_a_flag(files, value, prompts):
+    scenario = chosen(dataset=value, rate="5", duration="2", output_len=9)
+    assert prompts.items() <= scenario.resolved()["prompts"].items()
+    assert scenario.resolved()["requests"]["output_tokens"] == {"kind": "fixed", "tokens": 9}
+
+
+def test_a_dataset_with_lengths_needs_no_others(files):
+    rows = make_plan(chosen(dataset="chats.jsonl", concurrency=2, num_prompts=4)).schedule
+    assert set(rows["output_tokens"].tolist()) == {3}
+    by_set = chosen("prompts={kind: dataset, path: chats.jsonl}", rate="5", num_prompts=4)
+    assert by_set.prompts.path == "chats.jsonl"
+
+
+def test_a_trace_is_a_flag_and_is_replayed_as_a_whole(files):
+    whole = chosen(trace="log.csv")
+    rows = make_plan(whole).schedule
+    assert rows["scheduled_s"].tolist() == [0.0, 9.0]
+    assert rows["input_tokens"].tolist() == [5, 7]
+    assert whole.phases.measure == 18.0  # the mean gap of 9 s follows the last
+    assert make_plan(chosen(trace="log.csv", rate="1")).schedule["scheduled_s"].tolist() == [0, 1]
+    two = chosen(trace="log.csv", num_prompts=2, output_len=64)
+    assert make_plan(two).schedule["output_tokens"].tolist() == [64, 64]
+    assert chosen(trace="log.csv", warmup="5").phases.measure == 13.0
+    assert chosen(trace="log.csv", duration="10").phases.measure == 10.0
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"dataset": "chats.jsonl:sharegtp"}, "did you mean 'sharegpt'?"),
+        ({"trace": "log.csv:azur"}, "--trace log.csv:azur: unknown format 'azur'; did you mean"),
+        ({"dataset": "chats.jsonl", "input_len": 5}, "--input-len: the prompts of --dataset have"),
+        ({"trace": "log.csv", "users": 5}, "--users does not; remove one"),
+        ({"trace": "log.csv", "warmup": "18"}, "--warmup: 18 s are not shorter than the trace"),
+        ({"dataset": "none.jsonl:prompt"}, "none.jsonl:prompt: no such file"),
+        ({"trace": "none.csv"}, "none.csv: no such file"),
+    ],
+)
+def test_a_wrong_file_flag_is_one_line(files, flags, words):
+    others = {} if "trace" in flags else {"rate": "5", "num_prompts": 3}
+    with pytest.raises(SlobenchError) as caught:
+        make_plan(chosen(**{"output_len": 4, **others, **flags}))
+    assert words in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1

@@ -25,6 +25,8 @@ GENAI_README = "genai-perf 0.0.16, README"
 GENAI_ARGS = "genai-perf 0.0.16, genai_perf/parser.py"
 SGLANG_ARGS = "sglang 0.5.23, sglang/benchmark/serving.py, argument parser"
 LLMPERF_README = "llmperf, README"
+EVALSCOPE = "evalscope, perf/arguments.py (0.x) and perf/config/cli.py (1.x)"
+GENAI_BENCH = "genai-bench, cli/option_groups.py"
 INFERENCE_PERF = "inference-perf 0.7.0, inference_perf/config"
 
 
@@ -41,6 +43,11 @@ S = "python3 -m sglang.bench_serving "
 A = "aiperf profile --model m --url localhost:8000 --endpoint-type chat --streaming --osl 64 "
 G = "guidellm run --backend kind=openai_http,target=http://localhost:8000 "
 GD = " --data kind=synthetic_text,prompt_tokens=256,output_tokens=128 "
+E = "evalscope perf --model m --url http://127.0.0.1:8000/v1/chat/completions --api openai "
+B = (
+    "genai-bench benchmark --api-backend vllm --api-base http://h:8000 --api-model-name m "
+    "--task text-to-text "
+)
 L = "python token_benchmark_ray.py --model m "
 P = "server: {type: vllm, model_name: m, base_url: http://h:8000}\n"
 PD = "data: {type: random, input_distribution: {min: 10, max: 100, mean: 50, std_dev: 10}, \
@@ -197,13 +204,6 @@ LINES = {
         V + "--input-len 300 --output-len 40 --random-input-len 9 --request-rate 1",
         {"requests.input_tokens.tokens": 300, "requests.output_tokens.tokens": 40},
     ),
-    "vllm_hf": Line(
-        VLLM_ARGS,
-        V + "--backend openai-chat --endpoint /v1/chat/completions --dataset-name hf "
-        "--dataset-path lmarena-ai/VisionArena-Chat --hf-split train --request-rate 1",
-        {"requests.output_tokens.tokens": 128},
-        ("lmarena-ai/VisionArena-Chat", "--hf-split train"),
-    ),
     "vllm_probe": Line(
         VLLM_ARGS,
         V + "--request-rate 1 --probe-request-rate 0.5 --lora-modules a b --num-warmups 3",
@@ -223,17 +223,21 @@ LINES = {
         {"command": "run scenario.yaml --target http://127.0.0.1:8000 --model m"},
         ("--profile", "--no-stream", "--insecure"),
     ),
+    "vllm_rust": Line(
+        VLLM_ARGS,
+        "vllm-bench serve --model m --input-len 300 --output-len 40 --request-rate 1 --ignore-eos",
+        {"requests.input_tokens.tokens": 300, "arrivals.rate": "1/s"},
+    ),
+    "vllm_timed_trace_of_n": Line(
+        VLLM_ARGS,
+        V + "--dataset-name timed_trace --dataset-path trace.jsonl --num-prompts 50",
+        {"arrivals.kind": "trace", "command": "--num-prompts 50"},
+    ),
     "vllm_benchmark_script": Line(
         VLLM_ARGS,
         "python benchmarks/benchmark_serving.py --backend vllm --model m --dataset-name random "
         "--random-input-len 100 --random-output-len 50 --request-rate 3 --num-prompts 90",
         {"arrivals.rate": "3/s", "phases": {"requests": 90}, "target.api": "completions"},
-    ),
-    "vllm_random_mm": Line(
-        VLLM_ARGS,
-        V + "--dataset-name random-mm --random-mm-base-items-per-request 2 --request-rate 5",
-        {"requests.input_tokens.tokens": 1024},
-        ("--dataset-name random-mm", "--random-mm-base-items-per-request 2"),
     ),
     # SGLang
     "sglang_body_and_wait": Line(
@@ -245,10 +249,16 @@ LINES = {
     ),
     "sglang_lora": Line(
         SGLANG_ARGS,
-        S + "--backend sglang --dataset-name image --image-count 2 --lora-name a b "
+        S + "--backend sglang --dataset-name random --lora-name a b "
         "--pd-separated --tokenize-prompt --max-concurrency 64",
         {"arrivals.users": 64},
-        ("--dataset-name image", "--image-count 2", "--lora-name a b", "--pd-separated"),
+        ("--lora-name a b", "--pd-separated"),
+    ),
+    "sglang_mooncake_of_n": Line(
+        SGLANG_ARGS,
+        S
+        + "--dataset-name mooncake --dataset-path m.jsonl --num-prompts 40 --use-trace-timestamps",
+        {"arrivals.kind": "trace", "command": "--num-prompts 40"},
     ),
     "sglang_random": Line(
         SGLANG_ARGS,
@@ -551,12 +561,6 @@ LINES = {
         {},
         ("--gpu-telemetry http://gpu:9400: see metrics_url", "--server-metrics http://h:8000"),
     ),
-    "aiperf_user_centric": Line(
-        AIPERF_HELP,
-        A + "--user-centric-rate 2 --num-users 10",
-        {},
-        ("--user-centric-rate 2", "--num-users 10"),
-    ),
     "aiperf_request_count": Line(
         AIPERF_README,
         'aiperf profile --model "granite4:350m" --streaming --endpoint-type chat '
@@ -590,6 +594,16 @@ LINES = {
         A + "--input-file t.jsonl --custom-dataset-type mooncake_trace --fixed-schedule "
         "--fixed-schedule-start-offset 2000 --fixed-schedule-end-offset 5999",
         {"arrivals.window": {"from": "2s", "to": "6s"}, "phases.measure": "4s"},
+    ),
+    "aiperf_trace_of_n": Line(
+        AIPERF_HELP,
+        A + "--input-file t.jsonl --custom-dataset-type mooncake_trace --request-count 30",
+        {"arrivals.kind": "trace", "command": "--num-prompts 30"},
+    ),
+    "aiperf_single_turn": Line(
+        AIPERF_HELP,
+        A + "--input-file q.jsonl --custom-dataset-type single_turn --concurrency 2",
+        {"prompts": {"kind": "dataset", "path": "q.jsonl"}, "arrivals.users": 2},
     ),
     "aiperf_speedup": Line(
         AIPERF_HELP,
@@ -692,6 +706,113 @@ LINES = {
         "genai-perf profile --tokenizer t -m t --endpoint-type chat --url http://localhost:8000 "
         "--streaming --input-file payload:trace.jsonl",
         {"arrivals": {"kind": "trace", "path": "trace.jsonl"}},
+    ),
+    # evalscope
+    "evalscope_parallel": Line(
+        EVALSCOPE,
+        E + "--parallel 1 10 50 --number 10 100 500 --dataset random --min-prompt-length 512 "
+        "--max-prompt-length 1024 --prefix-length 64 --max-tokens 128 --min-tokens 128 "
+        "--tokenizer-path /t --seed 7 --stream --outputs-dir o",
+        {
+            "arrivals.users": 1,
+            "requests.input_tokens": {"kind": "uniform", "min": 512, "max": 1024},
+            "requests.output_tokens.tokens": 128,
+            "requests.shared_prefix.tokens": 64,
+            "phases.requests": 10,
+            "seed": 7,
+            "command": "slobench sweep scenario.yaml --target "
+            "http://127.0.0.1:8000/v1/chat/completions --model m --over arrivals.users=1,10,50",
+        },
+        ("--number 100", "--number 500"),
+    ),
+    "evalscope_rate": Line(
+        EVALSCOPE,
+        E + "--rate 5 --parallel 20 -n 300 --dataset openqa --dataset-path q.jsonl "
+        """--max-tokens 64 --extra-args '{"ignore_eos": true, "top_k": 4}' --temperature 0.6""",
+        {
+            "arrivals": {"kind": "poisson", "rate": "5/s"},
+            "prompts": {"kind": "dataset", "path": "q.jsonl"},
+            "limits": {"max_concurrency": 20, "when_full": "wait"},
+            "phases.requests": 300,
+            "requests.temperature": 0.6,
+            "target": {
+                "url": "http://127.0.0.1:8000/v1/chat/completions",
+                "api": "chat",
+                "extra_body": {"top_k": 4},
+            },
+        },
+    ),
+    "evalscope_open_loop": Line(
+        EVALSCOPE,
+        "evalscope perf --model m --base-url http://h/v1 --protocol openai_completions --mode "
+        "open_loop --request-rate 2 --arrival constant --max-outstanding 64 --duration 30 "
+        "--workload line_by_line --workload-path p.txt --max-tokens 32",
+        {
+            "arrivals": {"kind": "constant", "rate": "2/s"},
+            "limits.max_concurrency": 64,
+            "prompts": {"kind": "dataset", "path": "p.txt", "format": "lines"},
+            "phases": {"requests": 1000, "at_most": "30s"},
+            "target": {
+                "url": "http://h/v1",
+                "api": "completions",
+                "extra_body": {"ignore_eos": None, "min_tokens": None},
+            },
+        },
+    ),
+    "evalscope_download": Line(
+        EVALSCOPE,
+        E + "--rate 3 --dataset openqa --warmup-num 5 --no-stream",
+        {"arrivals.rate": "3/s"},
+        ("--dataset openqa", "--warmup-num 5", "--no-stream"),
+    ),
+    # genai-bench
+    "genai_bench_default": Line(
+        GENAI_BENCH,
+        B + "--traffic-scenario 'D(100,1000)' --num-concurrency 8 --num-concurrency 16 "
+        "--max-time-per-run 5 --max-requests-per-run 200 --model-tokenizer /t "
+        "--server-engine vLLM --num-workers 4",
+        {
+            "arrivals.users": 8,
+            "requests.input_tokens.tokens": 100,
+            "requests.output_tokens.tokens": 1000,
+            "phases": {"requests": 200, "at_most": "5m"},
+            "command": "sweep scenario.yaml --target http://h:8000 --model m "
+            "--over arrivals.users=8,16",
+        },
+    ),
+    "genai_bench_normal": Line(
+        GENAI_BENCH,
+        B + "--traffic-scenario 'N(480,240)/(300,150)' --traffic-scenario 'U(50,100)/(200,250)' "
+        "--num-concurrency 4 --max-time-per-run 30s --max-requests-per-run 9 --warmup-ratio 0.1 "
+        """--additional-request-params '{"temperature": 0.5}'""",
+        {
+            "requests.input_tokens.mean": 480,
+            "requests.output_tokens.sd": 150,
+            "requests.temperature": 0.5,
+            "phases.at_most": "30s",
+        },
+        ("--traffic-scenario U(50,100)/(200,250)", "--warmup-ratio 0.1"),
+    ),
+    "genai_bench_uniform": Line(
+        GENAI_BENCH,
+        B + "--traffic-scenario 'U(100,200)' --num-concurrency 1 --max-requests-per-run 9",
+        {
+            "requests.input_tokens": {"kind": "uniform", "min": 1, "max": 100},
+            "requests.output_tokens": {"kind": "uniform", "min": 1, "max": 200},
+        },
+    ),
+    "genai_bench_dataset": Line(
+        GENAI_BENCH,
+        "genai-bench benchmark --api-backend azure-openai --task text-to-text "
+        "--azure-endpoint https://r.openai.azure.com --azure-deployment d "
+        "--azure-api-version 2024-10-21 --api-model-name m --model-api-key secret "
+        "--traffic-scenario dataset --dataset-path p.csv --num-concurrency 2 "
+        "--max-requests-per-run 9",
+        {
+            "prompts": {"kind": "dataset", "path": "p.csv"},
+            "command": "https://r.openai.azure.com/openai/deployments/d?api-version=2024-10-21",
+        },
+        ("--model-api-key …",),
     ),
     # llmperf
     "llmperf_openai": Line(
@@ -842,6 +963,30 @@ def test_an_unknown_flag_is_always_named(name):
         (V + "--backend openai-embeddings-chat", "chat and completions only"),
         (V + "--backend openai-audio --endpoint /v1/audio/transcriptions", "chat and completions"),
         (V + "--backend vllm-rerank", "chat and completions only"),
+        (V + "--backend openai-responses --endpoint /v1/responses", "chat and completions only"),
+        (V + "--backend tgi --endpoint /generate_stream", "chat and completions only"),
+        (V + "--dataset-name random-mm --random-mm-base-items-per-request 2", "sends text"),
+        (V + "--dataset-name hf --dataset-path lmarena-ai/VisionArena-Chat", "sends text"),
+        (V + "--random-mm-num-mm-items-range-ratio 0.5", "sends text only"),
+        (S + "--backend sglang --dataset-name image --image-count 2", "sends text"),
+        (A + "--user-centric-rate 2 --num-users 10", "--users 10 --think 5s"),
+        (A + "--image-width-mean 512 --image-height-mean 512", "sends text only"),
+        (A + "--input-file c.jsonl --custom-dataset-type multi_turn", "session"),
+        (E + "--dataset flickr8k", "images"),
+        (E + "--dataset random", "expected --max-prompt-length"),
+        (E.replace("api openai", "api embedding"), "chat and completions only"),
+        (E + "--multi-turn", "session"),
+        (E + "--sla-auto-tune", "slobench capacity"),
+        (E + "--open-loop", "needs --rate"),
+        (B.replace("text-to-text", "image-text-to-text"), "sends text"),
+        (B.replace("vllm", "aws-bedrock"), "chat and completions only"),
+        (B + "--traffic-scenario 'I(512,512)'", "knows D"),
+        ("k6 run --vus 10 script.js", "docs/coming-from-k6.md"),
+        ("locust -f locustfile.py --headless -u 10", "docs/coming-from-locust.md"),
+        ("python -m locust -f locustfile.py", "docs/coming-from-locust.md"),
+        (P + "data: {type: otel_trace_replay}\nload: {type: constant}\n", "no text of single"),
+        (P + PD + "api: {type: responses}\n", "chat and completions only"),
+        ("inference-perf --log-level INFO", "flags such as --server.base_url"),
         (V + "--dataset-name spec_bench --dataset-path q.jsonl --num-prompts -1", "above 0"),
         (A + "--seq-dist 'nonsense'", "ISL,OSL:PERCENT"),
         ("inference-perf --config_file no/such.yml", "cannot be read"),
@@ -884,3 +1029,26 @@ def test_inference_perf_reads_its_configuration_file(tmp_path):
     path.write_text(P + PD + "load: {type: poisson, stages: [{rate: 4, duration: 30}]}\n")
     found = translate(f"inference-perf --config_file {path}")
     assert yaml.safe_load(found.scenario_yaml)["arrivals"] == {"kind": "poisson", "rate": "4/s"}
+
+
+def test_inference_perf_is_read_from_flags_over_its_file(tmp_path):
+    path = tmp_path / "config.yml"
+    path.write_text(P + PD + "load: {type: poisson, stages: [{rate: 4, duration: 30}]}\n")
+    flags = (
+        "--server.base_url http://other:1 --load.stages '[{rate: 7, duration: 9}]' "
+        "--load.num-workers=3 --api.type chat"
+    )
+    found = translate(f"inference-perf -c {path} {flags}")
+    scenario = yaml.safe_load(found.scenario_yaml)
+    assert scenario["arrivals"] == {"kind": "poisson", "rate": "7/s"}
+    assert scenario["phases"] == {"measure": "9s"}
+    assert found.command == "slobench run scenario.yaml --target http://other:1 --model m"
+    assert found.missing == ()
+    alone = translate(
+        "inference-perf --server.base_url=http://h:8000 --server.model_name m --api.type chat "
+        "--data.type random --data.input_distribution.min 10 --data.input_distribution.max 10 "
+        "--load.type concurrent --load.stages '[{concurrency_level: 4, num_requests: 20}]'"
+    )
+    values = yaml.safe_load(alone.scenario_yaml)
+    assert (values["arrivals"]["users"], values["phases"]["requests"]) == (4, 20)
+    assert values["requests"]["input_tokens"] == {"kind": "fixed", "tokens": 10}

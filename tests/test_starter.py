@@ -1,11 +1,17 @@
 """`slobench init` writes files that load as they are, and never over somebody's own."""
 
 import os
+import site
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
 
 import pytest
 import yaml
 
-from loadgen.cli.starter import write_starter
+from loadgen.cli.starter import own_source, pinned, write_starter
 from loadgen.errors import UsageError
 from loadgen.run.run_options import RunOptions
 from loadgen.studies.nightly.matrix import night_cells
@@ -73,3 +79,149 @@ def test_the_nightly_file_has_a_control_and_without_it_the_verdict_lists_other_c
     path.write_text(text.replace("[reference]", "[sim]").replace("control: ref", "# control: ref"))
     (virtual,) = night_cells(load_nightly(path), path, RunOptions())
     assert virtual.not_excluded == "", "virtual time has no machine"
+
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        f"git+https://git.example/me/slobench@{COMMIT}",
+        "git+ssh://git@git.example/me/slobench.git@v1.2",
+        "https://files.example/slobench-0.1.0-py3-none-any.whl#sha256=00ff",
+        "wheels/slobench-0.1.0-py3-none-any.whl",
+    ],
+)
+def test_the_workflows_install_the_source_that_the_user_states(tmp_path, source):
+    write_starter(tmp_path, pinned(source))
+    for path in (tmp_path / ".github" / "workflows").iterdir():
+        workflow = yaml.safe_load(path.read_text())
+        assert workflow["env"] == {"SLOBENCH": f"${{{{ vars.SLOBENCH || '{source}' }}}}"}
+        assert "@ENV@" not in path.read_text()
+        assert "pip install 'slobench" not in path.read_text()  # of an index, which is another
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("git+https://git.example/me/slobench", "names no commit; write git+https://"),
+        ("git+ssh://git@git.example/me/slobench", "names no commit"),
+        ("slobench", "expected git+https://HOST/OWNER/REPOSITORY@COMMIT or a wheel"),
+        ("slobench==0.1", "expected git+https://"),
+        ("a' }} ; rm.whl", "expected git+https://"),
+    ],
+)
+def test_a_source_that_is_not_pinned_is_refused(source, problem):
+    with pytest.raises(UsageError) as caught:
+        pinned(source)
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("record", "source"),
+    [
+        (
+            '{"url": "https://git.example/me/slobench", "vcs_info": {"vcs": "git", '
+            f'"commit_id": "{COMMIT}", "requested_revision": "main"}}}}',
+            f"git+https://git.example/me/slobench@{COMMIT}",
+        ),
+        (
+            '{"url": "https://h/s-1-py3-none-any.whl", "archive_info": {}}',
+            "https://h/s-1-py3-none-any.whl",
+        ),
+        ('{"url": "file:///src/slobench", "dir_info": {"editable": true}}', ""),
+        (None, ""),
+    ],
+)
+def test_the_default_is_the_source_of_this_installation(tmp_path, monkeypatch, record, source):
+    folder = tmp_path / "slobench-9.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: slobench\nVersion: 9\n")
+    if record is not None:
+        (folder / "direct_url.json").write_text(record)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert own_source() == source
+
+
+def small_wheel(folder):
+    """A wheel whose `slobench` runs this tree with this environment's packages."""
+    path = folder / "slobench-0.1.0-py3-none-any.whl"
+    info = "slobench-0.1.0.dist-info"
+    root = Path(__file__).parents[1]
+    project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+    groups = {"console_scripts": project["scripts"], **project["entry-points"]}
+    points = "".join(
+        f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in names.items())
+        for group, names in groups.items()
+    )
+    places = [str(root), *site.getsitepackages()]
+    files = {
+        "slobench_tree.pth": "\n".join(places) + "\n",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: slobench\nVersion: 0.1.0\n"
+        "Provides-Extra: engine\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\n"
+        "Tag: py3-none-any\n",
+        f"{info}/entry_points.txt": points,
+    }
+    with zipfile.ZipFile(path, "w") as wheel:
+        for name, text in files.items():
+            wheel.writestr(name, text)
+        wheel.writestr(f"{info}/RECORD", "".join(f"{name},,\n" for name in files))
+    return path
+
+
+def shell_lines(project, name):
+    """The shell lines of a workflow's only job, without those behind a condition that is false."""
+    (job,) = yaml.safe_load((project / ".github" / "workflows" / name).read_text())["jobs"].values()
+    return [
+        step["run"] for step in job["steps"] if "run" in step and step.get("if") != "inputs.accept"
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_shell_lines_of_the_workflows_run_in_an_empty_home(tmp_path):
+    project, home = tmp_path / "project", tmp_path / "home"
+    home.mkdir()
+    wheel = small_wheel(tmp_path)
+    write_starter(project)
+    for name, old, new in [
+        ("chat.yaml", "warmup: 5s, measure: 60s", "measure: 2s"),
+        ("steady.yaml", "warmup: 5s, measure: 30s", "measure: 2s"),
+        ("nightly.yaml", "repeats: 10", "repeats: 2"),
+    ]:
+        path = project / "slobench" / name
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    environ = {
+        "HOME": str(home),
+        "PATH": f"{tmp_path / 'venv' / 'bin'}:/usr/bin:/bin",
+        "PIP_NO_INDEX": "1",
+    }
+
+    def shell(line, source):
+        done = subprocess.run(
+            ["bash", "-e", "-c", line], cwd=project, env={**environ, "SLOBENCH": source},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return done.returncode, done.stdout + done.stderr
+
+    install, *lines = shell_lines(project, "slobench.yml")
+    nightly_install, night = shell_lines(project, "slobench-nightly.yml")
+    assert shell(install, "") == (
+        1, "::error::SLOBENCH is empty: see the first lines of this file\n",
+    )  # fmt: skip
+    for line, source in ((install, str(wheel)), (nightly_install, wheel.as_uri())):
+        code, printed = shell(line, source)
+        assert code == 0, printed
+    for line in lines:
+        code, printed = shell(line, "")
+        assert code in (0, 1, 3), printed  # a busy machine may be too slow for the SLO
+    assert (project / "runs" / "ci" / "report.html").is_file()
+    assert (project / "runs" / "junit.xml").is_file()
+    code, printed = shell(night, "")
+    assert code in (0, 1, 3), printed
+    assert (project / "runs" / "nightly" / "junit.xml").is_file()

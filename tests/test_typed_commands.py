@@ -82,7 +82,7 @@ NAMES = {  # the line → a part of the error that names what to write
     R + "--rate 8 --backend openai-chat": "api: chat",
     R + "--rate 8 --endpoint /v1/completions": "api: chat or completions",
     R + "--rate 8 --dataset-name random": "--input-len 512",
-    R + "--rate 8 --dataset-path sharegpt.json": "kind: sharegpt",
+    R + "--rate 8 --dataset-path sharegpt.json": "write --dataset FILE",
     R + "--rate 8 --ignore-eos": "leave it out",
     R + "--rate 8 --percentile-metrics ttft,tpot": "every run has all",
     R + "--rate 8 --save-result": "--out DIR",

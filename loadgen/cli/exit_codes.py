@@ -23,6 +23,10 @@ NO_VERDICT = 3
 INTERRUPTED = 130
 _NO_MEMORY_TO_LOAD = re.compile("failed to map segment|[Cc]annot allocate memory")  # dlopen(3)
 _INTERNAL = 4
+_KINDS = {0: "none", 2: "usage", NO_VERDICT: "no_verdict", _INTERNAL: "internal"}
+_KINDS |= {INTERRUPTED: "interrupted"}
+_REASONS = {2: "the command line is wrong", INTERRUPTED: "interrupted"}
+"""Exit code → the type and the message of a test case without a run."""
 _FAILING = ("strict", "surrogateescape")
 """Error handlers of a stream that raise for a character outside of its encoding."""
 
@@ -33,8 +37,54 @@ def version() -> str:
     return installed("slobench")
 
 
-def guarded(body: Callable[[], object], environ: Mapping[str, str]) -> int:
-    """Runs a command line; each failure is printed as one message and returned as an exit code."""
+def guarded(
+    body: Callable[[], object], environ: Mapping[str, str], words: Sequence[str] = ()
+) -> int:
+    """Runs a command line; each failure is printed as one message and returned as an exit code. The
+    file of `--junit` among its `words` is written in every case."""
+    path = _junit_path(words)
+    before = _state(path)
+    code, reason = _ended(body, environ)
+    if path is not None and _state(path) == before:
+        _write_junit(path, code, reason)
+    return code
+
+
+def _junit_path(words: Sequence[str]) -> Path | None:
+    """The file that the option --junit names."""
+    for word, value in zip(words, [*words[1:], ""], strict=False):
+        name, equals, own = word.partition("=")
+        if name == "--junit" and (equals or value):
+            return Path(own if equals else value)
+    return None
+
+
+def _state(path: Path | None) -> tuple[int, int] | None:
+    """What changes when a file is written; None without a file."""
+    try:
+        found = None if path is None else path.stat()
+    except OSError:
+        return None
+    return None if found is None else (found.st_ino, found.st_mtime_ns)
+
+
+def _write_junit(path: Path, code: int, reason: str) -> None:
+    """Writes the file of a command line that ended before it had a result."""
+    from reports.page import write_page
+    from reports.run.junit import junit_without_run
+
+    kind = _KINDS.get(code, "no_verdict")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_page(path, junit_without_run(kind, reason or _REASONS.get(code, "no run was made")))
+    except (OSError, SlobenchError) as error:
+        typer.echo(f"slobench: --junit: {error}", err=True)
+    else:
+        typer.echo(f"junit: {path}", err=True)
+
+
+def _ended(body: Callable[[], object], environ: Mapping[str, str]) -> tuple[int, str]:
+    """(exit code, reason) of a command line; the reason is "" where it is printed elsewhere."""
     for stream in (sys.stdout, sys.stderr):  # a terminal in ASCII gets `?` for `✓`, not an error
         if isinstance(stream, io.TextIOWrapper) and stream.errors in _FAILING:
             stream.reconfigure(errors="replace")
@@ -42,36 +92,38 @@ def guarded(body: Callable[[], object], environ: Mapping[str, str]) -> int:
         _check_words(sys.argv[1:])
         body()
     except SlobenchError as error:
-        for line in _without_secrets(str(error), environ).splitlines():
+        reason = _without_secrets(str(error), environ)
+        for line in reason.splitlines():
             typer.echo(f"slobench: {line}", err=True)
         _print_notes(error)
-        return error.exit_code
+        return error.exit_code, reason
     except SystemExit as end:  # typer ends this way, after usage errors too
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if code == INTERRUPTED:
             typer.echo("slobench: interrupted", err=True)
         _print_notes(end)
-        return code
+        return code, ""
     except OSError as error:  # a full disk, a directory that went away
         where = f"{error.filename}: " if error.filename else ""
-        typer.echo(f"slobench: {where}{error.strerror or error}", err=True)
+        reason = f"{where}{error.strerror or error}"
+        typer.echo(f"slobench: {reason}", err=True)
         _print_notes(error)
-        return NO_VERDICT
+        return NO_VERDICT, reason
     except Exception as error:  # the process boundary
         _print_notes(error)
         if _is_out_of_memory(error):
             remedy = "raise the limit (ulimit -v), or send less"
             typer.echo(f"slobench: out of memory: {remedy}", err=True)
-            return NO_VERDICT
+            return NO_VERDICT, f"out of memory: {remedy}"
         if interrupt_behind(error):
             typer.echo("slobench: interrupted", err=True)
-            return INTERRUPTED
+            return INTERRUPTED, ""
         path = _write_traceback(environ)
         first_line = _without_secrets(f"{type(error).__name__}: {error}", environ).splitlines()[0]
         typer.echo(f"slobench: internal error: {first_line}", err=True)
         typer.echo(f"slobench: the details are in {path}; please report them", err=True)
-        return _INTERNAL
-    return 0
+        return _INTERNAL, f"internal error: {first_line}"
+    return 0, ""
 
 
 def _check_words(words: Sequence[str]) -> None:

@@ -55,7 +55,8 @@ def from_(
         str,
         typer.Argument(
             help="In quotes: a command of vllm bench serve, sglang.bench_serving, guidellm, aiperf,"
-            " genai-perf or llmperf, or the text of inference-perf's configuration file."
+            " genai-perf, evalscope perf, genai-bench, inference-perf or llmperf, or the text of"
+            " inference-perf's configuration file."
         ),
     ],
     to: Annotated[

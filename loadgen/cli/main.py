@@ -12,6 +12,7 @@ import gc
 import os
 import resource
 import signal
+import sys
 from typing import NoReturn
 
 from loadgen import shadowing
@@ -45,7 +46,7 @@ def main() -> None:
 
         forked = None
         try:
-            code = exit_codes.guarded(app, os.environ)
+            code = exit_codes.guarded(app, os.environ, sys.argv[1:])
         except ForkedShard as copy:
             forked = copy.with_traceback(None)
     except MemoryError:  # before there was anything to clean up

@@ -81,7 +81,10 @@ def run(
     ] = True,
     export: Export = None,
     junit: Annotated[
-        Path | None, typer.Option(help="Write the verdict as JUnit XML: a test case per SLO.")
+        Path | None,
+        typer.Option(
+            help="Write the verdict as JUnit XML, a test case per SLO; also after an error."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -175,6 +178,7 @@ def run_scenario(
         from reports.page import write_page
         from reports.run.junit import junit_of_run
 
+        junit.parent.mkdir(parents=True, exist_ok=True)
         write_page(junit, junit_of_run(finished.summary))
         typer.echo(f"junit: {junit}", err=True)
     return INTERRUPTED if finished.was_interrupted else finished.summary.exit_code
@@ -198,7 +202,7 @@ def preview(
     scenario = parse.choose_scenario(flags, traffic)
     plan = make_plan(scenario)
     facts = planned_facts(scenario, *plan)
-    for note in _trace_notes(scenario):
+    for note in scenario.notes():
         typer.echo(f"note: {note}", err=True)
     if html is not None:
         from reports.page import write_page
@@ -221,15 +225,6 @@ def preview(
     from reports.preview.view import tables
 
     stdout().print(tables(facts))
-
-
-def _trace_notes(scenario: Scenario) -> list[str]:
-    """Notes of the scenario's traces: rows dropped, reordered or approximated while reading."""
-    from loadgen.workload.trace_arrivals import TraceArrivals
-
-    kinds = [scenario.arrivals, *(traffic.arrivals for traffic in scenario.classes.values())]
-    replays = [kind for kind in kinds if isinstance(kind, TraceArrivals)]
-    return [f"{kind.path}: {note}" for kind in replays for note in kind.notes()]
 
 
 @verbs.command(rich_help_panel=PANEL, epilog="Example: slobench validate scenarios/*.yaml")
@@ -320,12 +315,27 @@ def fit(
 @verbs.command(rich_help_panel=PANEL, epilog="Example: slobench init my-load-test")
 def init(
     directory: Annotated[Path, typer.Argument(help="The directory for the files.")] = Path(),
+    install: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SOURCE",
+            help="What the CI workflows install: git+https://HOST/OWNER/REPOSITORY@COMMIT, or a "
+            "wheel. Default: where this slobench is from, if that is one of the two.",
+        ),
+    ] = None,
 ) -> None:
     """Write a scenario, a target, a nightly file and CI workflows; overwrites nothing."""
-    from loadgen.cli.starter import write_starter
+    from loadgen.cli.starter import own_source, pinned, write_starter
 
-    for path in write_starter(directory):
+    source = own_source() if install is None else pinned(install)
+    for path in write_starter(directory, source):
         typer.echo(f"wrote {path}")
+    if not source:
+        typer.echo(
+            "note: the CI workflows install $SLOBENCH: set that repository variable to a wheel or "
+            "to git+https://HOST/OWNER/REPOSITORY@COMMIT, or write it with --install",
+            err=True,
+        )
     change_directory = "" if directory == Path() else f"cd {directory} && "
     typer.echo(
         f"next: {change_directory}slobench run slobench/chat.yaml --target reference", err=True

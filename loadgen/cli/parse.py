@@ -58,21 +58,29 @@ def choose_scenario(
     settings = [*settings, *(flags.set_ or ())]
     if source is not None:
         return load_scenario(source, settings, flags=values)
-    if not any(name in values for name in LOADS):
+    has_trace = "trace" in values or _sets(settings, "arrivals")
+    has_lengths = has_trace or "dataset" in values or _sets(settings, "prompts")
+    if not has_trace and not any(name in values for name in LOADS):
         values |= {name: value for name, value in defaults.items() if name in LOADS}
-    others = {name: value for name, value in defaults.items() if name not in LOADS}
+    left_out = (*LOADS, *(LENGTHS if has_lengths else ()))
+    others = {name: value for name, value in defaults.items() if name not in left_out}
     if "num_prompts" in values:
         others.pop("duration", None)  # it would limit the time for them
     values = {**others, **values}
-    missing = [flag_of(name) for name in LENGTHS if name not in values]
-    if "duration" not in values and "num_prompts" not in values:
+    missing = [flag_of(name) for name in LENGTHS if name not in values and not has_lengths]
+    if "duration" not in values and "num_prompts" not in values and "trace" not in values:
         missing.append("--duration (or --num-prompts)")
-    if not any(name in values for name in LOADS):
+    if not has_trace and not any(name in values for name in LOADS):
         missing = ["--rate (or --concurrency)", *missing]
     if missing:
         flags_too = f", or add {', '.join(missing)}" if traffic else ""
         raise UsageError(f"no scenario: name one (see `slobench list scenarios`){flags_too}")
     return scenario_from_flags(**values, overrides=settings)
+
+
+def _sets(settings: Sequence[str], key: str) -> bool:
+    """Whether a setting replaces the block of a scenario's key."""
+    return any(setting.partition("=")[0].strip() == key for setting in settings)
 
 
 def with_limits(scenario: Scenario, attainment: float | None) -> tuple[Scenario, float | None]:

@@ -11,8 +11,8 @@ _LENGTHS = "write --input-len 512 --output-len 128"
 _DURATION = "write --duration 60s: a measured window, so that gaps are not biased"
 _FILES = "every run stores all of it in --out DIR; tables: --export csv, json, jsonl or parquet"
 _ALWAYS = "leave it out"
-_TRACE = "write --set 'arrivals={kind: trace, path: FILE}'"
-_TEXTS = "write --set 'prompts={kind: sharegpt, path: FILE}' (or kind: dataset for JSON lines)"
+_TRACE = "write --trace FILE"
+_TEXTS = "write --dataset FILE (JSON lines, ShareGPT, OpenAI batch, CSV …)"
 
 HINTS: Mapping[str, tuple[str, ...]] = {
     "write --rate 8 (per second)": (
@@ -60,8 +60,8 @@ HINTS: Mapping[str, tuple[str, ...]] = {
     ),
     "use slobench capacity: it finds the highest rate that meets the SLO": ("--max-rate",),
     "write --set stop_when.error_rate=20%": ("--max-error-rate", "--constraint", "--max-errors"),
-    _TEXTS: ("--dataset-path", "--dataset", "--prompts-file"),
-    _TRACE: ("--trace", "--trace-file", "--input-file"),
+    _TEXTS: ("--dataset-path", "--prompts-file"),
+    _TRACE: ("--trace-file", "--input-file"),
     _FILES: (
         *("--save-result", "--save-detailed", "--output-path", "--output-file", "--output-dir"),
         *("--summary-export", "--csv", "--result-dir", "--outputs", "--artifact-dir"),

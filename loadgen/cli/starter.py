@@ -1,7 +1,14 @@
-"""Files of a new project: a scenario, a target, a nightly file and CI workflows."""
+"""Files of a new project: a scenario, a target, a nightly file and CI workflows.
+
+The workflows install slobench from a git address with a commit, or from a wheel: no package index
+has it, and a package of that name there would be another.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from loadgen.errors import UsageError
@@ -36,6 +43,7 @@ WORKFLOW = """\
 # slobench/target.yaml to measure a server of your own.
 name: slobench
 on: [push, workflow_dispatch]
+@ENV@
 jobs:
   load-test:
     runs-on: ubuntu-latest
@@ -43,12 +51,12 @@ jobs:
       - uses: actions/checkout@v4
       - uses: actions/setup-python@v5
         with: {python-version: "3.11"}
-      - run: pip install 'slobench[engine]'
+@INSTALL@
       - run: slobench validate slobench/chat.yaml
-      - run: slobench run slobench/chat.yaml --target reference --out runs/ci
+      - run: slobench run slobench/chat.yaml --target reference --out runs/ci --junit runs/junit.xml
       - uses: actions/upload-artifact@v4
         if: always()
-        with: {name: slobench-report, path: runs/ci}
+        with: {name: slobench-report, path: runs}
 """
 
 STEADY = """\
@@ -92,6 +100,7 @@ on:
 concurrency: slobench-nightly
 permissions:
   contents: read
+@ENV@
 jobs:
   nightly:
     runs-on: ubuntu-latest
@@ -99,7 +108,7 @@ jobs:
       - uses: actions/checkout@v4
       - uses: actions/setup-python@v5
         with: {python-version: "3.11"}
-      - run: pip install 'slobench[engine]'
+@INSTALL@
       - uses: actions/cache/restore@v4
         with:
           path: slobench/baseline
@@ -119,6 +128,21 @@ jobs:
         with: {name: slobench-nightly, path: runs/nightly}
 """
 
+_ENV = """\
+env:
+  # What pip installs: git+https://HOST/OWNER/REPOSITORY@COMMIT, or the URL or the path of a wheel.
+  # Write it here, or set the repository variable SLOBENCH.
+  SLOBENCH: ${{ vars.SLOBENCH@DEFAULT@ }}"""
+
+_INSTALL = """\
+      - name: Install slobench
+        run: |
+          case "$SLOBENCH" in
+            "") echo "::error::SLOBENCH is empty: see the first lines of this file"; exit 1 ;;
+            *://*) python -m pip install "slobench[engine] @ $SLOBENCH" ;;
+            *) python -m pip install "$SLOBENCH[engine]" ;;
+          esac"""
+
 FILES = {
     "slobench/chat.yaml": SCENARIO,
     "slobench/target.yaml": TARGET,
@@ -130,10 +154,13 @@ FILES = {
 """Path inside the project → content."""
 
 
-def write_starter(directory: Path) -> list[Path]:
-    """Writes the files and returns their paths. Raises UsageError, and writes nothing, if one of
-    them exists; also if one cannot be written."""
-    paths = {directory / name: text for name, text in FILES.items()}
+def write_starter(directory: Path, source: str = "") -> list[Path]:
+    """Writes the files and returns their paths. The workflows install slobench from `source`
+    (`pinned`) unless a repository variable states another. Raises UsageError, and writes nothing,
+    if one of them exists; also if one cannot be written."""
+    default = f" || '{source}'" if source else ""
+    marks = {"@ENV@": _ENV.replace("@DEFAULT@", default), "@INSTALL@": _INSTALL}
+    paths = {directory / name: _filled(text, marks) for name, text in FILES.items()}
     if there := [str(path) for path in paths if path.exists()]:
         raise UsageError(f"{', '.join(there)}: already there; nothing was written")
     try:
@@ -143,3 +170,39 @@ def write_starter(directory: Path) -> list[Path]:
     except OSError as error:
         raise UsageError(f"{error.filename}: cannot be written: {error.strerror}") from None
     return list(paths)
+
+
+def _filled(text: str, marks: dict[str, str]) -> str:
+    for mark, lines in marks.items():
+        text = text.replace(mark, lines)
+    return text
+
+
+def pinned(source: str) -> str:
+    """A source that pip installs the same from every time. Raises UsageError for a git address
+    without a commit or tag, and for anything but a git address or a wheel."""
+    is_plain = re.fullmatch(r"[\w.:/@+%~=?&#-]+", source) is not None
+    last = source.rpartition("/")[2]
+    if is_plain and source.startswith("git+") and re.search(r"@\w", last):
+        return source
+    if is_plain and last.partition("#")[0].endswith(".whl"):
+        return source
+    if source.startswith("git+"):
+        raise UsageError(f"--install {source}: names no commit; write {source}@COMMIT")
+    raise UsageError(
+        f"--install {source}: expected git+https://HOST/OWNER/REPOSITORY@COMMIT or a wheel (.whl)"
+    )
+
+
+def own_source() -> str:
+    """The git address and commit, or the URL of the wheel, that this slobench was installed from;
+    "" for another source. Source: PEP 610."""
+    try:
+        record = json.loads(distribution("slobench").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        return ""
+    url, vcs = str(record.get("url", "")), record.get("vcs_info")
+    if isinstance(vcs, dict) and vcs.get("vcs") == "git" and vcs.get("commit_id"):
+        return f"git+{url}@{vcs['commit_id']}"
+    is_wheel = url.startswith("https://") and url.endswith(".whl")
+    return url if is_wheel else ""

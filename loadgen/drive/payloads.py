@@ -11,6 +11,7 @@ import numpy as np
 
 from loadgen.archive.request_names import namespace_of, request_name
 from loadgen.drive.dispatch import rows_by_time
+from loadgen.manifest.json_section import JsonObject
 from loadgen.records import OWN_SLO, SCHEDULE, Edges, LimitsS, Schedule, Times
 from loadgen.workload.dialogue import GrowingSchedule
 from targets.base import Adapter, Request
@@ -18,12 +19,14 @@ from targets.safe_text import SecretForms, redact
 
 
 class PromptText(Protocol):
-    """Content of a request: `messages` if there are any, else `prompt`."""
+    """Content of a request: `messages` if there are any, else `prompt`; `fields` of its body."""
 
     @property
     def prompt(self) -> str: ...
     @property
     def messages(self) -> tuple[tuple[str, str], ...]: ...
+    @property
+    def fields(self) -> JsonObject: ...
 
 
 ENCODE_SHARE = 0.1
@@ -39,12 +42,13 @@ _CLASS, _OWN_SLOS = _PLACE["class_id"], [_PLACE[name] for name in OWN_SLO.values
 @dataclass(frozen=True, repr=False)
 class HttpHead:
     """Parts of the HTTP head that all requests to an endpoint share. `body_secrets` are the secrets
-    of the body. No repr: `headers` may hold a secret."""
+    of the body, `query` is empty or starts with `?`. No repr: `headers` may hold a secret."""
 
     host: str
     base_path: str
     headers: tuple[tuple[str, str], ...]
     body_secrets: tuple[str, ...] = ()
+    query: str = ""
 
     def redact(self, text: str) -> str:
         """A server's text without the values of `headers` and `body_secrets`, also where the text
@@ -72,7 +76,7 @@ class HttpHead:
             f"{_literal(name)}: {f'{{{name}}}' if value is None else _literal(value)}\r\n"
             for name, value in fields.items()
         )
-        return f"{_literal(f'{method} {self.base_path}{path}')} HTTP/1.1\r\n{lines}\r\n"
+        return f"{_literal(f'{method} {self.base_path}{path}{self.query}')} HTTP/1.1\r\n{lines}\r\n"
 
 
 def _literal(text: str) -> str:
@@ -211,6 +215,7 @@ class Payloads:
                 output_tokens=plan[_PLACE["output_tokens"]],
                 temperature=round(plan[_PLACE["temperature"]], 6),
                 messages=content.messages,
+                fields=content.fields,
                 priority=plan[_PLACE["priority"]],
                 tenant=self._tenants[plan[_PLACE["tenant_id"]]],
                 ttft_slo_s=ttft_s,

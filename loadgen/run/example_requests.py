@@ -71,7 +71,8 @@ def head_of(endpoint: Endpoint) -> HttpHead:
     address, route = endpoint.address, endpoint.route
     is_forwarded = route.proxy is not None and not route.is_tunnelled
     before = address.http_url if is_forwarded else address.base_path
-    return HttpHead(address.host_header, before, endpoint.request_headers(), endpoint.secrets())
+    headers, secrets = endpoint.request_headers(), endpoint.secrets()
+    return HttpHead(address.host_header, before, headers, secrets, address.query)
 
 
 def sent_tenants(scenario: Scenario) -> tuple[str, ...]:

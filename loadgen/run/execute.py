@@ -116,6 +116,8 @@ def execute(
     if open_fleet is not None and target in OPENERS.names():
         raise UsageError(f"--target {target} runs in one process: use slobench run")
     plan = make_plan(scenario)
+    for note in scenario.notes() if server is None else ():
+        console.print(f"note: {note}", style="dim", soft_wrap=True, markup=False)
     with run_directory(scenario.name, options.out_dir, options.force) as directory:
         setup = RunSetup(scenario, plan, target, options, directory, console)
         with _opened(setup, server, open_fleet or local_fleet) as record:

@@ -40,7 +40,7 @@ from targets.endpoint import Endpoint, load_target
 from targets.launch import launched
 from targets.mock_script import split_options
 from targets.preflight import preflight
-from targets.preflight_result import Preflight, PreflightCheck
+from targets.preflight_result import Longest, Preflight, PreflightCheck
 from targets.readiness import await_ready
 from targets.scrape import find_metrics
 
@@ -107,7 +107,7 @@ def open_target(
         endpoint = server.endpoint
         if scenario.sampling is not None:
             endpoint = endpoint.with_fields(scenario.sampling.body())
-        line = f"{server.name}: {endpoint.url}  {endpoint.labels.flags or ''}".rstrip()
+        line = f"{server.name}: {endpoint.shown_url}  {endpoint.labels.flags or ''}".rstrip()
         console.print(line, soft_wrap=True, markup=False)
         store = None
         if server.kind == "url" and options.cache_dir is not None:  # a URL may have changed since
@@ -253,6 +253,10 @@ def _examined(
     scenario, options, schedule = setup.scenario, setup.options, setup.plan.schedule
     prompts = Prompts(scenario.prompts, scenario.seed, _PREFLIGHT)
     calibration = Calibration(prompts, schedule)
+    if endpoint.api == "completions" and (place := prompts.needs_chat):
+        raise UsageError(
+            f"{place}: has tools or typed parts, which api completions cannot carry; use api: chat"
+        )
     warm_up = warm_up or Preload()
     probing = preflight(
         endpoint,
@@ -264,6 +268,7 @@ def _examined(
         calibrate=calibration.steps,
         first_prompts=calibration.early_prompts,
         temperature=_temperature(schedule),
+        longest=_longest(schedule, prompts),
         requests_of=partial(
             example_requests, endpoint, scenario, setup.plan, prompts, lambda: calibration.fit
         ),
@@ -287,6 +292,12 @@ def _examined(
         prompts=prompts,
     )
     return target, found.models or {}
+
+
+def _longest(schedule: Schedule, prompts: Prompts) -> Longest:
+    totals = schedule["input_tokens"].astype(np.uint64) + schedule["output_tokens"]
+    row = schedule[int(np.argmax(totals))]
+    return Longest(int(row["input_tokens"]), int(row["output_tokens"]), prompts.place(row))
 
 
 def _kept(target: Target, models: ModelLengths) -> KnownPreflight:

@@ -7,7 +7,7 @@ from math import ceil, floor
 from typing import Any
 
 from loadgen.errors import UsageError
-from loadgen.translate.draft import Draft, Flags, around, rate_text
+from loadgen.translate.draft import Draft, Flags, around, rate_text, refuse
 from loadgen.units import write_duration
 from loadgen.yaml_document import parse_document
 
@@ -27,6 +27,8 @@ _METRICS = {
     "request_latency": "e2e_from_send",
 }
 _SHORT = {"-m": "model", "-u": "url", "-H": "header", "-p": "measurement-interval"}
+_SINGLE = (None, "single_turn", "random_pool", "inputs_json", "sharegpt")
+"""Types of --custom-dataset-type whose lines are requests of their own."""
 _TRACES = ("mooncake_trace", "bailian_trace", "burst_gpt_trace")
 _PAIR = re.compile(r"[(]?([\d.]+)(?:[|]([\d.]+))?,([\d.]+)(?:[|]([\d.]+))?[)]?:([\d.]+)", re.ASCII)
 
@@ -60,6 +62,7 @@ def translate(words: list[str], tool: str = "aiperf") -> Draft:
             f"without --streaming {draft.tool} receives whole answers; slobench always streams"
         )
     draft.seed = flags.count("random-seed")
+    _refuse_other_kinds(flags)
     if not _is_replay(flags, draft):
         _lengths(flags, draft)
         _arrivals(flags, draft, "constant" if is_genai_perf else "poisson")
@@ -78,6 +81,18 @@ def translate(words: list[str], tool: str = "aiperf") -> Draft:
     for pair in flags.texts("extra-inputs") or []:
         _extra_input(pair, draft)
     return draft.finish(flags, _IGNORED)
+
+
+def _refuse_other_kinds(flags: Flags) -> None:
+    """Raises UsageError for traffic that has no equivalent of the same kind."""
+    rate, users = flags.number("user-centric-rate"), flags.count("num-users")
+    if rate is not None:
+        think = f"{users / rate:g}s" if users and rate > 0 else "SECONDS"
+        refuse(
+            f"--user-centric-rate {rate:g}",
+            "each of --num-users sends a turn at fixed times; the nearest is slobench run --users "
+            f"{users or 'N'} --think {think}, whose pause follows the answer",
+        )
 
 
 def _extra_input(pair: str, draft: Draft) -> None:
@@ -105,13 +120,15 @@ def _is_replay(flags: Flags, draft: Draft) -> bool:
     if source is None:
         return False
     if not has_times or flags.texts("no-fixed-schedule") is not None:
-        draft.add_missing(
-            f"--input-file {source}" + (f" --custom-dataset-type {kind}" if kind else ""),
-            "see prompts: {kind: dataset, path: …}; synthetic prompts instead",
-        )
+        given = f"--input-file {source}" + (f" --custom-dataset-type {kind}" if kind else "")
+        if kind not in _SINGLE:
+            refuse(given, "its requests are conversations; see `session` in docs/scenarios.md")
+        draft.prompts = {"kind": "dataset", "path": source}
         return False
     draft.arrivals = {"kind": "trace", "path": source.removeprefix("payload:")}
     draft.measure_s = flags.number("benchmark-duration")
+    if (n_requests := flags.count("request-count", "num-requests")) is not None:
+        draft.set_trace_requests(n_requests)
     speedup = flags.number("replay-speedup", "synthesis-speedup-ratio")
     if speedup is not None:
         draft.arrivals["time_scale"] = float(f"{1 / speedup:.6g}")
@@ -171,7 +188,8 @@ def _two_lengths(flags: Flags, draft: Draft) -> None:
     outputs_sd = flags.number("osl-stddev", "output-tokens-stddev", "prompt-output-tokens-stddev")
     ratio = flags.number("random-range-ratio")
     is_lower = flags.text("random-corpus-style") == "sglang"
-    draft.requests["input_tokens"] = _length(inputs, inputs_sd or 0.0, ratio, is_lower)
+    if not draft.prompts:
+        draft.requests["input_tokens"] = _length(inputs, inputs_sd or 0.0, ratio, is_lower)
     draft.requests["output_tokens"] = _length(outputs, outputs_sd or 0.0, ratio, is_lower)
 
 

@@ -9,15 +9,27 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from loadgen.errors import UsageError
-from loadgen.translate import aiperf, guidellm, inference_perf, llmperf, sglang, vllm
+from loadgen.translate import (
+    aiperf,
+    evalscope,
+    genai_bench,
+    guidellm,
+    inference_perf,
+    llmperf,
+    sglang,
+    vllm,
+)
 from loadgen.translate.draft import Draft
 from loadgen.workload.scenario import Scenario
 from loadgen.yaml_document import write_document
 
 TOOLS = (
     "vllm bench serve …, python -m sglang.bench_serving …, guidellm run …, aiperf profile …,"
-    " genai-perf profile …, inference-perf --config_file …, python token_benchmark_ray.py …"
+    " genai-perf profile …, inference-perf --config_file …, evalscope perf …,"
+    " genai-bench benchmark …, python token_benchmark_ray.py …"
 )
+_PAGES = {"k6": "docs/coming-from-k6.md", "locust": "docs/coming-from-locust.md"}
+"""Tools whose traffic is a program → the page that translates it by hand."""
 _CONFIG = re.compile(r"^(load|data|server):", re.MULTILINE)
 
 
@@ -72,8 +84,19 @@ def _draft(text: str) -> Draft:
     for begin, word in enumerate(words):
         rest = words[begin + 1 :]
         name = word.rpartition("/")[2]
-        if name == "vllm" and rest[:2] == ["bench", "serve"]:
+        if name in ("vllm", "vllm-rs") and rest[:2] == ["bench", "serve"]:
             return vllm.translate(rest[2:])
+        if name == "vllm-bench" and rest[:1] == ["serve"]:
+            return vllm.translate(rest[1:])
+        if name == "evalscope" and rest[:1] == ["perf"]:
+            return evalscope.translate(rest[1:])
+        if name == "genai-bench" and rest[:1] == ["benchmark"]:
+            return genai_bench.translate(rest[1:])
+        if name in _PAGES:
+            raise UsageError(
+                f"{name}: its traffic is a program, which cannot be translated; {_PAGES[name]} has "
+                "the equivalents line by line"
+            )
         if name == "benchmark_serving.py":
             return vllm.translate(rest)
         if name == "guidellm" and rest[:1] in (["benchmark"], ["run"]):
@@ -82,7 +105,7 @@ def _draft(text: str) -> Draft:
             return aiperf.translate(rest[1:], name)
         if name in ("sglang.bench_serving", "bench_serving.py"):
             return sglang.translate(rest)
-        if name == "inference-perf":
+        if name in ("inference-perf", "inference_perf", "inference_perf.main"):
             return inference_perf.translate(rest)
         if name == "token_benchmark_ray.py":
             return llmperf.translate(rest, words[:begin])

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil, sqrt
-from typing import Any
+from typing import Any, NoReturn
 
 from loadgen.errors import UsageError
 from loadgen.manifest.json_section import JsonObject
@@ -16,6 +16,7 @@ from loadgen.units import write_duration, write_rate
 DEFAULT_MEASURE_S = 60.0
 _SHORT_FLAG = re.compile(r"-[A-Za-z]+")
 _GOODPUT = {"ttft": "ttft_from_send", "tpot": "tpot", "e2el": "e2e_from_send"}
+_OTHER_MEDIA = {"image", "images", "video", "videos", "audio", "audios", "mm", "vision"}
 _SECRET = ("api-key", "header", "headers", "H")
 
 
@@ -43,6 +44,10 @@ class Flags:
                 self._values[name].append(word)
             else:
                 raise UsageError(f"'{word}' belongs to no flag of the command line")
+
+    def names(self) -> list[str]:
+        """The names of the flags that were not read yet."""
+        return list(self._values)
 
     def texts(self, *names: str) -> list[str] | None:
         """All values of the first of these names on the command line; None if there is none."""
@@ -228,6 +233,19 @@ class Draft:
         for key in keys.left():
             self.add_missing(key, "this translation does not support it")
 
+    def end_naturally(self) -> None:
+        """Let the model end its answers; the output length is then an upper limit."""
+        self.extra_body |= {"ignore_eos": None, "min_tokens": None}
+        self.notes.append(
+            f"{self.name} lets the model end its answers: output_tokens are an upper limit"
+            " (extra_body in the target file)"
+        )
+
+    def set_trace_requests(self, n_requests: int) -> None:
+        """End the replay of a trace with its first n requests: a flag of the command, because the
+        trace is read when it runs."""
+        self.options += ["--num-prompts", str(n_requests)]
+
     def set_sweep(self, key: str, values: Sequence[str]) -> None:
         """Translate to one run for each value of a scenario key."""
         self.verb = "sweep"
@@ -289,13 +307,17 @@ class Draft:
 
     def finish(self, flags: Flags, ignored: str) -> Draft:
         """Record the remaining flags as missing, except `ignored` flags that do not affect the
-        traffic. Values of flags that may hold a key are not repeated."""
+        traffic. Values of flags that may hold a key are not repeated. Raises UsageError for flags
+        of requests with other media than text."""
         for name in _SECRET:
             if flags.texts(name) is not None:
                 self.add_missing(
                     f"{_written(name)} …", "belongs in a target file (api_key_env, headers)"
                 )
         for flag in flags.left(ignored):
+            name, _, value = flag.lstrip("-").partition(" ")
+            if {*name.split("-")} & _OTHER_MEDIA and value not in ("0", "0.0"):
+                refuse(flag, "slobench sends text only; leave it out to measure text")
             self.add_missing(flag, "this translation does not support it")
         return self
 
@@ -335,6 +357,13 @@ class Draft:
             "slo": self.slo,
         }
         return {key: value for key, value in blocks.items() if value not in (None, {}, [])}
+
+
+def refuse(flag: str, remedy: str) -> NoReturn:
+    """Raises UsageError for a flag whose traffic cannot be the same in kind."""
+    raise UsageError(
+        f"{flag}: not translated, because the traffic would be of another kind: {remedy}"
+    )
 
 
 def rate_text(rate_per_s: float) -> str:

@@ -8,12 +8,15 @@ from typing import Any
 
 from loadgen.errors import UsageError
 from loadgen.manifest.json_section import JsonObject
-from loadgen.translate.draft import Draft, Flags, Keys, around, rate_text
+from loadgen.translate.draft import Draft, Flags, Keys, around, rate_text, refuse
 from loadgen.units import write_duration
 from loadgen.yaml_document import parse_document, read_file
 
 _IGNORED_BLOCKS = ("report", "metrics", "storage", "tokenizer")
 _IGNORED_LOAD = ("num_workers", "worker_max_tcp_connections", "stage_teardown_grace_seconds")
+_SINGLE = ("mock", "random", "synthetic", "shareGPT", "infinity_instruct", "cnn_dailymail",
+           "billsum_conversations")  # fmt: skip
+"""Types of data whose items are requests of text of their own."""
 _TRACE_FORMATS = {"AzurePublicDataset": "azure"}
 
 
@@ -23,25 +26,54 @@ def translate(words: list[str]) -> Draft:
     Raises UsageError if it cannot be read.
     """
     flags = Flags(words, {"-c": "config-file"})
-    path = flags.text("config-file")
-    if path is None:
-        raise UsageError("inference-perf needs --config_file FILE; or pass the file's text")
-    try:
-        text = read_file(Path(path)).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--config_file {path}: cannot be read ({error})") from None
-    draft = translate_text(text, path)
+    path = flags.text("config-file", "config")
+    stated = [name for name in flags.names() if "." in name]
+    if path is None and not stated:
+        raise UsageError(
+            "inference-perf needs --config_file FILE or flags such as --server.base_url; or pass "
+            "the file's text"
+        )
+    values: JsonObject = {}
+    if path is not None:
+        try:
+            text = read_file(Path(path)).decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--config_file {path}: cannot be read ({error})") from None
+        values = parse_document(text, path, UsageError).values
+    for name in stated:
+        value = flags.text(name) or ""
+        _set(values, name, parse_document(f"v: {value}", f"--{name}", UsageError).values["v"])
+    draft = _translate_values(values)
     return draft.finish(flags, "log-level")
+
+
+def _set(values: JsonObject, name: str, value: Any) -> None:
+    """Set the key of a dotted flag over those of the file: --load.num-workers is
+    load.num_workers."""
+    *parents, last = name.replace("-", "_").split(".")
+    for parent in parents:
+        inner = values.setdefault(parent, {})
+        if not isinstance(inner, dict):
+            raise UsageError(f"--{name}: {parent} has a value of its own")
+        values = inner
+    values[last] = value
 
 
 def translate_text(text: str, label: str = "inference-perf") -> Draft:
     """The draft for the text of a configuration file."""
+    return _translate_values(parse_document(text, label, UsageError).values)
+
+
+def _translate_values(values: JsonObject) -> Draft:
     draft = Draft("inference-perf")
-    config = Keys(parse_document(text, label, UsageError).values, "inference-perf")
+    config = Keys(values, "inference-perf")
     for block in _IGNORED_BLOCKS:
         config.get(block)
     api = config.nested("api")
-    draft.api = "chat" if api.text("type") == "chat" else "completions"
+    kind = api.text("type") or "completion"
+    if kind not in ("chat", "completion", "completions"):
+        refuse(f"inference-perf api type={kind}", "slobench supports chat and completions only")
+    draft.api = "chat" if kind == "chat" else "completions"
     api.get("streaming")
     draft.add_left(api)
     _server(config.nested("server"), draft)
@@ -67,6 +99,12 @@ def _data(data: Keys, draft: Draft) -> None:
     elif kind == "shareGPT" and path:
         draft.prompts = {"kind": "sharegpt", "path": path}
     else:
+        if kind not in _SINGLE:
+            refuse(
+                f"inference-perf data type={kind}",
+                "it is no text of single requests; see --dataset FILE, --trace FILE and `session` "
+                "in docs/scenarios.md",
+            )
         if kind not in ("random", "synthetic"):
             draft.add_missing(
                 f"inference-perf data type={kind}", "synthetic prompts of stated lengths instead"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from loadgen.errors import UsageError
-from loadgen.translate.draft import Draft, Flags, rate_text
+from loadgen.translate.draft import Draft, Flags, rate_text, refuse
 
 _IGNORED = """
     output-file output-details disable-tqdm tokenizer print-requests plot-throughput tag
@@ -19,7 +19,8 @@ def translate(words: list[str]) -> Draft:
     """The draft for the words after `sglang.bench_serving`."""
     flags, draft = Flags(words), Draft("sglang")
     _target(flags, draft)
-    n_requests = flags.count("num-prompts", "num-prompt") or 1000
+    stated = flags.count("num-prompts", "num-prompt")
+    n_requests = stated or 1000
     n_requests = _dataset(flags, draft, n_requests)
     in_flight, rate = flags.count("max-concurrency"), flags.number("request-rate")
     if draft.arrivals.get("kind") != "trace":
@@ -28,6 +29,8 @@ def translate(words: list[str]) -> Draft:
         draft.arrivals["rate"] = rate_text(rate)
         draft.arrivals.pop("time_scale", None)
         draft.set_duration(None, n_requests, rate)
+    elif stated is not None:
+        draft.set_trace_requests(stated)
     if in_flight is not None and draft.arrivals["kind"] != "users":
         draft.limit_in_flight(
             in_flight,
@@ -90,6 +93,8 @@ def _dataset(flags: Flags, draft: Draft, n_requests: int) -> int:
         if slowdown is not None:
             draft.arrivals["time_scale"] = slowdown
         flags.texts("use-trace-timestamps")
+    elif dataset in ("image", "mmmu"):
+        refuse(f"--dataset-name {dataset}", "its requests have images, and slobench sends text")
     else:
         draft.add_missing(
             f"--dataset-name {dataset}",

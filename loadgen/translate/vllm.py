@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from math import log, sqrt
 
 from loadgen.errors import UsageError
-from loadgen.translate.draft import Draft, Flags, rate_text
+from loadgen.translate.draft import Draft, Flags, rate_text, refuse
 from loadgen.units import write_duration
 
 _IGNORED = """
@@ -19,7 +20,14 @@ _SAMPLINGS = (
     *("top-p", "top-k", "min-p", "frequency-penalty", "presence-penalty", "repetition-penalty"),
     "logprobs",
 )
-_OTHER_APIS = ("embed", "pooling", "rerank", "audio", "transcription", "classify")
+_OTHER_APIS = (
+    *("embed", "pooling", "rerank", "audio", "transcription", "classify", "responses", "messages"),
+    *("tgi", "tensorrt", "deepspeed", "sagemaker", "generate", "realtime", "video", "image"),
+)
+_OTHER_MEDIA = re.compile(
+    r"vision|image|video|audio|speech|multi-?modal|vqa|\bmm|[-_]mm\b|\basr\b", re.IGNORECASE
+)
+"""Names of datasets with images, audio or video."""
 _RAMP_POINTS = 33
 _BURSTGPT_MODEL = "GPT-4"  # the only rows that vLLM reads
 _LENGTHS = ("input_tokens", "output_tokens")
@@ -42,6 +50,11 @@ def translate(words: list[str]) -> Draft:
     draft.add_goodput(flags)
     if ready_s := flags.count("ready-check-timeout-sec"):
         draft.options += ["--wait-ready", f"{ready_s}s"]
+    if flags.texts("ignore-eos") is None:
+        draft.notes.append(
+            "without --ignore-eos vLLM lets the model end its answers; slobench requests exact"
+            " lengths (extra_body: {ignore_eos: null, min_tokens: null} in a target file does not)"
+        )
     if flags.texts("profile") is not None:
         draft.add_missing("--profile", "slobench starts no profiler of the server")
     if flags.texts("no-stream") is not None:
@@ -63,7 +76,7 @@ def _target(flags: Flags, draft: Draft) -> None:
     backend = flags.text("backend", "endpoint-type") or "openai"
     for name in (backend, endpoint):
         if any(word in name for word in _OTHER_APIS):
-            raise UsageError(f"{name}: slobench supports chat and completions only")
+            refuse(name, "slobench supports chat and completions only")
     is_chat = "chat" in backend or "chat" in endpoint
     draft.api = "chat" if is_chat else "completions"
 
@@ -71,6 +84,9 @@ def _target(flags: Flags, draft: Draft) -> None:
 def _lengths(flags: Flags, draft: Draft) -> None:
     dataset = flags.text("dataset-name") or "random"
     path = flags.text("dataset-path")
+    if _OTHER_MEDIA.search(f"{dataset} {path}" if dataset == "hf" else dataset):
+        given = f"--dataset-name {dataset}" + (f" --dataset-path {path}" if path else "")
+        refuse(given, "its requests have images, audio or video, and slobench sends text")
     general = (flags.count("input-len"), flags.count("output-len"))
     if dataset in ("random", "random-ids"):
         _set_random(flags, draft, general)
@@ -174,8 +190,8 @@ def _range_ratios(flags: Flags) -> tuple[float, float]:
 
 
 def _arrivals(flags: Flags, draft: Draft) -> None:
-    n_requests = flags.count("num-prompts")
-    n_requests = 1000 if n_requests is None else n_requests
+    stated = flags.count("num-prompts")
+    n_requests = 1000 if stated is None else stated
     if n_requests < 1:
         raise UsageError(f"--num-prompts {n_requests}: expected a number above 0")
     rate = flags.number("request-rate")
@@ -186,6 +202,8 @@ def _arrivals(flags: Flags, draft: Draft) -> None:
     first, last = flags.number("ramp-up-start-rps"), flags.number("ramp-up-end-rps")
     if draft.arrivals.get("kind") == "trace":
         _set_trace_rate(draft, rate, n_requests, is_user_timed)
+        if draft.measure_s is None and stated is not None:
+            draft.set_trace_requests(stated)
     elif ramp is not None and first is not None and last is not None:
         _set_ramp(draft, ramp, (first, last), n_requests, burstiness)
     else:

@@ -93,6 +93,11 @@ def _assignment(job: Job, share: Share, prompts: Prompts) -> Assignment:
 def target_text(endpoint: Endpoint) -> str:
     """The target as text without secrets. Values of headers and certificates do not travel: a
     worker that needs them has a target file of its own."""
+    if endpoint.shown_url != endpoint.url:
+        raise UsageError(
+            "the URL's query holds a secret, which is not sent to workers: send it as a header of "
+            "a target file, and start each worker with --target FILE"
+        )
     values: dict[str, Any] = {"url": endpoint.url, "api": endpoint.api}
     if endpoint.has_key:
         values["api_key_env"] = endpoint.api_key_env

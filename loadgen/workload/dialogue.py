@@ -13,8 +13,8 @@ from enum import IntEnum
 import numpy as np
 
 from loadgen.records import Edges, Schedule
+from loadgen.workload.dataset_forms import Messages
 from loadgen.workload.prompts import PromptFit, Prompts, RenderedPrompt
-from loadgen.workload.texts import Messages
 
 
 class Context(IntEnum):

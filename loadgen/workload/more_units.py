@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from loadgen.records import EDGES, Edges, Phase, Schedule
 from loadgen.workload.arrivals import Traffic
 from loadgen.workload.layout import ClassTraffic, Purpose, RandomStreams, laid_out
-from loadgen.workload.prompts import entry_index
 
 _UNITS = 64  # drawn at once: the cost of a draw is that of its numpy calls
 _MOST_ROWS = 1 << 20
@@ -124,9 +123,9 @@ class Continuation:
 
 def set_recorded_lengths(schedule: Schedule, recorded: NDArray[np.int64]) -> None:
     """Sets each row's lengths to those of its recorded prompt, without a prefix. `recorded` are
-    input and output tokens (0: not stated), shape [2, n]."""
+    input and output tokens (0: not stated) in sending order, shape [2, n]."""
     n = recorded.shape[1]
-    chosen = np.array([entry_index(int(seed), n) for seed in schedule["prompt_seed"]], np.int64)
+    chosen = schedule["request_id"].astype(np.int64) % n
     schedule["input_tokens"] = recorded[0][chosen]
     schedule["prefix_id"], schedule["prefix_tokens"] = 0, 0
     stated = recorded[1][chosen]

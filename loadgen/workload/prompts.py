@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from loadgen.manifest.json_section import JsonObject
 from loadgen.workload.client_tokenizer import TokenCounter, cut_to_tokens
-from loadgen.workload.texts import Messages, PromptKind, RecordedPrompt
+from loadgen.workload.dataset_forms import Messages, RecordedPrompt
+from loadgen.workload.texts import PromptKind
 from loadgen.workload.word_text import DIGEST_BYTES, WordCounts, WordText, framed
 
 HEAD_CHARS = 16
@@ -71,10 +74,12 @@ class PromptFit:
 
 @dataclass(frozen=True, slots=True)
 class RenderedPrompt:
-    """The text of a request: `messages` or, if there are none, `prompt` as a single message."""
+    """The text of a request: `messages` or, if there are none, `prompt` as a single message.
+    `fields` are sent as recorded (`RecordedPrompt.fields`)."""
 
     prompt: str
     messages: Messages = ()
+    fields: JsonObject = field(default_factory=dict, hash=False)
 
     def as_messages(self) -> Messages:
         return self.messages or (("user", self.prompt),)
@@ -93,7 +98,7 @@ class Prompts:
         rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
         self._corpus = kind.corpus(rng)
         self._word_starts = word_starts(self._corpus)
-        self._recorded = kind.recorded()
+        self._recorded = in_sending_order(kind.recorded(), seed)
         self._tokenizer = kind.load_tokenizer()
         self._is_common_words = kind.is_common_words
         self._seed = seed
@@ -132,11 +137,23 @@ class Prompts:
         """The text of a schedule row that continues no conversation."""
         if not self._recorded:
             return RenderedPrompt(self.render(row, fit))
-        recorded = self._recorded[entry_index(int(row["prompt_seed"]), len(self._recorded))]
-        messages = self._headed(recorded.messages, int(row["prompt_seed"]))
+        recorded = self._recorded[int(row["request_id"]) % len(self._recorded)]
+        messages, fields = self._headed(recorded, int(row["prompt_seed"]))
         if len(messages) == 1 and messages[0][0] == "user":
-            return RenderedPrompt(messages[0][1])
-        return RenderedPrompt("", messages)
+            return RenderedPrompt(messages[0][1], (), fields)
+        return RenderedPrompt("", messages, fields)
+
+    def place(self, row: np.void) -> str:
+        """`file:line` of the recorded prompt that a row sends; "" for other prompts."""
+        if not self._recorded:
+            return ""
+        return self._recorded[int(row["request_id"]) % len(self._recorded)].place
+
+    @property
+    def needs_chat(self) -> str:
+        """`file:line` of the first recorded prompt that only the chat API can carry; "" for
+        none."""
+        return next((prompt.place for prompt in self._recorded if prompt.needs_chat), "")
 
     def render(self, row: np.void, fit: PromptFit) -> str:
         """The prompt of a schedule row: `fit.chars(row["input_tokens"])` characters or, with a
@@ -174,13 +191,18 @@ class Prompts:
         """`n_chars` characters of the same kind of text, to calibrate a fit."""
         return self._text(b"sample" + n_chars.to_bytes(4, "little"), n_chars)
 
-    def _headed(self, messages: Messages, prompt_seed: int) -> Messages:
-        """Recorded messages with this request's head in front of the first message."""
+    def _headed(self, recorded: RecordedPrompt, prompt_seed: int) -> tuple[Messages, JsonObject]:
+        """Recorded messages and fields with this request's head in front of the first message."""
         if not self._is_salted:
-            return messages
-        (role, content), *others = messages
+            return recorded.messages, recorded.fields
+        (role, content), *others = recorded.messages
         head = self._text(b"prompt" + prompt_seed.to_bytes(8, "little"), HEAD_CHARS)
-        return ((role, f"{head} {content}"), *others)
+        messages = ((role, f"{head} {content}"), *others)
+        fields = recorded.fields
+        if "messages" in fields:
+            first, *rest = fields["messages"]
+            fields = {**fields, "messages": [_with_head(first, head), *rest]}
+        return messages, fields
 
     def _composed(
         self, counts: WordCounts, identity: bytes, n_tokens: int, prefix_id: int, prefix_tokens: int
@@ -245,6 +267,14 @@ class Prompts:
         return text
 
 
+def _with_head(message: JsonObject, head: str) -> JsonObject:
+    """A message of the chat API with a head before its text, or as a further part of its parts."""
+    content = message["content"]
+    if isinstance(content, list):
+        return {**message, "content": [{"type": "text", "text": head}, *content]}
+    return {**message, "content": f"{head} {content}" if content else head}
+
+
 def _head_text(bits: bytes) -> str:
     """10 bytes as HEAD_CHARS lowercase characters of Base32 (RFC 4648 section 6); a third of the
     time of `base64.b32encode`."""
@@ -263,9 +293,11 @@ def word_starts(text: str) -> NDArray[np.intp]:
     return np.flatnonzero(~is_blank & np.r_[True, is_blank[:-1]])
 
 
-def entry_index(prompt_seed: int, n_entries: int) -> int:
-    """The index of the recorded prompt that a row sends."""
-    return prompt_seed % n_entries
+def in_sending_order(recorded: Sequence[RecordedPrompt], seed: int) -> list[RecordedPrompt]:
+    """Recorded prompts in an order drawn from the seed. Request k sends prompt k mod n of them:
+    every prompt once, then every prompt again."""
+    order = np.random.Generator(np.random.PCG64(seed)).permutation(len(recorded))
+    return [recorded[k] for k in order.tolist()]
 
 
 def planned_tokens(

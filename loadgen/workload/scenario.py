@@ -29,7 +29,7 @@ from loadgen.manifest.json_section import JsonObject
 from loadgen.measure.slo import Slo, lateness_limit_s, parse_slo, ungrounded
 from loadgen.records import OWN_SLO, LimitsS, Names
 from loadgen.registry import Strict
-from loadgen.units import Seconds, Share, as_data, write_duration
+from loadgen.units import Seconds, Share, as_data, parse_duration_s, write_duration
 from loadgen.workload.arrivals import ARRIVALS, Arrivals, Users, window_rate_per_s
 from loadgen.workload.classes import (
     Chain,
@@ -40,11 +40,20 @@ from loadgen.workload.classes import (
     as_validation_error,
 )
 from loadgen.workload.counted_window import CLOSED_LOOP_S, MOST_REQUESTS, window_s
+from loadgen.workload.dataset_forms import FORMATS
 from loadgen.workload.layout import RandomStreams
 from loadgen.workload.presets import expanded
 from loadgen.workload.requests import Requests, SamplingFields
-from loadgen.workload.texts import PROMPTS, PromptKind, Synthetic
-from loadgen.workload.traffic_flags import CLOSED_LOOPS, FLAGS, LOADS, TrafficFlags, flag_of
+from loadgen.workload.texts import (
+    PROMPTS,
+    PromptKind,
+    RecordedPrompts,
+    ShareGPTPrompts,
+    Synthetic,
+)
+from loadgen.workload.trace_arrivals import TraceArrivals
+from loadgen.workload.traces.trace import TRACES
+from loadgen.workload.traffic_flags import CLOSED_LOOPS, FILES, FLAGS, LOADS, TrafficFlags, flag_of
 from loadgen.yaml_document import Document, override, parse_document, read_file, write_document
 
 ONLY_CLASS = "default"
@@ -345,6 +354,18 @@ class Scenario(Strict):
         """Whether any class is a closed loop."""
         return any(map(self.is_closed_loop, self.traffic()))
 
+    def notes(self) -> tuple[str, ...]:
+        """The rows of the scenario's traces and prompts that were left out, reordered or
+        approximated on reading, with the file. Reads the files."""
+        kinds = [self.arrivals, *(own.arrivals for own in self.classes.values())]
+        sources = [*(kind for kind in kinds if isinstance(kind, TraceArrivals)), self.prompts]
+        return tuple(
+            f"{source.path}: {note}"
+            for source in sources
+            if isinstance(source, TraceArrivals | RecordedPrompts)
+            for note in source.notes()
+        )
+
     def names(self) -> Names:
         """The names behind class_id and tenant_id of the schedule."""
         traffic = self.traffic()
@@ -466,7 +487,28 @@ def scenario_from_flags(
     document.sources = {("arrivals", "rate"): "--rate", ("slo",): "--slo"}
     _set_flags(document, {**asdict(TrafficFlags(**traffic)), "seed": seed})
     _override(document, overrides)
+    if traffic.get("trace") is not None:
+        _set_window_of_trace(document)
     return _checked(document)
+
+
+def _set_window_of_trace(document: Document) -> None:
+    """The length of the whole trace as the measured window, where none is stated."""
+    phases = document.values.setdefault("phases", {})
+    if not isinstance(phases, dict) or {"measure", "requests"} & {*phases}:
+        return
+    try:
+        arrivals = ARRIVALS.build(document.values["arrivals"])
+        warmup_s = parse_duration_s(str(phases.get("warmup", "0s")))
+    except ValueError:  # the validation of the scenario names it
+        return
+    if isinstance(arrivals, TraceArrivals) and not arrivals.loop:
+        length_s = arrivals.length_s - warmup_s
+        if length_s <= 0:
+            raise document.error(
+                f"--warmup: {warmup_s:g} s are not shorter than the trace ({arrivals.length_s:g} s)"
+            )
+        phases["measure"] = write_duration(length_s)
 
 
 def _set_flags(document: Document, flags: Mapping[str, object]) -> None:
@@ -488,9 +530,32 @@ def _set_flags(document: Document, flags: Mapping[str, object]) -> None:
     for name, value in given.items():
         is_limit = name == "duration" and "num_prompts" in given
         key = "phases.at_most" if is_limit else FLAGS[name].key if name in FLAGS else name
+        if name in FILES:
+            try:
+                value = _of_file(name, str(value))
+            except ValueError as error:
+                raise document.error(str(error)) from None
         _override(document, {key: value}, flag_of(name))
     if loop is not None:
         _make_room(document, given[loop], flag_of(loop))
+
+
+def _of_file(name: str, text: str) -> JsonObject:
+    """The block of a flag that names a file, `FILE[:format]`. Raises ValueError that names the
+    flag for an unknown format."""
+    path, colon, word = text.rpartition(":")
+    if not colon or Path(text).exists() or "/" in word or not Path(path).exists():
+        path, word = text, ""
+    word = word.replace("-", "_")
+    formats = (*FORMATS, ShareGPTPrompts.kind) if name == "dataset" else tuple(TRACES.names())
+    if word and word not in formats:
+        raise ValueError(
+            f"{flag_of(name)} {text}: unknown format '{word}'; {nearest(word, formats)}"
+        )
+    if name == "dataset" and word == ShareGPTPrompts.kind:
+        return {"kind": word, "path": path}
+    kind = "dataset" if name == "dataset" else "trace"
+    return {"kind": kind, "path": path, **({"format": word} if word else {})}
 
 
 def _override(
@@ -517,6 +582,10 @@ def _contradiction(given: Mapping[str, object], is_closed: bool) -> str:
             f"{' and '.join(map(flag_of, loads))}: use one: --rate sends at that rate whatever the "
             "server does (open loop), --users and --concurrency wait for answers (closed loop)"
         )
+    if "trace" in given and (loop := [name for name in CLOSED_LOOPS if name in given]):
+        return f"--trace states when requests are sent and {flag_of(loop[0])} does not; remove one"
+    if "dataset" in given and "input_len" in given:
+        return "--input-len: the prompts of --dataset have lengths of their own; remove one of them"
     if "think" in given and "concurrency" in given:
         return "--think: with --concurrency the next request starts at once; use --users N --think"
     if "think" in given and not is_closed and "users" not in given:

@@ -19,6 +19,7 @@ from loadgen.records import EDGES, SCHEDULE, Edges, Phase, Schedule
 from loadgen.workload.arrivals import Arrivals, Traffic, selected
 from loadgen.workload.classes import TrafficClass
 from loadgen.workload.counted_window import first_requests
+from loadgen.workload.dataset_forms import RecordedPrompt
 from loadgen.workload.layout import (
     ClassTraffic,
     Index,
@@ -31,7 +32,7 @@ from loadgen.workload.layout import (
     row_numbers,
 )
 from loadgen.workload.more_units import ClosedClass, MoreUnits, set_recorded_lengths
-from loadgen.workload.prompts import planned_tokens
+from loadgen.workload.prompts import in_sending_order, planned_tokens
 from loadgen.workload.scenario import Scenario
 
 MAX_REQUESTS = 20_000_000
@@ -252,11 +253,26 @@ def _set_recorded_lengths(schedule: Schedule, scenario: Scenario) -> None:
 
 
 def _recorded_lengths(scenario: Scenario) -> NDArray[np.int64] | None:
-    """Input and output tokens (0: not stated) of recorded prompts, shape [2, n]; None without."""
+    """Input and output tokens (0: not stated) of recorded prompts in sending order, shape [2, n];
+    None without."""
     kind = scenario.prompts
-    recorded = kind.recorded()
+    recorded = in_sending_order(kind.recorded(), scenario.seed)
     if not recorded:
         return None
+    _require_answer_lengths(scenario, recorded)
     tokenizer = kind.load_tokenizer()
     inputs = [planned_tokens(prompt, kind, tokenizer) for prompt in recorded]
     return np.array([inputs, [prompt.output_tokens or 0 for prompt in recorded]])
+
+
+def _require_answer_lengths(scenario: Scenario, recorded: Sequence[RecordedPrompt]) -> None:
+    """Raises ScenarioError if neither a prompt nor the scenario states the length of its answer."""
+    silent = [prompt for prompt in recorded if prompt.output_tokens is None]
+    for own in scenario.traffic().values():
+        arrivals = own.arrivals or scenario.arrivals
+        is_stated = own.requests is not None and own.requests.output_tokens is not None
+        if silent and not is_stated and not (arrivals is not None and arrivals.gives_lengths):
+            raise ScenarioError(
+                f"{silent[0].place}: states no length of its answer, like {len(silent)} of "
+                f"{len(recorded)} prompts; set requests.output_tokens (--output-len)"
+            )

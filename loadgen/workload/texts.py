@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from pydantic import ConfigDict, Field
@@ -17,22 +18,19 @@ from loadgen.errors import ScenarioError
 from loadgen.registry import Plugin, Registry, bare_word
 from loadgen.whole_file import read_regular
 from loadgen.workload.client_tokenizer import TokenCounter, load_tokenizer
+from loadgen.workload.dataset_file import read_records
+from loadgen.workload.dataset_forms import (
+    LeftOut,
+    RecordedPrompt,
+    keys_found,
+    nearest_form,
+    read_prompts,
+)
 from loadgen.workload.vocabulary import WORDS
 
 CORPUS_WORDS = 60_000
 _CORPUS_CHARS = 1_000_000
 _MOST_BYTES = 2 << 30
-_ROLES = {"human": "user", "user": "user"}
-_ROLES |= dict.fromkeys(("gpt", "chatgpt", "assistant"), "assistant")
-Messages = tuple[tuple[str, str], ...]  # (role, content)
-
-
-@dataclass(frozen=True, slots=True)
-class RecordedPrompt:
-    """A prompt of a dataset: its messages, and the length of its answer if the file states it."""
-
-    messages: Messages
-    output_tokens: int | None = None
 
 
 class PromptKind(Plugin, ABC):
@@ -64,6 +62,10 @@ class PromptKind(Plugin, ABC):
 
     def recorded(self) -> Sequence[RecordedPrompt]:
         """The prompts to send unchanged; empty for kinds whose prompts are slices of the corpus."""
+        return ()
+
+    def notes(self) -> tuple[str, ...]:
+        """What was left out on reading a file of prompts."""
         return ()
 
     def load_tokenizer(self) -> TokenCounter | None:
@@ -102,24 +104,70 @@ class TextFile(PromptKind):
 
 
 class RecordedPrompts(PromptKind):
-    """Base of the kinds that send the prompts of a file."""
+    """Base of the kinds that send the prompts of a file. A recorded answer is not sent; its length,
+    counted with `tokenizer` or by `answer_chars_per_token`, is that of the answer to request where
+    the file states no number."""
 
     path: str
+    answer_chars_per_token: Annotated[float, Field(gt=0)] = 4.0
+    needs_answer: ClassVar[bool] = False
+
+    @property
+    def form(self) -> str:
+        """The form of the file's records, of `dataset_forms.FORMATS`."""
+        return "auto"
 
     @property
     def gives_lengths(self) -> bool:
         return True
 
-    @abstractmethod
-    def _prompts(self, content: str, label: str) -> Iterator[RecordedPrompt]:
-        """The prompts in a file's text; `label` names the file in messages."""
-
     def recorded(self) -> Sequence[RecordedPrompt]:
-        label = f"prompts.path: {self.path}"
-        prompts = list(self._prompts(read_text(self.path, label), label))
+        return self._read[0]
+
+    def notes(self) -> tuple[str, ...]:
+        return self._read[1]
+
+    @cached_property
+    def _read(self) -> tuple[list[RecordedPrompt], tuple[str, ...]]:
+        """The prompts, and the records that were left out, by reason."""
+        label, tokenizer = f"prompts.path: {self.path}", self.load_tokenizer()
+        prompts: list[RecordedPrompt] = []
+        left_out = Counter[str]()
+        first_lines: dict[str, int] = {}
+        refusal, n_records = ": has no prompt to send", 0
+        is_plain = self.form == "lines"
+        for line, record in read_records(self.path, label, is_plain=is_plain):
+            n_records += 1
+            place = f"{self.path}:{line}"
+            try:
+                found = read_prompts(
+                    record, f"prompts.path: {place}", self.form, needs_answer=self.needs_answer
+                )
+            except LeftOut as reason:
+                left_out[str(reason)] += 1
+                if str(reason) not in first_lines:
+                    first_lines[str(reason)] = line
+                if n_records == 1:
+                    keys = f"keys found: {keys_found(record)}; {nearest_form(record)}"
+                    refusal = f":{line}: {reason}; {keys}"
+                continue
+            prompts += [self._counted(replace(prompt, place=place), tokenizer) for prompt in found]
         if not prompts:
-            raise ScenarioError(f"{label}: has no prompt to send")
-        return prompts
+            raise ScenarioError(f"{label}{refusal}")
+        reasons = ", ".join(
+            f"{n} with {reason} (first in line {first_lines[reason]})"
+            for reason, n in left_out.most_common()
+        )
+        notes = (f"{left_out.total()} of {n_records} records left out: {reasons}",)
+        return prompts, notes if left_out else ()
+
+    def _counted(self, prompt: RecordedPrompt, tokenizer: TokenCounter | None) -> RecordedPrompt:
+        """The prompt with the length of its recorded answer, unless it states a number."""
+        if prompt.output_tokens is not None or not prompt.answer:
+            return prompt
+        n = len(prompt.answer) / self.answer_chars_per_token
+        n_tokens = round(n) if tokenizer is None else tokenizer.count(prompt.answer)
+        return replace(prompt, output_tokens=max(1, n_tokens), answer="")
 
     def corpus(self, rng: np.random.Generator) -> str:
         prompts = (" ".join(text for _, text in p.messages) for p in self.recorded()[:10_000])
@@ -127,79 +175,29 @@ class RecordedPrompts(PromptKind):
 
 
 class Dataset(RecordedPrompts):
-    """A prompt per line of JSON: `prompt` (text) or `messages` ([{role, content}]), and optionally
-    `output_tokens`, the length of its answer. Each request sends a prompt drawn at random; with
-    `salt: run` it begins with 16 random characters."""
+    """The prompts of a file in the form of any known tool (docs/scenarios.md), in JSON lines, a
+    JSON array, CSV or Parquet; `format` names the form where it is not to be found by the keys.
+    Requests send all prompts in an order drawn from the seed, then again; with `salt: run` each
+    begins with 16 random characters."""
 
     kind = "dataset"
+    format: Literal["auto", "openai_batch", "messages", "conversations", "prompt", "lines"] = "auto"
 
-    def _prompts(self, content: str, label: str) -> Iterator[RecordedPrompt]:
-        for number, line in enumerate(content.splitlines(), 1):
-            if line.strip():
-                yield _from_line(line, f"{label}:{number}")
+    @property
+    def form(self) -> str:
+        return self.format
 
 
 class ShareGPTPrompts(RecordedPrompts):
-    """The first question of every ShareGPT conversation that has an answer: a JSON list of
-    {conversations: [{from, value}, …]}. The answer's length is counted with `tokenizer`; without
-    it, `answer_chars_per_token` characters are 1 token."""
+    """The first question of every ShareGPT conversation that has an answer, after the system turns
+    in front of it: a JSON list, or a line each, of {conversations: [{from, value}, …]}."""
 
     kind = "sharegpt"
-    answer_chars_per_token: Annotated[float, Field(gt=0)] = 4.0
+    needs_answer = True
 
-    def _prompts(self, content: str, label: str) -> Iterator[RecordedPrompt]:
-        try:
-            conversations = json.loads(content)
-        except ValueError as error:
-            raise ScenarioError(f"{label}: is not JSON: {error}") from None
-        if not isinstance(conversations, list):
-            raise ScenarioError(f"{label}: expected a list of conversations")
-        tokenizer = self.load_tokenizer()
-        for conversation in conversations:
-            turns = conversation.get("conversations") if isinstance(conversation, dict) else None
-            if not isinstance(turns, list) or len(turns) < 2:
-                continue
-            (asker, question), (answerer, answer) = (_turn(turn) for turn in turns[:2])
-            if (asker, answerer) != ("user", "assistant") or not (question and answer):
-                continue
-            n = len(answer) / self.answer_chars_per_token
-            n_tokens = round(n) if tokenizer is None else tokenizer.count(answer)
-            yield RecordedPrompt((("user", question),), max(1, n_tokens))
-
-
-def _from_line(line: str, where: str) -> RecordedPrompt:
-    try:
-        values = json.loads(line)
-    except ValueError as error:
-        raise ScenarioError(f"{where}: is not JSON: {error}") from None
-    if not isinstance(values, dict):
-        raise ScenarioError(f"{where}: expected an object with 'prompt' or 'messages'")
-    output_tokens = values.get("output_tokens")
-    if output_tokens is not None and (not isinstance(output_tokens, int) or output_tokens < 1):
-        raise ScenarioError(f"{where}: output_tokens must be a positive integer")
-    return RecordedPrompt(_messages(values, where), output_tokens)
-
-
-def _messages(values: Mapping[str, object], where: str) -> Messages:
-    prompt, messages = values.get("prompt"), values.get("messages")
-    if isinstance(prompt, str) and prompt and messages is None:
-        return (("user", prompt),)
-    if isinstance(messages, list) and messages and prompt is None:
-        pairs = [(m.get("role"), m.get("content")) for m in messages if isinstance(m, dict)]
-        is_text = all(isinstance(r, str) and isinstance(c, str) for r, c in pairs)
-        if is_text and len(pairs) == len(messages):
-            return tuple((str(role), str(content)) for role, content in pairs)
-    raise ScenarioError(
-        f"{where}: expected either 'prompt' (text) or 'messages' (a list of {{role, content}})"
-    )
-
-
-def _turn(turn: object) -> tuple[str, str]:
-    """(role, text) of a ShareGPT turn; the text is empty if there is none but white space."""
-    if not isinstance(turn, dict):
-        return "", ""
-    role, text = _ROLES.get(str(turn.get("from")), ""), turn.get("value")
-    return role, text if isinstance(text, str) and text.strip() else ""
+    @property
+    def form(self) -> str:
+        return "conversations"
 
 
 def read_text(path: str, label: str, error: type[Exception] = ScenarioError) -> str:

@@ -79,6 +79,11 @@ class TraceArrivals(Arrivals):
     def times(self, rng: np.random.Generator, horizon_s: float) -> Times:
         return self.traffic(rng, horizon_s).scheduled_s
 
+    @property
+    def length_s(self) -> float:
+        """Seconds of the replay of the whole part once; for a single request 1 s after it."""
+        return self._cycle.period_s or float(self._cycle.times_s[-1]) + 1.0
+
     def mean_rate_per_s(self, horizon_s: float) -> float:
         cycle = self._cycle
         rounds, rest_s = divmod(horizon_s, cycle.period_s) if self.loop else (0.0, horizon_s)

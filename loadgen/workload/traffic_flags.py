@@ -26,6 +26,18 @@ class TrafficFlags:
     """Traffic without a scenario file, or changes to the file's; None is a flag that was not
     given."""
 
+    dataset: Annotated[
+        str | None,
+        Flag("prompts", "Send the prompts of a file; FILE[:format], e.g. chats.jsonl:messages."),
+    ] = None
+    trace: Annotated[
+        str | None,
+        Flag(
+            "arrivals",
+            "Replay the times and lengths of a file, as a whole or for --duration, with --rate at "
+            "another mean rate; FILE[:format].",
+        ),
+    ] = None
     rate: Annotated[
         str | None,
         Flag("arrivals.rate", "Poisson arrivals per second, e.g. 8.", unit="/s", role="open loop"),
@@ -103,6 +115,8 @@ class TrafficFlags:
     ] = None
 
 
+FILES = ("dataset", "trace")
+"""The flags that name a file, by the order in which they are set: before the flags of its keys."""
 FLAGS: Mapping[str, Flag] = {
     name: next(part for part in hint.__metadata__ if isinstance(part, Flag))
     for name, hint in get_type_hints(TrafficFlags, include_extras=True).items()

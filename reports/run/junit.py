@@ -38,6 +38,13 @@ class Suite:
     output: str = ""
 
 
+def junit_without_run(kind: str, message: str) -> str:
+    """The file of a command that ended without a run: an error, or skipped for the kind `none`."""
+    outcome: Literal["error", "skipped"] = "skipped" if kind == "none" else "error"
+    case = Case("run", outcome, message, "" if kind == "none" else kind)
+    return junit_xml("slobench run", [Suite("slobench run", [case])])
+
+
 def junit_xml(name: str, suites: Iterable[Suite]) -> str:
     """The document. Characters that XML cannot hold are replaced."""
     root = ET.Element("testsuites", name=name)

@@ -29,6 +29,12 @@ def test_a_run_may_be_called_anything():
     assert f"x-request-id: {own_id}".encode() in head.split(b"\r\n")
 
 
+def test_the_query_of_the_base_ends_the_path():
+    head = HttpHead("h", "/d", (), (), "?api-version=1&a={b}")
+    made = Payloads(plan(1), Talk(is_real=False).ask, OpenAIChat(version=""), head, "run")
+    assert made.take(0).startswith(b"POST /d/chat/completions?api-version=1&a={b} HTTP/1.1\r\n")
+
+
 def test_each_header_is_sent_once_and_the_target_file_has_the_last_word():
     headers = (("Accept", "*/*"), ("X-Tenant", "blue"))
     talk = Talk(is_real=False)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from loadgen.errors import TargetFileError
 from targets.address import parse_url
+from targets.base import Request
 from targets.endpoint import Endpoint, load_target, read_target
 
 SECRET = "sk-do-not-show-me"
@@ -43,6 +44,88 @@ def test_every_form_of_a_base_url_yields_the_same_base(text, url):
     assert load_target(url, {}).url == url
 
 
+DEPLOYMENT = "https://a.example/openai/deployments/d"
+
+
+@pytest.mark.parametrize(
+    ("text", "called", "models"),
+    [
+        ("http://h", "/v1/chat/completions", "/v1/models"),
+        ("http://h/v1", "/v1/chat/completions", "/v1/models"),
+        ("http://h/v1/chat/completions", "/v1/chat/completions", "/v1/models"),
+        ("http://h/v1/chat/completions/", "/v1/chat/completions", "/v1/models"),
+        ("http://h/v1/completions", "/v1/completions", "/v1/models"),
+        ("http://h/chat/completions", "/chat/completions", "/models"),
+        ("http://h/a/completions?b=1", "/a/completions?b=1", "/a/models?b=1"),
+        (
+            "http://h/a?b=1&c=d%20e",
+            "/a/v1/chat/completions?b=1&c=d%20e",
+            "/a/v1/models?b=1&c=d%20e",
+        ),
+        ("http://h/api/v3", "/api/v3/chat/completions", "/api/v3/models"),
+        ("http://h/api/paas/v4/", "/api/paas/v4/chat/completions", "/api/paas/v4/models"),
+        (
+            "http://h/api/paas/v4/chat/completions",
+            "/api/paas/v4/chat/completions",
+            "/api/paas/v4/models",
+        ),
+        (
+            "https://g.example/v1beta/openai/",
+            "/v1beta/openai/chat/completions",
+            "/v1beta/openai/models",
+        ),
+        (
+            f"{DEPLOYMENT}?api-version=2025-01-01-preview",
+            "/openai/deployments/d/chat/completions?api-version=2025-01-01-preview",
+            "/openai/deployments/d/models?api-version=2025-01-01-preview",
+        ),
+        (
+            f"{DEPLOYMENT}/chat/completions?api-version=2024-10-21",
+            "/openai/deployments/d/chat/completions?api-version=2024-10-21",
+            "/openai/deployments/d/models?api-version=2024-10-21",
+        ),
+        ("http+unix://%2Fa.sock/v1/completions", "/v1/completions", "/v1/models"),
+    ],
+)
+def test_a_pasted_url_is_called_as_it_is(text, called, models):
+    endpoint = load_target(text, {})
+    for again in (endpoint, load_target(endpoint.url, {})):
+        address, version = again.address, again.address.versions[0]
+        if again is not endpoint and endpoint.api != again.api:  # the file states it
+            again = again.model_copy(update={"api": endpoint.api})
+        path = again.adapter(model="m").encode(Request("hello", 1)).path
+        assert address.path(path) == called
+        assert address.path(f"{version}/models") == models
+
+
+def test_a_pasted_endpoint_states_its_api():
+    assert load_target("http://h/v1/completions", {}).api == "completions"
+    assert load_target("http://h/v1/chat/completions?a=b", {}).api == "chat"
+    with pytest.raises(TargetFileError, match="the URL is that of api chat"):
+        read_target("url: http://h/v1/chat/completions\napi: completions\n", "t.yaml", {})
+
+
+def test_an_azure_deployment_takes_the_key_as_api_key():
+    endpoint = load_target(f"{DEPLOYMENT}?api-version=1", {"OPENAI_API_KEY": SECRET})
+    assert endpoint.request_headers() == (("api-key", SECRET),)
+    own = read_target(
+        f"url: {DEPLOYMENT}?api-version=1\nheaders: {{Authorization: Bearer token-of-entra}}\n",
+        "t.yaml",
+        {"OPENAI_API_KEY": SECRET},
+    )
+    assert own.request_headers() == (("Authorization", "Bearer token-of-entra"),)
+
+
+def test_a_key_in_a_query_is_sent_and_not_shown():
+    endpoint = load_target(f"http://h/v1?v=2&key={SECRET}", {})
+    assert endpoint.address.path("/v1/models") == f"/v1/models?v=2&key={SECRET}"
+    assert endpoint.shown_url == "http://h?v=2&key=[redacted]"
+    assert endpoint.to_manifest().to_json()["url"] == "http://h?v=2&key=[redacted]"
+    assert endpoint.redact(f"no such path /v1?v=2&key={SECRET}") == (
+        "no such path /v1?v=2&key=[redacted]"
+    )
+
+
 def test_an_address_gives_the_parts_of_a_connection():
     address = parse_url("https://gw.example/llm/v1")
     assert (address.scheme, address.host, address.port) == ("https", "gw.example", 443)
@@ -73,12 +156,17 @@ def test_an_address_gives_the_parts_of_a_connection():
         ("http:///v1", "has no host"),
         ("http://[::1", "Invalid IPv6 URL"),
         ("http://a..b", "not a valid name"),
-        ("http://host/?api-version=1", "query or fragment"),
+        ("http://host/v1#top", "has a fragment (#…)"),
+        ("http://::1:8000", "an IPv6 address needs brackets; write http://[::1]:8000"),
+        ("http://::1", "write http://[::1]"),
+        ("http://2001:db8::5:8000/v1?a=b", "write http://[2001:db8::5]:8000"),
+        ("http://host/v1/responses", "responses is another API than chat/completions"),
+        ("http://host/v1/embeddings/?a=b", "embeddings is another API"),
         (f"http://me:{SECRET}@host", "user name or password"),
         (f"http://me:{SECRET}/1@host", "user name or password"),
         (f"http://me:1/{SECRET}#@host", "user name or password"),
         (f"me:{SECRET}@host:8000", "user name or password"),
-        (f"http://host?key={SECRET}", "query or fragment"),
+        (f"http://host?key={SECRET}#a", "has a fragment"),
         ("unix:", "names no socket"),
         ("unix:////run/a.sock", "names no socket"),
         ("http+unix:///run/a.sock", "names no socket"),
@@ -102,6 +190,11 @@ def test_a_wrong_url_is_one_line_with_the_mistake(text, problem):
 @example("//a")
 @example("unix:a?b#c")
 @example("http+unix://%2F%ff/%20")
+@example("http://h/v4/v1")
+@example("http://h/models/chat/completions?a=b")
+@example("http://h/v4/models/models")
+@example("http://h/v1/v1/chat/completions")
+@example("http://h/a?b=é[%5B")
 def test_any_text_is_an_address_or_one_line(text):
     message = ""
     try:

@@ -17,6 +17,7 @@ from targets.preflight import preflight
 from targets.preflight_result import (
     CHECKS,
     FieldChange,
+    Longest,
     RunRequest,
     after_rejection,
     two_point_fit,
@@ -47,6 +48,15 @@ def run_preflight(
 
 def check(result, name):
     return next(check for check in result.checks if check.check == name)
+
+
+def test_a_recorded_prompt_beyond_the_context_is_named_by_its_place(tmp_path):
+    with mock({"max_model_len": "4096", "ttft": "1ms", "itl": "0ms"}, tmp_path) as served:
+        url = served.endpoint.url
+        over = run_preflight(url, longest=Longest(4000, 97, "chat.jsonl:17"))
+        fits = run_preflight(url, tokens=(4000, 4000), longest=Longest(4000, 96))
+    assert "chat.jsonl:17 needs 4000 + 97 tokens and 'mock-model' takes 4096: remove" in over.fatal
+    assert fits.fatal is None
 
 
 def test_a_healthy_server_passes_every_check(mock_url):
@@ -82,7 +92,12 @@ def test_both_apis_pass_and_are_fitted(mock_url):
         ("fail=500", "completion", "answered 500: scripted failure 500; see the server's log"),
         ("fail=401", "completion", "answered 401: no API key was sent; export OPENAI_API_KEY=…"),
         ("fail=403", "completion", "answered 403: no API key was sent"),
-        ("fail=404", "completion", "check the URL (with or without /v1) and api: chat"),
+        (
+            "fail=404",
+            "completion",
+            "POST /v1/chat/completions answered 404: scripted failure 404; POST /chat/completions "
+            "is absent too; check the URL and api: chat",
+        ),
         ("fail=429", "completion", "answered 429: scripted failure 429; a rate limit"),
         ("fail=cut", "completion", "the connection was cut after 8 tokens"),
         ("fail=reset", "completion", "the connection was closed without an answer"),

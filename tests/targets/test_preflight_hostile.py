@@ -50,7 +50,7 @@ def sse(body):
     return http(200, body, "content-type: text/event-stream")
 
 
-def run_preflight(server, other=None, *, lines=""):
+def run_preflight(server, other=None, *, lines="", path=""):
     """(preflight of `server`, URL of `other`). `{other}` in an answer stands for that URL."""
 
     async def run():
@@ -60,7 +60,9 @@ def run_preflight(server, other=None, *, lines=""):
             server.completion = server.completion.replace(b"{other}", there)
             async with await asyncio.start_server(server.answer, "127.0.0.1", 0) as first:
                 port = first.sockets[0].getsockname()[1]
-                text = f"url: http://127.0.0.1:{port}\nheaders: {{x-api-key: {SECRET}}}\n{lines}"
+                text = (
+                    f"url: http://127.0.0.1:{port}{path}\nheaders: {{x-api-key: {SECRET}}}\n{lines}"
+                )
                 endpoint = read_target(text, "t.yaml", {"OPENAI_API_KEY": KEY})
                 result = await preflight(
                     endpoint,
@@ -284,3 +286,65 @@ def test_a_refused_connection_is_tried_three_times():
     fatal, pauses = asyncio.run(run())
     assert "connection refused" in fatal
     assert len(pauses) == 2
+
+
+@dataclass
+class OneBaseServer:
+    """Has an API at a single base, with a query, and answers 404 elsewhere."""
+
+    base: str
+    query: str = ""
+    has_models: bool = True
+    requests: list[bytes] = field(default_factory=list)
+
+    models = completion = b""
+
+    async def answer(self, reader, writer):
+        try:
+            line, _, _ = (await reader.readuntil(b"\r\n\r\n")).partition(b" HTTP/1.1")
+        except asyncio.IncompleteReadError:  # the reachability check sends nothing
+            line = b""
+        if line:
+            self.requests.append(line)
+            answers = {f"POST {self.base}/chat/completions{self.query}": sse(16 * TOKEN + END)}
+            if self.has_models:
+                answers[f"GET {self.base}/models{self.query}"] = http(200, MODELS)
+            writer.write(answers.get(line.decode(), http(404, b'{"error":"no such route"}')))
+            await writer.drain()
+        writer.close()
+
+
+END = b'data: {"choices":[{"delta":{},"finish_reason":"length"}]}\n\ndata: [DONE]\n\n'
+
+
+@pytest.mark.parametrize("has_models", [True, False])
+@pytest.mark.parametrize(
+    ("path", "base", "query"),
+    [
+        ("", "/v1", ""),
+        ("", "", ""),  # no version anywhere
+        ("/gateway/v2/team", "/gateway/v2/team/v1", ""),
+        ("/inference", "/inference", ""),
+        ("/serving-endpoints?o=7", "/serving-endpoints", "?o=7"),
+        ("/v1beta/openai", "/v1beta/openai", ""),
+        ("/openai/deployments/m?api-version=1", "/openai/deployments/m", "?api-version=1"),
+    ],
+)
+def test_the_api_is_found_with_and_without_a_version(path, base, query, has_models):
+    server = OneBaseServer(base, query, has_models)
+    result, _ = run_preflight(server, path=path, lines="model: m\n")
+    assert result.fatal is None
+    called = f"POST {base}/chat/completions{query}".encode()
+    assert server.requests[-1] == called
+
+
+def test_the_message_holds_the_paths_that_were_called():
+    server = OneBaseServer("/elsewhere")
+    result, _ = run_preflight(server, path="/a/b?c=1&key=sk-in-the-query", lines="model: m\n")
+    assert result.fatal.endswith(
+        "/a/b?c=1&key=[redacted]: POST /a/b/v1/chat/completions?c=1&key=[redacted] answered 404: "
+        "no such route; POST /a/b/chat/completions?c=1&key=[redacted] is absent too; check the URL "
+        "and api: chat"
+    )
+    listed, _ = run_preflight(server, path="/a/b?c=1")
+    assert "GET /a/b/v1/models?c=1 answered 404: no such route; name the model" in listed.fatal

@@ -1,6 +1,7 @@
 """Prompts from local files: somebody's text, JSON lines, ShareGPT."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,6 +60,25 @@ def test_each_request_sends_one_prompt_of_the_file_as_it_is(lines):
     }
 
 
+def test_every_prompt_is_sent_once_before_any_is_sent_again(tmp_path):
+    path = tmp_path / "many.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"prompt {k}"}) + "\n" for k in range(40)))
+    orders = []
+    for seed in (0, 1):
+        values = scenario(
+            {"kind": "dataset", "path": str(path), "salt": "none"}, output_tokens=9
+        ).resolved()
+        planned = Scenario.model_validate({**values, "seed": seed})
+        prompts = Prompts(planned.prompts, seed, b"")
+        sent = [prompts.prompt(row, PromptFit()).prompt for row in make_plan(planned).schedule]
+        assert len(sent) == 100
+        assert sent[:40] == sent[40:80] == [*sent[80:], *sent[20:40]]
+        assert sorted(sent[:40]) == sorted(f"prompt {k}" for k in range(40))
+        orders.append(sent)
+    assert orders[0] != orders[1]
+    assert orders[0][:40] != [f"prompt {k}" for k in range(40)]
+
+
 def test_lengths_are_those_of_the_prompt_that_is_sent(lines):
     planned = scenario(
         {"kind": "dataset", "path": lines, "salt": "none", "tokenizer": "bytes"}, output_tokens=9
@@ -72,12 +92,14 @@ def test_lengths_are_those_of_the_prompt_that_is_sent(lines):
 
 
 def test_without_a_tokenizer_four_characters_are_planned_as_a_token(lines):
-    rows, _ = make_plan(scenario({"kind": "dataset", "path": lines, "salt": "none"}))
+    rows, _ = make_plan(
+        scenario({"kind": "dataset", "path": lines, "salt": "none"}, output_tokens=9)
+    )
     assert set(rows["input_tokens"].tolist()) == {16 // 4, round(11 / 4)}
 
 
 def test_a_salt_puts_a_head_of_its_own_before_each(lines):
-    planned = scenario({"kind": "dataset", "path": lines})
+    planned = scenario({"kind": "dataset", "path": lines}, output_tokens=9)
     rows, _ = make_plan(planned)
     prompts = Prompts(planned.prompts, 0, b"this run")
     firsts = [prompts.prompt(row, PromptFit()).as_messages()[0][1] for row in rows]
@@ -96,6 +118,38 @@ def test_sharegpt_gives_first_questions_with_the_length_of_their_answers(tmp_pat
     assert set(rows["output_tokens"].tolist()) == {round(len(answer) / 4)}
 
 
+def test_a_missing_length_of_an_answer_is_a_mistake(lines):
+    with pytest.raises(ScenarioError) as caught:
+        make_plan(scenario({"kind": "dataset", "path": lines}))
+    assert str(caught.value) == (
+        f"{lines}:2: states no length of its answer, like 1 of 2 prompts; set "
+        "requests.output_tokens (--output-len)"
+    )
+
+
+def test_tools_and_parts_get_the_head_too(tmp_path):
+    path = tmp_path / "parts.jsonl"
+    parts = [{"type": "text", "text": "what is it?"}]
+    rows: list[dict[str, list[dict[str, Any]]]] = [
+        {"messages": [{"role": "user", "content": parts}], "tools": [{"type": "function"}]},
+        {"messages": [{"role": "user", "content": "hello", "name": "ann"}]},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    planned = scenario({"kind": "dataset", "path": str(path)}, output_tokens=4)
+    prompts = Prompts(planned.prompts, 0, b"this run")
+    for row in make_plan(planned).schedule:
+        fields = prompts.prompt(row, PromptFit()).fields
+        (message,) = fields["messages"]
+        if "tools" in fields:
+            head, part = message["content"]
+            assert (len(head["text"]), part) == (HEAD_CHARS, parts[0])
+        else:
+            assert message["content"][HEAD_CHARS:] == " hello"
+            assert message["name"] == "ann"
+    assert prompts.needs_chat == f"{path}:1"
+    assert rows[0]["messages"][0]["content"] == parts
+
+
 def test_text_is_cut_from_the_file(tmp_path):
     path = tmp_path / "faust.txt"
     path.write_text("Habe nun, ach!  Philosophie,\nJuristerei und Medizin\n" * 40, "utf-8")
@@ -112,12 +166,12 @@ def test_text_is_cut_from_the_file(tmp_path):
     ("content", "said"),
     [
         ("{", ":1: is not JSON"),
-        ("[1]", ":1: expected an object with 'prompt' or 'messages'"),
-        ('{"prompt": 5}', ":1: expected either 'prompt' (text) or 'messages'"),
-        ('{"messages": [{"role": "user"}]}', ":1: expected either"),
-        ('{"prompt": "a", "messages": []}', ":1: expected either"),
-        ('{"prompt": "a"}\n{"prompt": "a", "output_tokens": 0}', ":2: output_tokens must be"),
-        ("", ": has no prompt to send"),
+        ("[1]", ":1: no object but a number; keys found: a number; expected prompt or question"),
+        ('{"prompt": 5}', ":1: a prompt of token ids, not of text; keys found: prompt; expected"),
+        ('{"messages": [{"role": "user"}]}', ":1: an empty prompt; keys found: messages"),
+        ('{"prompt": "a"}\n{"prompt": "a", "output_tokens": -1}', ":2: output_tokens: expected"),
+        ("", ": is empty"),
+        ("[]", ": has no prompt to send"),
     ],
 )
 def test_a_bad_line_is_told_with_its_number(tmp_path, content, said):
@@ -131,7 +185,9 @@ def test_a_bad_line_is_told_with_its_number(tmp_path, content, said):
 @pytest.mark.parametrize("kind", ["text", "dataset", "sharegpt"])
 def test_a_missing_file_is_told(kind):
     planned = scenario({"kind": kind, "path": "nowhere.txt"}, input_tokens=9, output_tokens=9)
-    with pytest.raises(ScenarioError, match=r"prompts\.path: nowhere\.txt: cannot be read"):
+    with pytest.raises(
+        ScenarioError, match=r"prompts\.path: nowhere\.txt: (cannot be r|no such f)"
+    ):
         make_plan(planned), Prompts(planned.prompts, 0, b"")
 
 

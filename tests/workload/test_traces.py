@@ -1,6 +1,7 @@
 """Trace files: what is read is exactly what stands there, and what cannot be is refused by line."""
 
 import gzip
+import json
 import os
 from pathlib import Path
 
@@ -134,6 +135,55 @@ def test_bailian_links_turns_and_reads_blocks_of_16():
     ]
     assert trace.prefix_tokens.tolist() == [32, 0, 64, 64, 0]
     assert "1 rows answer a chat_id that is not in the file; taken as first" in trace.notes
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        '{"conversations": [{"from": "system", "value": "s"},'
+        ' {"from": "human", "value": "abcdefgh"}, {"from": "gpt", "value": "abcd"}]}\n'
+        '{"conversations": []}\n',
+        '{"model": "m", "conversation": [{"role": "user", "content": "abcdefgh", "toxic": false},'
+        ' {"role": "assistant", "content": "abcd"}]}\n\n',
+    ],
+)
+def test_conversations_in_lines_give_lengths(tmp_path, lines):
+    path = tmp_path / "chats.jsonl"
+    path.write_text(lines)
+    trace = load_trace(path)
+    assert trace.format == "sharegpt"
+    assert (trace.input_tokens.tolist(), trace.output_tokens.tolist()) == ([2], [1])
+
+
+def test_columns_in_camel_case_are_recognized(tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("RequestTime,PromptTokens,CompletionTokens\n1.5,10,20\n2.5,11,21\n")
+    trace = load_trace(path)
+    assert trace.times_s.tolist() == [0.0, 1.0]
+    assert trace.input_tokens.tolist() == [10, 11]
+    assert trace.output_tokens.tolist() == [20, 21]
+    lines = tmp_path / "log.jsonl"
+    lines.write_text('{"arrivalTimeMs": 5, "inputLength": 3, "outputLength": 4}\n')
+    assert load_trace(lines).input_tokens.tolist() == [3]
+
+
+@pytest.mark.parametrize("format", ["auto", "columns"])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_a_json_array_is_read_like_its_elements_in_lines(tmp_path, format, indent):
+    rows = [
+        {"timestamp": 1700000000.1234567, "prompt_tokens": 3, "completion_tokens": 4},
+        {"timestamp": 1700000001.1234567, "prompt_tokens": 5, "completion_tokens": 6},
+    ]
+    path = tmp_path / "log.json"
+    path.write_text(json.dumps(rows, indent=indent))
+    keys = {"time": "timestamp", "input_tokens": "prompt_tokens"}
+    keys |= {"kind": "columns", "output_tokens": "completion_tokens"}
+    trace = load_trace(path, "auto" if format == "auto" else TRACES.build(keys))
+    assert trace.times_s.tolist() == [0.0, 1.0]
+    assert trace.input_tokens.tolist() == [3, 5]
+    path.write_text("[{]")
+    with pytest.raises(TraceFileError, match=r"log\.json: is not a JSON array: "):
+        load_trace(path, "mooncake")
 
 
 def test_sharegpt_gives_lengths_without_times():

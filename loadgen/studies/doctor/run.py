@@ -315,8 +315,8 @@ def examine_target(
         ]
         if preflight_result.fatal is not None:
             skipped = map(unchecked, EXTENDED_CHECKS)
-            return server.endpoint.url, [*checks, *skipped], preflight_result.fatal
-        return server.endpoint.url, [*checks, *examined], None
+            return server.endpoint.shown_url, [*checks, *skipped], preflight_result.fatal
+        return server.endpoint.shown_url, [*checks, *examined], None
 
 
 async def _preflight(

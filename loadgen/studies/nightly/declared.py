@@ -93,7 +93,7 @@ def pinned(
         api=endpoint.api,
         model=endpoint.model,
         labels=section.labels,
-        url=endpoint.url if launch is None else None,
+        url=endpoint.shown_url if launch is None else None,
         launch=own_launch,
         host=None if launch is None else _here(machine),
     )

@@ -21,6 +21,8 @@ from loadgen.workload.traces.trace import TRACES, Trace, TraceFormat
 _GZIP = b"\x1f\x8b"
 _HEAD_BYTES = 1 << 20
 _MOST_BYTES = 2 << 30  # a request takes 30 to 300 bytes
+_CONVERSATIONS = {"conversations", "conversation"}
+_WITHOUT_LINE_ENDS = bytes.maketrans(b"\r\n", b"  ")
 _SEPARATORS = (";", "\t", "|")  # other than a comma
 _NOT_A_TRACE = {
     b"PK\x03\x04": "is a zip archive; unpack it first",
@@ -46,7 +48,7 @@ def load_trace(path: str | Path, format: str | TraceFormat = "auto") -> Trace:
         raise TraceFileError(f"{path}: {error}") from None
     content = read_bytes(path)
     try:
-        return reader.parse(content, str(path))
+        return reader.parse(_in_lines(content, str(path)), str(path))
     except TraceFileError:
         if Path(path).is_symlink():  # may lead to a file with secrets
             raise TraceFileError(
@@ -118,6 +120,19 @@ class Auto(TraceFormat):
             kinds = ", ".join(cls.kind for cls in matching)
             raise TraceFileError(f"{source}: could be any of {kinds}; choose one with format")
         return matching[0]().parse(content, source)
+
+
+def _in_lines(content: bytes, source: str) -> bytes:
+    """A JSON array of flat objects as JSON lines; other content, conversations too, as it is."""
+    is_array = re.match(rb"\s*\[\s*\{", content) is not None
+    if not is_array or _CONVERSATIONS & {*first_fields(content, source)}:
+        return content
+    try:
+        rows = msgspec.json.decode(content, type=list[msgspec.Raw])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise TraceFileError(f"{source}: is not a JSON array: {error}") from None
+    # a line end is white space in JSON, and legal in no string
+    return b"\n".join(bytes(row).translate(_WITHOUT_LINE_ENDS) for row in rows)
 
 
 def _separator_key(separator: str) -> str:

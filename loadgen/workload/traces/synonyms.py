@@ -31,7 +31,6 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "prompt_len": "vLLM, SGLang",
         "prompt_length": "vLLM",
         "context_tokens": "Azure",
-        "contexttokens": "Azure",
         "request_tokens": "BurstGPT",
         "num_prefill_tokens": "Vidur",
         "isl": "aiperf",
@@ -42,7 +41,6 @@ SYNONYMS: Mapping[str, Mapping[str, str]] = {
         "output_length": "Mooncake, aiperf",
         "output_len": "vLLM, SGLang",
         "generated_tokens": "Azure",
-        "generatedtokens": "Azure",
         "response_tokens": "BurstGPT",
         "num_decode_tokens": "Vidur",
         "osl": "aiperf",
@@ -64,7 +62,8 @@ def recognized(
     """
     keys: dict[str, str] = {}
     for key, names in SYNONYMS.items():
-        found = [field for field in fields if _plain(field, key) in names]
+        known = {name.replace("_", "") for name in names}
+        found = [field for field in fields if _plain(field, key) in known]
         if len(found) > 1:
             raise TraceFileError(
                 f"{source}:1: columns {found[0]!r} and {found[1]!r} could both be {key}; choose: "
@@ -75,7 +74,7 @@ def recognized(
         keys[key] = found[0]
     limits = {f"{m}_slo": f"{m}_slo_ms" for m in ("ttft", "tpot", "e2e")}
     keys |= {key: name for key, name in limits.items() if name in fields}
-    if match := _UNIT.fullmatch(_words(keys["time"])):
+    if match := _UNIT.fullmatch(column_words(keys["time"])):
         return {**keys, "unit": match["unit"]}
     first = first_row.get(keys["time"], "")
     if re.fullmatch(r"\d{12,}(\.\d+)?", first):
@@ -89,11 +88,14 @@ def recognized(
 
 
 def _plain(field: str, key: str) -> str:
-    """A column's name without its spelling and, for a time, without its unit."""
-    name = _words(field)
+    """A column's name without its spelling and, for a time, without its unit, joined."""
+    name = column_words(field)
     match = _UNIT.fullmatch(name) if key == "time" else None
-    return match["name"] if match else name
+    return (match["name"] if match else name).replace("_", "")
 
 
-def _words(field: str) -> str:
-    return re.sub(r"[ \-.]+", "_", field.strip().lower())
+def column_words(field: str) -> str:
+    """A column's name in lower case with underscores: `ContextTokens`, `context-tokens` and
+    `Context Tokens` are `context_tokens`."""
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", field.strip())
+    return re.sub(r"[ \-._]+", "_", words).lower()
