@@ -90,10 +90,12 @@ REQUESTS = np.dtype(
         ("server_queue_s", "f8"),  # as the server reports them, else NaN
         ("server_ttft_s", "f8"),
         ("finish_s", "f8"),  # the finish reason in a chunk of its own; NaN = with a token, or none
+        ("hidden_tokens", "u4"),  # of output_tokens: reasoning that was not streamed
+        ("unknown_events", "u2"),  # events that are none of the API's, skipped
     ]
 )
-LATER_REQUESTS = ("finish_s",)
-"""Columns that older requests.parquet lack: NaN there."""
+LATER_REQUESTS = ("finish_s", "hidden_tokens", "unknown_events")
+"""Columns that older requests.parquet lack: NaN or 0 there."""
 CHUNKS = np.dtype(
     [("request_id", "u4"), ("received_s", "f8"), ("tokens", "u2")]
 )  # tokens 0 = unknown

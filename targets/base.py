@@ -69,7 +69,7 @@ class Delta(msgspec.Struct, frozen=True):
 
     `is_token`: the event carries at least one generated token (content, reasoning or a tool call).
     `is_answer`: content, not reasoning. `usage` may come with any event; `error` is the message of
-    an in-band error.
+    an in-band error. `is_unknown`: an event that is none of the API's, to be skipped.
 
     A msgspec struct, because it is built for each event: a frozen dataclass of eight fields takes
     11 times as long to build (4.4 µs against 0.4 µs, measured together), more than decoding the
@@ -84,6 +84,7 @@ class Delta(msgspec.Struct, frozen=True):
     error: str | None = None
     is_done: bool = False
     server: Mapping[str, float] = {}  # timings stated by the server, seconds
+    is_unknown: bool = False
 
 
 @dataclass(frozen=True, slots=True)

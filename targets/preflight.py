@@ -409,8 +409,9 @@ class _Run:
     def _check_usage(self, answer: ProbeAnswer) -> None:
         usage = answer.usage
         is_stated = usage is not None and usage.output_tokens is not None
-        n_running = sum(d.is_token and d.usage is not None for d in answer.deltas)
-        if not is_stated or n_running < answer.n_token_events:  # accepted but not sent
+        if (
+            not is_stated or answer.n_counted_events < answer.n_token_events
+        ):  # accepted but not sent
             self.adapter = self.adapter.model_copy(update={"continuous_usage": False})
         if usage is None or not is_stated:
             self.note("usage", False, "not sent: output tokens are counted by chunks")

@@ -30,6 +30,7 @@ _OK = Status.ok  # looking up an enum member takes 0.2 µs in Python 3.11
 _HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 _EXCERPT = 200
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")  # no JSON or HTML begins so
+_DATA_NAMES = (b"", b"message", b"data")  # events of another name need not be of the API
 _LINE_START = 20
 _SHAPED_PARTS = 32  # below it, to decode every event takes less time than to find their shape
 _SHAPE_PARTS = 4  # first parts compared: perhaps a role chunk, and two tokens of different text
@@ -89,6 +90,8 @@ class Decoded:
     cached_tokens: int = 0
     finish_reason: FinishReason = FinishReason.none
     server: dict[str, float] = field(default_factory=dict)
+    hidden_tokens: int = 0
+    unknown_events: int = 0
 
     def fail(self, status: Status, error: str) -> None:
         """Records a failure, unless an earlier failure is recorded."""
@@ -155,6 +158,9 @@ def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
     runs = next(filter(None, (form(body, adapter) for form in forms)), None)
     for run in runs or _one_by_one(body, adapter, result):
         received_ns, delta, running = run.received_ns, run.delta, run.running
+        if delta.is_unknown:
+            result.unknown_events += 1
+            continue
         if delta.usage is not None:
             usage = delta.usage
             result.input_tokens = usage.input_tokens or result.input_tokens
@@ -267,13 +273,17 @@ def _one_by_one(body: Body, adapter: Adapter, result: Decoded) -> Iterator[Event
 
 
 def _delta(event: SseEvent, adapter: Adapter, result: Decoded) -> Delta | None:
-    is_error = event.name == b"error"
-    if event.name in HEARTBEATS or not (event.data.strip() or is_error):
+    is_error = b"error" in event.name.lower()
+    if not (event.data.strip() or is_error):
         return None  # keeps the connection alive
+    if event.name in HEARTBEATS:
+        return Delta(is_unknown=True)
     failure = f"error in the stream: {_excerpt(event.data)}" if is_error else ""
     try:
         delta = adapter.decode(event.data)
     except ValueError as error:
+        if event.name.lower() not in _DATA_NAMES and not is_error:
+            return Delta(is_unknown=True)
         result.fail(Status.stream_error, failure or f"event not understood: {error}")
         return None
     if failure and delta.error is None:

@@ -555,7 +555,7 @@ def _read_table(
             rows[field] = _lookup([known.index(text) for text in words], codes)
             names = replace(names, **{texts: tuple(known)})
         elif field in LATER_REQUESTS and field not in table.column_names:
-            rows[field] = np.nan
+            rows[field] = np.nan if dtype[field].kind == "f" else 0
         elif field in table.column_names or field not in LATER:
             rows[field] = _numbers(table.column(field).combine_chunks())
     return rows, names

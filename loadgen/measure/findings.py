@@ -52,6 +52,7 @@ def findings(
         _uncounted(columns, run, due),
         _chunks(columns, run, due),
         _empty_answers(columns, due),
+        _unknown_events(run, due),
         altered_arrivals(sent),
         pinned(run, addresses),
         _disk_writes(run),
@@ -282,6 +283,17 @@ def _empty_answers(columns: PerRequest, due: Mask) -> str:
     if not n:
         return ""
     return f"{format_count(n)} answers succeeded without a single token; they count as misses."
+
+
+def _unknown_events(run: Run, due: Mask) -> str:
+    counts = run.request_rows["unknown_events"][due]
+    n = int(np.count_nonzero(counts))
+    if not n:
+        return ""
+    return (
+        f"{format_count(int(counts.sum()))} events in {format_count(n)} answers are none of the "
+        "API's (heartbeats, extensions of a gateway); they were skipped."
+    )
 
 
 def _disk_writes(run: Run) -> str:

@@ -251,12 +251,30 @@ def test_an_unasked_encoding_is_refused():
     assert "gzip" in result.error
 
 
-def test_ping_events_are_not_of_the_api():
-    ping = b'event: ping\ndata: {"type": "ping"}\n\n'
-    result = decode(exchange(ping, token("a"), ping, FINISH, DONE), ADAPTER)
-    assert (result.status, len(result.chunk_ns)) == (Status.ok, 1)
-    unnamed = decode(exchange(b'data: {"type": "ping"}\n\n', token("a"), FINISH), ADAPTER)
-    assert unnamed.status is Status.stream_error
+UNKNOWN = [
+    b'event: ping\ndata: {"type": "ping"}\n\n',
+    b"event: sources\ndata: not JSON\n\n",
+    b'event: metadata\ndata: [{"title":"a page"}]\n\n',
+    b"data: {}\n\n",
+    b'data: {"sources":[]}\n\n',
+    b"data: [PING]\n\n",
+]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("unknown", UNKNOWN)
+def test_unknown_events_are_skipped_and_counted(unknown):
+    """Anthropic and Cohere send pings, Open WebUI sends sources, Azure sends empty objects."""
+    reads = (unknown, ROLE, token("a"), unknown, token("b"), FINISH, usage(2), DONE)
+    result = decode(exchange(*reads), ADAPTER)
+    assert (result.status, result.error, result.unknown_events) == (Status.ok, "", 2)
+    assert (result.first_token_ns, result.output_tokens) == (12_000_000, 2)
+
+
+def test_an_answer_of_unknown_events_alone_is_a_failure():
+    result = decode(exchange(*UNKNOWN, DONE), ADAPTER)
+    assert (result.status, result.unknown_events) == (Status.stream_error, 6)
+    assert "without a single token" in result.error
 
 
 def test_a_stream_cut_after_the_word_null_is_no_success():

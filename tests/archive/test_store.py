@@ -192,7 +192,10 @@ def test_requests_recorded_before_the_finish_was_timed_have_none(recorded):
     run, directory = recorded
     of_schema_2(directory)
     path = directory / "requests.parquet"
-    parquet.write_table(parquet.read_table(path).drop_columns("finish_s"), path)
+    later = ["finish_s", "hidden_tokens", "unknown_events"]
+    parquet.write_table(parquet.read_table(path).drop_columns(later), path)
     rows = store.read_run(directory).request_rows
     assert np.isnan(rows["finish_s"]).all()
+    assert not rows["hidden_tokens"].any()
+    assert not rows["unknown_events"].any()
     assert rows["status"].tolist() == run.request_rows["status"].tolist()
