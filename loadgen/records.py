@@ -114,6 +114,10 @@ ON_PURPOSE = "cancelled on purpose (requests.cancel)"
 """How the error of a request begins that was cancelled because the schedule said so."""
 
 
+AFTER_DONE = "complete at [DONE]; then "
+"""How the error of a successful request begins whose connection did not end properly."""
+
+
 class Phase(IntEnum):
     """Where in the run a row was due; only `measure` counts in metrics."""
 

@@ -89,31 +89,38 @@ class ProbeEvent(NamedTuple):
 
 class EventReader:
     """Server-sent events from lines that end in LF, CRLF or CR (HTML standard §9.2). Extensions: an
-    `error:` line (llama.cpp) and a line that begins with `{` (a gateway's error body) are data."""
+    `error:` line (llama.cpp) and bare JSON (a gateway's error body) are data."""
 
     def __init__(self) -> None:
         self._rest: list[bytes] = []  # pieces of a line without an end so far
         self._after_cr = False
         self._name = b""
         self._data: list[bytes] = []
+        self._is_bare = False
 
     def feed(self, data: bytes) -> list[ProbeEvent]:
         """Every event that these bytes complete."""
-        events = []
+        events: list[ProbeEvent] = []
         for line in self._lines(data):
+            is_field = line.startswith((b"data:", b"event:", b"id:", b"retry:", b":"))
+            if line[:1] == b"{" or (self._is_bare and line and not is_field):
+                self._is_bare = True
+                self._data.append(line)
+                continue
+            if not line or self._is_bare:
+                self._end_event(events)
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
             elif line.startswith(b"event:"):
                 self._name = line[6:].strip()
             elif line.startswith(b"error:"):  # llama.cpp reports a failure after a 200 so
                 self._data.append(b'{"error":' + line[6:] + b"}")
-            elif line.startswith(b"{"):
-                self._data.append(line)
-            elif not line:
-                if any(data.strip() for data in self._data):
-                    events.append(ProbeEvent(self._name, b"\n".join(self._data)))
-                self._name, self._data = b"", []
         return events
+
+    def _end_event(self, events: list[ProbeEvent]) -> None:
+        if any(data.strip() for data in self._data):
+            events.append(ProbeEvent(self._name, b"\n".join(self._data)))
+        self._name, self._data, self._is_bare = b"", [], False
 
     def _lines(self, data: bytes) -> list[bytes]:
         """The lines that these bytes complete."""

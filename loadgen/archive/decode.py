@@ -74,7 +74,7 @@ class Decoded:
     """Content of a response. Times as in Exchange; `chunk_*` have an entry per token chunk."""
 
     status: Status = Status.ok
-    error: str = ""
+    error: str = ""  # of a successful answer: a note on its connection
     n_bytes: int = 0
     first_chunk_ns: int = 0
     first_token_ns: int = 0
@@ -130,10 +130,16 @@ def decode(exchange: Exchange, adapter: Adapter) -> Decoded:
         )
         return result
     if "text/event-stream" not in exchange.content_type.lower() and not _has_events(body.data):
+        message = _message(body.data, adapter)
+        if message:
+            result.fail(Status.stream_error, f"error in place of a stream: {message}")
+            return result
         kind = exchange.content_type or "no content-type"
         result.fail(Status.stream_error, f"not an event stream ({kind}): {_excerpt(body.data)}")
         return result
     _read_stream(body, adapter, result)
+    if result.status is Status.ok:
+        result.error = exchange.error  # a note: the answer was complete (`AFTER_DONE`)
     return result
 
 
@@ -327,11 +333,16 @@ def _check_end(result: Decoded, is_done: bool) -> None:
 
 def _http_error(exchange: Exchange, body: bytes, adapter: Adapter) -> str:
     """The server's message if the body is in OpenAI's error format, else the start of the body."""
-    try:
-        message = adapter.decode(body).error
-    except ValueError:
-        message = None
+    message = _message(body, adapter)
     return f"HTTP {exchange.http_status}: {message or _excerpt(body) or 'empty body'}"
+
+
+def _message(body: bytes, adapter: Adapter) -> str | None:
+    """The message of a body that is an error in a known form."""
+    try:
+        return adapter.decode(body).error
+    except ValueError:
+        return None
 
 
 def _excerpt(data: bytes) -> str:

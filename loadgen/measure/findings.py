@@ -19,7 +19,7 @@ from loadgen.measure.slo import Slo
 from loadgen.measure.stimulus import Stimulus, altered_arrivals
 from loadgen.measure.summary import ValidityCheck
 from loadgen.measure.wording import format_count, format_number, format_value
-from loadgen.records import ON_PURPOSE, Run, Status, TokenSource
+from loadgen.records import AFTER_DONE, ON_PURPOSE, Run, Status, TokenSource
 
 
 def findings(
@@ -53,6 +53,7 @@ def findings(
         _chunks(columns, run, due),
         _empty_answers(columns, due),
         _unknown_events(run, due),
+        _dropped_connections(run, due),
         altered_arrivals(sent),
         pinned(run, addresses),
         _disk_writes(run),
@@ -293,6 +294,20 @@ def _unknown_events(run: Run, due: Mask) -> str:
     return (
         f"{format_count(int(counts.sum()))} events in {format_count(n)} answers are none of the "
         "API's (heartbeats, extensions of a gateway); they were skipped."
+    )
+
+
+def _dropped_connections(run: Run, due: Mask) -> str:
+    """Answers that were complete although their connections did not end properly."""
+    notes = np.array([text.startswith(AFTER_DONE) for text in run.names.errors])
+    rows = run.request_rows[due & (run.request_rows["status"] == Status.ok)]
+    noted = rows["error_id"][notes[rows["error_id"]]]
+    if not len(noted):
+        return ""
+    usual = int(np.bincount(noted).argmax())
+    return (
+        f"{format_count(len(noted))} of {format_count(len(rows))} answers were "
+        f"{run.names.errors[usual]}. They count as successful; each cost a connection."
     )
 
 

@@ -246,6 +246,33 @@ def test_a_200_that_is_no_event_stream_says_what_came():
     assert "<html>hello" in result.error
 
 
+ERROR_BODY = b'{"error":{"message":"out of memory","code":500}}'
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    "reads",
+    [
+        (ERROR_BODY,),
+        (ERROR_BODY.replace(b",", b",\n "), b"\n"),
+        (ROLE, token("a"), ERROR_BODY + b"\n\n"),
+        (ROLE, token("a"), ERROR_BODY + b"\n\n", DONE),  # was a success
+        (ROLE, token("a"), FINISH, ERROR_BODY + b"\n", DONE),
+        (ROLE, token("a"), b"event: server_error\n" + b"data: " + ERROR_BODY + b"\n\n", DONE),
+    ],
+)
+def test_an_error_body_in_an_event_stream_has_the_servers_sentence(reads):
+    result = decode(exchange(*reads), ADAPTER)
+    assert result.status is Status.stream_error
+    assert result.error == "error in the stream: out of memory"
+
+
+def test_an_error_body_in_place_of_a_stream_has_the_servers_sentence():
+    result = decode(exchange(ERROR_BODY, content_type="application/json"), ADAPTER)
+    assert result.status is Status.stream_error
+    assert result.error == "error in place of a stream: out of memory"
+
+
 def test_an_unasked_encoding_is_refused():
     result = decode(exchange(b"\x1f\x8b", content_encoding="gzip"), ADAPTER)
     assert "gzip" in result.error

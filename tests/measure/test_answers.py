@@ -1,5 +1,7 @@
 """What answers in other forms count as: docs/metrics.md, "Answers in other forms"."""
 
+from dataclasses import replace
+
 from loadgen.measure.aggregate import summarize
 from tests.runs import measured_run
 
@@ -18,3 +20,15 @@ def test_unknown_events_are_a_note_with_their_number():
         "were skipped."
     ]
     assert finding(summarize(measured_run()), "none of the API") == []
+
+
+def test_connections_that_ended_badly_after_done_are_a_note_and_no_failure():
+    run = measured_run(slo=["error_rate <= 0%"])
+    errors = (*run.names.errors, "complete at [DONE]; then the server held its connection open")
+    run.request_rows["error_id"][100:104] = len(errors) - 1
+    summary = summarize(replace(run, names=replace(run.names, errors=errors)))
+    assert summary.verdict == "met"
+    assert finding(summary, "[DONE]") == [
+        "4 of 200 answers were complete at [DONE]; then the server held its connection open. They "
+        "count as successful; each cost a connection."
+    ]
