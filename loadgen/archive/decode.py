@@ -315,6 +315,9 @@ def _count(result: Decoded, usage_tokens: int | None, running: list[int], text: 
     if is_usable and grows and all(running) and running == sorted(running):
         result.chunk_tokens = [now - before for before, now in pairwise([0, *running])]
         return
+    if is_usable and n_chunks == 1:
+        result.chunk_tokens = [result.output_tokens]
+        return
     result.chunk_tokens = [int(usage_tokens == n_chunks)] * n_chunks
     if usage_tokens is not None and is_usable and usage_tokens > n_chunks > 1 and text_bytes:
         most = usage_tokens - (n_chunks - 1)

@@ -197,9 +197,9 @@ def _token_counts(columns: PerRequest, run: Run, due: Mask) -> str:
     rows = run.request_rows
     streamed = np.zeros(len(rows), np.int64)
     streamed[gaps.rows] = np.add.reduceat(gaps.tokens, gaps.starts, dtype=np.int64)
-    streamed += rows["first_chunk_tokens"]
+    streamed += columns.first_tokens
     by_usage = due & columns.is_ok & (rows["token_source"] == TokenSource.usage)
-    differ = by_usage & (rows["first_chunk_tokens"] > 0) & (streamed != rows["output_tokens"])
+    differ = by_usage & (rows["first_chunk_tokens"] > 0) & (streamed != columns.streamed_tokens)
     n = int(np.count_nonzero(differ))
     if not n:
         return ""

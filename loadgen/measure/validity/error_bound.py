@@ -134,7 +134,7 @@ class ErrorBound:
             part = chunks[at - 1 : at + BLOCK]
             row = np.searchsorted(run.request_rows["request_id"], part["request_id"])
             delay_s = read_delay(self.workers, shard_of[row], part["received_s"].copy())
-            kept = ~is_first[at : at + BLOCK]
+            kept = ~is_first[at : at + BLOCK] & (np.diff(part["received_s"]) != 0)
             more = np.maximum(delay_s[1:], delay_s[:-1])[kept]
             bound_s[done : done + len(more)] = more
             done += len(more)
