@@ -94,7 +94,7 @@ _CHUNK_OBJECTS = ("chat.completion.chunk", "text_completion")
 _WHOLE_NUMBER = re.compile(rb"(?<=[:,\[ ])(0|[1-9][0-9]{0,8})(?=[,\]} ])")
 _TRIAL_NUMBER = 987_654_321
 
-EventT = TypeVar("EventT")
+EventT = TypeVar("EventT", bound=msgspec.Struct)
 
 
 class OpenAICodec(Adapter):

@@ -68,6 +68,7 @@ from loadgen.measure.summary import (
     Validity,
     ValidityCheck,
 )
+from loadgen.measure.unmeasured import counts_for, settled
 from loadgen.measure.validity.checks import checks, is_disturbed, is_trusted, own_lateness
 from loadgen.measure.validity.error_bound import ErrorBound, error_bound, shifted
 from loadgen.measure.validity.survival import (
@@ -363,6 +364,7 @@ class _Judged:
         own_s = self.columns.own_slo_s.get(slo.metric)
         has_own = self.due & (own_s > 0) if own_s is not None else self.due & False
         counted = has_own if math.isinf(slo.limit) else self.due
+        counted = counted & counts_for(self.columns, slo.metric)
         met = counted & slos_met(self.columns, slo)
         n_met, n_counted, n_own = map(_count, (met, counted, has_own))
         dependence = self.samples.share(met, (slo.metric,))
@@ -412,7 +414,9 @@ def _numbers(
         "counts": _counts(run, due),
         "throughput": judged.rates,
         "metrics": _distributions(judged.samples, level),
-        "slo": results,
+        "slo": settled(
+            results, columns, due, lambda c: scope.at(c, judged.rates).results(scope.slos)
+        ),
         "attainment": _attainment(due, met, limited, meeting, level, share_bound),
         "goodput": _goodput(columns, due, met, meeting, window, level),
     }

@@ -216,7 +216,8 @@ def answers(run: Run) -> Answers:
     columns, rows = per_request(run), run.request_rows
     kept = due_rows(run) & columns.is_ok & columns.has_token
     gaps, arrivals = event_gaps(run), columns.gaps
-    of_kept, of_arrivals = gaps.of(kept), arrivals.of(kept)
+    of_kept = gaps.of(kept)
+    of_arrivals = arrivals.of(kept & (columns.blocks is None))
     first_chunk_s = np.where(
         np.isfinite(rows["first_chunk_s"]), rows["first_chunk_s"], rows["first_token_s"]
     )

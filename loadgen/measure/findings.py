@@ -18,6 +18,7 @@ from loadgen.measure.server_load import Backend, pinned
 from loadgen.measure.slo import Slo
 from loadgen.measure.stimulus import Stimulus, altered_arrivals
 from loadgen.measure.summary import ValidityCheck
+from loadgen.measure.unmeasured import one_piece
 from loadgen.measure.wording import format_count, format_number, format_value
 from loadgen.records import AFTER_DONE, ON_PURPOSE, Run, Status, TokenSource
 
@@ -51,6 +52,8 @@ def findings(
         _distrusted(columns, run, due),
         _uncounted(columns, run, due),
         _chunks(columns, run, due),
+        _one_piece(columns, due),
+        _blocks(columns),
         _empty_answers(columns, due),
         _unknown_events(run, due),
         _dropped_connections(run, due),
@@ -214,8 +217,19 @@ _BY_TOKEN = ("tpot_s", "itl_s", "max_itl_s", "e2e_per_token_s")
 
 
 def token_marks(columns: PerRequest, run: Run, due: Mask) -> dict[str, str]:
-    """Metric → the reason why its values are doubtful: metrics that depend on token counts which
-    the server does not state, or states wrongly."""
+    """Metric → the reason why its values are doubtful or absent: metrics that depend on token
+    counts which the server does not state, or states wrongly, and ITL of blocks."""
+    marks = _count_marks(columns, run, due)
+    n, n_answers = one_piece(columns, due)
+    if n and n == n_answers:
+        reason = "n/a: every answer came in one piece"
+        marks |= dict.fromkeys(("tpot_s", "itl_s", "max_itl_s"), reason)
+    elif columns.blocks is not None:
+        marks |= dict.fromkeys(("itl_s", "max_itl_s"), columns.blocks.reason)
+    return marks
+
+
+def _count_marks(columns: PerRequest, run: Run, due: Mask) -> dict[str, str]:
     rows = run.request_rows
     answered = due & columns.is_ok & columns.has_token
     n = int(np.count_nonzero(answered))
@@ -268,14 +282,38 @@ def _uncounted(columns: PerRequest, run: Run, due: Mask) -> str:
 def _chunks(columns: PerRequest, run: Run, due: Mask) -> str:
     """Chunks of several tokens, where the server does not state how many each carries."""
     answered = due & columns.is_ok & (run.request_rows["token_source"] == TokenSource.usage)
+    answered &= run.request_rows["chunks"] > 1
     chunks = int(run.request_rows["chunks"][answered].sum())
-    tokens = int(columns.output_tokens[answered].sum())
+    tokens = int(columns.streamed_tokens[answered].sum())
     if columns.gaps.is_counted or not chunks or abs(tokens / chunks - 1) <= 0.01:
         return ""
     return (
         f"The server sent {format_number(tokens / chunks)} tokens per chunk on average without "
         "counting them per chunk, so ITL is per chunk (= ICL), and TPOT takes the tokens of the "
         "first chunk from its share of the text."
+    )
+
+
+def _one_piece(columns: PerRequest, due: Mask) -> str:
+    """Answers whose tokens all came at once."""
+    n, n_answers = one_piece(columns, due)
+    if not n:
+        return ""
+    return (
+        f"{format_count(n)} of {format_count(n_answers)} answers came in one piece (a single event "
+        "or read), so that they have no TPOT and no ITL; SLOs on them leave these answers out."
+    )
+
+
+def _blocks(columns: PerRequest) -> str:
+    """Streams that are delivered in blocks, and the layer that probably holds them back."""
+    found = columns.blocks
+    if found is None:
+        return ""
+    return (
+        f"ITL is {found.reason}, {format_value(found.gap_s, 's')} apart at the median. The likely "
+        f"layer: {found.layer}. TTFT, TPOT, ICL and max stall are what a user of this route sees; "
+        "TTFT waits for the first block."
     )
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import RunInvalid
+from loadgen.measure.blocks import Blocks, blocks
 from loadgen.measure.catalog import METRICS, PASSES_UNDEFINED, Metric
 from loadgen.measure.statistics.dependence import Dependence, Load, of_share
 from loadgen.measure.statistics.population import (
@@ -81,7 +82,8 @@ class PerRequest:
     the index in `run.chunk_rows` of the first chunk of each request that received any.
     `streamed_tokens` is n without reasoning that was not streamed, and `first_tokens` the tokens of
     the first arrival. `is_unmeasured`: the answer has several tokens, or an unknown number, and all
-    came in one arrival, so that it has neither TPOT nor ITL.
+    came in one arrival, so that it has neither TPOT nor ITL. Where the run's streams came in
+    `blocks`, no answer of several tokens has an ITL (`has_no_itl`).
     `release_order` lists the rows in order of release, unreleased rows last. `in_flight` is the
     number of requests that were released before and had not ended. `own_slo_s` holds, by metric,
     the limits that requests brought themselves, if any did (0: none).
@@ -90,6 +92,7 @@ class PerRequest:
     is_ok: Mask
     has_token: Mask
     is_unmeasured: Mask
+    has_no_itl: Mask
     output_tokens: NDArray[np.int64]
     streamed_tokens: NDArray[np.int64]
     first_tokens: NDArray[np.int64]
@@ -110,6 +113,7 @@ class PerRequest:
     chunk_starts: NDArray[np.intp]
     release_order: NDArray[np.intp]
     in_flight: NDArray[np.float64]
+    blocks: Blocks | None = None
     own_slo_s: Mapping[str, Seconds] = field(default_factory=dict)
 
     def column(self, metric: str) -> Seconds:
@@ -136,12 +140,18 @@ def per_request(run: Run) -> PerRequest:
     tpot_s = _tpot_s(last_s - first_s, streamed_tokens - first_tokens)
     max_stall_s = greatest(gaps.icl_s, gaps, len(rows))
     itl_s = gaps.itl_s
+    found = _blocks(run, starts, gaps)
+    has_several = _has_several(rows, schedule, streamed_tokens)
+    is_unmeasured = np.isnan(tpot_s) & has_several
+    has_no_itl = is_unmeasured if found is None else has_several
+    max_itl_s = max_stall_s if itl_s is gaps.icl_s else greatest(itl_s, gaps, len(rows))
     opened = ~rows["reused_connection"]
     release_order = np.argsort(released_s, kind="stable")
     return PerRequest(
         is_ok=rows["status"] == Status.ok,
         has_token=np.isfinite(first_s),
-        is_unmeasured=np.isnan(tpot_s) & _has_several(rows, schedule, streamed_tokens),
+        is_unmeasured=is_unmeasured,
+        has_no_itl=has_no_itl,
         output_tokens=output_tokens,
         streamed_tokens=streamed_tokens,
         first_tokens=first_tokens,
@@ -153,7 +163,7 @@ def per_request(run: Run) -> PerRequest:
         e2e_from_send_s=last_s - sent_s,
         close_s=_column(rows, "done_s") - released_s,
         e2e_per_token_s=_divide(last_s - released_s, output_tokens),
-        max_itl_s=max_stall_s if itl_s is gaps.icl_s else greatest(itl_s, gaps, len(rows)),
+        max_itl_s=max_itl_s if found is None else np.where(has_no_itl, np.nan, max_itl_s),
         max_stall_s=max_stall_s,
         queue_client_s=sent_s - released_s,
         connect_s=np.where(opened, _column(rows, "connected_s") - sent_s, np.nan),
@@ -162,6 +172,7 @@ def per_request(run: Run) -> PerRequest:
         chunk_starts=starts,
         release_order=release_order,
         in_flight=_in_flight(released_s, _column(rows, "done_s"), release_order),
+        blocks=found,
         own_slo_s={
             metric: _column(schedule, name)
             for metric, name in OWN_SLO.items()
@@ -284,11 +295,38 @@ def _gaps(
     )
 
 
+def _blocks(run: Run, starts: NDArray[np.intp], gaps: TokenGaps) -> Blocks | None:
+    chunks, n_arrivals = run.chunk_rows, len(starts) + len(gaps.icl_s)
+    if not n_arrivals or 2 * n_arrivals > len(chunks) + 2 * len(starts):
+        return None  # too few events for two in most reads
+    is_first = np.zeros(len(chunks), bool)
+    is_first[starts] = True
+    n_several, was_joined = 0, False
+    for at in range(0, len(chunks), BLOCK):
+        joins = _joins(chunks, is_first, slice(at, at + BLOCK))
+        n_several += int(np.count_nonzero(joins & ~np.r_[was_joined, joins[:-1]]))
+        was_joined = bool(joins[-1])
+    per_event = max(1.0, _tokens_per_event(chunks))
+    return blocks(
+        events=np.rint(gaps.tokens / per_event).astype(np.int64),
+        gap_s=gaps.icl_s,
+        n_arrivals=n_arrivals,
+        n_several=n_several,
+        n_bytes=int(run.request_rows["bytes"].sum()),
+        lag_s=max((shard.loop_lag_s.p99 or 0.0 for shard in run.instrument.shards), default=0.0),
+    )
+
+
+def _tokens_per_event(chunks: Chunks) -> float:
+    return float(np.maximum(chunks["tokens"], 1).mean(dtype=np.float64))
+
+
 def _joins(chunks: Chunks, is_first: NDArray[np.bool_], part: slice) -> NDArray[np.bool_]:
     """The chunks of a stretch that came in the same read as the chunk before them."""
     received_s = chunks["received_s"][max(0, part.start - 1) : part.stop]
     same = np.diff(received_s, prepend=np.nan if part.start == 0 else received_s[:0]) == 0
-    return same & ~is_first[part]
+    joins: NDArray[np.bool_] = same & ~is_first[part]
+    return joins
 
 
 def _tokens_of_arrivals(
@@ -363,7 +401,8 @@ class Samples:
         self._loads: dict[bytes, Load] = {}
 
     def of(self, metric: Metric, with_failures: bool = False) -> Population:
-        if metric.name == "itl_s" and not self._columns.gaps.has_several:
+        is_plain = not self._columns.gaps.has_several and self._columns.blocks is None
+        if metric.name == "itl_s" and is_plain:
             metric = METRICS["icl_s"]  # a token per chunk: the same samples, sorted once
         key = (metric.name, with_failures)
         if key not in self._populations:
@@ -411,6 +450,8 @@ class Samples:
 
     def _gaps(self, metric: Metric) -> Population:
         gaps = self._columns.gaps
+        if metric.name == "itl_s" and self._columns.blocks is not None:
+            return Population(np.empty(0))
         kept = self._ok[gaps.rows]
         place = np.empty(len(self._ok), np.intp)
         place[self._columns.release_order] = np.arange(len(place))

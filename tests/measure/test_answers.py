@@ -2,8 +2,11 @@
 
 from dataclasses import replace
 
+import numpy as np
+import pytest
+
 from loadgen.measure.aggregate import summarize
-from tests.runs import measured_run
+from tests.runs import measured_run, with_shard
 
 
 def finding(summary, word):
@@ -32,3 +35,131 @@ def test_connections_that_ended_badly_after_done_are_a_note_and_no_failure():
         "4 of 200 answers were complete at [DONE]; then the server held its connection open. They "
         "count as successful; each cost a connection."
     ]
+
+
+def in_one_piece(run, rows):
+    """The run with all tokens of some answers in a single read."""
+    chunks = run.chunk_rows.copy()
+    for row in rows:
+        mine = chunks["request_id"] == row
+        chunks["received_s"][mine] = last_s = chunks["received_s"][mine].max()
+        run.request_rows["first_token_s"][row] = run.request_rows["last_token_s"][row] = last_s
+    return replace(run, chunk_rows=chunks)
+
+
+def in_blocks(run, n_events, n_bytes=100):
+    """The run with the events of each answer delivered in blocks; `n_bytes` per event."""
+    chunks = run.chunk_rows.copy()
+    of_each = chunks["received_s"].reshape(len(run.request_rows), -1)
+    n = of_each.shape[1]
+    last = [min(n - 1, (k // n_events + 1) * n_events - 1) for k in range(n)]
+    of_each[:] = of_each[:, last]
+    run.request_rows["first_token_s"] = of_each[:, 0]
+    run.request_rows["bytes"] = n * n_bytes
+    return replace(run, chunk_rows=chunks)
+
+
+def test_an_answer_in_one_piece_is_out_of_the_n_of_a_limit_on_tpot():
+    run = in_one_piece(measured_run(slo=["tpot <= 1ms", "ttft <= 5s"]), [100, 101, 102])
+    summary = summarize(run)
+    of_tpot, of_ttft, _ = summary.slo
+    assert (of_tpot.n, of_tpot.value, of_ttft.n) == (197, 0.0, 200)
+    assert summary.metrics["tpot_s"].n == 197
+    assert summary.metrics["tpot_s"].min > 0
+    assert summary.attainment.met == 3  # by their other limit
+    assert finding(summary, "one piece") == [
+        "3 of 200 answers came in one piece (a single event or read), so that they have no TPOT "
+        "and no ITL; SLOs on them leave these answers out."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("slo", "n_in_one_piece", "met"),
+    [
+        ("p50(tpot) <= 1ms", 10, False),  # 5 %: the measured answers decide
+        ("p50(tpot) <= 1ms", 11, False),  # both ways missed
+        ("p50(tpot) <= 1s", 11, True),  # both ways met
+        ("p50(tpot) <= 1ms", 150, None),
+        ("p99(tpot) <= 1s", 11, None),  # as misses they are more than 1 %
+        ("p99(tpot) <= 1s", 10, True),
+        ("p50(tpot) <= 1ms", 200, None),
+        ("p99(max_itl) <= 1s", 20, None),
+        ("p99(itl) <= 1s", 20, None),
+        ("p99(max_stall) <= 1s", 200, None),  # no samples
+        ("p99(e2e) <= 9s", 200, True),
+    ],
+)
+def test_many_answers_in_one_piece_leave_open_what_they_decide(slo, n_in_one_piece, met):
+    run = in_one_piece(measured_run(slo=[slo]), range(20, 20 + n_in_one_piece))
+    summary = summarize(run)
+    assert summary.slo[0].met is met
+    assert summary.exit_code == {True: 0, False: 1, None: 3}[met]
+
+
+def test_the_reason_names_the_answers_in_one_piece():
+    run = in_one_piece(measured_run(slo=["tpot <= 1ms"]), range(20, 220))
+    summary = summarize(run)
+    assert (summary.verdict, summary.slo[0].n) == ("no_verdict", 0)
+    assert summary.reasons == (
+        "attainment >= 99%: 200 of 200 answers came in one piece and have no TPOT or ITL; as hits "
+        "and as misses they lead to different verdicts.",
+    )
+    assert summary.marks["tpot_s"] == "n/a: every answer came in one piece"
+
+
+@pytest.mark.parametrize(
+    ("n_events", "n_bytes", "layer"),
+    [
+        (5, 110, "the server's own loop, that sends every 50.6 ms"),
+        (5, 820, "a proxy's buffer of 4 kB"),
+        (10, 820, "a proxy's buffer of 8 kB"),
+    ],
+)
+def test_a_stream_in_blocks_has_no_itl_and_one_finding(n_events, n_bytes, layer):
+    run = in_blocks(measured_run(itl_s=0.01, slo=["p99(itl) <= 1s"]), n_events, n_bytes)
+    summary = summarize(run)
+    reason = f"n/a: delivered in blocks of about {n_events} events"
+    assert summary.metrics["itl_s"].n == summary.metrics["max_itl_s"].n == 0
+    assert summary.marks["itl_s"] == summary.marks["max_itl_s"] == reason
+    assert summary.reasons == (f"p99(itl) <= 1s: {reason}.",)
+    assert summary.metrics["tpot_s"].percentiles["p50"].value == pytest.approx(0.01, rel=0.05)
+    assert summary.metrics["icl_s"].n == 200 * (20 // n_events - 1)
+    (found,) = finding(summary, "blocks")
+    assert layer in found
+
+
+def test_a_busy_client_delivers_no_blocks():
+    """The event loop was late by half of the gap between reads: it may have joined the events."""
+    run = in_blocks(measured_run(itl_s=0.01), 5)
+    lag = {"n": 320, "p50": 0.001, "p99": 0.03, "max": 0.04}
+    summary = summarize(with_shard(run, loop_lag_s=lag))
+    assert summary.metrics["itl_s"].n == 200 * 15
+    assert finding(summary, "blocks") == []
+
+
+def test_two_events_in_fewer_than_half_of_the_reads_are_no_blocks():
+    run = measured_run()
+    chunks = run.chunk_rows.copy()
+    of_each = chunks["received_s"].reshape(220, 20)
+    of_each[:, 1:7:2] = of_each[:, 2:8:2]
+    summary = summarize(replace(run, chunk_rows=chunks))
+    assert summary.metrics["itl_s"].n == 200 * 19
+    assert finding(summary, "blocks") == []
+
+
+def test_several_tokens_in_one_event_are_no_block():
+    run = measured_run()
+    chunks = run.chunk_rows.copy()
+    chunks["tokens"] = 4
+    run.request_rows["output_tokens"] = 80
+    summary = summarize(replace(run, chunk_rows=chunks))
+    assert finding(summary, "blocks") == []
+    assert summary.metrics["itl_s"].n == 200 * 19 * 4
+
+
+def test_blocks_have_no_max_itl_and_keep_max_stall():
+    run = in_blocks(measured_run(slo=["max_itl <= 1ms", "max_stall <= 1s"]), 5)
+    summary = summarize(run)
+    assert (summary.slo[0].n, summary.slo[1].value) == (0, 1.0)
+    assert np.isnan(summary.metrics["max_itl_s"].mean)
+    assert summary.metrics["max_stall_s"].n == 200

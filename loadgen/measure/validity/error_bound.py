@@ -248,9 +248,10 @@ def shifted(
         return moved_columns
     gap_s = bound.of_gaps(run, columns)
     gaps = replace(columns.gaps, icl_s=moved(columns.gaps.icl_s, gap_s))
+    max_itl_s = greatest(gaps.itl_s, gaps, len(maybe_ok))
     return replace(
         moved_columns,
         gaps=gaps,
-        max_itl_s=greatest(gaps.itl_s, gaps, len(maybe_ok)),
+        max_itl_s=np.where(columns.has_no_itl, np.nan, max_itl_s),
         max_stall_s=greatest(gaps.icl_s, gaps, len(maybe_ok)),
     )
