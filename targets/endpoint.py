@@ -32,6 +32,7 @@ from loadgen.registry import Block
 from loadgen.yaml_document import Document, override, parse_document, read_file, write_document
 from targets.address import DEFAULT_PORTS, Address, is_url, parse_metrics_url, parse_url
 from targets.base import TARGETS, Adapter
+from targets.choices import several_answers
 from targets.launch_plan import Launch
 from targets.route import Proxy, Route, chosen_proxy
 from targets.safe_text import hide_named, redact, strip_controls
@@ -101,6 +102,13 @@ class Endpoint(Block):
                 raise ValueError(f"{name!r} is not a header name")
             _check_header(f"header {name}", value.get_secret_value())
         return headers
+
+    @field_validator("extra_body")
+    @classmethod
+    def _one_answer(cls, extra_body: JsonObject) -> JsonObject:
+        if (mistake := several_answers(extra_body)) is not None:
+            raise ValueError(mistake.removeprefix("extra_body."))
+        return extra_body
 
     @field_validator("metrics_url", mode="before")
     @classmethod

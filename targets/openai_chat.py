@@ -21,6 +21,7 @@ from targets.openai_wire import (
     finish_reason,
     has_text,
     is_plain,
+    joined_index,
     tail,
 )
 
@@ -38,6 +39,7 @@ class _ChatMessage(msgspec.Struct):
 
 
 class _ChatChoice(msgspec.Struct):
+    index: int | None = None
     delta: _ChatMessage | None = None
     finish_reason: str | None = None
     usage: UsageWire | None = None
@@ -71,10 +73,11 @@ class OpenAIChat(OpenAICodec):
         if is_bare and len(choices) == 1 and _is_plain_choice(choices[0]):
             message = choices[0].delta  # nearly every event: one piece of text and nothing else
             if message is not None and message.content and isinstance(message.content, str):
-                return Delta(is_token=True, is_answer=True, text=message.content)
+                index = choices[0].index or 0
+                return Delta(is_token=True, is_answer=True, text=message.content, choice=index)
         text = ""
         is_token = is_answer = False
-        finish = usage = failure = None
+        finish = usage = failure = index = None
         for choice in choices:
             finish = choice.finish_reason or finish
             usage = choice.usage or usage
@@ -84,13 +87,14 @@ class OpenAIChat(OpenAICodec):
                 answer, reasoning = _texts(choice.delta)
                 text += answer or reasoning
                 is_answer = is_answer or bool(answer)
-                is_token = is_token or bool(answer or reasoning) or _has_call(choice.delta)
+                if answer or reasoning or _has_call(choice.delta):
+                    is_token, index = True, joined_index(index, choice.index)
         reason = finish_reason(finish)
         if choices and is_bare and usage is None:
             error = failure or failed_finish(finish)
-            return Delta(is_token, is_answer, text, reason, error=error)
+            return Delta(is_token, is_answer, text, reason, error=error, choice=index or 0)
         rest = tail(event, finish, usage, failure)
-        return Delta(is_token, is_answer, text, reason, **rest)
+        return Delta(is_token, is_answer, text, reason, choice=index or 0, **rest)
 
     def looks_like_token(self, fragment: bytes) -> bool:
         """Whether the bytes hold a token's text under one of its keys, or a call; a search for

@@ -328,6 +328,11 @@ def is_plain(event: StreamEvent[Any]) -> bool:
     )
 
 
+def joined_index(index: int | None, other: int | None) -> int:
+    """The index of the choices in an event: of its only choice, -1 for several."""
+    return (other or 0) if index is None else -1
+
+
 def tail(
     event: StreamEvent[Any],
     finish: str | None,

@@ -32,6 +32,7 @@ _EXCERPT = 200
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")  # no JSON or HTML begins so
 _DATA_NAMES = (b"", b"message", b"data")  # events of another name need not be of the API
 _LINE_START = 20
+SEVERAL_CHOICES = "the stream has several choices, which cannot be told apart in time"
 _SHAPED_PARTS = 32  # below it, to decode every event takes less time than to find their shape
 _SHAPE_PARTS = 4  # first parts compared: perhaps a role chunk, and two tokens of different text
 
@@ -67,6 +68,24 @@ class _Text:
         self.is_known = self.is_known and n_bytes > 0
         self.first_bytes = self.first_bytes or first
         self.n_bytes += n_bytes
+
+
+@dataclass(slots=True)
+class _Choices:
+    """The choices that the tokens of a stream belong to. Some servers number the tokens in the
+    place of the choice's index; of several choices an index comes back after another."""
+
+    last: int | None = None
+    earlier: set[int] = field(default_factory=set)
+
+    def returns_to(self, index: int) -> bool:
+        """Whether an event has tokens of several choices, or of a choice before the last."""
+        if index == self.last:
+            return False
+        if self.last is not None:
+            self.earlier.add(self.last)
+        self.last = index
+        return index < 0 or index in self.earlier
 
 
 @dataclass(slots=True)
@@ -159,7 +178,7 @@ def answer_text(exchange: Exchange, adapter: Adapter) -> str:
 def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
     running_tokens: list[int] = []  # usage.completion_tokens after each token chunk, if stated
     usage_tokens: int | None = None
-    is_done, text = False, _Text()
+    is_done, text, choices = False, _Text(), _Choices()
     forms = (_at_once, _by_shape) if len(body.parts) < _SHAPED_PARTS else (_by_shape, _at_once)
     runs = next(filter(None, (form(body, adapter) for form in forms)), None)
     for run in runs or _one_by_one(body, adapter, result):
@@ -174,6 +193,8 @@ def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
             if usage.output_tokens is not None:
                 usage_tokens = usage.output_tokens
         if delta.is_token:
+            if choices.returns_to(delta.choice):
+                result.fail(Status.stream_error, SEVERAL_CHOICES)
             if delta.is_answer and not result.first_answer_ns:
                 result.first_answer_ns = received_ns[0]
             result.chunk_ns += received_ns

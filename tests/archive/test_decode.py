@@ -246,6 +246,36 @@ def test_a_200_that_is_no_event_stream_says_what_came():
     assert "<html>hello" in result.error
 
 
+def of_choice(index, text="a"):
+    return b'data: {"choices":[{"index":%d,"delta":{"content":"%s"}}]}\n\n' % (
+        index,
+        text.encode(),
+    )
+
+
+def test_a_stream_of_several_choices_is_a_failure():
+    """A server or gateway that sets n by itself."""
+    reads = (of_choice(0), of_choice(1), of_choice(0), of_choice(1), FINISH, DONE)
+    result = decode(exchange(*reads), ADAPTER)
+    assert (result.status, len(result.chunk_ns)) == (Status.stream_error, 4)
+    assert "several choices" in result.error
+    both = b'data: {"choices":[{"index":0,"delta":{"content":"a"}},%b]}\n\n'
+    both %= b'{"index":1,"delta":{"content":"b"}}'
+    assert "several choices" in decode(exchange(both, FINISH, DONE), ADAPTER).error
+
+
+@pytest.mark.parametrize("indices", [[0, 1, 2, 3], [1, 1, 1], [0, 0, 0], [7, 8, 8]])
+def test_an_index_that_counts_tokens_is_one_choice(indices):
+    """Older TGI numbers the tokens there (`router/src/server.rs`)."""
+    reads = (*map(of_choice, indices), FINISH, DONE)
+    assert decode(exchange(*reads), ADAPTER).status is Status.ok
+
+
+def test_an_empty_choice_beside_the_answer_is_none():
+    beside = b'data: {"choices":[{"index":0,"delta":{"content":"a"}},{"index":1,"delta":{}}]}\n\n'
+    assert decode(exchange(beside, beside, FINISH, DONE), ADAPTER).status is Status.ok
+
+
 ERROR_BODY = b'{"error":{"message":"out of memory","code":500}}'
 
 
