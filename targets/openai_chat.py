@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from loadgen.manifest.json_section import JsonObject
 from targets.base import Delta, Request
 from targets.openai_errors import stated_error
 from targets.openai_usage import UsageWire
@@ -91,9 +92,9 @@ class OpenAIChat(OpenAICodec):
                     is_token, index = True, joined_index(index, choice.index)
         reason = finish_reason(finish)
         if choices and is_bare and usage is None:
-            error = failure or failed_finish(finish)
-            return Delta(is_token, is_answer, text, reason, error=error, choice=index or 0)
-        rest = tail(event, finish, usage, failure)
+            rest: JsonObject = {"error": failure or failed_finish(finish)}
+        else:
+            rest = tail(event, finish, usage, failure)
         return Delta(is_token, is_answer, text, reason, choice=index or 0, **rest)
 
     def looks_like_token(self, fragment: bytes) -> bool:

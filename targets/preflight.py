@@ -393,7 +393,10 @@ class _Run:
 
     def _check_streaming(self, answer: ProbeAnswer) -> None:
         n_chunks, detail = answer.n_token_events, f"{answer.n_token_events} chunks"
-        if n_chunks == 0:
+        if n_chunks == 0 and answer.hidden_tokens:
+            detail = f"none of {_TOKENS} tokens was streamed: {answer.hidden_tokens} are reasoning"
+            self.note("streaming", None, detail)
+        elif n_chunks == 0:
             raise _Stop("streaming", "the answer has no token: no content, no reasoning")
         if n_chunks == 1:
             self.note("streaming", False, "all tokens came in one chunk: TPOT cannot be measured")

@@ -64,10 +64,19 @@ class ProbeAnswer:
         return next((d.usage for d in reversed(self.deltas) if d.usage is not None), None)
 
     def is_possible(self, tokens: int) -> bool:
-        """Whether the answer can have so many tokens (`is_possible_count`)."""
+        """Whether the answer can have so many tokens (`is_possible_count`), without reasoning that
+        was not streamed."""
+        tokens -= self.hidden_tokens
         texts = [delta.text for delta in self.deltas if delta.is_token]
         n_bytes = len("".join(texts).encode("utf-8", "surrogatepass")) if all(texts) else None
         return is_possible_count(tokens, len(texts), n_bytes)
+
+    @property
+    def hidden_tokens(self) -> int:
+        """Reasoning tokens that the usage counts, if no reasoning was streamed."""
+        is_shown = any(delta.text and not delta.is_answer for delta in self.deltas)
+        usage = self.usage
+        return 0 if is_shown or usage is None else usage.reasoning_tokens or 0
 
     @property
     def n_token_events(self) -> int:

@@ -55,11 +55,13 @@ class EventRun(NamedTuple):
 @dataclass(slots=True)
 class _Text:
     """Bytes of text in the first token chunk and in all of an answer; unknown if a token has no
-    text (a tool call)."""
+    text (a tool call). The events with reasoning, and the bytes of their text."""
 
     first_bytes: int = 0
     n_bytes: int = 0
     is_known: bool = True
+    reasoning_events: int = 0
+    reasoning_bytes: int = 0
 
     def add(self, run: EventRun) -> None:
         first, n_bytes = run.first_bytes, run.n_bytes
@@ -68,6 +70,9 @@ class _Text:
         self.is_known = self.is_known and n_bytes > 0
         self.first_bytes = self.first_bytes or first
         self.n_bytes += n_bytes
+        if run.delta.text and not run.delta.is_answer:
+            self.reasoning_events += len(run.received_ns)
+            self.reasoning_bytes += n_bytes
 
 
 @dataclass(slots=True)
@@ -178,6 +183,7 @@ def answer_text(exchange: Exchange, adapter: Adapter) -> str:
 def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
     running_tokens: list[int] = []  # usage.completion_tokens after each token chunk, if stated
     usage_tokens: int | None = None
+    reasoning_tokens = 0
     is_done, text, choices = False, _Text(), _Choices()
     forms = (_at_once, _by_shape) if len(body.parts) < _SHAPED_PARTS else (_by_shape, _at_once)
     runs = next(filter(None, (form(body, adapter) for form in forms)), None)
@@ -190,6 +196,7 @@ def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
             usage = delta.usage
             result.input_tokens = usage.input_tokens or result.input_tokens
             result.cached_tokens = usage.cached_tokens or result.cached_tokens
+            reasoning_tokens = usage.reasoning_tokens or reasoning_tokens
             if usage.output_tokens is not None:
                 usage_tokens = usage.output_tokens
         if delta.is_token:
@@ -212,7 +219,7 @@ def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
             result.server.update(delta.server)
     if result.chunk_ns:
         result.first_token_ns, result.last_token_ns = result.chunk_ns[0], result.chunk_ns[-1]
-    _count(result, usage_tokens, running_tokens, text)
+    _count(result, usage_tokens, reasoning_tokens, running_tokens, text)
     _check_end(result, is_done)
 
 
@@ -318,31 +325,54 @@ def _delta(event: SseEvent, adapter: Adapter, result: Decoded) -> Delta | None:
     return delta
 
 
-def _count(result: Decoded, usage_tokens: int | None, running: list[int], text: _Text) -> None:
+def _hidden(usage_tokens: int, reasoning_tokens: int, n_chunks: int, text: _Text) -> int:
+    """The reasoning tokens in a usage that were not streamed: all, if no reasoning came and the
+    other tokens are enough for the chunks. Of a streamed summary, too short to hold the reasoning,
+    each event counts as a token."""
+    if not n_chunks:
+        return 0
+    if not text.reasoning_events:  # else it came as content, between <think> and </think>
+        return reasoning_tokens if usage_tokens - reasoning_tokens >= n_chunks else 0
+    n_shown = min(reasoning_tokens, text.reasoning_events)
+    is_shown = is_possible_count(reasoning_tokens, n_shown, text.reasoning_bytes)
+    return 0 if is_shown or not text.is_known else reasoning_tokens - n_shown
+
+
+def _count(
+    result: Decoded, usage_tokens: int | None, reasoning: int, running: list[int], text: _Text
+) -> None:
     """Sets the output tokens, from `usage` if stated and possible, else by counting chunks, and the
     tokens of each chunk: from running counts, else 1 if there are as many chunks as tokens, else 0
     (unknown). If usage gives only the total, the tokens of the first chunk are estimated from its
-    share of the text, because TPOT depends on them.
+    share of the text, because TPOT depends on them. A usage below its `reasoning` tokens leaves
+    them out, and is completed.
     """
-    n_chunks = len(result.chunk_ns)
+    n_chunks, hidden = len(result.chunk_ns), 0
     text_bytes = text.n_bytes if text.is_known else None
-    is_usable = usage_tokens is not None and is_possible_count(usage_tokens, n_chunks, text_bytes)
+    streamed = usage_tokens
+    if usage_tokens is not None and streamed is not None:
+        usage_tokens += reasoning if reasoning > usage_tokens else 0
+        hidden = _hidden(usage_tokens, reasoning, n_chunks, text)
+        streamed = usage_tokens - hidden
+    is_usable = streamed is not None and is_possible_count(streamed, n_chunks, text_bytes)
     if usage_tokens is not None and (is_usable or not n_chunks):
         result.output_tokens, result.token_source = usage_tokens, TokenSource.usage
+        result.hidden_tokens = hidden
     elif n_chunks:
         source = TokenSource.chunks if usage_tokens is None else TokenSource.distrusted
         result.output_tokens, result.token_source = n_chunks, source
     grows = n_chunks == 1 or (bool(running) and running[0] < running[-1])  # no repeated total
     if is_usable and grows and all(running) and running == sorted(running):
-        result.chunk_tokens = [now - before for before, now in pairwise([0, *running])]
+        shown = [tokens - hidden for tokens in running] if running[0] > hidden else running
+        result.chunk_tokens = [now - before for before, now in pairwise([0, *shown])]
         return
-    if is_usable and n_chunks == 1:
-        result.chunk_tokens = [result.output_tokens]
+    if streamed is not None and is_usable and n_chunks == 1:
+        result.chunk_tokens = [streamed]
         return
-    result.chunk_tokens = [int(usage_tokens == n_chunks)] * n_chunks
-    if usage_tokens is not None and is_usable and usage_tokens > n_chunks > 1 and text_bytes:
-        most = usage_tokens - (n_chunks - 1)
-        share = round(usage_tokens * text.first_bytes / text_bytes)
+    result.chunk_tokens = [int(streamed == n_chunks)] * n_chunks
+    if streamed is not None and is_usable and streamed > n_chunks > 1 and text_bytes:
+        most = streamed - (n_chunks - 1)
+        share = round(streamed * text.first_bytes / text_bytes)
         result.first_chunk_tokens = max(1, min(most, share))
 
 

@@ -374,7 +374,7 @@ class _Judged:
 
     def _rate(self, metric: str) -> float:
         if metric == "goodput_output_tokens_per_s":
-            return per_second(float(self.columns.output_tokens[self.met].sum()), self.window)
+            return per_second(float(self.columns.streamed_tokens[self.met].sum()), self.window)
         value: float = getattr(self.rates, metric)
         return value
 
@@ -601,7 +601,7 @@ def _goodput(
     n_met, n_due = _count(met), _count(due)
     share = wilson(n_met, n_due, confidence, dependence.hit_times(confidence))
     per_s = share.times(per_second(float(n_due), window))
-    n_tokens = float(columns.output_tokens[met].sum())
+    n_tokens = float(columns.streamed_tokens[met].sum())
     requests_per_s = dataclasses.replace(per_s, value=per_second(float(n_met), window))
     return Goodput(requests_per_s, per_second(n_tokens, window))
 

@@ -216,7 +216,7 @@ _ALL = (
         "goodput_output_tokens_per_s",
         "Output tokens per second of the requests that met every per-request SLO.",
         "Σ n over met / window length",
-        "Due in the measured window, no matter when they ended.",
+        "Due in the measured window, no matter when they ended. Without hidden reasoning.",
         unit="per_s",
         direction="higher",
         scope="run",
@@ -238,7 +238,8 @@ _ALL = (
         "output_tokens_per_s",
         "Output tokens received per second, from successful and failed answers alike.",
         "Σ tokens of chunks received inside the measured window / window length",
-        "A request's n is spread evenly over its chunks where chunks carry no count.",
+        "A request's n, without hidden reasoning, is spread evenly over its chunks where chunks"
+        " carry no count.",
         unit="per_s",
         direction="higher",
         scope="run",

@@ -52,6 +52,7 @@ def findings(
         _distrusted(columns, run, due),
         _uncounted(columns, run, due),
         _chunks(columns, run, due),
+        _hidden_reasoning(columns, run, due),
         _one_piece(columns, due),
         _blocks(columns),
         _empty_answers(columns, due),
@@ -220,6 +221,8 @@ def token_marks(columns: PerRequest, run: Run, due: Mask) -> dict[str, str]:
     """Metric → the reason why its values are doubtful or absent: metrics that depend on token
     counts which the server does not state, or states wrongly, and ITL of blocks."""
     marks = _count_marks(columns, run, due)
+    if _hidden_reasoning(columns, run, due):
+        marks |= dict.fromkeys(("ttft_s", "ttft_from_send_s"), "after reasoning, not streamed")
     n, n_answers = one_piece(columns, due)
     if n and n == n_answers:
         reason = "n/a: every answer came in one piece"
@@ -291,6 +294,21 @@ def _chunks(columns: PerRequest, run: Run, due: Mask) -> str:
         f"The server sent {format_number(tokens / chunks)} tokens per chunk on average without "
         "counting them per chunk, so ITL is per chunk (= ICL), and TPOT takes the tokens of the "
         "first chunk from its share of the text."
+    )
+
+
+def _hidden_reasoning(columns: PerRequest, run: Run, due: Mask) -> str:
+    """Reasoning that the server counts and does not stream."""
+    answered = due & columns.is_ok & columns.has_token
+    hidden = run.request_rows["hidden_tokens"][answered]
+    n = int(np.count_nonzero(hidden))
+    if not n:
+        return ""
+    mean, of_mean = float(hidden.mean()), float(columns.output_tokens[answered].mean())
+    return (
+        f"{format_count(n)} of {format_count(len(hidden))} answers have reasoning that was not "
+        f"streamed: {format_number(mean)} of {format_number(of_mean)} output tokens on average. "
+        "TTFT includes it; TPOT and the tokens per second leave it out."
     )
 
 

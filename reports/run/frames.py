@@ -333,7 +333,7 @@ def _tokens_per_bin(
         return np.zeros(n_bins)
     row = np.searchsorted(run.request_rows["request_id"], chunks["request_id"])
     n_chunks = np.bincount(row, minlength=len(run.request_rows))
-    per_chunk = columns.output_tokens / np.maximum(n_chunks, 1)
+    per_chunk = columns.streamed_tokens / np.maximum(n_chunks, 1)
     return _histogram(np.ascontiguousarray(chunks["received_s"]), n_bins, width_s, per_chunk[row])
 
 

@@ -276,6 +276,69 @@ def test_an_empty_choice_beside_the_answer_is_none():
     assert decode(exchange(beside, beside, FINISH, DONE), ADAPTER).status is Status.ok
 
 
+def thinking(n, reasoning, details=True, **more):
+    """A usage of n output tokens with reasoning tokens, as OpenAI or as SGLang states them."""
+    stated = {"completion_tokens_details": {"reasoning_tokens": reasoning}}
+    counts = {"prompt_tokens": 9, "completion_tokens": n, **more}
+    counts |= stated if details else {"reasoning_tokens": reasoning}
+    return b"data: " + msgspec.json.encode({"choices": [], "usage": counts}) + b"\n\n"
+
+
+def counts_of(*reads):
+    found = decode(exchange(*reads), ADAPTER)
+    return found.output_tokens, found.hidden_tokens, found.token_source, found.chunk_tokens
+
+
+SPOKEN = [token(f"word{k} ") for k in range(4)]
+THOUGHTS = [token(f"word{k} ", "reasoning_content") for k in range(4)]
+ENCRYPTED = (
+    b'data: {"choices":[{"index":0,"delta":{"content":"","reasoning_details":'
+    b'[{"type":"reasoning.encrypted","data":"eyJ"}]}}]}\n\n'
+)
+
+
+@pytest.mark.parametrize("details", [True, False])
+@pytest.mark.parametrize("before", [(ROLE,), (ROLE, ENCRYPTED)])
+def test_reasoning_that_is_counted_and_not_streamed_is_hidden(before, details):
+    """OpenAI's and xAI's reasoning models; OpenRouter's encrypted reasoning."""
+    found = counts_of(*before, *SPOKEN, FINISH, thinking(504, 500, details), DONE)
+    assert found == (504, 500, TokenSource.usage, [1, 1, 1, 1])
+
+
+def test_hidden_reasoning_does_not_raise_the_tokens_per_chunk():
+    """Two tokens per event, of which the first has its share of the text."""
+    reads = (token("aa aa "), token("aa aa "), token("aa aa "), FINISH, thinking(106, 100), DONE)
+    found = decode(exchange(ROLE, *reads), ADAPTER)
+    assert (found.output_tokens, found.hidden_tokens) == (106, 100)
+    assert (found.chunk_tokens, found.first_chunk_tokens) == ([0, 0, 0], 2)
+
+
+def test_hidden_reasoning_is_no_part_of_running_counts():
+    first = b'data: {"choices":[{"index":0,"delta":{"content":"%s"}}],"usage":%b}\n\n'
+    usages = [b'{"completion_tokens":%d}' % (100 + k) for k in (1, 2, 4)]
+    reads = [first % (b"abcd", usage) for usage in usages]
+    found = counts_of(ROLE, *reads, FINISH, thinking(104, 100), DONE)
+    assert found == (104, 100, TokenSource.usage, [1, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("reads", "usage_event", "expected"),
+    [
+        ((*THOUGHTS, *SPOKEN), thinking(8, 4), (8, 0)),  # streamed
+        ((*THOUGHTS, *SPOKEN), thinking(4, 4, total_tokens=17), (8, 0)),  # xAI: counted apart
+        (SPOKEN, thinking(4, 500, total_tokens=513), (504, 500)),  # Gemini: apart and hidden
+        (SPOKEN, thinking(4, 500), (504, 500)),  # more reasoning than output: apart
+        (SPOKEN, thinking(4, 3), (4, 0)),  # in the content, between <think> and </think>
+        ((*THOUGHTS[:2], *SPOKEN), thinking(504, 500), (504, 498)),  # a summary of it
+        (SPOKEN, thinking(4, 0), (4, 0)),
+    ],
+)
+def test_the_reasoning_that_counts_as_hidden(reads, usage_event, expected):
+    found = decode(exchange(ROLE, *reads, FINISH, usage_event, DONE), ADAPTER)
+    assert (found.output_tokens, found.hidden_tokens) == expected
+    assert found.token_source is TokenSource.usage
+
+
 ERROR_BODY = b'{"error":{"message":"out of memory","code":500}}'
 
 

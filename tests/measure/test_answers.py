@@ -163,3 +163,23 @@ def test_blocks_have_no_max_itl_and_keep_max_stall():
     assert (summary.slo[0].n, summary.slo[1].value) == (0, 1.0)
     assert np.isnan(summary.metrics["max_itl_s"].mean)
     assert summary.metrics["max_stall_s"].n == 200
+
+
+def test_hidden_reasoning_is_left_out_of_tpot_and_shown_with_both_counts():
+    run = measured_run(itl_s=0.01, slo=["p50(tpot) <= 1s"])
+    run.request_rows["output_tokens"], run.request_rows["hidden_tokens"] = 45, 25
+    summary = summarize(run)
+    assert summary.metrics["tpot_s"].percentiles["p50"].value == pytest.approx(0.01, rel=0.05)
+    assert summary.throughput.output_tokens_per_s == pytest.approx(200, rel=0.02)
+    assert summary.goodput.output_tokens_per_s == pytest.approx(200, rel=0.02)
+    assert summary.marks["ttft_s"] == "after reasoning, not streamed"
+    sent = summary.stimulus
+    assert (sent.output_tokens.got_mean, sent.streamed_tokens.got_mean) == (45, 20)
+    (found,) = finding(summary, "reasoning")
+    assert found.startswith("200 of 200 answers have reasoning that was not streamed: 25 of 45")
+
+
+def test_a_run_without_hidden_reasoning_has_one_count():
+    summary = summarize(measured_run())
+    assert summary.stimulus.streamed_tokens is None
+    assert "ttft_s" not in summary.marks
