@@ -118,6 +118,10 @@ AFTER_DONE = "complete at [DONE]; then "
 """How the error of a successful request begins whose connection did not end properly."""
 
 
+IN_STREAM = "error in the stream: "
+"""How the error of a request begins to which the server reported an error inside a 200."""
+
+
 class Phase(IntEnum):
     """Where in the run a row was due; only `measure` counts in metrics."""
 
@@ -137,6 +141,7 @@ class Status(IntEnum):
     dropped = 6
     not_released = 7
     lost = 8
+    truncated = 9  # a clean end, short of a length that the server had accepted as exact
 
 
 class TokenSource(IntEnum):

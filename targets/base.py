@@ -221,6 +221,11 @@ class Adapter(Plugin, ABC):
     @abstractmethod
     def encode(self, request: Request) -> HttpRequest: ...
 
+    @property
+    def requests_exact_lengths(self) -> bool:
+        """Whether requests, as they are sent, ask for answers of exactly `output_tokens`."""
+        return self.ignore_eos
+
     @abstractmethod
     def decode(self, event: bytes) -> Delta:
         """Decode the data of an event (undecoded bytes, without `data:`). Raises ValueError for

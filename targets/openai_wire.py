@@ -93,6 +93,7 @@ _CHUNK_OBJECTS = ("chat.completion.chunk", "text_completion")
 
 _WHOLE_NUMBER = re.compile(rb"(?<=[:,\[ ])(0|[1-9][0-9]{0,8})(?=[,\]} ])")
 _TRIAL_NUMBER = 987_654_321
+_TRIAL_TOKENS = 37
 
 EventT = TypeVar("EventT", bound=msgspec.Struct)
 
@@ -116,6 +117,12 @@ class OpenAICodec(Adapter):
         body = {"model": self.model, **self.prompt_fields(request), **_common_fields(self, request)}
         encoded = msgspec.json.encode(merge_body(body, self.extra_body))
         return HttpRequest("POST", self.path, _JSON_HEADERS, encoded)
+
+    @property
+    def requests_exact_lengths(self) -> bool:
+        """By the body, because `extra_body` may remove the fields."""
+        body = msgspec.json.decode(self.encode(Request("", _TRIAL_TOKENS)).body)
+        return body.get("ignore_eos") is True or body.get("min_tokens") == _TRIAL_TOKENS
 
     def decode(self, event: bytes) -> Delta:
         if event.strip() == b"[DONE]":

@@ -368,7 +368,7 @@ class _Run:
         stated = answer.usage.output_tokens if answer.usage else None
         is_counted = stated is not None and answer.is_possible(stated)
         tokens = stated if is_counted and stated is not None else answer.n_token_events
-        if not self.adapter.ignore_eos:
+        if not self.adapter.requests_exact_lengths:
             self.note(
                 "ignore_eos", None, "rejected or not requested: output_tokens are upper limits"
             )

@@ -23,7 +23,7 @@ from loadgen.archive.sse import (
     SseEvent,
     plain_events,
 )
-from loadgen.records import FinishReason, Status, TokenSource
+from loadgen.records import IN_STREAM, FinishReason, Status, TokenSource
 from targets.base import Adapter, Delta, Shape, is_possible_count
 
 _OK = Status.ok  # looking up an enum member takes 0.2 µs in Python 3.11
@@ -212,7 +212,7 @@ def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
             is_done = is_done or delta.is_done
             result.finish_ns = received_ns[-1] if delta.finish_reason else result.finish_ns
         if delta.error is not None:
-            result.fail(Status.stream_error, f"error in the stream: {delta.error}")
+            result.fail(Status.stream_error, f"{IN_STREAM}{delta.error}")
         if delta.finish_reason:
             result.finish_reason = delta.finish_reason
         if delta.server:
@@ -312,7 +312,7 @@ def _delta(event: SseEvent, adapter: Adapter, result: Decoded) -> Delta | None:
         return None  # keeps the connection alive
     if event.name in HEARTBEATS:
         return Delta(is_unknown=True)
-    failure = f"error in the stream: {_excerpt(event.data)}" if is_error else ""
+    failure = f"{IN_STREAM}{_excerpt(event.data)}" if is_error else ""
     try:
         delta = adapter.decode(event.data)
     except ValueError as error:

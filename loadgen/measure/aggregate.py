@@ -68,6 +68,7 @@ from loadgen.measure.summary import (
     Validity,
     ValidityCheck,
 )
+from loadgen.measure.truncated import why_not_met
 from loadgen.measure.unmeasured import counts_for, settled
 from loadgen.measure.validity.checks import checks, is_disturbed, is_trusted, own_lateness
 from loadgen.measure.validity.error_bound import ErrorBound, error_bound, shifted
@@ -172,6 +173,8 @@ def summarize(
         n_ok=whole["counts"][Status.ok.name],
         min_requests=least,
     )
+    if verdict == "met" and (reason := why_not_met(run, due)):
+        verdict, exit_code, reasons = "no_verdict", 3, (reason,)
     return Summary(
         run=run.manifest.run,
         verdict=verdict,

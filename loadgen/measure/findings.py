@@ -18,6 +18,7 @@ from loadgen.measure.server_load import Backend, pinned
 from loadgen.measure.slo import Slo
 from loadgen.measure.stimulus import Stimulus, altered_arrivals
 from loadgen.measure.summary import ValidityCheck
+from loadgen.measure.truncated import failed_midway, truncated_text
 from loadgen.measure.unmeasured import one_piece
 from loadgen.measure.wording import format_count, format_number, format_value
 from loadgen.records import AFTER_DONE, ON_PURPOSE, Run, Status, TokenSource
@@ -45,6 +46,8 @@ def findings(
         _too_few(run),
         _unfinished(run, due),
         _dropped(run, due),
+        _truncated(run, due),
+        _failed_midway(run, due),
         _withdrawn(run),
         _not_due(run, due),
         _below_template(run, due),
@@ -142,6 +145,16 @@ def _dropped(run: Run, due: Mask) -> str:
         f"count as failed. To keep N requests in flight instead, each started when another ends: "
         f"--concurrency {limit or 'N'} without --rate and --max-concurrency."
     )
+
+
+def _truncated(run: Run, due: Mask) -> str:
+    """Answers that were short of an exact length."""
+    return truncated_text(run, due)
+
+
+def _failed_midway(run: Run, due: Mask) -> str:
+    """Errors of the server after some tokens."""
+    return failed_midway(run, due)
 
 
 def _withdrawn(run: Run) -> str:

@@ -9,6 +9,7 @@ import re
 from xml.etree import ElementTree as ET
 
 from loadgen.measure.summary import Summary
+from loadgen.records import Status
 
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0 §2.2
 
@@ -24,6 +25,7 @@ def junit_of_run(summary: Summary) -> str:
         ET.SubElement(run, "error", type="invalid", message=reasons)
     elif summary.verdict == "no_verdict":
         ET.SubElement(run, "skipped", message=reasons)
+    ET.SubElement(run, "system-out").text = clean(_outcomes(summary))
     of_classes = [(f"{name}: ", r) for name, own in summary.classes.items() for r in own.slo]
     for prefix, result in [("", result) for result in summary.slo] + of_classes:
         if result.scope == "request":
@@ -38,6 +40,12 @@ def junit_of_run(summary: Summary) -> str:
             ET.SubElement(case, "system-out").text = message
     count_cases(suite)
     return document(root)
+
+
+def _outcomes(summary: Summary) -> str:
+    """The due requests by status: `ok 187, truncated 13`."""
+    counts = ((status.name.replace("_", " "), summary.counts[status.name]) for status in Status)
+    return ", ".join(f"{name} {n}" for name, n in counts if n)
 
 
 def count_cases(suite: ET.Element) -> None:

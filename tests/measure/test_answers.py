@@ -2,10 +2,14 @@
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
+from loadgen.manifest.sections import PreflightLine
 from loadgen.measure.aggregate import summarize
+from loadgen.measure.truncated import REASON, with_truncated
+from loadgen.records import Status, TokenSource
 from tests.runs import measured_run, with_shard
 
 
@@ -183,3 +187,96 @@ def test_a_run_without_hidden_reasoning_has_one_count():
     summary = summarize(measured_run())
     assert summary.stimulus.streamed_tokens is None
     assert "ttft_s" not in summary.marks
+
+
+def exact(run, ok=True):
+    """The run against a server that was proven to accept exact lengths."""
+    line = PreflightLine("ignore_eos", ok=ok, detail="accepted: output_tokens are exact")
+    manifest = msgspec.structs.replace(run.manifest, preflight=(line,))
+    return replace(run, manifest=manifest)
+
+
+def short_run(n_short, tokens=8, requested=64, slo=("e2e <= 10s",), ok=True):
+    """200 due requests, of which the first `n_short` have fewer tokens than requested."""
+    run = exact(measured_run(slo=slo), ok)
+    run.schedule_rows["output_tokens"] = run.request_rows["output_tokens"] = requested
+    run.request_rows["output_tokens"][20 : 20 + n_short] = tokens
+    return with_truncated(run)
+
+
+def test_a_short_answer_under_exact_lengths_is_a_failure_of_its_own_status():
+    summary = summarize(short_run(100))
+    assert (summary.verdict, summary.exit_code) == ("missed", 1)
+    assert (summary.counts["truncated"], summary.counts["failed"]) == (100, 100)
+    assert summary.attainment.met == 100
+    assert finding(summary, "truncated") == [
+        "100 of 200 requests (50 %) were truncated: their answers ended cleanly after 8 of 64 "
+        "tokens on average, although the server accepted exact lengths in the preflight. They "
+        "count as failed. If these are natural ends, which a server that ignores ignore_eos has: "
+        "measure with extra_body: {ignore_eos: null, min_tokens: null} in a target file."
+    ]
+    run = short_run(100)
+    assert run.names.errors[run.request_rows["error_id"][20]] == REASON
+
+
+@pytest.mark.parametrize(
+    ("requested", "tokens", "is_short"),
+    [
+        (64, 62, False), (64, 61, True),  # more than 2
+        (200, 196, False), (200, 195, True),  # more than 2 %
+        (3, 1, False), (4, 1, True), (64, 65, False), (64, 0, True),
+    ],
+)  # fmt: skip
+def test_an_answer_is_short_by_more_than_two_tokens_and_two_percent(requested, tokens, is_short):
+    run = short_run(1, tokens, requested)
+    expected = Status.truncated if is_short else Status.ok
+    assert run.request_rows["status"][20] == expected
+    assert (run.request_rows["status"][21:] == Status.ok).all()
+
+
+@pytest.mark.parametrize("ok", [None, False])
+def test_without_proven_exact_lengths_every_end_is_natural(ok):
+    assert summarize(short_run(100, ok=ok)).counts["truncated"] == 0
+
+
+def test_only_the_count_of_the_server_shows_that_an_answer_is_short():
+    run = short_run(0)
+    run.request_rows["output_tokens"][20:120] = 8
+    for source in (TokenSource.chunks, TokenSource.distrusted, TokenSource.none):
+        run.request_rows["token_source"] = source
+        assert with_truncated(run) is run
+    run.request_rows["token_source"] = TokenSource.usage
+    run.request_rows["status"][20] = Status.timeout
+    statuses = with_truncated(run).request_rows["status"]
+    assert (statuses[20], statuses[21]) == (Status.timeout, Status.truncated)
+
+
+@pytest.mark.parametrize(("n_short", "verdict"), [(11, "met"), (12, "no_verdict")])
+def test_a_run_that_is_met_with_many_tokens_missing_has_no_verdict(n_short, verdict):
+    """11 of 200 answers of 8 instead of 64 tokens are 4.8 % of the tokens, 12 are 5.25 %."""
+    summary = summarize(short_run(n_short, slo=("p50(e2e) <= 10s",)))
+    assert summary.verdict == verdict
+    if verdict == "no_verdict":
+        assert summary.exit_code == 3
+        assert summary.reasons == (
+            "5.25 % of the 12\u202f800 requested output tokens are missing: shorter answers are "
+            "faster, so that the SLOs were met with less work than planned.",
+        )
+
+
+def test_a_missed_run_stays_missed_with_many_tokens_missing():
+    assert summarize(short_run(50, slo=("p50(e2e) <= 1ms",))).verdict == "missed"
+
+
+@pytest.mark.parametrize("ok", [True, None])
+def test_errors_after_some_tokens_are_named_with_the_servers_sentence(ok):
+    run = exact(measured_run(slo=["e2e <= 1s"]), ok)
+    run.schedule_rows["output_tokens"] = 128
+    errors = (*run.names.errors, "error in the stream: Unexpected token")
+    failed = slice(100, 150)
+    run.request_rows["status"][failed] = Status.stream_error
+    run.request_rows["error_id"][failed] = len(errors) - 1
+    summary = summarize(replace(run, names=replace(run.names, errors=errors)))
+    (found,) = finding(summary, "Unexpected token")
+    assert found.startswith("50 of 200 requests failed after 20 of 128 tokens on average: ")
+    assert ("ignore_eos" in found) is (ok is True)

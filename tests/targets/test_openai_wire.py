@@ -412,6 +412,24 @@ def test_a_completions_request_sends_the_prompt_as_it_is():
     }
 
 
+@EITHER
+@pytest.mark.parametrize(
+    ("extra_body", "changes", "is_exact"),
+    [
+        ({}, {}, True),
+        ({"ignore_eos": None, "min_tokens": None}, {}, False),
+        ({"ignore_eos": False, "min_tokens": None}, {}, False),
+        ({"ignore_eos": None}, {}, True),  # min_tokens is left
+        ({}, {"ignore_eos": False}, False),
+        ({}, {"min_tokens": False}, True),
+        ({"min_tokens": 5, "ignore_eos": None}, {}, False),
+    ],
+)
+def test_the_body_decides_whether_lengths_are_exact(codec, extra_body, changes, is_exact):
+    changed = codec.model_copy(update={"extra_body": extra_body, **changes})
+    assert changed.requests_exact_lengths is is_exact
+
+
 def test_messages_replace_the_prompt():
     talk = Request("unused", 1, messages=(("user", "a"), ("assistant", "b"), ("user", "c")))
     sent = body_of(CODECS["chat"], talk)

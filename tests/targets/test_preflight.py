@@ -151,6 +151,12 @@ def test_without_ignore_eos_lengths_are_upper_limits(mock_url):
     assert not result.adapter.ignore_eos
 
 
+def test_lengths_that_the_extra_body_leaves_open_are_upper_limits(mock_url):
+    result = run_preflight(mock_url, lines="extra_body: {ignore_eos: null, min_tokens: null}\n")
+    assert check(result, "ignore_eos").ok is None
+    assert "upper limits" in check(result, "ignore_eos").detail
+
+
 def test_without_usage_there_is_no_fit_and_tokens_are_counted_by_chunks(mock_url):
     result = run_preflight(mock_url, "usage=off")
     assert result.fatal is None
