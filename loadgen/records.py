@@ -90,8 +90,12 @@ REQUESTS = np.dtype(
         ("server_queue_s", "f8"),  # as the server reports them, else NaN
         ("server_ttft_s", "f8"),
         ("finish_s", "f8"),  # the finish reason in a chunk of its own; NaN = with a token, or none
+        ("hidden_tokens", "u4"),  # of output_tokens: reasoning that was not streamed
+        ("unknown_events", "u2"),  # events that are none of the API's, skipped
     ]
 )
+LATER_REQUESTS = ("hidden_tokens", "unknown_events")
+"""Columns that older requests.parquet lack: 0 there."""
 CHUNKS = np.dtype(
     [("request_id", "u4"), ("received_s", "f8"), ("tokens", "u2")]
 )  # tokens 0 = unknown
@@ -108,6 +112,14 @@ Times = NDArray[np.float64]  # seconds since the run epoch
 
 ON_PURPOSE = "cancelled on purpose (requests.cancel)"
 """How the error of a request begins that was cancelled because the schedule said so."""
+
+
+AFTER_DONE = "complete at [DONE]; then "
+"""How the error of a successful request begins whose connection did not end properly."""
+
+
+IN_STREAM = "error in the stream: "
+"""How the error of a request begins to which the server reported an error inside a 200."""
 
 
 class Phase(IntEnum):
@@ -129,6 +141,7 @@ class Status(IntEnum):
     dropped = 6
     not_released = 7
     lost = 8
+    truncated = 9  # a clean end, short of a length that the server had accepted as exact
 
 
 class TokenSource(IntEnum):

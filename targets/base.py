@@ -71,7 +71,8 @@ class Delta(msgspec.Struct, frozen=True):
 
     `is_token`: the event carries at least one generated token (content, reasoning or a tool call).
     `is_answer`: content, not reasoning. `usage` may come with any event; `error` is the message of
-    an in-band error.
+    an in-band error. `is_unknown`: an event that is none of the API's, to be skipped. `choice`: the
+    index of the choice that the tokens belong to, -1 for tokens of several choices.
 
     A msgspec struct, because it is built for each event: a frozen dataclass of eight fields takes
     11 times as long to build (4.4 µs against 0.4 µs, measured together), more than decoding the
@@ -86,6 +87,8 @@ class Delta(msgspec.Struct, frozen=True):
     error: str | None = None
     is_done: bool = False
     server: Mapping[str, float] = {}  # timings stated by the server, seconds
+    is_unknown: bool = False
+    choice: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +222,11 @@ class Adapter(Plugin, ABC):
 
     @abstractmethod
     def encode(self, request: Request) -> HttpRequest: ...
+
+    @property
+    def requests_exact_lengths(self) -> bool:
+        """Whether requests, as they are sent, ask for answers of exactly `output_tokens`."""
+        return self.ignore_eos
 
     @abstractmethod
     def decode(self, event: bytes) -> Delta:

@@ -39,6 +39,7 @@ from targets.address import (
     pasted_api,
 )
 from targets.base import TARGETS, Adapter
+from targets.choices import several_answers
 from targets.launch_plan import Launch
 from targets.route import Proxy, Route, chosen_proxy
 from targets.safe_text import hide_named, hide_query, query_secrets, redact, strip_controls
@@ -121,6 +122,13 @@ class Endpoint(Block):
                 raise ValueError(f"{name!r} is not a header name")
             _check_header(f"header {name}", value.get_secret_value())
         return headers
+
+    @field_validator("extra_body")
+    @classmethod
+    def _one_answer(cls, extra_body: JsonObject) -> JsonObject:
+        if (mistake := several_answers(extra_body)) is not None:
+            raise ValueError(mistake.removeprefix("extra_body."))
+        return extra_body
 
     @field_validator("metrics_url", mode="before")
     @classmethod

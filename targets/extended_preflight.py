@@ -133,7 +133,7 @@ class _ExtendedRun:
         while len(answers) < _ATTEMPTS and all(map(_is_blocked, answers)):
             answers.append(await self._answer(self._new_text(64), _LONG_ANSWER))
         answer = max(answers, key=lambda answer: len(answer.token_reads_s))
-        n_running = sum(d.is_token and d.usage is not None for d in answer.deltas)
+        n_running = answer.n_counted_events
         stated = answer.usage.output_tokens if answer.usage else None
         return preflight_checks.chunking(
             Chunking(

@@ -9,7 +9,7 @@ import csv
 import heapq
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -17,6 +17,8 @@ from loadgen.timer import make_timer
 from targets import mock_wire as wire
 from targets.mock_script import Script
 
+_HALF_WAY = ("cut", "inband", "short", "utf8")
+"""Failures after half of the tokens."""
 _PAGE = b"<!doctype html><html><body><h1>It works!</h1></body></html>"
 
 
@@ -121,7 +123,7 @@ class Reply:
     @property
     def breaks_at(self) -> int | None:
         """The event before which the reply fails, for a failure half way."""
-        return self.text.n_events // 2 if self.failure in ("cut", "utf8", "inband") else None
+        return self.text.n_events // 2 if self.failure in _HALF_WAY else None
 
     def start(self) -> None:
         self.row.due_ns = self.row.read_ns + round(self.script.due_s(0) * 1e9)
@@ -190,6 +192,12 @@ class Reply:
         the reply continues."""
         if self.failure == "cut":
             self.connection.cut()
+        elif self.failure == "short":
+            sent = replace(self.text, tokens=self._event * self.script.coalesce, finish="stop")
+            tail = sent.tail()
+            self.connection.finish((sent.frame(tail) if tail else b"") + sent.last_frame)
+            if not sent.last_frame:
+                self.connection.hang_up()
         elif self.failure == "inband":
             error = b"data: " + wire.error_body(500, "scripted failure in mid-stream") + b"\n\n"
             self.connection.finish(wire.chunk(error + wire.DONE) + wire.LAST_CHUNK)

@@ -25,6 +25,7 @@ FAILURES: Mapping[str, str] = {
     "inband": "half of the tokens, then an error event after the 200",
     "notsse": "a 200 with an HTML page",
     "reset": "the connection is reset (RST) instead of an answer",
+    "short": "half of the tokens, then a clean end with the finish reason stop",
     "utf8": "half of the tokens, then an event that is not UTF-8",
 }  # and any HTTP status from 400 to 599
 

@@ -11,15 +11,18 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from loadgen.manifest.json_section import JsonObject
 from targets.base import Delta, Request
+from targets.openai_errors import stated_error
+from targets.openai_usage import UsageWire
 from targets.openai_wire import (
     OpenAICodec,
     StreamEvent,
-    UsageWire,
     failed_finish,
     finish_reason,
     has_text,
     is_plain,
+    joined_index,
     tail,
 )
 
@@ -31,14 +34,17 @@ class _ChatMessage(msgspec.Struct):
     reasoning_details: list[Any] | None = None  # OpenRouter: typed parts, perhaps without the text
     thinking: str | None = None  # Ollama's own word, through gateways
     refusal: str | None = None
-    tool_calls: list[msgspec.Raw] | None = None
+    tool_calls: list[msgspec.Raw] | dict[str, msgspec.Raw] | None = None
     function_call: dict[str, msgspec.Raw] | None = None
+    error: Any = None
 
 
 class _ChatChoice(msgspec.Struct):
+    index: int | None = None
     delta: _ChatMessage | None = None
     finish_reason: str | None = None
     usage: UsageWire | None = None
+    error: Any = None
 
 
 class OpenAIChat(OpenAICodec):
@@ -66,25 +72,32 @@ class OpenAIChat(OpenAICodec):
     def to_delta(event: StreamEvent[_ChatChoice]) -> Delta:
         choices = event.choices or ()
         is_bare = is_plain(event)
-        if is_bare and len(choices) == 1 and choices[0].finish_reason is None:
+        if is_bare and len(choices) == 1 and _is_plain_choice(choices[0]):
             message = choices[0].delta  # nearly every event: one piece of text and nothing else
             if message is not None and message.content and isinstance(message.content, str):
-                return Delta(is_token=True, is_answer=True, text=message.content)
+                number = choices[0].index or 0
+                return Delta(is_token=True, is_answer=True, text=message.content, choice=number)
         text = ""
         is_token = is_answer = False
-        finish = usage = None
+        finish = usage = failure = None
+        index: int | None = None
         for choice in choices:
             finish = choice.finish_reason or finish
             usage = choice.usage or usage
+            failure = failure or stated_error(choice.error)
             if choice.delta is not None:
+                failure = failure or stated_error(choice.delta.error)
                 answer, reasoning = _texts(choice.delta)
                 text += answer or reasoning
                 is_answer = is_answer or bool(answer)
-                is_token = is_token or bool(answer or reasoning) or _has_call(choice.delta)
+                if answer or reasoning or _has_call(choice.delta):
+                    is_token, index = True, joined_index(index, choice.index)
+        reason = finish_reason(finish)
         if choices and is_bare and usage is None:
-            error = failed_finish(finish)
-            return Delta(is_token, is_answer, text, finish_reason(finish), error=error)
-        return Delta(is_token, is_answer, text, finish_reason(finish), **tail(event, finish, usage))
+            rest: JsonObject = {"error": failure or failed_finish(finish)}
+        else:
+            rest = tail(event, finish, usage, failure)
+        return Delta(is_token, is_answer, text, reason, choice=index or 0, **rest)
 
     def looks_like_token(self, fragment: bytes) -> bool:
         """Whether the bytes hold a token's text under one of its keys, or a call; a search for
@@ -93,6 +106,13 @@ class OpenAIChat(OpenAICodec):
         return any(has_text(fragment, key) for key in _TEXT_KEYS) or any(
             call in fragment for call in _CALLS
         )
+
+
+def _is_plain_choice(choice: _ChatChoice) -> bool:
+    """Whether a choice has neither a finish reason nor an error."""
+    if choice.finish_reason is not None or choice.error:
+        return False
+    return choice.delta is None or not choice.delta.error
 
 
 _TEXT_KEYS = (

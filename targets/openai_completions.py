@@ -6,11 +6,12 @@ Source: the OpenAI API reference, "Completions (legacy)"; vLLM's additions as in
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import msgspec
 
 from targets.base import Delta, Request
+from targets.openai_errors import stated_error
 from targets.openai_wire import (
     OpenAICodec,
     StreamEvent,
@@ -18,13 +19,16 @@ from targets.openai_wire import (
     finish_reason,
     has_text,
     is_plain,
+    joined_index,
     tail,
 )
 
 
 class _TextChoice(msgspec.Struct):
+    index: int | None = None
     text: str | None = None
     finish_reason: str | None = None
+    error: Any = None
 
 
 class OpenAICompletions(OpenAICodec):
@@ -43,15 +47,19 @@ class OpenAICompletions(OpenAICodec):
 
     @staticmethod
     def to_delta(event: StreamEvent[_TextChoice]) -> Delta:
-        text, finish = "", None
+        text, finish, failure, index = "", None, None, None
         for choice in event.choices or ():
-            text += choice.text or ""
+            if choice.text:
+                text += choice.text
+                index = joined_index(index, choice.index)
             finish = choice.finish_reason or finish
+            failure = failure or stated_error(choice.error)
         has = bool(text)
         if event.choices and is_plain(event):
-            error = failed_finish(finish)
-            return Delta(has, has, text, finish_reason(finish), error=error)
-        return Delta(has, has, text, finish_reason(finish), **tail(event, finish))
+            error = failure or failed_finish(finish)
+            return Delta(has, has, text, finish_reason(finish), error=error, choice=index or 0)
+        rest = tail(event, finish, error_in_choice=failure)
+        return Delta(has, has, text, finish_reason(finish), choice=index or 0, **rest)
 
     def looks_like_token(self, fragment: bytes) -> bool:
         """Whether the bytes hold a non-empty `text`; a search for the key, without parsing."""

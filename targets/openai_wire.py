@@ -14,22 +14,22 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
 from loadgen.manifest.json_section import JsonObject
 from loadgen.records import FinishReason
 from targets.base import Adapter, Delta, HttpRequest, Request, Shape, Usage, is_literal
-from targets.safe_text import strip_controls
+from targets.lenient_json import decode_usable
+from targets.openai_errors import bare_error, base_response_error, stated_error
+from targets.openai_usage import MOST_TOKENS, UsageWire
 
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]  # fits the request table and any sum
 Choice = TypeVar("Choice", bound=msgspec.Struct)
 
 _DONE = Delta(is_done=True)
+_UNKNOWN = Delta(is_unknown=True)
 _JSON_HEADERS = (("content-type", "application/json"), ("accept", "text/event-stream"))
-_ERROR_CHARS = 300
-_COUNT_DIGITS = 12  # more than any count has
 _FINISH = {
     "": FinishReason.none,
     "null": FinishReason.none,  # written as a string in every event before the last
@@ -56,43 +56,16 @@ FAILED_FINISHES = (
 docs/metrics.md."""
 
 
-class PromptDetails(msgspec.Struct):
-    cached_tokens: Count | None = None
-
-
-class CompletionDetails(msgspec.Struct):
-    reasoning_tokens: Count | None = None
-
-
-class UsageWire(msgspec.Struct):
-    """SGLang states `reasoning_tokens` at the top, OpenAI in the details."""
-
-    prompt_tokens: Count | None = None
-    completion_tokens: Count | None = None
-    reasoning_tokens: Count | None = None
-    prompt_tokens_details: PromptDetails | None = None
-    completion_tokens_details: CompletionDetails | None = None
-
-    def read(self) -> Usage:
-        prompt, completion = self.prompt_tokens_details, self.completion_tokens_details
-        reasoning = completion.reasoning_tokens if completion is not None else None
-        return Usage(
-            input_tokens=self.prompt_tokens,
-            output_tokens=self.completion_tokens,
-            cached_tokens=prompt.cached_tokens if prompt is not None else None,
-            reasoning_tokens=self.reasoning_tokens if reasoning is None else reasoning,
-        )
-
-
 class ExtensionWire(msgspec.Struct):
-    """An extension of Groq, which states the usage also there."""
+    """An extension of Groq, which states the usage also there, and an error only there."""
 
     usage: UsageWire | None = None
+    error: Any = None
 
 
 class StreamEvent(msgspec.Struct, Generic[Choice]):
     """An event of a stream. Some vLLM versions report an error by `object` and `message`, without
-    an `error` key.
+    an `error` key; MiniMax by `base_resp`.
     """
 
     choices: list[Choice] | None = None
@@ -102,6 +75,7 @@ class StreamEvent(msgspec.Struct, Generic[Choice]):
     timings: JsonObject | None = None
     object: Any = None
     message: Any = None
+    base_resp: Any = None
 
 
 _ESCAPE = re.compile(
@@ -111,13 +85,17 @@ _ESCAPE = re.compile(
 )
 """An escape in JSON: a surrogate pair, half of a pair, or any other."""
 
-_COUNTS = ("prompt_tokens", "completion_tokens")
+_TEXTS = frozenset(("content", "text"))
+"""Members that are never absent: without its text an event would be no token."""
+HEARTBEAT_WORDS = (b"ping", b"heartbeat", b"keepalive", b"keep-alive")
+
 _CHUNK_OBJECTS = ("chat.completion.chunk", "text_completion")
 
 _WHOLE_NUMBER = re.compile(rb"(?<=[:,\[ ])(0|[1-9][0-9]{0,8})(?=[,\]} ])")
 _TRIAL_NUMBER = 987_654_321
+_TRIAL_TOKENS = 37
 
-EventT = TypeVar("EventT")
+EventT = TypeVar("EventT", bound=msgspec.Struct)
 
 
 class OpenAICodec(Adapter):
@@ -143,17 +121,30 @@ class OpenAICodec(Adapter):
         encoded = msgspec.json.encode(merge_body(body, self.extra_body))
         return HttpRequest("POST", self.version + self.path, _JSON_HEADERS, encoded)
 
+    @property
+    def requests_exact_lengths(self) -> bool:
+        """By the body, because `extra_body` may remove the fields."""
+        body = msgspec.json.decode(self.encode(Request("", _TRIAL_TOKENS)).body)
+        return body.get("ignore_eos") is True or body.get("min_tokens") == _TRIAL_TOKENS
+
     def decode(self, event: bytes) -> Delta:
         if event.strip() == b"[DONE]":
             return _DONE
-        return self.to_delta(_parse_event(self.decoder, event))
+        if _is_foreign(event):
+            return _UNKNOWN
+        delta = self.to_delta(_parse_event(self.decoder, event))
+        return _unknown(event) if delta.is_unknown else delta
 
     def decode_all(self, events: Sequence[bytes]) -> list[Delta]:
         if type(self).decode is not OpenAICodec.decode:  # a subclass reads events its own way
             return super().decode_all(events)
         has_done = bool(events) and events[-1] == b"[DONE]"
         chunks = _parse_events(self.decoder, events[:-1] if has_done else events)
-        return [*map(self.to_delta, chunks), *([_DONE] if has_done else [])]
+        deltas = [
+            _unknown(event) if delta.is_unknown else delta
+            for event, delta in zip(events, map(self.to_delta, chunks), strict=False)
+        ]
+        return [*deltas, _DONE] if has_done else deltas
 
     def shape(self, first: bytes, second: bytes) -> Shape | None:
         if type(self).decode is not OpenAICodec.decode:
@@ -166,49 +157,41 @@ class OpenAICodec(Adapter):
 
 def _parse_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
     """Decode the JSON of an event. Half of a surrogate pair, which JSON's grammar allows (RFC 8259
-    section 8.2) and the decoder does not, becomes U+FFFD: some servers cut an emoji in two. Raises
-    ValueError with a short message that quotes at most the start of the event.
+    section 8.2) and the decoder does not, becomes U+FFFD: some servers cut an emoji in two. An
+    optional member of another form is absent. Raises ValueError with a short message that quotes at
+    most the start of the event.
     """
     try:
         return decoder.decode(event)
-    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
         whole = _ESCAPE.sub(lambda escape: rb"\ufffd" if escape["half"] else escape[0], event)
-        if whole == event:
-            whole = _with_plain_usage(event)
-        if whole != event:
-            return _parse_event(decoder, whole)
+    if whole != event:
+        return _parse_event(decoder, whole)
+    try:
+        return decode_usable(event, decoder.type, _TEXTS)
+    except (ValueError, RecursionError) as error:
         head = event[:60].decode("utf-8", "replace")
         raise ValueError(f"not an event of this API: {error}; it starts {head!r}") from None
 
 
-def _with_plain_usage(event: bytes) -> bytes:
-    """`event` with the counts of its usage as JSON integers: 12.0 and "12" become 12. A negative
-    count (some servers' word for unknown) and a usage that is no object (PHP's empty `[]`) become
-    null. Other events are returned as they are."""
+def _is_foreign(event: bytes) -> bool:
+    """Whether data is the bare name of a heartbeat, or JSON that is no object."""
+    bare = event.strip()
+    if bare[:1] == b"{":
+        return False
+    if bare.strip(b'[]"').lower() in HEARTBEAT_WORDS:
+        return True
     try:
-        content = msgspec.json.decode(event)
+        msgspec.json.decode(event)
     except (ValueError, RecursionError):
-        return event
-    if not isinstance(content, dict) or content.get("usage") is None:
-        return event
-    usage = content["usage"]
-    if not isinstance(usage, dict):
-        content["usage"] = None
-        return msgspec.json.encode(content)
-    counts = {key: _plain_count(usage[key]) for key in _COUNTS if key in usage}
-    if all(
-        type(usage[key]) is type(count) and usage[key] == count for key, count in counts.items()
-    ):
-        return event
-    return msgspec.json.encode({**content, "usage": {**usage, **counts}})
+        return False
+    return True
 
 
-def _plain_count(stated: Any) -> Any:
-    if isinstance(stated, str) and stated.isascii() and stated.isdigit():
-        return int(stated[:_COUNT_DIGITS])
-    if isinstance(stated, float) and stated.is_integer():
-        stated = int(stated)
-    return None if isinstance(stated, int) and stated < 0 else stated
+def _unknown(event: bytes) -> Delta:
+    """An event without any known member: skipped, unless it reports an error."""
+    message = bare_error(event)
+    return _UNKNOWN if message is None else Delta(error=message)
 
 
 def _parse_events(decoder: msgspec.json.Decoder[EventT], events: Sequence[bytes]) -> list[EventT]:
@@ -310,23 +293,12 @@ def failed_finish(word: str | None) -> str | None:
 
 
 def _error_message(event: StreamEvent[Any]) -> str | None:
-    """The message of an in-band error in one line of at most 300 characters; None for an event
-    without an error.
-    """
-    if event.error is not None:
-        return _one_line(event.error)
-    if event.object == "error":
-        return _one_line({"message": event.message})
-    return None
-
-
-def _one_line(error: Any) -> str:
-    if isinstance(error, Mapping):
-        message = error.get("message")
-        is_text = isinstance(message, str) and message
-        error = message if is_text else msgspec.json.encode(error).decode()
-    text = strip_controls(" ".join(str(error).split()))
-    return text[:_ERROR_CHARS] or "an error without a message"
+    """The message of an in-band error outside of `choices`; None without one."""
+    return (
+        stated_error(event.error, event.message)
+        or (stated_error(event.x_groq.error) if event.x_groq is not None else None)
+        or base_response_error(event.base_resp)
+    )
 
 
 def server_timings(timings: Mapping[str, Any]) -> dict[str, float]:
@@ -362,28 +334,48 @@ def is_plain(event: StreamEvent[Any]) -> bool:
         and event.error is None
         and event.timings is None
         and event.x_groq is None
+        and event.base_resp is None
     )
 
 
-def tail(
-    event: StreamEvent[Any], finish: str | None, usage_in_choice: UsageWire | None = None
-) -> JsonObject:
-    """The Delta fields that are outside `choices`: usage, error, timings. `finish` and
-    `usage_in_choice` (Moonshot's place for it) are inside them; a finish reason may be an error.
+def joined_index(index: int | None, other: int | None) -> int:
+    """The index of the choices in an event: of its only choice, -1 for several."""
+    return (other or 0) if index is None else -1
 
-    Raises ValueError for an object with none of them and without choices: no chunk of this API.
+
+def tail(
+    event: StreamEvent[Any],
+    finish: str | None,
+    usage_in_choice: UsageWire | None = None,
+    error_in_choice: str | None = None,
+) -> JsonObject:
+    """The Delta fields that are outside `choices`: usage, error, timings. `finish`,
+    `usage_in_choice` (Moonshot's place for it) and `error_in_choice` are inside them; a finish
+    reason may be an error. An object with none of them and without choices is unknown.
     """
-    message, usage = _error_message(event), event.usage or usage_in_choice
+    message, usage = _error_message(event) or error_in_choice, event.usage or usage_in_choice
     if usage is None and event.x_groq is not None:
         usage = event.x_groq.usage
     is_empty = event.choices is None and usage is None and message is None and not event.timings
-    if is_empty and event.object not in _CHUNK_OBJECTS:  # such a chunk keeps the connection alive
-        raise ValueError("not an event of this API: it has neither choices nor usage nor error")
     return {
-        "usage": usage.read() if usage is not None else None,
+        "usage": _usage_of(usage, event.timings),
         "error": message or failed_finish(finish),
         "server": server_timings(event.timings) if event.timings else {},
+        # a chunk without choices keeps the connection alive
+        "is_unknown": is_empty and event.object not in _CHUNK_OBJECTS,
     }
+
+
+def _usage_of(stated: UsageWire | None, timings: JsonObject | None) -> Usage | None:
+    """The usage. llama.cpp states cached prompt tokens as `timings.cache_n`."""
+    usage = None if stated is None else stated.read()
+    cached = timings.get("cache_n") if timings else None
+    if type(cached) is not int or not 0 <= cached <= MOST_TOKENS:
+        return usage
+    usage = usage or Usage()
+    if usage.cached_tokens is not None:
+        return usage
+    return msgspec.structs.replace(usage, cached_tokens=cached)
 
 
 def _common_fields(adapter: Adapter, request: Request) -> JsonObject:

@@ -383,7 +383,7 @@ class _Run:
         stated = answer.usage.output_tokens if answer.usage else None
         is_counted = stated is not None and answer.is_possible(stated)
         tokens = stated if is_counted and stated is not None else answer.n_token_events
-        if not self.adapter.ignore_eos:
+        if not self.adapter.requests_exact_lengths:
             self.note(
                 "ignore_eos", None, "rejected or not requested: output_tokens are upper limits"
             )
@@ -408,7 +408,10 @@ class _Run:
 
     def _check_streaming(self, answer: ProbeAnswer) -> None:
         n_chunks, detail = answer.n_token_events, f"{answer.n_token_events} chunks"
-        if n_chunks == 0:
+        if n_chunks == 0 and answer.hidden_tokens:
+            detail = f"none of {_TOKENS} tokens was streamed: {answer.hidden_tokens} are reasoning"
+            self.note("streaming", None, detail)
+        elif n_chunks == 0:
             raise _Stop("streaming", "the answer has no token: no content, no reasoning")
         if n_chunks == 1:
             self.note("streaming", False, "all tokens came in one chunk: TPOT cannot be measured")
@@ -424,8 +427,9 @@ class _Run:
     def _check_usage(self, answer: ProbeAnswer) -> None:
         usage = answer.usage
         is_stated = usage is not None and usage.output_tokens is not None
-        n_running = sum(d.is_token and d.usage is not None for d in answer.deltas)
-        if not is_stated or n_running < answer.n_token_events:  # accepted but not sent
+        if (
+            not is_stated or answer.n_counted_events < answer.n_token_events
+        ):  # accepted but not sent
             self.adapter = self.adapter.model_copy(update={"continuous_usage": False})
         if usage is None or not is_stated:
             self.note("usage", False, "not sent: output tokens are counted by chunks")

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field, replace
-from typing import cast
+from typing import NamedTuple, cast
 from urllib.parse import urljoin
 
 import msgspec
@@ -26,7 +26,8 @@ from targets.http_session import HttpSession, ProbeConnection
 from targets.safe_text import error_message, one_line, strip_controls
 
 _HANDSHAKE_S = 3.0
-_HEARTBEATS = (b"ping", b"heartbeat", b"keepalive", b"keep-alive")  # they hold no data of the API
+_DATA_NAMES = (b"", b"message", b"data")  # events of another name need not be of the API
+_DONE_S = 0.05  # from [DONE] to the end of the response
 _NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST", "UNKNOWN_PROTOCOL")
 ABSENT = (404, 405)
 """The statuses of a path that the server does not have."""
@@ -65,41 +66,72 @@ class ProbeAnswer:
         return next((d.usage for d in reversed(self.deltas) if d.usage is not None), None)
 
     def is_possible(self, tokens: int) -> bool:
-        """Whether the answer can have so many tokens (`is_possible_count`)."""
+        """Whether the answer can have so many tokens (`is_possible_count`), without reasoning that
+        was not streamed."""
+        tokens -= self.hidden_tokens
         texts = [delta.text for delta in self.deltas if delta.is_token]
         n_bytes = len("".join(texts).encode("utf-8", "surrogatepass")) if all(texts) else None
         return is_possible_count(tokens, len(texts), n_bytes)
 
     @property
+    def hidden_tokens(self) -> int:
+        """Reasoning tokens that the usage counts, if no reasoning was streamed."""
+        is_shown = any(delta.text and not delta.is_answer for delta in self.deltas)
+        usage = self.usage
+        return 0 if is_shown or usage is None else usage.reasoning_tokens or 0
+
+    @property
     def n_token_events(self) -> int:
         return sum(delta.is_token for delta in self.deltas)
 
+    @property
+    def n_counted_events(self) -> int:
+        """The events with tokens that state the output tokens so far."""
+        usages = (delta.usage for delta in self.deltas if delta.is_token)
+        return sum(usage is not None and usage.output_tokens is not None for usage in usages)
+
+
+class ProbeEvent(NamedTuple):
+    """A server-sent event: its name (b"" if it has none) and its data."""
+
+    name: bytes
+    data: bytes
+
 
 class EventReader:
-    """Server-sent events from lines that end in LF, CRLF or CR (HTML standard §9.2)."""
+    """Server-sent events from lines that end in LF, CRLF or CR (HTML standard §9.2). Extensions: an
+    `error:` line (llama.cpp) and bare JSON (a gateway's error body) are data."""
 
     def __init__(self) -> None:
         self._rest: list[bytes] = []  # pieces of a line without an end so far
         self._after_cr = False
         self._name = b""
         self._data: list[bytes] = []
+        self._is_bare = False
 
-    def feed(self, data: bytes) -> list[bytes]:
-        """The data of every event that these bytes complete."""
-        events = []
+    def feed(self, data: bytes) -> list[ProbeEvent]:
+        """Every event that these bytes complete."""
+        events: list[ProbeEvent] = []
         for line in self._lines(data):
+            is_field = line.startswith((b"data:", b"event:", b"id:", b"retry:", b":"))
+            if line[:1] == b"{" or (self._is_bare and line and not is_field):
+                self._is_bare = True
+                self._data.append(line)
+                continue
+            if not line or self._is_bare:
+                self._end_event(events)
             if line.startswith(b"data:"):
                 self._data.append(line[5:].removeprefix(b" "))
             elif line.startswith(b"event:"):
                 self._name = line[6:].strip()
             elif line.startswith(b"error:"):  # llama.cpp reports a failure after a 200 so
                 self._data.append(b'{"error":' + line[6:] + b"}")
-            elif not line:
-                is_heartbeat = self._name in _HEARTBEATS
-                if not is_heartbeat and any(data.strip() for data in self._data):
-                    events.append(b"\n".join(self._data))
-                self._name, self._data = b"", []
         return events
+
+    def _end_event(self, events: list[ProbeEvent]) -> None:
+        if any(data.strip() for data in self._data):
+            events.append(ProbeEvent(self._name, b"\n".join(self._data)))
+        self._name, self._data, self._is_bare = b"", [], False
 
     def _lines(self, data: bytes) -> list[bytes]:
         """The lines that these bytes complete."""
@@ -213,22 +245,30 @@ async def _read_stream(
             answer.head = endpoint.redact(one_line(data))
         n_before = answer.n_token_events
         for event in reader.feed(data):
+            is_error = b"error" in event.name.lower()
             try:
-                delta = adapter.decode(event)
+                delta = adapter.decode(event.data)
             except ValueError as error:
+                if event.name.lower() not in _DATA_NAMES and not is_error:
+                    continue
                 answer.problem, answer.is_transient = endpoint.redact(str(error)), True
                 return
-            answer.deltas.append(delta)
-            is_done = is_done or delta.is_done
-            if delta.error is not None:
-                answer.problem = f"reported an error in the stream: {endpoint.redact(delta.error)}"
+            failure = delta.error or (one_line(event.data) if is_error else None)
+            if failure is not None:
+                answer.problem = f"reported an error in the stream: {endpoint.redact(failure)}"
                 answer.is_transient = True
                 return
+            if not delta.is_unknown:
+                answer.deltas.append(delta)
+            is_done = is_done or delta.is_done
         if answer.n_token_events > n_before:
             answer.token_reads_s.append(time.monotonic() - start_s)
             on_token()
             if ends_early:
                 return
+        if is_done:
+            await _wait_for_end(response)
+            break
     if not answer.deltas:
         kind = answer.content_type or "no content type"
         not_events = f"not an event stream; it starts {answer.head[:80]!r}"
@@ -238,6 +278,15 @@ async def _read_stream(
     elif not is_done and not any(delta.finish_reason for delta in answer.deltas):
         answer.problem = f"the stream ended after {answer.n_token_events} tokens without a finish"
         answer.is_transient = True
+
+
+async def _wait_for_end(response: ProbeConnection) -> None:
+    """Wait for the end of a response after [DONE], briefly: the answer is complete without it, and
+    its connection can be used again with it."""
+    with suppress(OSError):  # TimeoutError too
+        async with asyncio.timeout(_DONE_S):
+            async for _ in response.pieces():
+                pass
 
 
 @dataclass(frozen=True)

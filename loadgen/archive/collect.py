@@ -18,6 +18,7 @@ from loadgen.errors import RunInvalid, UsageError
 from loadgen.manifest.json_section import read_section
 from loadgen.manifest.self_report import ClientReport, SelfReport
 from loadgen.measure.attainment import derived, with_counted_window
+from loadgen.measure.truncated import with_truncated
 from loadgen.records import Status
 from loadgen.whole_file import read_result
 
@@ -91,7 +92,7 @@ def collect(directory: Path, places: Sequence[Path]) -> list[KeptShare]:
     run = replace(
         run, manifest=manifest, instrument=ClientReport(tuple(reports), instrument.family_s)
     )
-    run = with_counted_window(run)
+    run = with_truncated(with_counted_window(run))
     store.write_run(directory, run, derived(run))
     shutil.rmtree(parts)
     for share in shares:

@@ -23,14 +23,16 @@ from loadgen.archive.sse import (
     SseEvent,
     plain_events,
 )
-from loadgen.records import FinishReason, Status, TokenSource
+from loadgen.records import IN_STREAM, FinishReason, Status, TokenSource
 from targets.base import Adapter, Delta, Shape, is_possible_count
 
 _OK = Status.ok  # looking up an enum member takes 0.2 µs in Python 3.11
 _HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 _EXCERPT = 200
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")  # no JSON or HTML begins so
+_DATA_NAMES = (b"", b"message", b"data")  # events of another name need not be of the API
 _LINE_START = 20
+SEVERAL_CHOICES = "the stream has several choices, which cannot be told apart in time"
 _SHAPED_PARTS = 32  # below it, to decode every event takes less time than to find their shape
 _SHAPE_PARTS = 4  # first parts compared: perhaps a role chunk, and two tokens of different text
 
@@ -53,11 +55,13 @@ class EventRun(NamedTuple):
 @dataclass(slots=True)
 class _Text:
     """Bytes of text in the first token chunk and in all of an answer; unknown if a token has no
-    text (a tool call)."""
+    text (a tool call). The events with reasoning, and the bytes of their text."""
 
     first_bytes: int = 0
     n_bytes: int = 0
     is_known: bool = True
+    reasoning_events: int = 0
+    reasoning_bytes: int = 0
 
     def add(self, run: EventRun) -> None:
         first, n_bytes = run.first_bytes, run.n_bytes
@@ -66,6 +70,27 @@ class _Text:
         self.is_known = self.is_known and n_bytes > 0
         self.first_bytes = self.first_bytes or first
         self.n_bytes += n_bytes
+        if run.delta.text and not run.delta.is_answer:
+            self.reasoning_events += len(run.received_ns)
+            self.reasoning_bytes += n_bytes
+
+
+@dataclass(slots=True)
+class _Choices:
+    """The choices that the tokens of a stream belong to. Some servers number the tokens in the
+    place of the choice's index; of several choices an index comes back after another."""
+
+    last: int | None = None
+    earlier: set[int] = field(default_factory=set)
+
+    def returns_to(self, index: int) -> bool:
+        """Whether an event has tokens of several choices, or of a choice before the last."""
+        if index == self.last:
+            return False
+        if self.last is not None:
+            self.earlier.add(self.last)
+        self.last = index
+        return index < 0 or index in self.earlier
 
 
 @dataclass(slots=True)
@@ -73,7 +98,7 @@ class Decoded:
     """Content of a response. Times as in Exchange; `chunk_*` have an entry per token chunk."""
 
     status: Status = Status.ok
-    error: str = ""
+    error: str = ""  # of a successful answer: a note on its connection
     n_bytes: int = 0
     first_chunk_ns: int = 0
     first_token_ns: int = 0
@@ -89,6 +114,8 @@ class Decoded:
     cached_tokens: int = 0
     finish_reason: FinishReason = FinishReason.none
     server: dict[str, float] = field(default_factory=dict)
+    hidden_tokens: int = 0
+    unknown_events: int = 0
 
     def fail(self, status: Status, error: str) -> None:
         """Records a failure, unless an earlier failure is recorded."""
@@ -127,10 +154,16 @@ def decode(exchange: Exchange, adapter: Adapter) -> Decoded:
         )
         return result
     if "text/event-stream" not in exchange.content_type.lower() and not _has_events(body.data):
+        message = _message(body.data, adapter)
+        if message:
+            result.fail(Status.stream_error, f"error in place of a stream: {message}")
+            return result
         kind = exchange.content_type or "no content-type"
         result.fail(Status.stream_error, f"not an event stream ({kind}): {_excerpt(body.data)}")
         return result
     _read_stream(body, adapter, result)
+    if result.status is Status.ok:
+        result.error = exchange.error  # a note: the answer was complete (`AFTER_DONE`)
     return result
 
 
@@ -150,18 +183,25 @@ def answer_text(exchange: Exchange, adapter: Adapter) -> str:
 def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
     running_tokens: list[int] = []  # usage.completion_tokens after each token chunk, if stated
     usage_tokens: int | None = None
-    is_done, text = False, _Text()
+    reasoning_tokens = 0
+    is_done, text, choices = False, _Text(), _Choices()
     forms = (_at_once, _by_shape) if len(body.parts) < _SHAPED_PARTS else (_by_shape, _at_once)
     runs = next(filter(None, (form(body, adapter) for form in forms)), None)
     for run in runs or _one_by_one(body, adapter, result):
         received_ns, delta, running = run.received_ns, run.delta, run.running
+        if delta.is_unknown:
+            result.unknown_events += 1
+            continue
         if delta.usage is not None:
             usage = delta.usage
             result.input_tokens = usage.input_tokens or result.input_tokens
             result.cached_tokens = usage.cached_tokens or result.cached_tokens
+            reasoning_tokens = usage.reasoning_tokens or reasoning_tokens
             if usage.output_tokens is not None:
                 usage_tokens = usage.output_tokens
         if delta.is_token:
+            if choices.returns_to(delta.choice):
+                result.fail(Status.stream_error, SEVERAL_CHOICES)
             if delta.is_answer and not result.first_answer_ns:
                 result.first_answer_ns = received_ns[0]
             result.chunk_ns += received_ns
@@ -172,14 +212,14 @@ def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
             is_done = is_done or delta.is_done
             result.finish_ns = received_ns[-1] if delta.finish_reason else result.finish_ns
         if delta.error is not None:
-            result.fail(Status.stream_error, f"error in the stream: {delta.error}")
+            result.fail(Status.stream_error, f"{IN_STREAM}{delta.error}")
         if delta.finish_reason:
             result.finish_reason = delta.finish_reason
         if delta.server:
             result.server.update(delta.server)
     if result.chunk_ns:
         result.first_token_ns, result.last_token_ns = result.chunk_ns[0], result.chunk_ns[-1]
-    _count(result, usage_tokens, running_tokens, text)
+    _count(result, usage_tokens, reasoning_tokens, running_tokens, text)
     _check_end(result, is_done)
 
 
@@ -267,13 +307,17 @@ def _one_by_one(body: Body, adapter: Adapter, result: Decoded) -> Iterator[Event
 
 
 def _delta(event: SseEvent, adapter: Adapter, result: Decoded) -> Delta | None:
-    is_error = event.name == b"error"
-    if event.name in HEARTBEATS or not (event.data.strip() or is_error):
+    is_error = b"error" in event.name.lower()
+    if not (event.data.strip() or is_error):
         return None  # keeps the connection alive
-    failure = f"error in the stream: {_excerpt(event.data)}" if is_error else ""
+    if event.name in HEARTBEATS:
+        return Delta(is_unknown=True)
+    failure = f"{IN_STREAM}{_excerpt(event.data)}" if is_error else ""
     try:
         delta = adapter.decode(event.data)
     except ValueError as error:
+        if event.name.lower() not in _DATA_NAMES and not is_error:
+            return Delta(is_unknown=True)
         result.fail(Status.stream_error, failure or f"event not understood: {error}")
         return None
     if failure and delta.error is None:
@@ -281,28 +325,54 @@ def _delta(event: SseEvent, adapter: Adapter, result: Decoded) -> Delta | None:
     return delta
 
 
-def _count(result: Decoded, usage_tokens: int | None, running: list[int], text: _Text) -> None:
+def _hidden(usage_tokens: int, reasoning_tokens: int, n_chunks: int, text: _Text) -> int:
+    """The reasoning tokens in a usage that were not streamed: all, if no reasoning came and the
+    other tokens are enough for the chunks. Of a streamed summary, too short to hold the reasoning,
+    each event counts as a token."""
+    if not n_chunks:
+        return 0
+    if not text.reasoning_events:  # else it came as content, between <think> and </think>
+        return reasoning_tokens if usage_tokens - reasoning_tokens >= n_chunks else 0
+    n_shown = min(reasoning_tokens, text.reasoning_events)
+    is_shown = is_possible_count(reasoning_tokens, n_shown, text.reasoning_bytes)
+    return 0 if is_shown or not text.is_known else reasoning_tokens - n_shown
+
+
+def _count(
+    result: Decoded, usage_tokens: int | None, reasoning: int, running: list[int], text: _Text
+) -> None:
     """Sets the output tokens, from `usage` if stated and possible, else by counting chunks, and the
     tokens of each chunk: from running counts, else 1 if there are as many chunks as tokens, else 0
     (unknown). If usage gives only the total, the tokens of the first chunk are estimated from its
-    share of the text, because TPOT depends on them.
+    share of the text, because TPOT depends on them. A usage below its `reasoning` tokens leaves
+    them out, and is completed.
     """
-    n_chunks = len(result.chunk_ns)
+    n_chunks, hidden = len(result.chunk_ns), 0
     text_bytes = text.n_bytes if text.is_known else None
-    is_usable = usage_tokens is not None and is_possible_count(usage_tokens, n_chunks, text_bytes)
+    streamed = usage_tokens
+    if usage_tokens is not None and streamed is not None:
+        usage_tokens += reasoning if reasoning > usage_tokens else 0
+        hidden = _hidden(usage_tokens, reasoning, n_chunks, text)
+        streamed = usage_tokens - hidden
+    is_usable = streamed is not None and is_possible_count(streamed, n_chunks, text_bytes)
     if usage_tokens is not None and (is_usable or not n_chunks):
         result.output_tokens, result.token_source = usage_tokens, TokenSource.usage
+        result.hidden_tokens = hidden
     elif n_chunks:
         source = TokenSource.chunks if usage_tokens is None else TokenSource.distrusted
         result.output_tokens, result.token_source = n_chunks, source
     grows = n_chunks == 1 or (bool(running) and running[0] < running[-1])  # no repeated total
     if is_usable and grows and all(running) and running == sorted(running):
-        result.chunk_tokens = [now - before for before, now in pairwise([0, *running])]
+        shown = [tokens - hidden for tokens in running] if running[0] > hidden else running
+        result.chunk_tokens = [now - before for before, now in pairwise([0, *shown])]
         return
-    result.chunk_tokens = [int(usage_tokens == n_chunks)] * n_chunks
-    if usage_tokens is not None and is_usable and usage_tokens > n_chunks > 1 and text_bytes:
-        most = usage_tokens - (n_chunks - 1)
-        share = round(usage_tokens * text.first_bytes / text_bytes)
+    if streamed is not None and is_usable and n_chunks == 1:
+        result.chunk_tokens = [streamed]
+        return
+    result.chunk_tokens = [int(streamed == n_chunks)] * n_chunks
+    if streamed is not None and is_usable and streamed > n_chunks > 1 and text_bytes:
+        most = streamed - (n_chunks - 1)
+        share = round(streamed * text.first_bytes / text_bytes)
         result.first_chunk_tokens = max(1, min(most, share))
 
 
@@ -317,11 +387,16 @@ def _check_end(result: Decoded, is_done: bool) -> None:
 
 def _http_error(exchange: Exchange, body: bytes, adapter: Adapter) -> str:
     """The server's message if the body is in OpenAI's error format, else the start of the body."""
-    try:
-        message = adapter.decode(body).error
-    except ValueError:
-        message = None
+    message = _message(body, adapter)
     return f"HTTP {exchange.http_status}: {message or _excerpt(body) or 'empty body'}"
+
+
+def _message(body: bytes, adapter: Adapter) -> str | None:
+    """The message of a body that is an error in a known form."""
+    try:
+        return adapter.decode(body).error
+    except ValueError:
+        return None
 
 
 def _excerpt(data: bytes) -> str:

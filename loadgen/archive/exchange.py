@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
-from loadgen.records import Status
+from loadgen.records import AFTER_DONE, Status
+
+DONE_MARK = b"[DONE]"
+_DONE = re.compile(rb"(?:\A|[\r\n])data: ?\[DONE\]")
+_FRAMING_BYTES = 32  # behind [DONE]
+_TAIL_BYTES = 2 * _FRAMING_BYTES
 
 
 @dataclass(slots=True, eq=False)
@@ -44,3 +50,22 @@ class Exchange:
             self.outcome, self.error = outcome, error
         if not self.done_ns:
             self.done_ns = now_ns
+
+    def is_done(self) -> bool:
+        """Whether the last event received so far is [DONE]: the answer is complete, whatever
+        becomes of its connection."""
+        end = b""
+        for part in reversed(self.parts):
+            end = part + end
+            if len(end) >= _TAIL_BYTES:
+                break
+        found = None if self.http_status != 200 else _DONE.search(end, len(end) - _TAIL_BYTES)
+        return found is not None and len(end) - found.end() <= _FRAMING_BYTES
+
+    def end(self, outcome: Status, error: str, now_ns: int) -> None:
+        """Records a failure of the transport, or only a note if the answer was complete."""
+        if self.outcome is None and self.is_done():
+            self.error = f"{AFTER_DONE}{error}"
+            self.done_ns = self.done_ns or now_ns
+        else:
+            self.fail(outcome, error, now_ns)

@@ -389,6 +389,8 @@ class ExchangeColumns:
             decoded.server.get("queue_s", np.nan),
             decoded.server.get("ttft_s", np.nan),
             decoded.finish_ns,
+            _fitting(decoded.hidden_tokens, _MOST_U4),
+            min(decoded.unknown_events, _MOST_U2),
         )
         self._at.append(row)
         self._lines.append(line)

@@ -2,8 +2,9 @@
 
 Source: WHATWG HTML, section 9.2.6 "Interpreting an event stream": lines end with CR, LF or CRLF,
 `data` lines are joined with LF, comments and unknown fields are ignored, a leading BOM is skipped.
-Extension: an `error:` line, by which llama.cpp reports a failure after a 200, becomes data that
-holds an error.
+Extensions: an `error:` line, by which llama.cpp reports a failure after a 200, becomes data that
+holds an error. Lines from one that begins with `{` up to the next field or blank line are data: the
+JSON body by which a gateway reports a failure in a stream that it had begun.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ BEFORE, BEHIND = b"data: ", b"\n\n"
 HEARTBEATS = (b"ping", b"heartbeat", b"keepalive", b"keep-alive")
 """Names of events that only keep the connection alive; their data is none of the API's."""
 
+_FIELDS = (b"data", b"event", b"id", b"retry", b"")
 _BETWEEN = BEHIND + BEFORE
 N_FRAMING = len(_BETWEEN)
 
@@ -55,6 +57,7 @@ class SseDecoder:
     _at_start: bool = True
     _name: bytes = b""
     _data: list[bytes] = field(default_factory=list)
+    _is_bare: bool = False  # inside of JSON without `data:`
 
     def feed(self, piece: bytes) -> list[SseEvent]:
         if self._at_start:
@@ -90,14 +93,23 @@ class SseDecoder:
 
     def _take(self, line: bytes) -> SseEvent | None:
         if not line:
-            event = SseEvent(self._name, b"\n".join(self._data)) if self._data else None
-            self._name, self._data = b"", []
-            return event
+            return self._event()
         name, _, value = line.partition(b":")
+        if line.startswith(b"{") or (self._is_bare and name not in _FIELDS):
+            self._is_bare = True
+            self._data.append(line)
+            return None
+        event = self._event() if self._is_bare else None
         if name == b"data":
             self._data.append(value.removeprefix(b" "))
         elif name == b"event":
             self._name = value.removeprefix(b" ")
         elif name == b"error" and value:
             self._data.append(b'{"error":' + value + b"}")
-        return None
+        return event
+
+    def _event(self) -> SseEvent | None:
+        """The event so far, if it has data; then begins another."""
+        event = SseEvent(self._name, b"\n".join(self._data)) if self._data else None
+        self._name, self._data, self._is_bare = b"", [], False
+        return event

@@ -33,6 +33,7 @@ from loadgen.manifest.self_report import ClientReport
 from loadgen.records import (
     CHUNKS,
     EDGES,
+    LATER_REQUESTS,
     NAMED,
     REQUESTS,
     SCHEDULE,
@@ -576,6 +577,8 @@ def _read_table(
             known += [text for text in words if text not in known]
             rows[field] = _lookup([known.index(text) for text in words], codes)
             names = replace(names, **{texts: tuple(known)})
+        elif field in LATER_REQUESTS and field not in table.column_names:
+            rows[field] = 0
         else:
             rows[field] = _numbers(table.column(field).combine_chunks())
     return rows, names

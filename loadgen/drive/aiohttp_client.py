@@ -19,7 +19,15 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from loadgen.archive.exchange import Exchange
-from loadgen.drive.transport import BYTES_BEHIND, MAX_BODY_BYTES, Connections, OnEnd, connect_reason
+from loadgen.drive.transport import (
+    BYTES_BEHIND,
+    DONE_S,
+    HELD_OPEN,
+    MAX_BODY_BYTES,
+    Connections,
+    OnEnd,
+    connect_reason,
+)
 from loadgen.records import Status
 from loadgen.timer import Alarm, NoAlarm
 from targets.dialer import tls_context
@@ -81,7 +89,7 @@ class AiohttpClient:
         task.cancel()  # closes the connection, too: its response was not read to the end
         is_connecting = not (exchange.connected_ns or exchange.reused)
         suffix = " (while connecting)" if is_connecting else ""
-        exchange.fail(outcome, reason + suffix, monotonic_ns())
+        exchange.end(outcome, reason + suffix, monotonic_ns())
         self.on_end(exchange)
 
     def in_flight(self, most: int) -> tuple[int, Sequence[int]]:
@@ -104,7 +112,9 @@ class AiohttpClient:
         try:
             await self._exchange(exchange, payload, self._session(key))
         except (aiohttp.ClientError, OSError, _Broken) as error:
-            exchange.fail(*failure(exchange, error, self._route), monotonic_ns())
+            status, reason = failure(exchange, error, self._route)
+            end = exchange.fail if reason == BYTES_BEHIND else exchange.end
+            end(status, reason, monotonic_ns())
         finally:
             self._n_running[key] -= 1
         exchange.done_ns = exchange.done_ns or monotonic_ns()
@@ -139,7 +149,7 @@ class AiohttpClient:
             await self._read(exchange, response)
 
     async def _read(self, exchange: Exchange, response: aiohttp.ClientResponse) -> None:
-        while data := await response.content.readany():
+        while data := await self._next(exchange, response):
             now_ns = monotonic_ns()
             exchange.times.append(now_ns)
             exchange.parts.append(data)
@@ -150,6 +160,15 @@ class AiohttpClient:
                 raise _Broken(f"response body over {MAX_BODY_BYTES >> 20} MiB")
         if isinstance(response, _Response) and response.is_followed():
             raise _Broken(BYTES_BEHIND)
+
+    async def _next(self, exchange: Exchange, response: aiohttp.ClientResponse) -> bytes:
+        """The bytes of the next read, b"" at the end of the body."""
+        wait_s = DONE_S if exchange.parts and exchange.is_done() else None
+        try:
+            async with asyncio.timeout(wait_s):
+                return await response.content.readany()
+        except TimeoutError:
+            raise _Broken(HELD_OPEN) from None
 
     def _session(self, key: int) -> aiohttp.ClientSession:
         if key not in self._sessions:

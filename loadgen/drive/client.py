@@ -15,15 +15,24 @@ from typing import cast
 
 import httptools
 
-from loadgen.archive.exchange import Exchange
+from loadgen.archive.exchange import DONE_MARK, Exchange
 from loadgen.drive.pool import Pool
-from loadgen.drive.transport import BYTES_BEHIND, MAX_BODY_BYTES, Connections, OnEnd, connect_reason
+from loadgen.drive.transport import (
+    BYTES_BEHIND,
+    DONE_S,
+    HELD_OPEN,
+    MAX_BODY_BYTES,
+    Connections,
+    OnEnd,
+    connect_reason,
+)
 from loadgen.records import Status
 from loadgen.timer import Alarm, NoAlarm
 from targets.dialer import Dialer
 from targets.rotation import format_address
 
 _HEAD_END = b"\r\n\r\n"
+_SHORT_READ = 16  # bytes; longer than the rest of a [DONE] that two reads share
 _CONNECT_AT_ONCE = 64  # half of the shortest listen backlog in common use (128)
 
 
@@ -67,6 +76,8 @@ class Connection(asyncio.Protocol):
                 if not exchange.first_guess_ns and self._pool.looks_like_token(data):
                     exchange.first_guess_ns = now_ns
                 self._parser.feed_data(data)
+                if DONE_MARK in data or len(data) <= _SHORT_READ:
+                    self._expect_end(exchange)
                 if exchange.n_bytes > MAX_BODY_BYTES and self._exchange is exchange:
                     self._end(Status.stream_error, f"response body over {MAX_BODY_BYTES >> 20} MiB")
         except httptools.HttpParserUpgrade:
@@ -126,6 +137,7 @@ class Connection(asyncio.Protocol):
             if self._pool.looks_like_token(data):
                 exchange.first_guess_ns = self._read_ns
         self._parser.feed_data(data)
+        self._expect_end(exchange)
 
     # httptools callbacks
     def on_message_begin(self) -> None:
@@ -201,6 +213,16 @@ class Connection(asyncio.Protocol):
     def _is_too_long(self, exchange: Exchange) -> bool:
         return exchange.length is not None and exchange.n_bytes > exchange.length
 
+    def _expect_end(self, exchange: Exchange) -> None:
+        """Waits for the end of a response after [DONE], so that its connection can be used again,
+        but not for long: the answer is complete."""
+        if self._exchange is exchange and exchange.is_done():
+            self._pool.call_later(DONE_S, self._end_held, exchange)
+
+    def _end_held(self, exchange: Exchange) -> None:
+        if self._exchange is exchange and exchange.is_done():
+            self._end(Status.stream_error, HELD_OPEN)
+
     def _expect_head(self) -> None:
         self._body_until_eof, self._head_tail = True, b""
 
@@ -215,7 +237,7 @@ class Connection(asyncio.Protocol):
         exchange, self._exchange = self._exchange, None
         self.abort()
         if exchange is not None:
-            exchange.fail(outcome, reason, monotonic_ns())
+            exchange.end(outcome, reason, monotonic_ns())
             self._pool.ended(self, exchange, reusable=False)
 
 
@@ -235,6 +257,7 @@ class Client:
         connections: Connections = "reuse",
     ) -> None:
         self._loop, self._dialer = loop, dialer
+        self.call_later = loop.call_later
         self.on_end: OnEnd = lambda exchange: None
         self.looks_like_token = looks_like_token
         self.alarm: Alarm = NoAlarm()

@@ -151,7 +151,8 @@ class LiveSamples:
         return fields
 
     def _tokens(self, exchange: Exchange, class_id: int) -> tuple[int, int, int, int, int]:
-        """Times of the first and the last token, events after the first, longest gap, events."""
+        """Times of the first and the last token, events after the first read, longest gap,
+        events."""
         times, parts = exchange.times, exchange.parts
         if not exchange.first_guess_ns:
             return 0, 0, 0, 0, 0
@@ -161,24 +162,24 @@ class LiveSamples:
         while last > first and not self._looks_like_token(parts[last]):
             last -= 1
         if not self._has_gaps:
-            n_events = self._token_events(parts[first])  # the first and the last read hold others
+            n_first = n_events = self._token_events(parts[first])  # it may hold others, as the last
             if last > first:
                 n_events += b"".join(parts[first + 1 : last]).count(_EVENT)
                 n_events += self._token_events(parts[last])
-            return times[first], times[last], n_events - 1, 0, n_events
+            n_later = n_events - n_first
+            return times[first], times[last], n_later, 0, n_events
         events = [part.count(_EVENT) for part in parts[first : last + 1]]
         if max(events) > 1 or not all(events):
             events = [self._token_events(part) for part in parts[first : last + 1]]
         gaps = self._gaps.setdefault(class_id, SecondsHistogram(FINE_BOUNDS_S))
         n_events, span_ns = sum(events), times[last] - times[first]
-        gaps.counts[0] += events[0] - 1  # tokens that came with the first
         if last == first:
-            return times[first], times[last], n_events - 1, 0, n_events
+            return times[first], times[last], 0, 0, n_events
         gap_ns = np.diff(np.array(times[first : last + 1]))
         n_sharing = np.array(events[1:])  # tokens that share each gap
         buckets = np.searchsorted(_BOUNDS_NS, gap_ns / n_sharing)
         gaps.add_counts(np.bincount(buckets, n_sharing, len(gaps.counts)), _seconds(span_ns))
-        return times[first], times[last], n_events - 1, int(gap_ns.max()), n_events
+        return times[first], times[last], n_events - events[0], int(gap_ns.max()), n_events
 
     def _token_events(self, part: bytes) -> int:
         """Events with a token in a read. Others come before the first (role) or after the last

@@ -21,6 +21,11 @@ _CLIENT_LIMITS = (
 )
 
 
+DONE_S = 0.05
+"""From [DONE] to the end of the response; a connection that stays open for longer is dropped. Many
+servers send the end in a packet of its own, within a millisecond."""
+HELD_OPEN = f"the response was held open for over {DONE_S * 1e3:.0f} ms"
+
 BYTES_BEHIND = "the server sent bytes behind the end of its response"
 """The error of a response that is followed by further bytes in the same read."""
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from loadgen.manifest.sections import Manifest
 from loadgen.measure.attainment import due_rows, measured_window
-from loadgen.measure.per_request import PerRequest, Seconds, per_request
+from loadgen.measure.per_request import Seconds, TokenGaps, event_gaps, per_request
 from loadgen.measure.slo import parse_slo
 from loadgen.records import Run
 from loadgen.units import parse_rate_per_s
@@ -62,7 +62,7 @@ class _Outputs:
             for ok, error in zip(self.is_ok, rows["error_id"], strict=True)
         ]
         self.itls_s = _gaps_of_each(
-            columns, due, rows["first_token_s"] - begun_s, finish_s - rows["last_token_s"]
+            event_gaps(run), due, rows["first_token_s"] - begun_s, finish_s - rows["last_token_s"]
         )
         window, done_s = measured_window(run), rows["done_s"]
         ended_s = np.fmax.reduce(done_s, initial=np.nan)
@@ -129,12 +129,11 @@ class _Outputs:
 
 
 def _gaps_of_each(
-    columns: PerRequest, due: NDArray[np.bool_], until_token_s: Seconds, until_finish_s: Seconds
+    gaps: TokenGaps, due: NDArray[np.bool_], until_token_s: Seconds, until_finish_s: Seconds
 ) -> list[Seconds]:
     """Each due request's gaps between chunks, including those after an empty first chunk and before
     a finish reason in a chunk of its own."""
-    gaps, rows = columns.gaps, np.flatnonzero(due)
-    row = gaps.row
+    row, rows = gaps.row, np.flatnonzero(due)
     begins, ends = np.searchsorted(row, rows), np.searchsorted(row, rows, side="right")
     return [
         np.r_[[wait_s] * (wait_s > 0), gaps.icl_s[begin:end], [finish_s] * (finish_s >= 0)]

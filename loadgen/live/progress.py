@@ -34,6 +34,7 @@ _MOST_ROWS = 8  # of SLOs, and of classes
 _SPARKS = "▁▂▃▄▅▆▇█"
 _FAILED = (
     *(Status.http_error, Status.timeout, Status.stream_error, Status.connect_error, Status.lost),
+    Status.truncated,
 )
 NEVER_SENT = (Status.not_released, Status.dropped)
 """Statuses of requests that the server never received."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from loadgen.errors import RunInvalid
 from loadgen.measure.doubts import doubts, open_overload, overload
 from loadgen.measure.drivers import drivers
 from loadgen.measure.evidence import Evidence, recorded_evidence
@@ -21,9 +22,10 @@ from loadgen.measure.server_load import backends, server_findings, server_summar
 from loadgen.measure.stalls import stalls
 from loadgen.measure.stimulus import stimulus
 from loadgen.measure.summary import Summary, Validity, ValidityCheck
+from loadgen.measure.truncated import why_not_met
 from loadgen.measure.validity.checks import is_disturbed, is_trusted
 from loadgen.measure.validity.survival import Imprecise, imprecise, instrument_check
-from loadgen.measure.verdict import DEFAULT_CONFIDENCE, Decision, decide
+from loadgen.measure.verdict import DEFAULT_CONFIDENCE, Decision, Reason, decide
 from loadgen.records import Run, Status
 
 
@@ -61,6 +63,10 @@ def summarize(
         n_ok=proof.results.whole.counts[Status.ok.name],
         min_requests=least,
     )
+    if decision.verdict == "met" and (missing := why_not_met(run, evidence.due)):
+        decision = Decision(
+            "no_verdict", RunInvalid.exit_code, (Reason("tokens_missing", missing),)
+        )
     return _summary(evidence, scope, proof, decision, least)
 
 

@@ -71,11 +71,12 @@ _ALL = (
         "TPOT",
         "tpot",
         "Time per output token once the answer has begun: the reading speed.",
-        "(last_token − first_token) / (n − n_first_chunk)",
-        "If the server states only the total, n_first_chunk is the first chunk's share of the"
-        " text. If it states nothing, each chunk counts as 1 token (marked †). Fewer than two"
-        " tokens, or all in the first"
-        " chunk: undefined, never 0, and passes an SLO.",
+        "(last_token − first_token) / (n − n_first_arrival)",
+        "An arrival is all that one read delivered. If the server states only the total, the"
+        " first chunk has its share of the text. If it states nothing, each chunk counts as 1"
+        " token (marked †). Hidden reasoning is left out of n. A single token: undefined, and"
+        " passes an SLO. Several in one arrival: not measurable, never 0, and out of the n of an"
+        " SLO.",
         source=_MLPERF,
     ),
     Metric(
@@ -84,7 +85,8 @@ _ALL = (
         "itl",
         "Inter-token latency: each gap shared among the tokens that end it, one value per token.",
         "(received[k] − received[k−1]) / tokens[k], counted tokens[k] times",
-        "Where the server does not count tokens per chunk, one token per chunk is assumed (= ICL).",
+        "k counts arrivals, each all that one read delivered. Where the server does not count"
+        " tokens per chunk, one token per chunk is assumed. Delivery in blocks: n/a.",
         source="sglang bench_serving (native)",
         scope="gap",
     ),
@@ -94,7 +96,7 @@ _ALL = (
         "icl",
         "Inter-chunk latency: the gap between consecutive chunks, the stall a user sees.",
         "received[k] − received[k−1]",
-        "The first chunk ends no gap; it belongs to TTFT.",
+        "The first chunk ends no gap; it belongs to TTFT. Chunks of one read arrive together.",
         source="aiperf inter_chunk_latency; vLLM calls it ITL",
         scope="gap",
     ),
@@ -138,7 +140,8 @@ _ALL = (
         "max_itl",
         "The slowest token of a request after its first chunk.",
         "max over k of (received[k] − received[k−1]) / tokens[k]",
-        "Fewer than two chunks: undefined, and passes an SLO.",
+        "A single token: undefined, and passes an SLO. Several in one arrival, and delivery in"
+        " blocks: not measurable, as TPOT and ITL.",
     ),
     Metric(
         "max_stall_s",
@@ -213,7 +216,7 @@ _ALL = (
         "goodput_output_tokens_per_s",
         "Output tokens per second of the requests that met every per-request SLO.",
         "Σ n over met / window length",
-        "Due in the measured window, no matter when they ended.",
+        "Due in the measured window, no matter when they ended. Without hidden reasoning.",
         unit="per_s",
         direction="higher",
         scope="run",
@@ -235,7 +238,8 @@ _ALL = (
         "output_tokens_per_s",
         "Output tokens received per second, from successful and failed answers alike.",
         "Σ tokens of chunks received inside the measured window / window length",
-        "A request's n is spread evenly over its chunks where chunks carry no count.",
+        "A request's n, without hidden reasoning, is spread evenly over its chunks where chunks"
+        " carry no count.",
         unit="per_s",
         direction="higher",
         scope="run",

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.measure.attainment import due_rows
-from loadgen.measure.per_request import per_request
+from loadgen.measure.per_request import event_gaps, per_request
 from loadgen.measure.statistics.intervals import Values
 from loadgen.measure.statistics.percentiles import nearest_rank
 from loadgen.records import Run
@@ -26,7 +26,8 @@ QUANTILES = (0.5, 0.9, 0.99)
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """The inputs of the formulas: an entry per successful request; gaps by chunk."""
+    """The inputs of the formulas: an entry per successful request; gaps by chunk, 0 between two of
+    the same read, and between arrivals. `tpot_s` as in `PerRequest`."""
 
     planned_s: Values
     sent_s: Values
@@ -39,6 +40,9 @@ class Answers:
     first_chunk_tokens: NDArray[np.int64]
     gap_s: Values
     gap_tokens: NDArray[np.int64]
+    tpot_s: Values
+    arrival_gap_s: Values
+    arrival_gap_tokens: NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,13 +194,13 @@ _SLOBENCH = Definition(
     "docs/metrics.md",
     {
         "ttft": "first token − released",
-        "tpot": "(last token − first token) / (n − n_first_chunk)",
-        "itl": "each gap shared among the tokens that end it, one sample per token",
+        "tpot": "(last token − first token) / (n − n_first_arrival)",
+        "itl": "each gap between reads shared among the tokens that end it, one sample per token",
         "e2e": "last token − released",
     },
     ttft_s=lambda a: a.first_token_s - a.planned_s,
-    tpot_s=lambda a: _per(a.last_token_s - a.first_token_s, a.tokens - a.first_chunk_tokens),
-    itl_s=lambda a: np.repeat(a.gap_s / a.gap_tokens, a.gap_tokens),
+    tpot_s=lambda a: a.tpot_s,
+    itl_s=lambda a: np.repeat(a.arrival_gap_s / a.arrival_gap_tokens, a.arrival_gap_tokens),
     e2e_s=lambda a: a.last_token_s - a.planned_s,
     percentile=nearest,
     interpolates="nearest rank",
@@ -211,8 +215,9 @@ def answers(run: Run) -> Answers:
     """The due requests of a run that were successful and received a token."""
     columns, rows = per_request(run), run.request_rows
     kept = due_rows(run) & columns.is_ok & columns.has_token
-    gaps = columns.gaps
+    gaps, arrivals = event_gaps(run), columns.gaps
     of_kept = gaps.of(kept)
+    of_arrivals = arrivals.of(kept & (columns.blocks is None))
     first_chunk_s = np.where(
         np.isfinite(rows["first_chunk_s"]), rows["first_chunk_s"], rows["first_token_s"]
     )
@@ -228,6 +233,9 @@ def answers(run: Run) -> Answers:
         first_chunk_tokens=np.maximum(rows["first_chunk_tokens"][kept].astype(np.int64), 1),
         gap_s=gaps.icl_s[of_kept],
         gap_tokens=gaps.tokens[of_kept].astype(np.int64),
+        tpot_s=columns.tpot_s[kept],
+        arrival_gap_s=arrivals.icl_s[of_arrivals],
+        arrival_gap_tokens=arrivals.tokens[of_arrivals].astype(np.int64),
     )
 
 

@@ -18,8 +18,10 @@ from loadgen.measure.server_load import Backend, pinned
 from loadgen.measure.slo import Slo
 from loadgen.measure.stimulus import Stimulus, altered_arrivals
 from loadgen.measure.summary import ValidityCheck
+from loadgen.measure.truncated import failed_midway, truncated_text
+from loadgen.measure.unmeasured import one_piece
 from loadgen.measure.wording import format_count, format_number, format_value
-from loadgen.records import Run, Status, TokenSource
+from loadgen.records import AFTER_DONE, Run, Status, TokenSource
 
 
 def findings(
@@ -44,6 +46,8 @@ def findings(
         _too_few(run),
         _unfinished(run, due),
         _dropped(run, due),
+        _truncated(run, due),
+        _failed_midway(run, due),
         _withdrawn(run),
         _not_due(run, due),
         _below_template(run, due),
@@ -51,7 +55,12 @@ def findings(
         _distrusted(columns, run, due),
         _uncounted(columns, run, due),
         _chunks(columns, run, due),
+        _hidden_reasoning(columns, run, due),
+        _one_piece(columns, due),
+        _blocks(columns),
         _empty_answers(columns, due),
+        _unknown_events(run, due),
+        _dropped_connections(run, due),
         altered_arrivals(sent),
         pinned(run, addresses),
         _disk_writes(run),
@@ -128,6 +137,16 @@ def _dropped(run: Run, due: Mask) -> str:
     )
 
 
+def _truncated(run: Run, due: Mask) -> str:
+    """Answers that were short of an exact length."""
+    return truncated_text(run, due)
+
+
+def _failed_midway(run: Run, due: Mask) -> str:
+    """Errors of the server after some tokens."""
+    return failed_midway(run, due)
+
+
 def _withdrawn(run: Run) -> str:
     """Requests that the scenario cancels on purpose, and whether that happened in time."""
     rows = run.request_rows[withdrawn_rows(run)]
@@ -184,9 +203,9 @@ def _token_counts(columns: PerRequest, run: Run, due: Mask) -> str:
     rows = run.request_rows
     streamed = np.zeros(len(rows), np.int64)
     streamed[gaps.rows] = np.add.reduceat(gaps.tokens, gaps.starts, dtype=np.int64)
-    streamed += rows["first_chunk_tokens"]
+    streamed += columns.first_tokens
     by_usage = due & columns.is_ok & (rows["token_source"] == TokenSource.usage)
-    differ = by_usage & (rows["first_chunk_tokens"] > 0) & (streamed != rows["output_tokens"])
+    differ = by_usage & (rows["first_chunk_tokens"] > 0) & (streamed != columns.streamed_tokens)
     n = int(np.count_nonzero(differ))
     if not n:
         return ""
@@ -201,8 +220,21 @@ _BY_TOKEN = ("tpot_s", "itl_s", "max_itl_s", "e2e_per_token_s")
 
 
 def token_marks(columns: PerRequest, run: Run, due: Mask) -> dict[str, str]:
-    """Metric → the reason why its values are doubtful: metrics that depend on token counts which
-    the server does not state, or states wrongly."""
+    """Metric → the reason why its values are doubtful or absent: metrics that depend on token
+    counts which the server does not state, or states wrongly, and ITL of blocks."""
+    marks = _count_marks(columns, run, due)
+    if _hidden_reasoning(columns, run, due):
+        marks |= dict.fromkeys(("ttft_s", "ttft_from_send_s"), "after reasoning, not streamed")
+    n, n_answers = one_piece(columns, due)
+    if n and n == n_answers:
+        reason = "n/a: every answer came in one piece"
+        marks |= dict.fromkeys(("tpot_s", "itl_s", "max_itl_s"), reason)
+    elif columns.blocks is not None:
+        marks |= dict.fromkeys(("itl_s", "max_itl_s"), columns.blocks.reason)
+    return marks
+
+
+def _count_marks(columns: PerRequest, run: Run, due: Mask) -> dict[str, str]:
     rows = run.request_rows
     answered = due & columns.is_ok & columns.has_token
     n = int(np.count_nonzero(answered))
@@ -255,8 +287,9 @@ def _uncounted(columns: PerRequest, run: Run, due: Mask) -> str:
 def _chunks(columns: PerRequest, run: Run, due: Mask) -> str:
     """Chunks of several tokens, where the server does not state how many each carries."""
     answered = due & columns.is_ok & (run.request_rows["token_source"] == TokenSource.usage)
+    answered &= run.request_rows["chunks"] > 1
     chunks = int(run.request_rows["chunks"][answered].sum())
-    tokens = int(columns.output_tokens[answered].sum())
+    tokens = int(columns.streamed_tokens[answered].sum())
     if columns.gaps.is_counted or not chunks or abs(tokens / chunks - 1) <= 0.01:
         return ""
     return (
@@ -266,11 +299,74 @@ def _chunks(columns: PerRequest, run: Run, due: Mask) -> str:
     )
 
 
+def _hidden_reasoning(columns: PerRequest, run: Run, due: Mask) -> str:
+    """Reasoning that the server counts and does not stream."""
+    answered = due & columns.is_ok & columns.has_token
+    hidden = run.request_rows["hidden_tokens"][answered]
+    n = int(np.count_nonzero(hidden))
+    if not n:
+        return ""
+    mean, of_mean = float(hidden.mean()), float(columns.output_tokens[answered].mean())
+    return (
+        f"{format_count(n)} of {format_count(len(hidden))} answers have reasoning that was not "
+        f"streamed: {format_number(mean)} of {format_number(of_mean)} output tokens on average. "
+        "TTFT includes it; TPOT and the tokens per second leave it out."
+    )
+
+
+def _one_piece(columns: PerRequest, due: Mask) -> str:
+    """Answers whose tokens all came at once."""
+    n, n_answers = one_piece(columns, due)
+    if not n:
+        return ""
+    return (
+        f"{format_count(n)} of {format_count(n_answers)} answers came in one piece (a single event "
+        "or read), so that they have no TPOT and no ITL; SLOs on them leave these answers out."
+    )
+
+
+def _blocks(columns: PerRequest) -> str:
+    """Streams that are delivered in blocks, and the layer that probably holds them back."""
+    found = columns.blocks
+    if found is None:
+        return ""
+    return (
+        f"ITL is {found.reason}, {format_value(found.gap_s, 's')} apart at the median. The likely "
+        f"layer: {found.layer}. TTFT, TPOT, ICL and max stall are what a user of this route sees; "
+        "TTFT waits for the first block."
+    )
+
+
 def _empty_answers(columns: PerRequest, due: Mask) -> str:
     n = int(np.count_nonzero(due & columns.is_ok & ~columns.has_token))
     if not n:
         return ""
     return f"{format_count(n)} answers succeeded without a single token; they count as misses."
+
+
+def _unknown_events(run: Run, due: Mask) -> str:
+    counts = run.request_rows["unknown_events"][due]
+    n = int(np.count_nonzero(counts))
+    if not n:
+        return ""
+    return (
+        f"{format_count(int(counts.sum()))} events in {format_count(n)} answers are none of the "
+        "API's (heartbeats, extensions of a gateway); they were skipped."
+    )
+
+
+def _dropped_connections(run: Run, due: Mask) -> str:
+    """Answers that were complete although their connections did not end properly."""
+    notes = np.array([text.startswith(AFTER_DONE) for text in run.names.errors])
+    rows = run.request_rows[due & (run.request_rows["status"] == Status.ok)]
+    noted = rows["error_id"][notes[rows["error_id"]]]
+    if not len(noted):
+        return ""
+    usual = int(np.bincount(noted).argmax())
+    return (
+        f"{format_count(len(noted))} of {format_count(len(rows))} answers were "
+        f"{run.names.errors[usual]}. They count as successful; each cost a connection."
+    )
 
 
 def _disk_writes(run: Run) -> str:

@@ -178,7 +178,7 @@ def tokens_received(run: Run, columns: PerRequest, window: MeasuredWindow) -> fl
     row = np.searchsorted(rows["request_id"], chunks["request_id"][starts])
     n_chunks = np.diff(starts, append=len(chunks))
     n_within = _chunks_inside(received_s, starts, n_chunks, window)
-    return float(np.dot(n_within / n_chunks, columns.output_tokens[row]))
+    return float(np.dot(n_within / n_chunks, columns.streamed_tokens[row]))
 
 
 def _chunks_inside(

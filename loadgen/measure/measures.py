@@ -174,6 +174,6 @@ class Measured:
         if name == "goodput":
             return per_second(float(np.count_nonzero(self.met)), window)
         if name == "goodput_output_tokens_per_s":
-            return per_second(float(self.columns.output_tokens[self.met].sum()), window)
+            return per_second(float(self.columns.streamed_tokens[self.met].sum()), window)
         value: float = getattr(throughput(self.run, self.columns, window), name)
         return value

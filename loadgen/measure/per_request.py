@@ -15,22 +15,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import RunInvalid
+from loadgen.measure.blocks import Blocks, blocks
 from loadgen.measure.catalog import METRICS, PASSES_UNDEFINED, Metric
 from loadgen.measure.statistics.dependence import Dependence, Load, of_share
-from loadgen.measure.statistics.population import BLOCK, Population, of_groups, of_requests
+from loadgen.measure.statistics.population import (
+    BLOCK,
+    Population,
+    group_sums,
+    of_groups,
+    of_requests,
+)
 from loadgen.records import OWN_SLO, Chunks, Requests, Run, Schedule, Status, TokenSource
 
 Seconds = NDArray[np.float64]
 Mask = NDArray[np.bool_]
+_MOST_TOKENS = 2**16 - 1  # of an arrival
 
 
 @dataclass(frozen=True, slots=True)
 class TokenGaps:
-    """Every gap between consecutive chunks of the same request, in the order of `run.chunk_rows`.
+    """Every gap between consecutive arrivals of the same request, in the order of `run.chunk_rows`.
+    An arrival is all chunks that one read delivered.
 
     Group g holds the gaps of request row `rows[g]`, at least 1, from `starts[g]` on. `tokens` is
-    the token count of the chunk that ends the gap (at least 1). `is_counted` means that the server
-    stated every count; a chunk without a count is taken for 1 token, and its ITL is its ICL.
+    the token count of the arrival that ends the gap (at least 1). `is_counted` means that the
+    server stated every count; a chunk without a count is taken for 1 token, and its ITL is its ICL.
     """
 
     icl_s: Seconds
@@ -71,6 +80,10 @@ class PerRequest:
 
     `output_tokens` is n: counted as `token_source` states, else 1 per chunk. `chunk_starts` holds
     the index in `run.chunk_rows` of the first chunk of each request that received any.
+    `streamed_tokens` is n without reasoning that was not streamed, and `first_tokens` the tokens of
+    the first arrival. `is_unmeasured`: the answer has several tokens, or an unknown number, and all
+    came in one arrival, so that it has neither TPOT nor ITL. Where the run's streams came in
+    `blocks`, no answer of several tokens has an ITL (`has_no_itl`).
     `release_order` lists the rows in order of release, unreleased rows last. `in_flight` is the
     number of requests that were released before and had not ended. `own_slo_s` holds, by metric,
     the limits that requests brought themselves, if any did (0: none).
@@ -78,7 +91,11 @@ class PerRequest:
 
     is_ok: Mask
     has_token: Mask
+    is_unmeasured: Mask
+    has_no_itl: Mask
     output_tokens: NDArray[np.int64]
+    streamed_tokens: NDArray[np.int64]
+    first_tokens: NDArray[np.int64]
     ttft_s: Seconds
     ttft_from_send_s: Seconds
     ttfat_s: Seconds
@@ -96,6 +113,7 @@ class PerRequest:
     chunk_starts: NDArray[np.intp]
     release_order: NDArray[np.intp]
     in_flight: NDArray[np.float64]
+    blocks: Blocks | None = None
     own_slo_s: Mapping[str, Seconds] = field(default_factory=dict)
 
     def column(self, metric: str) -> Seconds:
@@ -115,25 +133,37 @@ def per_request(run: Run) -> PerRequest:
     released_s, sent_s = _column(rows, "released_s"), _column(rows, "sent_s")
     first_s, last_s = _column(rows, "first_token_s"), _column(rows, "last_token_s")
     output_tokens = _output_tokens(rows)
+    streamed_tokens = output_tokens - rows["hidden_tokens"]
     starts = chunk_starts(run.chunk_rows)
     gaps = _gaps(run.chunk_rows, starts, rows)
+    first_tokens = _first_tokens(run.chunk_rows, starts, rows, streamed_tokens)
+    tpot_s = _tpot_s(last_s - first_s, streamed_tokens - first_tokens)
     max_stall_s = greatest(gaps.icl_s, gaps, len(rows))
     itl_s = gaps.itl_s
+    found = _blocks(run, starts, gaps)
+    has_several = _has_several(rows, schedule, streamed_tokens)
+    is_unmeasured = np.isnan(tpot_s) & has_several
+    has_no_itl = is_unmeasured if found is None else has_several
+    max_itl_s = max_stall_s if itl_s is gaps.icl_s else greatest(itl_s, gaps, len(rows))
     opened = ~rows["reused_connection"]
     release_order = np.argsort(released_s, kind="stable")
     return PerRequest(
         is_ok=rows["status"] == Status.ok,
         has_token=np.isfinite(first_s),
+        is_unmeasured=is_unmeasured,
+        has_no_itl=has_no_itl,
         output_tokens=output_tokens,
+        streamed_tokens=streamed_tokens,
+        first_tokens=first_tokens,
         ttft_s=first_s - released_s,
         ttft_from_send_s=first_s - sent_s,
         ttfat_s=_column(rows, "first_answer_s") - released_s,
-        tpot_s=_tpot_s(rows, output_tokens, last_s - first_s),
+        tpot_s=tpot_s,
         e2e_s=last_s - released_s,
         e2e_from_send_s=last_s - sent_s,
         close_s=_column(rows, "done_s") - released_s,
         e2e_per_token_s=_divide(last_s - released_s, output_tokens),
-        max_itl_s=max_stall_s if itl_s is gaps.icl_s else greatest(itl_s, gaps, len(rows)),
+        max_itl_s=max_itl_s if found is None else np.where(has_no_itl, np.nan, max_itl_s),
         max_stall_s=max_stall_s,
         queue_client_s=sent_s - released_s,
         connect_s=np.where(opened, _column(rows, "connected_s") - sent_s, np.nan),
@@ -142,6 +172,7 @@ def per_request(run: Run) -> PerRequest:
         chunk_starts=starts,
         release_order=release_order,
         in_flight=_in_flight(released_s, _column(rows, "done_s"), release_order),
+        blocks=found,
         own_slo_s={
             metric: _column(schedule, name)
             for metric, name in OWN_SLO.items()
@@ -167,10 +198,18 @@ def _output_tokens(rows: Requests) -> NDArray[np.int64]:
     return np.where(uncounted, rows["chunks"], rows["output_tokens"]).astype(np.int64)
 
 
-def _tpot_s(rows: Requests, output_tokens: NDArray[np.int64], decode_s: Seconds) -> Seconds:
-    """(last − first) / (n − n_first_chunk); a first chunk of unknown size counts as 1 token."""
-    in_first_chunk = np.maximum(rows["first_chunk_tokens"].astype(np.int64), 1)
-    return _divide(decode_s, output_tokens - in_first_chunk)
+def _tpot_s(decode_s: Seconds, later_tokens: NDArray[np.int64]) -> Seconds:
+    """(last − first) / (n − n_first_arrival); NaN where all tokens came in one arrival."""
+    return np.where(decode_s > 0, _divide(decode_s, later_tokens), np.nan)
+
+
+def _has_several(rows: Requests, schedule: Schedule, tokens: NDArray[np.int64]) -> Mask:
+    """Rows whose answers have several tokens, or may have: a chunk that the server did not count
+    holds any number."""
+    is_counted = rows["token_source"] == TokenSource.usage
+    may_have = ~is_counted & (schedule["output_tokens"] > 1)
+    several: Mask = np.isfinite(rows["last_token_s"]) & ((tokens > 1) | may_have)
+    return several
 
 
 def _divide(seconds: Seconds, counts: NDArray[np.int64]) -> Seconds:
@@ -207,32 +246,125 @@ def chunk_starts(chunks: Chunks) -> NDArray[np.intp]:
     return np.concatenate([np.zeros(1, np.intp), *firsts])
 
 
-def _gaps(chunks: Chunks, starts: NDArray[np.intp], rows: Requests) -> TokenGaps:
+def event_gaps(run: Run) -> TokenGaps:
+    """The gaps between single chunks: 0 between two that came in the same read."""
+    return _gaps(run.chunk_rows, chunk_starts(run.chunk_rows), run.request_rows, joins_reads=False)
+
+
+def _gaps(
+    chunks: Chunks, starts: NDArray[np.intp], rows: Requests, *, joins_reads: bool = True
+) -> TokenGaps:
     """The gaps of all chunks, computed block by block: at 10⁸ chunks every whole intermediate
     column would take most of a gigabyte."""
     row = _row_of(chunks["request_id"][starts], rows["request_id"])
     n_gaps = np.diff(starts, append=len(chunks)) - 1
-    total = max(0, len(chunks) - len(starts))
-    icl_s, stated = np.empty(total), np.empty(total, np.uint16)
     is_first = np.zeros(len(chunks), bool)
     is_first[starts] = True
-    done = 0
+    if joins_reads and len(starts):
+        n_gaps = n_gaps - group_sums(
+            starts, len(chunks), lambda part: _joins(chunks, is_first, part)
+        )
+    total = int(n_gaps.sum())
+    icl_s, tokens = np.empty(total), np.empty(total, np.uint16)
+    done, is_stated, is_in_first = 0, bool(total), True
     for at in range(1, len(chunks), BLOCK):
-        continues = ~is_first[at : at + BLOCK]
-        received_s = np.ascontiguousarray(chunks["received_s"][at - 1 : at + BLOCK])
-        more = np.diff(received_s)[continues]
-        icl_s[done : done + len(more)] = more
-        stated[done : done + len(more)] = chunks["tokens"][at : at + BLOCK][continues]
+        part = slice(at, at + BLOCK)
+        continues, stated = ~is_first[part], chunks["tokens"][part]
+        gap_s = np.diff(np.ascontiguousarray(chunks["received_s"][at - 1 : at + BLOCK]))
+        opens = continues & (gap_s != 0) if joins_reads else continues
+        more = gap_s[opens]
+        into = slice(done, done + len(more))
+        icl_s[into] = more
+        is_stated = is_stated and bool(stated[continues].all())
+        if len(more) == np.count_nonzero(continues):
+            tokens[into] = stated[opens]
+        else:
+            before, tokens[into] = _tokens_of_arrivals(stated, continues, opens)
+            if before and not is_in_first:
+                tokens[done - 1] = min(_MOST_TOKENS, max(1, int(tokens[done - 1])) + before)
+        begun = np.flatnonzero(opens | ~continues)[-1:]
+        is_in_first = not opens[begun[0]] if len(begun) else is_in_first
         done += len(more)
     has_gaps = n_gaps > 0
-    is_stated = bool(total) and bool(stated.all())
     return TokenGaps(
         icl_s=icl_s,
         rows=row[has_gaps],
         starts=(np.cumsum(n_gaps) - n_gaps)[has_gaps],
-        tokens=np.maximum(stated, 1) if stated.any() else np.broadcast_to(np.uint16(1), total),
+        tokens=np.maximum(tokens, 1) if tokens.any() else np.broadcast_to(np.uint16(1), total),
         is_counted=is_stated,
     )
+
+
+def _blocks(run: Run, starts: NDArray[np.intp], gaps: TokenGaps) -> Blocks | None:
+    chunks, n_arrivals = run.chunk_rows, len(starts) + len(gaps.icl_s)
+    if not n_arrivals or 2 * n_arrivals > len(chunks) + 2 * len(starts):
+        return None  # too few events for two in most reads
+    is_first = np.zeros(len(chunks), bool)
+    is_first[starts] = True
+    n_several, was_joined = 0, False
+    for at in range(0, len(chunks), BLOCK):
+        joins = _joins(chunks, is_first, slice(at, at + BLOCK))
+        n_several += int(np.count_nonzero(joins & ~np.r_[was_joined, joins[:-1]]))
+        was_joined = bool(joins[-1])
+    per_event = max(1.0, _tokens_per_event(chunks))
+    return blocks(
+        events=np.rint(gaps.tokens / per_event).astype(np.int64),
+        gap_s=gaps.icl_s,
+        n_arrivals=n_arrivals,
+        n_several=n_several,
+        n_bytes=int(run.request_rows["bytes"].sum()),
+        lag_s=max((shard.loop_lag_s.p99 or 0.0 for shard in run.instrument.shards), default=0.0),
+    )
+
+
+def _tokens_per_event(chunks: Chunks) -> float:
+    return float(np.maximum(chunks["tokens"], 1).mean(dtype=np.float64))
+
+
+def _joins(chunks: Chunks, is_first: NDArray[np.bool_], part: slice) -> NDArray[np.bool_]:
+    """The chunks of a stretch that came in the same read as the chunk before them."""
+    received_s = chunks["received_s"][max(0, part.start - 1) : part.stop]
+    same = np.diff(received_s, prepend=np.nan if part.start == 0 else received_s[:0]) == 0
+    joins: NDArray[np.bool_] = same & ~is_first[part]
+    return joins
+
+
+def _tokens_of_arrivals(
+    stated: NDArray[np.uint16], continues: NDArray[np.bool_], opens: NDArray[np.bool_]
+) -> tuple[int, NDArray[np.int64]]:
+    """The tokens that a stretch of chunks adds to the arrival before it, and the tokens of each
+    arrival that `opens` in it after a gap; a chunk of unknown size counts as 1."""
+    each = np.maximum(stated, 1)
+    begins = np.flatnonzero(opens | ~continues)
+    if not len(begins):
+        return int(each.sum(dtype=np.int64)), np.empty(0, np.int64)
+    sums = np.add.reduceat(each, begins, dtype=np.int64)[opens[begins]]
+    return int(each[: begins[0]].sum(dtype=np.int64)), np.minimum(sums, _MOST_TOKENS)
+
+
+def _first_tokens(
+    chunks: Chunks, starts: NDArray[np.intp], rows: Requests, tokens: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """The tokens of each request's first arrival, at least 1. Where the server states only their
+    total, the chunks after the first share the rest evenly."""
+    first = np.maximum(rows["first_chunk_tokens"].astype(np.int64), 1)
+    ends = np.append(starts, len(chunks))[1:]
+    open_, at = np.arange(len(starts)), starts + 1
+    row = _row_of(chunks["request_id"][starts], rows["request_id"])
+    extra, added = np.zeros(len(starts)), np.zeros(len(starts), bool)
+    later = np.maximum(ends - starts - 1, 1)
+    share = np.maximum(tokens[row] - first[row], 0) / later
+    while len(open_):
+        inside = at < ends[open_]
+        open_, at = open_[inside], at[inside]
+        same = chunks["received_s"][at] == chunks["received_s"][at - 1]
+        open_, at = open_[same], at[same]
+        stated = chunks["tokens"][at]
+        extra[open_] += np.where(stated > 0, stated, np.maximum(share[open_], 1))
+        added[open_] = True
+        at = at + 1
+    first[row[added]] += np.rint(extra[added]).astype(np.int64)
+    return first
 
 
 def _row_of(ids: NDArray[np.uint32], request_ids: NDArray[np.uint32]) -> NDArray[np.intp]:
@@ -269,7 +401,8 @@ class Samples:
         self._loads: dict[bytes, Load] = {}
 
     def of(self, metric: Metric, with_failures: bool = False) -> Population:
-        if metric.name == "itl_s" and not self._columns.gaps.has_several:
+        is_plain = not self._columns.gaps.has_several and self._columns.blocks is None
+        if metric.name == "itl_s" and is_plain:
             metric = METRICS["icl_s"]  # a token per chunk: the same samples, sorted once
         key = (metric.name, with_failures)
         if key not in self._populations:
@@ -317,6 +450,8 @@ class Samples:
 
     def _gaps(self, metric: Metric) -> Population:
         gaps = self._columns.gaps
+        if metric.name == "itl_s" and self._columns.blocks is not None:
+            return Population(np.empty(0))
         kept = self._ok[gaps.rows]
         place = np.empty(len(self._ok), np.intp)
         place[self._columns.release_order] = np.arange(len(place))

@@ -22,6 +22,7 @@ from loadgen.measure.slo_result import (
     request_slo_result,
     run_metric_result,
 )
+from loadgen.measure.unmeasured import counts_for, settled
 from loadgen.measure.validity.error_bound import ErrorBound
 from loadgen.measure.validity.survival import with_error
 from loadgen.records import Run
@@ -49,8 +50,9 @@ class Scope:
         return self._at(self.columns, throughput(self.run, self.columns, self.window))
 
     def with_errors(self, measured: Sequence[SloResult]) -> tuple[SloResult, ...]:
-        """The results of the SLOs as measured, each with its instrument error."""
-        return with_error(
+        """The results of the SLOs as measured, each with its instrument error; without a verdict
+        where answers without TPOT or ITL decide."""
+        results = with_error(
             self.run,
             self.columns,
             self.error,
@@ -60,6 +62,10 @@ class Scope:
             [slo for slo, _ in with_implied(self.slos)],
             measured,
             [(slo, rows) for slo, rows in self.limits if slo.scope == "request"],
+        )
+        rates = throughput(self.run, self.columns, self.window)
+        return settled(
+            results, self.columns, self.due, lambda c: self._at(c, rates).results(self.slos)
         )
 
     def _at(self, columns: PerRequest, rates: Throughput) -> JudgedScope:
@@ -124,6 +130,7 @@ class JudgedScope:
         own_s = self.columns.own_slo_s.get(slo.metric)
         has_own = self.due & (own_s > 0) if own_s is not None else self.due & False
         counted = has_own if math.isinf(slo.limit) else self.due
+        counted = counted & counts_for(self.columns, slo.metric)
         met = counted & slos_met(self.columns, slo)
         n_met, n_counted, n_own = map(count, (met, counted, has_own))
         dependence = self.samples.share(met, (slo.metric,))
@@ -133,7 +140,7 @@ class JudgedScope:
 
     def _rate(self, metric: str) -> float:
         if metric == "goodput_output_tokens_per_s":
-            return per_second(float(self.columns.output_tokens[self.met].sum()), self.window)
+            return per_second(float(self.columns.streamed_tokens[self.met].sum()), self.window)
         value: float = getattr(self.rates, metric)
         return value
 

@@ -175,6 +175,6 @@ def _goodput(
     n_met, n_due = count(met), count(due)
     share = wilson(n_met, n_due, confidence, dependence.hit_times(confidence))
     per_s = share.times(per_second(float(n_due), window))
-    n_tokens = float(columns.output_tokens[met].sum())
+    n_tokens = float(columns.streamed_tokens[met].sum())
     requests_per_s = replace(per_s, value=per_second(float(n_met), window))
     return Goodput(requests_per_s, per_second(n_tokens, window))

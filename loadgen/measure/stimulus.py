@@ -59,7 +59,8 @@ class Stimulus:
     or were not sent (`displaced_share`). `ks` is the Kolmogorov-Smirnov distance between the
     scheduled and the actual gaps, which ties and equal gaps make large; two independent samples of
     the same process exceed `ks_chance` in one case of twenty. `late_s` is the p50, the p99 and the
-    maximum of sent − scheduled.
+    maximum of sent − scheduled. `streamed_tokens` are the output tokens without reasoning that was
+    not streamed; None without such reasoning.
     """
 
     scheduled: ArrivalStats
@@ -71,6 +72,7 @@ class Stimulus:
     output_tokens: LengthStats | None
     displaced: float | None = None
     window_s: float | None = None
+    streamed_tokens: LengthStats | None = None
 
 
 def stimulus(run: Run, columns: PerRequest, window: MeasuredWindow) -> Stimulus:
@@ -95,6 +97,11 @@ def stimulus(run: Run, columns: PerRequest, window: MeasuredWindow) -> Stimulus:
         output_tokens=_lengths(schedule["output_tokens"], columns.output_tokens, answered),
         displaced=displaced,
         window_s=window_s,
+        streamed_tokens=_lengths(
+            schedule["output_tokens"],
+            columns.streamed_tokens,
+            answered & rows["hidden_tokens"].any(),
+        ),
     )
 
 

@@ -15,6 +15,7 @@ DEFAULT_CONFIDENCE = 0.95
 Verdict = Literal["met", "missed", "no_verdict"]
 ReasonKind = Literal[
     "ended_early",
+    "tokens_missing",
     "invalid",
     "nothing_due",
     "too_few_successful",

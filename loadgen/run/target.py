@@ -77,7 +77,7 @@ class Target:
             self.endpoint.to_manifest(),
             kind=self.kind,
             model=self.endpoint.redact(self.adapter.model),
-            ignore_eos=self.adapter.ignore_eos,
+            ignore_eos=self.adapter.requests_exact_lengths,
             prompt_fit=(self.fit.overhead, self.fit.step),
             metrics=tuple(url.partition("?")[0] for url in self.metrics),
             prompt_words=0 if self.fit.words is None else len(self.fit.words.words),

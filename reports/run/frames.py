@@ -129,17 +129,17 @@ def _stated(results: Sequence[SloResult]) -> list[Slo]:
 
 
 def _itl(run: Run, columns: PerRequest) -> tuple[list[Record], int]:
-    """A point per gap between chunks, thinned out but with the longest gaps, and a point per broken
-    stream; the number of gaps."""
-    gaps, starts = columns.gaps, columns.chunk_starts
+    """A point per gap between arrivals, thinned out but with the longest gaps, and a point per
+    broken stream; the number of gaps."""
+    gaps, ids = columns.gaps, run.request_rows["request_id"]
     chosen = _thinned_gaps(gaps.itl_s)
     group = np.searchsorted(gaps.starts, chosen, side="right") - 1
-    n_chunks = np.diff(starts, append=len(run.chunk_rows))
-    first = starts[n_chunks > 1][group]  # of the answer's chunks
-    chunk = first + 1 + chosen - gaps.starts[group]
-    row = gaps.rows[group]
-    at_s, itl_s = run.chunk_rows["received_s"][chunk], gaps.icl_s[chosen] / gaps.tokens[chosen]
-    ids = run.request_rows["request_id"]
+    row, first_s = gaps.rows[group], run.request_rows["first_token_s"]
+    since_s = [
+        gaps.icl_s[start : gap + 1].sum()
+        for start, gap in zip(gaps.starts[group].tolist(), chosen.tolist(), strict=True)
+    ]
+    at_s, itl_s = first_s[row] + np.array(since_s), gaps.icl_s[chosen] / gaps.tokens[chosen]
     records = [
         {"at_s": at, "itl_s": value, "status": "ok", "request_id": int(ids[number])}
         for at, value, number in zip(at_s.tolist(), itl_s.tolist(), row.tolist(), strict=True)
@@ -333,7 +333,7 @@ def _tokens_per_bin(
         return np.zeros(n_bins)
     row = np.searchsorted(run.request_rows["request_id"], chunks["request_id"])
     n_chunks = np.bincount(row, minlength=len(run.request_rows))
-    per_chunk = columns.output_tokens / np.maximum(n_chunks, 1)
+    per_chunk = columns.streamed_tokens / np.maximum(n_chunks, 1)
     return _histogram(np.ascontiguousarray(chunks["received_s"]), n_bins, width_s, per_chunk[row])
 
 

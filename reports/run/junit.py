@@ -13,6 +13,7 @@ from xml.etree import ElementTree as ET
 
 from loadgen.measure.slo_result import SloResult
 from loadgen.measure.summary import Summary
+from loadgen.records import Status
 
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0 §2.2
 _COUNTS = (("failure", "failures"), ("error", "errors"), ("skipped", "skipped"))
@@ -78,7 +79,13 @@ def junit_of_run(summary: Summary) -> str:
         for prefix, result in [("", result) for result in summary.slo] + of_classes
         if result.scope != "request"
     ]
-    return junit_xml("slobench run", [Suite(summary.run, [run, *cases])])
+    return junit_xml("slobench run", [Suite(summary.run, [run, *cases], _outcomes(summary))])
+
+
+def _outcomes(summary: Summary) -> str:
+    """The due requests by status: `ok 187, truncated 13`."""
+    counts = ((status.name.replace("_", " "), summary.counts[status.name]) for status in Status)
+    return ", ".join(f"{name} {n}" for name, n in counts if n)
 
 
 def _slo_case(name: str, result: SloResult, is_trusted: bool) -> Case:

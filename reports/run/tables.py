@@ -445,10 +445,15 @@ def length_rows(summary: Summary) -> list[list[TableCell]]:
     if found is None:
         return []
     rows = []
-    for word, side in (("input", found.input_tokens), ("output", found.output_tokens)):
+    sides = (
+        ("input", "input_tokens"),
+        ("output", "output_tokens"),
+        ("output, streamed", "streamed_tokens"),
+    )
+    for word, name in sides:
+        side, path = getattr(found, name), f"stimulus.{name}"
         if side is None:
             continue
-        path = f"stimulus.{word}_tokens"
         rows.append(
             [
                 TableCell(word),

@@ -219,6 +219,8 @@ def search_step(summary: Summary) -> NextStep | None:
     help."""
     if not summary.capacity_command or summary.verdict == "no_verdict" or _unreachable(summary):
         return None
+    if summary.counts["truncated"] > _MANY_FAILURES * summary.counts["due"]:
+        return None  # at no load are short answers whole
     more = "" if summary.verdict == "missed" else " more"
     return NextStep(f"Find how much{more} load meets the SLO:", summary.capacity_command)
 

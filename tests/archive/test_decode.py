@@ -252,17 +252,155 @@ def test_a_200_that_is_no_event_stream_says_what_came():
     assert "<html>hello" in result.error
 
 
+def of_choice(index, text="a"):
+    return b'data: {"choices":[{"index":%d,"delta":{"content":"%s"}}]}\n\n' % (
+        index,
+        text.encode(),
+    )
+
+
+def test_a_stream_of_several_choices_is_a_failure():
+    """A server or gateway that sets n by itself."""
+    reads = (of_choice(0), of_choice(1), of_choice(0), of_choice(1), FINISH, DONE)
+    result = decode(exchange(*reads), ADAPTER)
+    assert (result.status, len(result.chunk_ns)) == (Status.stream_error, 4)
+    assert "several choices" in result.error
+    both = b'data: {"choices":[{"index":0,"delta":{"content":"a"}},%b]}\n\n'
+    both %= b'{"index":1,"delta":{"content":"b"}}'
+    assert "several choices" in decode(exchange(both, FINISH, DONE), ADAPTER).error
+
+
+@pytest.mark.parametrize("indices", [[0, 1, 2, 3], [1, 1, 1], [0, 0, 0], [7, 8, 8]])
+def test_an_index_that_counts_tokens_is_one_choice(indices):
+    """Older TGI numbers the tokens there (`router/src/server.rs`)."""
+    reads = (*map(of_choice, indices), FINISH, DONE)
+    assert decode(exchange(*reads), ADAPTER).status is Status.ok
+
+
+def test_an_empty_choice_beside_the_answer_is_none():
+    beside = b'data: {"choices":[{"index":0,"delta":{"content":"a"}},{"index":1,"delta":{}}]}\n\n'
+    assert decode(exchange(beside, beside, FINISH, DONE), ADAPTER).status is Status.ok
+
+
+def thinking(n, reasoning, details=True, **more):
+    """A usage of n output tokens with reasoning tokens, as OpenAI or as SGLang states them."""
+    stated = {"completion_tokens_details": {"reasoning_tokens": reasoning}}
+    counts = {"prompt_tokens": 9, "completion_tokens": n, **more}
+    counts |= stated if details else {"reasoning_tokens": reasoning}
+    return b"data: " + msgspec.json.encode({"choices": [], "usage": counts}) + b"\n\n"
+
+
+def counts_of(*reads):
+    found = decode(exchange(*reads), ADAPTER)
+    return found.output_tokens, found.hidden_tokens, found.token_source, found.chunk_tokens
+
+
+SPOKEN = [token(f"word{k} ") for k in range(4)]
+THOUGHTS = [token(f"word{k} ", "reasoning_content") for k in range(4)]
+ENCRYPTED = (
+    b'data: {"choices":[{"index":0,"delta":{"content":"","reasoning_details":'
+    b'[{"type":"reasoning.encrypted","data":"eyJ"}]}}]}\n\n'
+)
+
+
+@pytest.mark.parametrize("details", [True, False])
+@pytest.mark.parametrize("before", [(ROLE,), (ROLE, ENCRYPTED)])
+def test_reasoning_that_is_counted_and_not_streamed_is_hidden(before, details):
+    """OpenAI's and xAI's reasoning models; OpenRouter's encrypted reasoning."""
+    found = counts_of(*before, *SPOKEN, FINISH, thinking(504, 500, details), DONE)
+    assert found == (504, 500, TokenSource.usage, [1, 1, 1, 1])
+
+
+def test_hidden_reasoning_does_not_raise_the_tokens_per_chunk():
+    """Two tokens per event, of which the first has its share of the text."""
+    reads = (token("aa aa "), token("aa aa "), token("aa aa "), FINISH, thinking(106, 100), DONE)
+    found = decode(exchange(ROLE, *reads), ADAPTER)
+    assert (found.output_tokens, found.hidden_tokens) == (106, 100)
+    assert (found.chunk_tokens, found.first_chunk_tokens) == ([0, 0, 0], 2)
+
+
+def test_hidden_reasoning_is_no_part_of_running_counts():
+    first = b'data: {"choices":[{"index":0,"delta":{"content":"%s"}}],"usage":%b}\n\n'
+    usages = [b'{"completion_tokens":%d}' % (100 + k) for k in (1, 2, 4)]
+    reads = [first % (b"abcd", usage) for usage in usages]
+    found = counts_of(ROLE, *reads, FINISH, thinking(104, 100), DONE)
+    assert found == (104, 100, TokenSource.usage, [1, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("reads", "usage_event", "expected"),
+    [
+        ((*THOUGHTS, *SPOKEN), thinking(8, 4), (8, 0)),  # streamed
+        ((*THOUGHTS, *SPOKEN), thinking(4, 4, total_tokens=17), (8, 0)),  # xAI: counted apart
+        (SPOKEN, thinking(4, 500, total_tokens=513), (504, 500)),  # Gemini: apart and hidden
+        (SPOKEN, thinking(4, 500), (504, 500)),  # more reasoning than output: apart
+        (SPOKEN, thinking(4, 3), (4, 0)),  # in the content, between <think> and </think>
+        ((*THOUGHTS[:2], *SPOKEN), thinking(504, 500), (504, 498)),  # a summary of it
+        (SPOKEN, thinking(4, 0), (4, 0)),
+    ],
+)
+def test_the_reasoning_that_counts_as_hidden(reads, usage_event, expected):
+    found = decode(exchange(ROLE, *reads, FINISH, usage_event, DONE), ADAPTER)
+    assert (found.output_tokens, found.hidden_tokens) == expected
+    assert found.token_source is TokenSource.usage
+
+
+ERROR_BODY = b'{"error":{"message":"out of memory","code":500}}'
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    "reads",
+    [
+        (ERROR_BODY,),
+        (ERROR_BODY.replace(b",", b",\n "), b"\n"),
+        (ROLE, token("a"), ERROR_BODY + b"\n\n"),
+        (ROLE, token("a"), ERROR_BODY + b"\n\n", DONE),  # was a success
+        (ROLE, token("a"), FINISH, ERROR_BODY + b"\n", DONE),
+        (ROLE, token("a"), b"event: server_error\n" + b"data: " + ERROR_BODY + b"\n\n", DONE),
+    ],
+)
+def test_an_error_body_in_an_event_stream_has_the_servers_sentence(reads):
+    result = decode(exchange(*reads), ADAPTER)
+    assert result.status is Status.stream_error
+    assert result.error == "error in the stream: out of memory"
+
+
+def test_an_error_body_in_place_of_a_stream_has_the_servers_sentence():
+    result = decode(exchange(ERROR_BODY, content_type="application/json"), ADAPTER)
+    assert result.status is Status.stream_error
+    assert result.error == "error in place of a stream: out of memory"
+
+
 def test_an_unasked_encoding_is_refused():
     result = decode(exchange(b"\x1f\x8b", content_encoding="gzip"), ADAPTER)
     assert "gzip" in result.error
 
 
-def test_ping_events_are_not_of_the_api():
-    ping = b'event: ping\ndata: {"type": "ping"}\n\n'
-    result = decode(exchange(ping, token("a"), ping, FINISH, DONE), ADAPTER)
-    assert (result.status, len(result.chunk_ns)) == (Status.ok, 1)
-    unnamed = decode(exchange(b'data: {"type": "ping"}\n\n', token("a"), FINISH), ADAPTER)
-    assert unnamed.status is Status.stream_error
+UNKNOWN = [
+    b'event: ping\ndata: {"type": "ping"}\n\n',
+    b"event: sources\ndata: not JSON\n\n",
+    b'event: metadata\ndata: [{"title":"a page"}]\n\n',
+    b"data: {}\n\n",
+    b'data: {"sources":[]}\n\n',
+    b"data: [PING]\n\n",
+]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("unknown", UNKNOWN)
+def test_unknown_events_are_skipped_and_counted(unknown):
+    """Anthropic and Cohere send pings, Open WebUI sends sources, Azure sends empty objects."""
+    reads = (unknown, ROLE, token("a"), unknown, token("b"), FINISH, usage(2), DONE)
+    result = decode(exchange(*reads), ADAPTER)
+    assert (result.status, result.error, result.unknown_events) == (Status.ok, "", 2)
+    assert (result.first_token_ns, result.output_tokens) == (12_000_000, 2)
+
+
+def test_an_answer_of_unknown_events_alone_is_a_failure():
+    result = decode(exchange(*UNKNOWN, DONE), ADAPTER)
+    assert (result.status, result.unknown_events) == (Status.stream_error, 6)
+    assert "without a single token" in result.error
 
 
 def test_a_stream_cut_after_the_word_null_is_no_success():

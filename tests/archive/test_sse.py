@@ -1,6 +1,7 @@
 import time
 from itertools import pairwise
 
+import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -76,6 +77,22 @@ def test_two_events_as_servers_send_them_are_of_the_plain_form():
 def test_an_error_line_of_llamacpp_is_data_that_holds_an_error():
     events, _ = decode([b'data: a\n\nerror: {"message":"no slot"}\n\n'])
     assert events[1] == SseEvent(b"", b'{"error": {"message":"no slot"}}')
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"error":"full"}', b'{\n  "error": {\n    "message": "full"\n  }\n}']
+)
+def test_bare_json_in_a_stream_is_data(body):
+    """Gateways append the JSON of a late failure to a stream that they have begun."""
+    events, decoder = decode([b"data: a\n\n", body, b"\n\ndata: b\n\n", body])
+    expected = SseEvent(b"", body)
+    assert events == [SseEvent(b"", b"a"), expected, SseEvent(b"", b"b")]
+    assert decoder.flush() == expected
+
+
+def test_a_field_after_bare_json_begins_another_event():
+    events, _ = decode([b'{"error":\n"full"}\ndata: b\n\n'])
+    assert events == [SseEvent(b"", b'{"error":\n"full"}'), SseEvent(b"", b"b")]
 
 
 def test_a_line_in_ten_thousand_pieces_is_copied_once():

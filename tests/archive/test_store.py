@@ -6,6 +6,7 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from loadgen.archive import checksums, store
 from loadgen.errors import RunInvalid, UsageError
@@ -185,3 +186,15 @@ def test_a_part_survives_its_file(tmp_path):
     assert again[0].tobytes() == requests.tobytes()
     assert again[1].tobytes() == chunks.tobytes()
     assert again[2] == names
+
+
+def test_requests_recorded_before_hidden_tokens_were_counted_have_none(recorded):
+    run, directory = recorded
+    path = directory / "requests.parquet"
+    later = ["hidden_tokens", "unknown_events"]
+    parquet.write_table(parquet.read_table(path).drop_columns(later), path)
+    checksums.cover(directory, path)
+    rows = store.read_run(directory).request_rows
+    assert not rows["hidden_tokens"].any()
+    assert not rows["unknown_events"].any()
+    assert rows["status"].tolist() == run.request_rows["status"].tolist()

@@ -208,6 +208,89 @@ def test_both_transports_read_the_same_from_any_server(server):
         assert other.done_ns >= other.sent_ns > 0
 
 
+def held(*pieces, how="hold"):
+    """A server that writes these pieces and then holds, closes or resets the connection."""
+
+    async def answer(reader, writer):
+        await read_request(reader)
+        for piece in pieces:
+            writer.write(piece)
+            await writer.drain()
+            await asyncio.sleep(0)
+        if how == "hold":
+            await reader.read()
+        elif how == "reset":
+            sock = writer.transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+
+    return answer
+
+
+ENDS = {
+    "held": ("hold", "complete at [DONE]; then the response was held open for over 50 ms"),
+    "closed": ("close", "complete at [DONE]; then connection closed in the middle of the response"),
+    "reset": ("reset", "complete at [DONE]; then connection closed in the middle of the response"),
+}
+BODIES = {
+    "at once": [CHUNKED + chunk(STREAM)],
+    "a chunk per event": [CHUNKED, *map(chunk, [*TOKENS, END, DONE])],
+    "by the byte": [CHUNKED, *pieces_of(chunk(STREAM), 1)],
+    "without a blank": [CHUNKED, chunk(STREAM.replace(b"data: [", b"data:["))],
+    "unfinished chunk": [CHUNKED, b"%x\r\n" % (len(STREAM) + 9) + STREAM],
+}
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("end", ENDS)
+def test_an_answer_is_complete_at_done_whatever_becomes_of_its_connection(end, body):
+    how, note = ENDS[end]
+
+    async def scenario(kind):
+        async with serving(held(*BODIES[body], how=how)) as (host, port):
+            client = make(kind, asyncio.get_running_loop(), Route(host, port))
+            return await send_all(client, request(host="t"), n=2)
+
+    for exchanges in by_both(scenario):
+        for exchange in exchanges:
+            found = meaning(exchange)
+            assert (found["status"], found["tokens"]) == (Status.ok, 3)
+            assert found["error"] == note
+            assert not exchange.reused
+
+
+def test_a_connection_is_used_again_if_the_end_comes_shortly_after_done():
+    async def answer(reader, writer):
+        while True:
+            await read_request(reader)
+            writer.write(CHUNKED + chunk(STREAM))
+            await writer.drain()
+            await asyncio.sleep(0)
+            writer.write(b"0\r\n\r\n")
+
+    async def scenario(kind):
+        async with serving(answer) as (host, port):
+            client = make(kind, asyncio.get_running_loop(), Route(host, port))
+            return await send_all(client, request(host="t"), n=3)
+
+    for exchanges in by_both(scenario):
+        assert [exchange.reused for exchange in exchanges] == [False, True, True]
+        assert [meaning(exchange)["error"] for exchange in exchanges] == ["", "", ""]
+
+
+def test_done_in_the_text_of_an_answer_is_not_its_end():
+    token = b'data: {"choices":[{"index":0,"delta":{"content":"data: [DONE]"}}]}\n\n'
+
+    async def scenario(kind):
+        async with serving(held(CHUNKED, chunk(token), how="close")) as (host, port):
+            client = make(kind, asyncio.get_running_loop(), Route(host, port))
+            return await send_all(client, request(host="t"), n=1)
+
+    for (exchange,) in by_both(scenario):
+        assert meaning(exchange)["status"] is Status.stream_error
+
+
 def comparable(exchange):
     """Of a broken answer the words differ with the parser, the verdict does not."""
     seen = meaning(exchange)

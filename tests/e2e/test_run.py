@@ -181,6 +181,7 @@ FAILURES = {
     "401": ("http_error", "HTTP 401"),
     "cut": ("stream_error", "middle of the response"),
     "inband": ("stream_error", "error in the stream"),
+    "short": ("truncated", "short of the requested tokens"),
     "utf8": ("stream_error", "not understood"),
     "notsse": ("stream_error", "not an event stream"),
     "reset": ("stream_error", "clos"),

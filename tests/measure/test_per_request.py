@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from loadgen.errors import RunInvalid
 from loadgen.measure.catalog import METRICS
-from loadgen.measure.per_request import per_request
+from loadgen.measure.per_request import event_gaps, per_request
 from loadgen.measure.statistics.population import BLOCK
 from loadgen.records import CHUNKS, REQUESTS, Run, TokenSource, empty_requests
 from tests.runs import MANIFEST, measured_run, runs, schedule_rows
@@ -25,16 +25,24 @@ def by_the_book(run: Run, position: int) -> dict[str, float]:
         for chunk in run.chunk_rows
         if chunk["request_id"] == row["request_id"]
     ]
-    gaps = [(b - a, tokens or 1) for (a, _), (b, tokens) in pairwise(chunks)]
     n = row["chunks"] if row["token_source"] == TokenSource.none else row["output_tokens"]
-    later_tokens = n - (row["first_chunk_tokens"] or 1)
+    first = row["first_chunk_tokens"] or 1
+    share = max(1, max(0, n - first) / max(1, len(chunks) - 1))  # of a chunk of unknown size
+    arrivals: list[list[float]] = []  # time, tokens at least, tokens of the first arrival
+    for place, (at, tokens) in enumerate(chunks):
+        if not arrivals or at != arrivals[-1][0]:
+            arrivals.append([at, 0, 0.0])
+        arrivals[-1][1] += tokens or 1
+        arrivals[-1][2] += (tokens or share) if place else 0.0
+    gaps = [(b - a, tokens) for (a, _, _), (b, tokens, _) in pairwise(arrivals)]
+    later_tokens = n - first - round(arrivals[0][2] if arrivals else 0)
     is_root = run.schedule_rows["n_parents"][position] == 0
     return {
         "ttft_s": row["first_token_s"] - row["released_s"],
         "ttft_from_send_s": row["first_token_s"] - row["sent_s"],
         "ttfat_s": row["first_answer_s"] - row["released_s"],
         "tpot_s": (row["last_token_s"] - row["first_token_s"]) / later_tokens
-        if later_tokens > 0
+        if later_tokens > 0 and row["last_token_s"] > row["first_token_s"]
         else math.nan,
         "e2e_s": row["last_token_s"] - row["released_s"],
         "e2e_from_send_s": row["last_token_s"] - row["sent_s"],
@@ -59,7 +67,7 @@ def test_every_column_is_what_the_definition_says(run: Run) -> None:
 
 @given(runs())
 def test_every_gap_between_chunks_of_one_request_is_kept_once(run: Run) -> None:
-    gaps = per_request(run).gaps
+    gaps = event_gaps(run)
     expected = [
         (a["request_id"], b["received_s"] - a["received_s"], max(1, int(b["tokens"])))
         for a, b in pairwise(run.chunk_rows)
@@ -68,6 +76,79 @@ def test_every_gap_between_chunks_of_one_request_is_kept_once(run: Run) -> None:
     found = zip(run.request_rows["request_id"][gaps.row], gaps.icl_s, gaps.tokens, strict=True)
     assert list(found) == expected
     assert gaps.itl_s == pytest.approx([icl / tokens for _, icl, tokens in expected])
+
+
+@given(runs())
+def test_chunks_of_the_same_read_share_a_gap(run: Run) -> None:
+    gaps = per_request(run).gaps
+    expected: list[list[float]] = []
+    for a, b in pairwise(run.chunk_rows):
+        if a["request_id"] != b["request_id"]:
+            joins_gap = False
+        elif a["received_s"] != b["received_s"]:
+            expected.append([b["received_s"] - a["received_s"], max(1, int(b["tokens"]))])
+            joins_gap = True
+        elif expected and joins_gap:
+            expected[-1][1] += max(1, int(b["tokens"]))
+    assert gaps.icl_s.tolist() == [gap for gap, _ in expected]
+    assert gaps.tokens.tolist() == [tokens for _, tokens in expected]
+
+
+def test_a_proxy_that_flushes_ten_events_does_not_shorten_tpot() -> None:
+    """128 tokens, 5 ms apart from 40 ms on; the first flush has the role and 9 tokens."""
+    written_s = [0.04 + 0.005 * k for k in range(128)]
+    received_s = [1.0 + written_s[min(127, 10 * ((k + 1) // 10) + 8)] for k in range(128)]
+    columns = per_request(_one(128, 1, received_s))
+    assert columns.first_tokens[0] == 9
+    assert columns.tpot_s[0] == pytest.approx(0.005)
+    assert columns.gaps.tokens.tolist() == [10] * 11 + [9]
+    assert columns.max_stall_s[0] == pytest.approx(0.05)
+    assert not columns.is_unmeasured[0]
+
+
+@pytest.mark.parametrize(
+    ("output_tokens", "first_chunk_tokens", "received_s", "is_unmeasured"),
+    [
+        (32, 32, [2.0], True),  # one event
+        (32, 1, [2.0] * 32, True),  # one read
+        (2, 1, [2.0, 2.0], True),
+        (1, 1, [2.0], False),
+        (32, 1, [2.0] * 31 + [2.5], False),
+        (0, 0, [], False),
+    ],
+)
+def test_an_answer_in_one_arrival_has_no_tpot(
+    output_tokens: int, first_chunk_tokens: int, received_s: list[float], is_unmeasured: bool
+) -> None:
+    columns = per_request(_one(output_tokens, first_chunk_tokens, received_s))
+    assert bool(columns.is_unmeasured[0]) is is_unmeasured
+    if is_unmeasured:
+        assert math.isnan(columns.tpot_s[0])
+        assert math.isnan(columns.max_itl_s[0])
+
+
+def test_a_chunk_that_nobody_counted_may_hold_several_tokens() -> None:
+    run = _one(1, 0, [2.0])
+    run.request_rows["token_source"] = TokenSource.chunks
+    assert per_request(run).is_unmeasured[0]
+    run.schedule_rows["output_tokens"] = 1
+    assert not per_request(run).is_unmeasured[0]
+
+
+@pytest.mark.parametrize("n_joined", [1, 3])
+def test_an_arrival_may_reach_over_the_end_of_a_block(n_joined: int) -> None:
+    """Two requests; the second's chunk at the edge of a block joins the chunks around it."""
+    n_chunks = BLOCK + 20
+    schedule = schedule_rows([0.0, 1.0], tokens=n_chunks)
+    chunks = np.zeros(5 + n_chunks, CHUNKS)
+    chunks["request_id"][5:] = 1
+    received_s = np.arange(5.0 + n_chunks)
+    received_s[BLOCK + 1 : BLOCK + 1 + n_joined] = received_s[BLOCK]
+    chunks["received_s"], chunks["tokens"] = received_s, 2
+    gaps = per_request(Run(MANIFEST, schedule, empty_requests(schedule), chunks)).gaps
+    assert len(gaps.icl_s) == 4 + n_chunks - 1 - n_joined
+    assert gaps.tokens.max() == 2 + 2 * n_joined
+    assert gaps.tokens.sum() == 2 * (4 + n_chunks - 1)
 
 
 def test_the_oracle_covers_every_request_metric_of_the_catalogue() -> None:

@@ -3,6 +3,7 @@
 from xml.etree import ElementTree as ET
 
 from loadgen.measure.aggregate import summarize
+from loadgen.records import Status
 from reports.run.junit import junit_of_run
 from tests.runs import measured_run
 
@@ -12,7 +13,7 @@ def cases(slo):
     (suite,) = root.findall("testsuite")
     results = {}
     for case in suite.findall("testcase"):
-        (child,) = [*case] or [ET.Element("passed")]
+        child = [*case, ET.Element("passed")][0]
         results[case.get("name")] = child.tag
     return suite.attrib, results
 
@@ -22,6 +23,14 @@ def test_a_missed_slo_is_a_failure_and_a_met_one_passes():
     assert results["p50(ttft) <= 10s"] == "system-out"
     assert results["p50(ttft) <= 20ms"] == "failure"
     assert (facts["tests"], facts["failures"], facts["errors"]) == ("3", "1", "0")
+
+
+def test_the_run_has_its_requests_by_status():
+    run = measured_run(n_failed=5, slo=["p50(ttft) <= 10s"])
+    run.request_rows["status"][20:27] = Status.truncated
+    root = ET.fromstring(junit_of_run(summarize(run)))
+    texts = [case.findtext("system-out") for case in root.iter("testcase")]
+    assert texts[0] == "ok 188, http error 5, truncated 7"
 
 
 def test_limits_of_requests_count_together_in_attainment():

@@ -393,3 +393,27 @@ def test_a_proxy_that_forwards_gets_its_credentials_with_every_request():
 def test_an_endpoint_cannot_be_changed():
     with pytest.raises(ValueError, match="frozen"):
         Endpoint(url="http://h").url = "http://i"
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "n: 4", "n: '2'", "best_of: 3", "num_return_sequences: 2", "use_beam_search: true",
+        "sampling_params: {n: 8}", "generationConfig: {candidateCount: 2}",
+    ],
+)  # fmt: skip
+def test_several_answers_per_request_are_refused_by_name(tmp_path, field):
+    path = tmp_path / "t.yaml"
+    path.write_text(f"url: http://localhost:8000\nextra_body: {{{field}}}\n")
+    with pytest.raises(TargetFileError, match="several answers per request") as refusal:
+        load_target(str(path), {})
+    assert field.rpartition("{")[2].partition(":")[0] in str(refusal.value)
+    with pytest.raises(TargetFileError, match="several answers per request"):
+        load_target("http://localhost:8000", {}, [f"extra_body={{{field}}}"])
+
+
+@pytest.mark.parametrize("field", ["n: 1", "n: null", "best_of: 1", "top_n: 5", "seed: {n: 3}"])
+def test_a_single_answer_is_accepted(tmp_path, field):
+    path = tmp_path / "t.yaml"
+    path.write_text(f"url: http://localhost:8000\nextra_body: {{{field}}}\n")
+    assert load_target(str(path), {}).extra_body

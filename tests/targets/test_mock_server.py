@@ -209,6 +209,10 @@ def test_scripted_failures_break_the_stream_as_scripted(mock_url):
     inband = raw("fail=inband")
     assert inband.count(b'"content":" ') == 4
     assert b'data: {"error": {"message": "scripted failure in mid-stream"' in inband
+    short = raw("fail=short")
+    assert short.count(b'"content":" ') == 4
+    assert b'"finish_reason":"stop"' in short
+    assert short.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     with Wire(mock_url) as wire:
         wire.send(request_body(8), x_mock="fail=notsse")
         status, page = wire.read_response()

@@ -83,22 +83,136 @@ def test_decoding_any_json_under_the_known_keys_raises_nothing_but_value_error(c
 @pytest.mark.parametrize(
     "event",
     [
-        b"{}",
-        b"7",
-        b'"text"',
-        b'{"id":"x"}',
         b"not json",
         b'{"choices":[{"delta":{"content":3},"text":3}]}',
-        b'{"choices":{}}',
-        b'{"usage":{"prompt_tokens":1.5}}',
-        b'{"usage":{"prompt_tokens":2147483648}}',
-        b'{"usage":{"completion_tokens":2147483648}}',
+        b'{"choices":[{"delta":{"content":{"a":1}},"text":{"a":1}}]}',
         b'{"choices":[{"delta":{"content":"\xff"},"text":"\xff"}]}',
+        b'{"choices":[{"delta":{"content":"a"},"text":"a"}]',
     ],
 )
 def test_an_event_that_violates_the_api_is_a_value_error(codec, event):
     with pytest.raises(ValueError, match="not an event of this API"):
         codec.decode(event)
+
+
+@EITHER
+@pytest.mark.parametrize(
+    "event",
+    [
+        b"{}",
+        b"7",
+        b'"text"',
+        b"[]",
+        b'[{"title":"a page"}]',
+        b'{"id":"x"}',
+        b'{"type":"ping"}',
+        b'{"sources":[{"title":"a page"}]}',  # Open WebUI
+        b'{"choices":{}}',
+        b"ping",
+        b"[PING]",
+        b'{"message":"searching"}',
+        b'{"code":0,"message":"ok","base_resp":{"status_code":0,"status_msg":""}}',
+    ],
+)
+def test_an_event_without_a_known_member_is_unknown(codec, event):
+    assert codec.decode(event) == Delta(is_unknown=True)
+
+
+ODD_MEMBERS = [  # PHP's empty array, -1 for unknown, empty objects of typed gateways
+    b'"usage":{"prompt_tokens":9,"completion_tokens":7,"prompt_tokens_details":[]}',
+    b'"usage":{"prompt_tokens":9,"completion_tokens":7,"prompt_tokens_details":{"cached_tokens":-1}}',
+    b'"usage":{"prompt_tokens":9,"completion_tokens":7,"completion_tokens_details":"none"}',
+    b'"usage":{"prompt_tokens":9,"completion_tokens":7,"total_tokens":"?","cached_tokens":1.5}',
+    b'"usage":{"prompt_tokens":9,"completion_tokens":7},"timings":[]',
+    b'"usage":{"prompt_tokens":9,"completion_tokens":7},"x_groq":"req_1"',
+    b'"usage":{"prompt_tokens":9,"completion_tokens":7},"error":{}',
+    b'"usage":{"prompt_tokens":9,"completion_tokens":7},"error":""',
+    b'"usage":{"prompt_tokens":9,"completion_tokens":7},"base_resp":[]',
+]
+ODD_IN_DELTA = [b'"tool_calls":{}', b'"tool_calls":""', b'"function_call":[]', b'"reasoning":{}',
+                b'"reasoning_content":[]', b'"reasoning_details":{}', b'"refusal":false',
+                b'"error":null', b'"thinking":0']  # fmt: skip
+
+
+@EITHER
+@pytest.mark.parametrize("odd", ODD_MEMBERS)
+def test_an_optional_member_that_cannot_be_used_is_absent(codec, odd):
+    event = b'{"choices":[{"delta":{"content":"a"},"text":"a"}],%b}' % odd
+    expected = Delta(True, True, "a", usage=Usage(input_tokens=9, output_tokens=7))
+    assert codec.decode(event) == expected
+
+
+@pytest.mark.parametrize("odd", ODD_IN_DELTA)
+def test_an_odd_member_of_a_delta_is_absent(odd):
+    event = b'{"choices":[null,{"finish_reason":7,"delta":{"content":"a",%b}}]}'
+    assert CODECS["chat"].decode(event % odd) == Delta(True, True, "a")
+
+
+@EITHER
+@pytest.mark.parametrize("empty", [b"false", b"0", b"{}"])
+def test_an_empty_text_of_another_form_is_no_text(codec, empty):
+    event = b'{"choices":[{"delta":{"content":%b},"text":%b}]}' % (empty, empty)
+    assert codec.decode(event) == Delta()
+
+
+def test_a_call_that_is_an_object_is_a_token():
+    event = b'{"choices":[{"delta":{"tool_calls":{"index":0,"function":{"name":"f"}}}}]}'
+    assert CODECS["chat"].decode(event) == Delta(is_token=True)
+
+
+CACHED = [  # the names' sources stand in targets/openai_usage.py
+    b'"prompt_tokens_details":{"cached_tokens":5}',
+    b'"input_tokens_details":{"cached_tokens":5}',
+    b'"prompt_cache_hit_tokens":5,"prompt_cache_miss_tokens":4',
+    b'"cached_tokens":5',
+    b'"cache_read_input_tokens":5,"cache_creation_input_tokens":0',
+    b'"num_cached_tokens":5',
+    b'"cached_content_token_count":5',
+    b'"prompt_cache_hit_tokens":5,"prompt_tokens_details":{"cached_tokens":0}',
+    b'"cached_tokens":"5"',
+]
+
+
+@EITHER
+@pytest.mark.parametrize("stated", CACHED)
+def test_cached_tokens_are_read_under_every_name(codec, stated):
+    event = b'{"choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2,%b}}' % stated
+    assert codec.decode(event).usage == Usage(9, 2, cached_tokens=5)
+
+
+@EITHER
+def test_llamacpp_states_cached_tokens_among_its_timings(codec):
+    event = b'{"choices":[],"usage":{"prompt_tokens":9},"timings":{"cache_n":5,"prompt_ms":2}}'
+    assert codec.decode(event).usage == Usage(9, cached_tokens=5)
+
+
+@EITHER
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        (b'{"input_tokens":9,"output_tokens":2}', Usage(9, 2)),
+        (  # Anthropic counts cached tokens apart
+            b'{"input_tokens":3,"output_tokens":2,"cache_read_input_tokens":4,'
+            b'"cache_creation_input_tokens":2}',
+            Usage(9, 2, cached_tokens=4),
+        ),
+        (
+            b'{"input_tokens":9,"output_tokens":8,"output_tokens_details":{"reasoning_tokens":6}}',
+            Usage(9, 8, reasoning_tokens=6),
+        ),
+        (  # xAI: reasoning is not in completion_tokens, but in the total
+            b'{"prompt_tokens":9,"completion_tokens":2,"total_tokens":17,'
+            b'"completion_tokens_details":{"reasoning_tokens":6}}',
+            Usage(9, 8, reasoning_tokens=6),
+        ),
+        (
+            b'{"prompt_tokens":9,"completion_tokens":8,"total_tokens":17,"reasoning_tokens":6}',
+            Usage(9, 8, reasoning_tokens=6),
+        ),
+    ],
+)
+def test_usage_in_the_words_of_other_apis(codec, usage, expected):
+    assert codec.decode(b'{"choices":[],"usage":%b}' % usage).usage == expected
 
 
 @EITHER
@@ -211,6 +325,48 @@ def test_legacy_function_calls_are_tokens():
     assert CODECS["chat"].decode(event) == Delta(is_token=True)
 
 
+ERRORS = [  # the forms' sources stand in targets/openai_errors.py
+    b'{"error":{"message":"out of memory","code":500}}',
+    b'{"error":"out of memory"}',
+    b'{"error":{"error":{"message":"out of memory"}}}',
+    b'{"error":true,"message":"out of memory"}',
+    b'{"choices":[{"index":0,"delta":{"content":""},"text":"","finish_reason":"error",'
+    b'"error":{"code":502,"message":"out of memory"}}]}',
+    b'{"choices":[{"index":0,"delta":{"content":"a"},"text":"a","error":"out of memory"}]}',
+    b'{"choices":[{"error":{"message":"out of memory"}}],"usage":{"completion_tokens":2}}',
+    b'{"choices":[],"x_groq":{"id":"req_1","error":"out of memory"}}',
+    b'{"choices":[{"delta":{},"text":""}],"x_groq":{"error":{"message":"out of memory"}}}',
+    b'{"object":"error","message":"out of memory","code":500}',
+    b'{"type":"error","message":"out of memory"}',
+    b'{"errors":[{"message":"out of memory"}]}',
+    b'{"detail":"out of memory"}',
+    b'{"error_code":18,"error_msg":"out of memory"}',
+    b'{"code":"InternalError","message":"out of memory","request_id":"r"}',
+    b'{"status":"failed","message":"out of memory"}',
+    b'{"success":false,"msg":"out of memory"}',
+    b'{"id":"x","object":"chat.completion.chunk","choices":null,'
+    b'"base_resp":{"status_code":1004,"status_msg":"out of memory"}}',
+]
+
+
+@EITHER
+@pytest.mark.parametrize("event", ERRORS)
+def test_an_error_inside_a_200_has_the_servers_sentence(codec, event):
+    assert codec.decode(event).error == "out of memory"
+
+
+def test_an_error_in_a_delta_has_the_servers_sentence():
+    event = b'{"choices":[{"delta":{"content":"a","error":{"message":"out of memory"}}}]}'
+    assert CODECS["chat"].decode(event).error == "out of memory"
+
+
+@EITHER
+@pytest.mark.parametrize("empty", [b"null", b'""', b"{}", b"[]", b"false"])
+def test_an_empty_error_beside_choices_is_none(codec, empty):
+    event = b'{"choices":[{"delta":{"content":"a"},"text":"a","error":%b}],"error":%b}'
+    assert codec.decode(event % (empty, empty)) == Delta(True, True, "a")
+
+
 def test_an_error_without_a_message_is_shown_as_its_json_and_cut_short():
     assert CODECS["chat"].decode(b'{"error":{"code":7}}').error == '{"code":7}'
     long = CODECS["chat"].decode(b'{"error":"' + b"x" * 9999 + b'"}')
@@ -254,6 +410,24 @@ def test_a_completions_request_sends_the_prompt_as_it_is():
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+
+
+@EITHER
+@pytest.mark.parametrize(
+    ("extra_body", "changes", "is_exact"),
+    [
+        ({}, {}, True),
+        ({"ignore_eos": None, "min_tokens": None}, {}, False),
+        ({"ignore_eos": False, "min_tokens": None}, {}, False),
+        ({"ignore_eos": None}, {}, True),  # min_tokens is left
+        ({}, {"ignore_eos": False}, False),
+        ({}, {"min_tokens": False}, True),
+        ({"min_tokens": 5, "ignore_eos": None}, {}, False),
+    ],
+)
+def test_the_body_decides_whether_lengths_are_exact(codec, extra_body, changes, is_exact):
+    changed = codec.model_copy(update={"extra_body": extra_body, **changes})
+    assert changed.requests_exact_lengths is is_exact
 
 
 def test_messages_replace_the_prompt():

@@ -166,6 +166,12 @@ def test_without_ignore_eos_lengths_are_upper_limits(mock_url):
     assert not result.adapter.ignore_eos
 
 
+def test_lengths_that_the_extra_body_leaves_open_are_upper_limits(mock_url):
+    result = run_preflight(mock_url, lines="extra_body: {ignore_eos: null, min_tokens: null}\n")
+    assert check(result, "ignore_eos").ok is None
+    assert "upper limits" in check(result, "ignore_eos").detail
+
+
 def test_without_usage_there_is_no_fit_and_tokens_are_counted_by_chunks(mock_url):
     result = run_preflight(mock_url, "usage=off")
     assert result.fatal is None
@@ -509,14 +515,19 @@ def test_events_come_out_whole_wherever_the_bytes_are_cut(end):
     stream = end.join([b": hi", b"data: a", b"data: b", b"", b"id: 1", b"data:c", b"", b"data: d"])
     for cut in range(len(stream)):
         reader = EventReader()
-        assert reader.feed(stream[:cut]) + reader.feed(stream[cut:]) == [b"a\nb", b"c"]
+        events = reader.feed(stream[:cut]) + reader.feed(stream[cut:])
+        assert [event.data for event in events] == [b"a\nb", b"c"]
 
 
-def test_a_ping_event_is_not_of_the_api():
-    stream = b'event: ping\ndata: {"type":"ping"}\n\nevent: message\ndata: a\n\ndata: b\n\n'
-    assert EventReader().feed(stream) == [b"a", b"b"]
+def test_events_have_their_names():
+    stream = b"event: ping\ndata: {}\n\nevent: message\ndata: a\n\ndata: b\n\n"
+    assert EventReader().feed(stream) == [(b"ping", b"{}"), (b"message", b"a"), (b"", b"b")]
+
+
+def test_a_bare_json_line_is_data():
+    assert EventReader().feed(b'{"error":"full"}\n\n') == [(b"", b'{"error":"full"}')]
 
 
 def test_an_error_line_of_llamacpp_is_an_error_event():
     events = EventReader().feed(b'error: {"message":"slot unavailable","code":503}\n\n')
-    assert [OpenAIChat().decode(event).error for event in events] == ["slot unavailable"]
+    assert [OpenAIChat().decode(event.data).error for event in events] == ["slot unavailable"]

@@ -134,7 +134,7 @@ class ErrorBound:
             part = chunks[at - 1 : at + BLOCK]
             row = np.searchsorted(run.request_rows["request_id"], part["request_id"])
             delay_s = read_delay(self.workers, shard_of[row], part["received_s"].copy())
-            kept = ~is_first[at : at + BLOCK]
+            kept = ~is_first[at : at + BLOCK] & (np.diff(part["received_s"]) != 0)
             more = np.maximum(delay_s[1:], delay_s[:-1])[kept]
             bound_s[done : done + len(more)] = more
             done += len(more)
@@ -248,9 +248,10 @@ def shifted(
         return moved_columns
     gap_s = bound.of_gaps(run, columns)
     gaps = replace(columns.gaps, icl_s=moved(columns.gaps.icl_s, gap_s))
+    max_itl_s = greatest(gaps.itl_s, gaps, len(maybe_ok))
     return replace(
         moved_columns,
         gaps=gaps,
-        max_itl_s=greatest(gaps.itl_s, gaps, len(maybe_ok)),
+        max_itl_s=np.where(columns.has_no_itl, np.nan, max_itl_s),
         max_stall_s=greatest(gaps.icl_s, gaps, len(maybe_ok)),
     )

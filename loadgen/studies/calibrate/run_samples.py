@@ -19,7 +19,10 @@ from loadgen.studies.calibrate.step_samples import Column, StepSamples
 _MOST_GAPS = 200_000  # of a run; more are thinned out evenly
 _TOGETHER_S = 2e-3  # tokens of a step arrive within this time, or a quarter of the step
 _N_COLUMNS = 7
-_FAILED = (Status.http_error, Status.timeout, Status.stream_error, Status.connect_error)
+_FAILED = (
+    *(Status.http_error, Status.timeout, Status.stream_error, Status.connect_error),
+    Status.truncated,
+)
 
 
 @dataclass(frozen=True)
