@@ -202,7 +202,7 @@ def test_bursts_are_simulated_at_the_same_share_of_the_capacity_as_measured(tmp_
     spec = SizeSpec(
         scenario(), demand, directory, ENGINE, attainment=0.9, n_schedules=1, budget_s=60.0
     )
-    result = size(spec, tmp_path, QUIET)
+    result = sized(spec, tmp_path / "out")
     assert result.simulated_per_s == pytest.approx(2.6 * 20.9, rel=0.08)
     assert (result.n_divided, result.n_serving) == (3, 3)
     assert {(t.n_replicas, t.is_met) for t in result.trials} >= {(3, True), (2, False)}
