@@ -72,6 +72,7 @@ class Endpoint(Block):
     api_key_env: str | None = None
     headers: dict[str, SecretStr] = Field(default_factory=dict)
     extra_body: JsonObject = Field(default_factory=dict)
+    stream: bool = True
     ca_cert: Path | None = None
     connections: Literal["reuse", "per_session", "never"] = "reuse"
     labels: Labels = Labels()
@@ -108,6 +109,8 @@ class Endpoint(Block):
     def _one_answer(cls, extra_body: JsonObject) -> JsonObject:
         if (mistake := several_answers(extra_body)) is not None:
             raise ValueError(mistake.removeprefix("extra_body."))
+        if "stream" in extra_body:
+            raise ValueError("stream: write it as a key of its own, stream: false")
         return extra_body
 
     @field_validator("metrics_url", mode="before")
@@ -171,7 +174,8 @@ class Endpoint(Block):
         """The codec of this endpoint's API with its model and extra body; `changes` are other
         fields of the codec.
         """
-        fields = {"model": self.model, "extra_body": self.extra_body, **changes}
+        fields = {"model": self.model, "extra_body": self.extra_body, "stream": self.stream}
+        fields |= changes
         return TARGETS.get(self.api).model_validate(fields)
 
     def request_headers(self) -> tuple[tuple[str, str], ...]:

@@ -50,7 +50,14 @@ from loadgen.measure.per_request import (
 )
 from loadgen.measure.search_command import capacity_command
 from loadgen.measure.server_load import backends, server_findings, server_summary
-from loadgen.measure.slo import Slo, own_slo, parse_slo, ungrounded, with_implied
+from loadgen.measure.slo import (
+    Slo,
+    needs_stream,
+    own_slo,
+    parse_slo,
+    ungrounded,
+    with_implied,
+)
 from loadgen.measure.stalls import stalls
 from loadgen.measure.statistics.dependence import Dependence
 from loadgen.measure.statistics.percentiles import Percentile
@@ -117,6 +124,8 @@ def summarize(
     made_under = slos_of_run(run)
     if slo is not None:
         run, by_class = without_own(run), {name: [] for name in by_class}
+    if not run.manifest.target.stream and (problem := needs_stream(slos)) is not None:
+        raise UsageError(f"--slo {problem}")
     window, columns, due = measured_window(run), per_request(run), due_rows(run)
     everything = [*slos, *(own for class_slos in by_class.values() for own in class_slos)]
     shared, command = tuple(slos), capacity_command(run, everything, is_own=slo is None)

@@ -117,6 +117,8 @@ def execute(
     """
     if open_fleet is not None and target in OPENERS.names():
         raise UsageError(f"--target {target} runs in one process: use slobench run")
+    if not scenario.stream and target in OPENERS.names():
+        raise UsageError(f"--target {target} streams every answer: remove stream: false")
     plan = make_plan(scenario)
     with run_directory(scenario.name, options.out_dir, options.force) as directory:
         setup = RunSetup(scenario, plan, target, options, directory, console)

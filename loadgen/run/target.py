@@ -20,6 +20,7 @@ from rich.text import Text
 
 from loadgen.errors import UsageError, nearest
 from loadgen.manifest.sections import PreflightLine, TargetSection
+from loadgen.measure.slo import Slo, needs_stream, own_slo
 from loadgen.records import Schedule
 from loadgen.run.example_requests import example_requests
 from loadgen.run.known_preflights import (
@@ -99,6 +100,7 @@ class Target:
             kind=self.kind,
             model=self.endpoint.redact(self.adapter.model),
             ignore_eos=self.adapter.requests_exact_lengths,
+            stream=self.adapter.stream,
             prompt_fit=(self.fit.overhead, self.fit.step),
             metrics=tuple(url.partition("?")[0] for url in self.metrics),
             prompt_words=0 if self.fit.words is None else len(self.fit.words.words),
@@ -128,6 +130,8 @@ def open_target(
     is_kept = server is not None
     with opening as server:
         endpoint = server.endpoint
+        if not endpoint.stream and (problem := needs_stream(_slos(scenario))) is not None:
+            raise UsageError(f"SLO {problem}")
         line = f"{server.name}: {endpoint.url}  {endpoint.labels.flags or ''}".rstrip()
         console.print(line, soft_wrap=True, markup=False)
         store = None
@@ -279,7 +283,7 @@ def _examined(
     warm_up = warm_up or Preload()
     probing = preflight(
         endpoint,
-        endpoint.adapter(**({"model": choice.model} if choice.model else {})),
+        endpoint.adapter(**_fields(choice, scenario, endpoint)),
         max_input_tokens=int(schedule["input_tokens"].max()),
         max_output_tokens=int(schedule["output_tokens"].max()),
         timeout_s=min(_PATIENCE_S, scenario.limits.timeout),
@@ -310,6 +314,17 @@ def _examined(
         prompts=prompts,
     )
     return target, found.models or {}
+
+
+def _fields(choice: Choice, scenario: Scenario, endpoint: Endpoint) -> dict[str, Any]:
+    """The fields of the codec that command line and scenario set."""
+    fields: dict[str, Any] = {"stream": endpoint.stream and scenario.stream}
+    return fields | ({"model": choice.model} if choice.model else {})
+
+
+def _slos(scenario: Scenario) -> list[Slo]:
+    """All SLOs, and those that requests bring themselves."""
+    return [*scenario.all_slos(), *map(own_slo, scenario.own_slo_metrics())]
 
 
 def _kept(target: Target, models: ModelLengths) -> KnownPreflight:
@@ -368,6 +383,7 @@ def _requests(choice: Choice, scenario: Scenario, schedule: Schedule) -> tuple[o
         timeout_s,
         longest,
         lengths,
+        scenario.stream,
         _temperature(schedule),
     )
 
