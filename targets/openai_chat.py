@@ -75,8 +75,8 @@ class OpenAIChat(OpenAICodec):
         if is_bare and len(choices) == 1 and _is_plain_choice(choices[0]):
             message = choices[0].delta  # nearly every event: one piece of text and nothing else
             if message is not None and message.content and isinstance(message.content, str):
-                index = choices[0].index or 0
-                return Delta(is_token=True, is_answer=True, text=message.content, choice=index)
+                place = choices[0].index or 0
+                return Delta(is_token=True, is_answer=True, text=message.content, choice=place)
         text = ""
         is_token = is_answer = False
         finish = usage = failure = index = None

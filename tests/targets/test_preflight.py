@@ -166,19 +166,19 @@ def test_answers_that_are_not_streamed_pass_as_a_whole(mock_url):
     assert result.fit is not None
 
 
+class AlwaysStreaming(OpenAIChat):
+    """Requests a stream, as a server does that ignores `stream: false`."""
+
+    def encode(self, request):
+        return OpenAIChat(model=self.model).encode(request)
+
+
 def test_a_server_that_streams_nevertheless_is_refused(mock_url):
-    lines = "stream: false\nextra_body: {}\n"
-    endpoint = read_target(f"url: {mock_url}\n{lines}", "t.yaml", {})
-    streaming = endpoint.adapter(stream=True)
-
-    class Streaming(type(streaming)):
-        def encode(self, request):
-            return streaming.model_copy(update={"model": self.model}).encode(request)
-
+    endpoint = read_target(f"url: {mock_url}\nstream: false\n", "t.yaml", {})
     result = asyncio.run(
         preflight(
             endpoint,
-            Streaming(model="mock-model", stream=False),
+            AlwaysStreaming(model="mock-model", stream=False),
             max_input_tokens=9,
             max_output_tokens=9,
         )
