@@ -206,9 +206,10 @@ class Adapter(Plugin, ABC):
 
     `model` is the API's model field. `ignore_eos` and `min_tokens` request exact output lengths,
     `include_usage` token counts at the end of the stream, `continuous_usage` running counts on
-    every chunk. Without `sends_temperature` the server's default temperature applies.
-    `sends_slos` sends the limits of each request (the bundled engine schedules by them; other
-    servers may reject the fields). `extra_body` is merged last (`merge_body`).
+    every chunk. Without `sends_temperature` the server's default temperature applies. Without
+    `stream` answers are requested as a whole. `sends_slos` sends the limits of each request (the
+    bundled engine schedules by them; other servers may reject the fields). `extra_body` is merged
+    last (`merge_body`).
     """
 
     model: str = ""
@@ -218,6 +219,7 @@ class Adapter(Plugin, ABC):
     include_usage: bool = True
     continuous_usage: bool = False
     sends_slos: bool = False
+    stream: bool = True
     extra_body: JsonObject = Field(default_factory=dict)
 
     @abstractmethod

@@ -79,6 +79,7 @@ class Endpoint(Block):
     api_key_env: str | None = None
     headers: dict[str, SecretStr] = Field(default_factory=dict)
     extra_body: JsonObject = Field(default_factory=dict)
+    stream: bool = True
     ca_cert: Path | None = None
     connections: Literal["reuse", "per_session", "never"] = "reuse"
     labels: Labels = Labels()
@@ -128,6 +129,8 @@ class Endpoint(Block):
     def _one_answer(cls, extra_body: JsonObject) -> JsonObject:
         if (mistake := several_answers(extra_body)) is not None:
             raise ValueError(mistake.removeprefix("extra_body."))
+        if "stream" in extra_body:
+            raise ValueError("stream: write it as a key of its own, stream: false")
         return extra_body
 
     @field_validator("metrics_url", mode="before")
@@ -197,7 +200,7 @@ class Endpoint(Block):
         version that follows the base; `changes` are other fields of the codec.
         """
         codec = TARGETS.get(self.api)
-        fields = {"model": self.model, "extra_body": self.extra_body}
+        fields = {"model": self.model, "extra_body": self.extra_body, "stream": self.stream}
         if "version" in codec.model_fields:
             fields["version"] = self.address.versions[0]
         return codec.model_validate({**fields, **changes})

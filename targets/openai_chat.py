@@ -42,6 +42,7 @@ class _ChatMessage(msgspec.Struct):
 class _ChatChoice(msgspec.Struct):
     index: int | None = None
     delta: _ChatMessage | None = None
+    message: _ChatMessage | None = None  # of a whole answer
     finish_reason: str | None = None
     usage: UsageWire | None = None
     error: Any = None
@@ -85,12 +86,13 @@ class OpenAIChat(OpenAICodec):
             finish = choice.finish_reason or finish
             usage = choice.usage or usage
             failure = failure or stated_error(choice.error)
-            if choice.delta is not None:
-                failure = failure or stated_error(choice.delta.error)
-                answer, reasoning = _texts(choice.delta)
+            message = choice.delta or choice.message
+            if message is not None:
+                failure = failure or stated_error(message.error)
+                answer, reasoning = _texts(message)
                 text += answer or reasoning
                 is_answer = is_answer or bool(answer)
-                if answer or reasoning or _has_call(choice.delta):
+                if answer or reasoning or _has_call(message):
                     is_token, index = True, joined_index(index, choice.index)
         reason = finish_reason(finish)
         if choices and is_bare and usage is None:

@@ -29,7 +29,8 @@ Choice = TypeVar("Choice", bound=msgspec.Struct)
 
 _DONE = Delta(is_done=True)
 _UNKNOWN = Delta(is_unknown=True)
-_JSON_HEADERS = (("content-type", "application/json"), ("accept", "text/event-stream"))
+_STREAM_HEADERS = (("content-type", "application/json"), ("accept", "text/event-stream"))
+_WHOLE_HEADERS = (("content-type", "application/json"), ("accept", "application/json"))
 _FINISH = {
     "": FinishReason.none,
     "null": FinishReason.none,  # written as a string in every event before the last
@@ -119,7 +120,8 @@ class OpenAICodec(Adapter):
     def encode(self, request: Request) -> HttpRequest:
         body = {"model": self.model, **self.prompt_fields(request), **_common_fields(self, request)}
         encoded = msgspec.json.encode(merge_body(body, self.extra_body))
-        return HttpRequest("POST", self.version + self.path, _JSON_HEADERS, encoded)
+        headers = _STREAM_HEADERS if self.stream else _WHOLE_HEADERS
+        return HttpRequest("POST", self.version + self.path, headers, encoded)
 
     @property
     def requests_exact_lengths(self) -> bool:
@@ -379,10 +381,8 @@ def _usage_of(stated: UsageWire | None, timings: JsonObject | None) -> Usage | N
 
 
 def _common_fields(adapter: Adapter, request: Request) -> JsonObject:
-    """The body fields that chat and completions share, before `extra_body`. Always a stream,
-    because TTFT needs it.
-    """
-    fields: JsonObject = {"stream": True}
+    """The body fields that chat and completions share, before `extra_body`."""
+    fields: JsonObject = {"stream": adapter.stream}
     if adapter.sends_temperature:
         fields["temperature"] = request.temperature
     if request.seed is not None:
@@ -393,7 +393,7 @@ def _common_fields(adapter: Adapter, request: Request) -> JsonObject:
         fields["tenant"] = request.tenant
     if adapter.sends_slos:
         fields |= _slos_ms(request)
-    if adapter.include_usage:
+    if adapter.include_usage and adapter.stream:
         options = {"include_usage": True}
         if adapter.continuous_usage:
             options["continuous_usage_stats"] = True

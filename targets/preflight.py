@@ -278,7 +278,7 @@ class _Run:
         absent: ProbeAnswer | None = None  # the 404 of the version that was tried first
         begun: Adapter | None = None
         changes: list[FieldChange] = []
-        if given.include_usage:
+        if given.include_usage and given.stream:
             self.adapter = given.model_copy(update={"continuous_usage": True})
         whole = self.adapter
         request = Request(prompt=prompt, output_tokens=_TOKENS, temperature=self.temperature)
@@ -315,7 +315,8 @@ class _Run:
         self.note(check.check, check.ok, check.detail)
         plural = "s" if n_failed > 1 else ""
         before = f"; {n_failed} earlier attempt{plural} failed" if n_failed else ""
-        detail = f"{answer.n_token_events} chunks in {answer.total_s:.2g} s{before}"
+        words = f"{answer.n_token_events} chunks" if self.adapter.stream else "whole"
+        detail = f"{words} in {answer.total_s:.2g} s{before}"
         self.note("completion", True, detail)
         return answer
 
@@ -408,6 +409,10 @@ class _Run:
 
     def _check_streaming(self, answer: ProbeAnswer) -> None:
         n_chunks, detail = answer.n_token_events, f"{answer.n_token_events} chunks"
+        if not self.adapter.stream and n_chunks:
+            detail = "off (stream: false): answers have no TTFT, TPOT or ITL"
+            self.note("streaming", None, detail)
+            return
         if n_chunks == 0 and answer.hidden_tokens:
             detail = f"none of {_TOKENS} tokens was streamed: {answer.hidden_tokens} are reasoning"
             self.note("streaming", None, detail)

@@ -140,6 +140,7 @@ def after_rejection(adapter: Adapter, status: int, body: str) -> FieldChange | N
         for field, option in _OPTIONAL.items()
         if getattr(adapter, field, option.value) != option.value  # codecs may lack `limit_field`
         and (field != "min_tokens" or adapter.ignore_eos)  # sent only with it
+        and (adapter.stream or field not in ("continuous_usage", "include_usage"))
     ]
     for field, option in left:
         if any(word in body for word in option.words):

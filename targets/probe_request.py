@@ -33,6 +33,7 @@ ABSENT = (404, 405)
 """The statuses of a path that the server does not have."""
 _READ_BYTES = 4096
 _MODELS_BYTES = 1 << 20
+_WHOLE_BYTES = 1 << 24  # of an answer that is not streamed
 # vLLM, SGLang and the bundled engine; then hosted gateways.
 _LENGTH_KEYS = ("max_model_len", "context_length", "context_window", "max_context_length")
 
@@ -239,6 +240,9 @@ async def _read_stream(
     if encoding.lower() not in ("", "identity"):
         answer.problem = f"answered in {encoding} although none was requested: switch it off there"
         return
+    if not adapter.stream:
+        await _read_whole(response, endpoint, adapter, answer, start_s, on_token)
+        return
     reader, is_done = EventReader(), False
     async for data in response.pieces():
         if not answer.head:
@@ -278,6 +282,33 @@ async def _read_stream(
     elif not is_done and not any(delta.finish_reason for delta in answer.deltas):
         answer.problem = f"the stream ended after {answer.n_token_events} tokens without a finish"
         answer.is_transient = True
+
+
+async def _read_whole(
+    response: ProbeConnection,
+    endpoint: Endpoint,
+    adapter: Adapter,
+    answer: ProbeAnswer,
+    start_s: float,
+    on_token: Callable[[], None],
+) -> None:
+    """Read an answer that is not streamed."""
+    body = await response.read(_WHOLE_BYTES)
+    answer.head = endpoint.redact(one_line(body))
+    try:
+        delta = adapter.decode(body)
+    except ValueError:
+        delta = Delta(is_unknown=True)
+    if delta.error is not None:
+        answer.problem = f"reported an error in the answer: {endpoint.redact(delta.error)}"
+        answer.is_transient = True
+    elif delta.is_unknown:
+        kind = answer.content_type or "no content type"
+        answer.problem = f"answered {kind}, not a whole answer; it starts {answer.head[:80]!r}"
+    else:
+        answer.deltas.append(delta)
+        answer.token_reads_s.append(time.monotonic() - start_s)
+        on_token()
 
 
 async def _wait_for_end(response: ProbeConnection) -> None:

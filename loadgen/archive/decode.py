@@ -24,12 +24,13 @@ from loadgen.archive.sse import (
     plain_events,
 )
 from loadgen.records import IN_STREAM, FinishReason, Status, TokenSource
-from targets.base import Adapter, Delta, Shape, is_possible_count
+from targets.base import Adapter, Delta, Shape, Usage, is_possible_count
 
 _OK = Status.ok  # looking up an enum member takes 0.2 µs in Python 3.11
 _HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 _EXCERPT = 200
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")  # no JSON or HTML begins so
+IN_ANSWER = "error in the answer: "
 _DATA_NAMES = (b"", b"message", b"data")  # events of another name need not be of the API
 _LINE_START = 20
 SEVERAL_CHOICES = "the stream has several choices, which cannot be told apart in time"
@@ -153,6 +154,9 @@ def decode(exchange: Exchange, adapter: Adapter) -> Decoded:
             f"content-encoding {encoding}, but the request accepts identity only",
         )
         return result
+    if not adapter.stream:
+        _read_whole(body, adapter, result)
+        return result
     if "text/event-stream" not in exchange.content_type.lower() and not _has_events(body.data):
         message = _message(body.data, adapter)
         if message:
@@ -167,6 +171,31 @@ def decode(exchange: Exchange, adapter: Adapter) -> Decoded:
     return result
 
 
+def _read_whole(body: Body, adapter: Adapter, result: Decoded) -> None:
+    """Reads an answer that is not streamed. It has no first token in time."""
+    result.first_chunk_ns = 0
+    try:
+        delta = adapter.decode(body.data)
+    except ValueError:
+        delta = Delta(is_unknown=True)
+    if delta.error is not None:
+        result.fail(Status.stream_error, f"{IN_ANSWER}{delta.error}")
+    elif delta.is_unknown:
+        result.fail(Status.stream_error, f"not a whole answer: {_excerpt(body.data)}")
+    elif not delta.is_token:
+        result.fail(Status.stream_error, "answered without a single token")
+    result.finish_reason = delta.finish_reason
+    result.server.update(delta.server)
+    usage = delta.usage or Usage()
+    result.input_tokens, result.cached_tokens = usage.input_tokens or 0, usage.cached_tokens or 0
+    if not delta.is_token:
+        return
+    result.last_token_ns = body.times[-1]
+    result.chunk_ns = [body.times[-1]]
+    text = _Text(is_known=False)  # reasoning, too, came with the answer
+    _count(result, usage.output_tokens, 0, [0], text)
+
+
 def _has_events(body: bytes) -> bool:
     """Whether a body of another content type begins like an event stream: some servers and
     gateways state `text/plain` or nothing."""
@@ -176,6 +205,12 @@ def _has_events(body: bytes) -> bool:
 def answer_text(exchange: Exchange, adapter: Adapter) -> str:
     """The answer text of a successful response, for the prompt of a later turn. Reasoning is left
     out, as chat templates drop it from earlier turns; unreadable events are skipped."""
+    if not adapter.stream:
+        try:
+            delta = adapter.decode(Body(exchange).data)
+        except ValueError:
+            return ""
+        return delta.text if delta.is_answer else ""
     runs = _one_by_one(Body(exchange), adapter, Decoded())
     return "".join(run.delta.text for run in runs if run.delta.is_answer)
 

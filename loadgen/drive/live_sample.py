@@ -98,6 +98,7 @@ class LiveSamples:
     """Samples of the requests that ended since the last `take`, and with `has_gaps` the gaps
     between their tokens. Without gaps a request of 64 tokens costs a third of the time; it has no
     longest gap, and its events are counted without parsing, except in the first and the last read.
+    Answers that are not `is_streamed` have no TTFT and no TPOT; their last token is their end.
     """
 
     def __init__(
@@ -105,7 +106,9 @@ class LiveSamples:
         schedule: Schedule,
         looks_like_token: Callable[[bytes], bool],
         has_gaps: bool = True,
+        is_streamed: bool = True,
     ) -> None:
+        self._is_streamed = is_streamed
         self._has_gaps = has_gaps
         self._class_ids: list[int] = schedule["class_id"].tolist()
         self._looks_like_token = looks_like_token
@@ -130,7 +133,7 @@ class LiveSamples:
         sample = EndedSample(
             class_id,
             int(status),
-            ttft_s=_seconds(first_ns - released_ns) if has_token else None,
+            ttft_s=_seconds(first_ns - released_ns) if has_token and self._is_streamed else None,
             lateness_s=_seconds(exchange.sent_ns - released_ns),
             tpot_s=_seconds(last_ns - first_ns) / n_later if n_later > 0 else None,
             e2e_s=_seconds(last_ns - released_ns) if has_token else None,
@@ -156,6 +159,8 @@ class LiveSamples:
         times, parts = exchange.times, exchange.parts
         if not exchange.first_guess_ns:
             return 0, 0, 0, 0, 0
+        if not self._is_streamed:
+            return times[-1], times[-1], 0, 0, 1
         first, last = bisect_left(times, exchange.first_guess_ns), len(parts) - 1
         while first < last and not self._looks_like_token(parts[first]):
             first += 1  # a role chunk that came with the same read

@@ -89,7 +89,10 @@ class Shard:
         self._samples: dict[str, list[float]] = {}  # since the last progress message
         self._clear_samples()
         self._live_samples = LiveSamples(
-            task.schedule, task.adapter.looks_like_token, has_gaps=task.is_watched
+            task.schedule,
+            task.adapter.looks_like_token,
+            has_gaps=task.is_watched,
+            is_streamed=task.adapter.stream,
         )
         self._n_beats = 0
         sessions = np.ascontiguousarray(task.schedule["session_id"])
@@ -228,7 +231,8 @@ class Shard:
         released_s = self._recorder.released_s[exchange.row]
         samples["lateness_s"].append(self._seconds(exchange.sent_ns) - released_s)
         if exchange.first_guess_ns:
-            samples["ttft_s"].append(self._seconds(exchange.first_guess_ns) - released_s)
+            if self._adapter.stream:
+                samples["ttft_s"].append(self._seconds(exchange.first_guess_ns) - released_s)
             samples["e2e_s"].append(self._seconds(exchange.done_ns) - released_s)
         released_ns = self._epoch_ns + round(released_s * 1e9)
         self._live_samples.ended(exchange, status, released_ns)

@@ -86,6 +86,7 @@ class TargetSection(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     answers have the planned length. `prompt_fit` is (tokens of the chat template, tokens per
     character of a prompt). `metrics` are the addresses of the server's own metrics, empty where
     they were not read; `prompt_words` is the number of words with a known length in tokens.
+    `stream` False: answers were requested as a whole.
     """
 
     kind: str
@@ -104,6 +105,7 @@ class TargetSection(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     prompt_fit: tuple[float, float] | None = None
     metrics: tuple[str, ...] | None = None
     prompt_words: int | None = None
+    stream: bool = True
 
 
 class PreflightLine(JsonSection, frozen=True):

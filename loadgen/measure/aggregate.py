@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadgen.errors import RunInvalid
+from loadgen.errors import RunInvalid, UsageError
 from loadgen.measure.doubts import doubts, open_overload, overload
 from loadgen.measure.drivers import drivers
 from loadgen.measure.evidence import Evidence, recorded_evidence
@@ -19,6 +19,7 @@ from loadgen.measure.run_results import RunResults, run_results
 from loadgen.measure.scope import Scope
 from loadgen.measure.search_command import capacity_command
 from loadgen.measure.server_load import backends, server_findings, server_summary
+from loadgen.measure.slo import needs_stream
 from loadgen.measure.stalls import stalls
 from loadgen.measure.stimulus import stimulus
 from loadgen.measure.summary import Summary, Validity, ValidityCheck
@@ -51,6 +52,8 @@ def summarize(
         slos = own_slos(run)
     else:
         run, slos = without_own(run), other_slos(run, slo)
+    if not run.manifest.target.stream and (problem := needs_stream(slos.stated)) is not None:
+        raise UsageError(f"--slo {problem}")
     evidence = recorded_evidence(run, slos)
     scope = evidence.whole(confidence or DEFAULT_CONFIDENCE)
     proof = _proof(evidence, run_results(evidence, scope, is_strict))

@@ -267,6 +267,15 @@ PASSES_UNDEFINED = frozenset({"tpot_s", "max_itl_s", "max_stall_s"})
 """Metrics that an answer may be too short to have; such an answer meets an SLO on them."""
 
 
+NEEDS_STREAM = frozenset(
+    (
+        *("ttft_s", "ttft_from_send_s", "ttfat_s", "tpot_s"),
+        *("itl_s", "icl_s", "max_itl_s", "max_stall_s"),
+    )
+)
+"""Metrics that an answer has only if it is streamed."""
+
+
 def markdown_table() -> str:
     """The table of docs/metrics.md, a row per metric."""
     head = "| Metric | In an SLO | Unit | Better | Meaning | Formula | At the edges | Source |"

@@ -48,8 +48,11 @@ class Drivers:
     split: Mapping[str, Split]
 
 
-def drivers(run: Run, columns: PerRequest, due: Mask, confidence: float) -> Drivers:
-    """The drivers of the successful due requests that received a token."""
+def drivers(run: Run, columns: PerRequest, due: Mask, confidence: float) -> Drivers | None:
+    """The drivers of the successful due requests that received a token; None for answers that are
+    not streamed, whose time has no parts."""
+    if not columns.is_streamed:
+        return None
     successful = due & columns.is_ok & columns.has_token
     inputs, ttft_s = ttft_points(run, columns, successful)
     in_flight, tpot_s = tpot_points(run, columns, successful)

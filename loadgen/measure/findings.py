@@ -13,6 +13,7 @@ from loadgen.measure.attainment import (
     warmup_rows,
     withdrawn_rows,
 )
+from loadgen.measure.catalog import METRICS, NEEDS_STREAM
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.server_load import Backend, pinned
 from loadgen.measure.slo import Slo
@@ -215,6 +216,7 @@ def _token_counts(columns: PerRequest, run: Run, due: Mask) -> str:
     )
 
 
+_OF_STREAM = tuple(name for name in METRICS if name in NEEDS_STREAM)
 _BY_TOKEN = ("tpot_s", "itl_s", "max_itl_s", "e2e_per_token_s")
 """Metrics that depend on the number of tokens of an answer or of its chunks."""
 
@@ -223,6 +225,8 @@ def token_marks(columns: PerRequest, run: Run, due: Mask) -> dict[str, str]:
     """Metric → the reason why its values are doubtful or absent: metrics that depend on token
     counts which the server does not state, or states wrongly, and ITL of blocks."""
     marks = _count_marks(columns, run, due)
+    if not columns.is_streamed:
+        return dict.fromkeys(_OF_STREAM, "n/a: the answers were requested as a whole")
     if _hidden_reasoning(columns, run, due):
         marks |= dict.fromkeys(("ttft_s", "ttft_from_send_s"), "after reasoning, not streamed")
     n, n_answers = one_piece(columns, due)

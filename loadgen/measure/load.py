@@ -71,10 +71,10 @@ def load_through(
 
     Growing means all of the following: arrivals do not increase (a ramp increases on purpose);
     requests in flight rise from quarter to quarter, by at least 5 % of the arrivals in between and
-    by at least 10, or stay at `limits.max_concurrency` after such a rise; the median TTFT of the
-    last quarter is at least 1.5 times that of the first. Failures count as +inf, answers that the
-    drain cut off by their TTFT. A start-up transient meets the first two but not the third; noise
-    below capacity seldom meets all.
+    by at least 10, or stay at `limits.max_concurrency` after such a rise; the median TTFT (E2E
+    without a stream) of the last quarter is at least 1.5 times that of the first. Failures count as
+    +inf, answers that the drain cut off by their TTFT. A start-up transient meets the first two but
+    not the third; noise below capacity seldom meets all.
     """
     due = due & np.isfinite(run.request_rows["released_s"])
     if int(due.sum()) < LEAST_DUE or window.length_s <= 0:
@@ -87,7 +87,8 @@ def load_through(
     if arrived.min() == 0:
         return None
     has_begun = columns.is_ok | (run.request_rows["status"] == Status.cancelled)
-    ttft_s = np.where(has_begun & columns.has_token, columns.ttft_s, np.inf)[due]
+    waits_s = columns.ttft_s if columns.is_streamed else columns.e2e_s
+    ttft_s = np.where(has_begun & columns.has_token, waits_s, np.inf)[due]
     medians = [float(np.quantile(ttft_s[quarter == k], 0.5, method="higher")) for k in range(4)]
     is_steady = arrived[3] <= RAMP_BY * arrived[0] + 3 * np.sqrt(arrived[0])
     least = max(LEAST_GROWTH, GROWTH_SHARE * 0.75 * len(released_s))
@@ -123,7 +124,8 @@ def falls_behind(run: Run, columns: PerRequest, due: Mask) -> bool:
     lasted_s = np.sort(done_s[first] - rows["released_s"][first])
     n_shorter = np.searchsorted(lasted_s, end_s - rows["released_s"][last], side="right")
     n_expected = float((1 - n_shorter / len(first)).sum())
-    ttft_s = np.where(columns.has_token, columns.ttft_s, np.inf)
+    waits_s = columns.ttft_s if columns.is_streamed else columns.e2e_s
+    ttft_s = np.where(columns.has_token, waits_s, np.inf)
     early_s, late_s = (float(np.quantile(ttft_s[part], 0.5, method="higher"))
                        for part in (first, last))  # fmt: skip
     return n_late >= 2 * n_expected + LEAST_LATE and late_s >= SLOWER_BY * early_s
@@ -144,7 +146,7 @@ def throughput(run: Run, columns: PerRequest, window: MeasuredWindow) -> Through
     window."""
     rows = run.request_rows
     n_finished = np.count_nonzero(columns.is_ok & inside(rows["done_s"], window))
-    begun = inside(rows["first_token_s"], window)
+    begun = inside(np.fmin(rows["first_token_s"], rows["last_token_s"]), window)
     counted, planned = rows["input_tokens"][begun], run.schedule_rows["input_tokens"][begun]
     return Throughput(
         requests_per_s=per_second(float(n_finished), window),

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from loadgen.errors import RunInvalid
 from loadgen.measure.blocks import Blocks, blocks
-from loadgen.measure.catalog import METRICS, PASSES_UNDEFINED, Metric
+from loadgen.measure.catalog import METRICS, NEEDS_STREAM, PASSES_UNDEFINED, Metric
 from loadgen.measure.statistics.dependence import Dependence, Load, of_share
 from loadgen.measure.statistics.population import (
     BLOCK,
@@ -83,7 +83,8 @@ class PerRequest:
     `streamed_tokens` is n without reasoning that was not streamed, and `first_tokens` the tokens of
     the first arrival. `is_unmeasured`: the answer has several tokens, or an unknown number, and all
     came in one arrival, so that it has neither TPOT nor ITL. Where the run's streams came in
-    `blocks`, no answer of several tokens has an ITL (`has_no_itl`).
+    `blocks`, no answer of several tokens has an ITL (`has_no_itl`). Without a stream
+    (`is_streamed`) no answer has a TTFT, TPOT or ITL, and none is missing.
     `release_order` lists the rows in order of release, unreleased rows last. `in_flight` is the
     number of requests that were released before and had not ended. `own_slo_s` holds, by metric,
     the limits that requests brought themselves, if any did (0: none).
@@ -114,6 +115,7 @@ class PerRequest:
     release_order: NDArray[np.intp]
     in_flight: NDArray[np.float64]
     blocks: Blocks | None = None
+    is_streamed: bool = True
     own_slo_s: Mapping[str, Seconds] = field(default_factory=dict)
 
     def column(self, metric: str) -> Seconds:
@@ -141,7 +143,8 @@ def per_request(run: Run) -> PerRequest:
     max_stall_s = greatest(gaps.icl_s, gaps, len(rows))
     itl_s = gaps.itl_s
     found = _blocks(run, starts, gaps)
-    has_several = _has_several(rows, schedule, streamed_tokens)
+    is_streamed = run.manifest.target.stream
+    has_several = is_streamed & _has_several(rows, schedule, streamed_tokens)
     is_unmeasured = np.isnan(tpot_s) & has_several
     has_no_itl = is_unmeasured if found is None else has_several
     max_itl_s = max_stall_s if itl_s is gaps.icl_s else greatest(itl_s, gaps, len(rows))
@@ -149,7 +152,7 @@ def per_request(run: Run) -> PerRequest:
     release_order = np.argsort(released_s, kind="stable")
     return PerRequest(
         is_ok=rows["status"] == Status.ok,
-        has_token=np.isfinite(first_s),
+        has_token=np.isfinite(last_s),
         is_unmeasured=is_unmeasured,
         has_no_itl=has_no_itl,
         output_tokens=output_tokens,
@@ -173,6 +176,7 @@ def per_request(run: Run) -> PerRequest:
         release_order=release_order,
         in_flight=_in_flight(released_s, _column(rows, "done_s"), release_order),
         blocks=found,
+        is_streamed=is_streamed,
         own_slo_s={
             metric: _column(schedule, name)
             for metric, name in OWN_SLO.items()
@@ -425,8 +429,11 @@ class Samples:
             return self._of_rows(rows, self._columns.column(metric.name))
         return self._gaps(metric)
 
+    def _is_absent(self, metric: Metric) -> bool:
+        return metric.name in NEEDS_STREAM and not self._columns.is_streamed
+
     def _with_failures(self, metric: Metric) -> Population:
-        if not metric.slo:
+        if not metric.slo or self._is_absent(metric):
             return self.of(metric)
         missing = self._due & ~self._columns.is_ok
         if metric.scope != "gap":

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from loadgen.errors import nearest
-from loadgen.measure.catalog import BY_SLO_WORD, METRICS, Metric
+from loadgen.measure.catalog import BY_SLO_WORD, METRICS, NEEDS_STREAM, Metric
 from loadgen.units import parse_duration_s, parse_rate_per_s, parse_share
 
 _SHAPE = re.compile(
@@ -186,6 +186,18 @@ def ungrounded(slos: Iterable[Slo], elsewhere: Iterable[Slo] = ()) -> str | None
             return (
                 f"'{slo.text}' counts requests that meet every per-request SLO, and there "
                 "is none; add one, e.g. 'ttft <= 500ms'"
+            )
+    return None
+
+
+def needs_stream(slos: Iterable[Slo]) -> str | None:
+    """An error message for SLOs on metrics that answers without a stream do not have; None where
+    all have."""
+    for slo in slos:
+        if slo.metric in NEEDS_STREAM:
+            return (
+                f"'{slo.text}': answers that are not streamed (stream: false) have no "
+                f"{METRICS[slo.metric].title}, because they come as a whole; limit 'e2e' instead"
             )
     return None
 

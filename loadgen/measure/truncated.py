@@ -47,9 +47,9 @@ def _short_rows(run: Run) -> Mask:
     requested = run.schedule_rows["output_tokens"].astype(np.int64)
     missing = requested - rows["output_tokens"]
     is_counted = rows["token_source"] == TokenSource.usage
-    short: Mask = (missing > np.maximum(_LEAST_MISSING, _LEAST_SHARE * requested)) & is_counted
-    is_ok: Mask = rows["status"] == Status.ok
-    return short & is_ok
+    is_missing = missing > np.maximum(_LEAST_MISSING, _LEAST_SHARE * requested)
+    short: Mask = is_missing & is_counted & (rows["status"] == Status.ok)
+    return short
 
 
 def why_not_met(run: Run, due: Mask) -> str:

@@ -115,6 +115,8 @@ def execute(
     """
     if open_fleet is not None and target in OPENERS.names():
         raise UsageError(f"--target {target} runs in one process: use slobench run")
+    if not scenario.stream and target in OPENERS.names():
+        raise UsageError(f"--target {target} streams every answer: remove stream: false")
     plan = make_plan(scenario)
     for note in scenario.notes() if server is None else ():
         console.print(f"note: {note}", style="dim", soft_wrap=True, markup=False)

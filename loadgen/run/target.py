@@ -20,6 +20,7 @@ from rich.text import Text
 
 from loadgen.errors import UsageError, nearest
 from loadgen.manifest.sections import PreflightLine, TargetSection
+from loadgen.measure.slo import Slo, needs_stream, own_slo
 from loadgen.records import Schedule
 from loadgen.run.example_requests import example_requests
 from loadgen.run.known_preflights import (
@@ -33,6 +34,7 @@ from loadgen.run.run_options import RunOptions, RunSetup
 from loadgen.units import format_duration
 from loadgen.workload.calibration import Calibration
 from loadgen.workload.prompts import PromptFit, Prompts
+from loadgen.workload.scenario import Scenario
 from targets.base import Adapter
 from targets.child import Child
 from targets.embed import engine, mock, parse_engine
@@ -78,6 +80,7 @@ class Target:
             kind=self.kind,
             model=self.endpoint.redact(self.adapter.model),
             ignore_eos=self.adapter.requests_exact_lengths,
+            stream=self.adapter.stream,
             prompt_fit=(self.fit.overhead, self.fit.step),
             metrics=tuple(url.partition("?")[0] for url in self.metrics),
             prompt_words=0 if self.fit.words is None else len(self.fit.words.words),
@@ -107,6 +110,8 @@ def open_target(
         endpoint = server.endpoint
         if scenario.sampling is not None:
             endpoint = endpoint.with_fields(scenario.sampling.body())
+        if not endpoint.stream and (problem := needs_stream(_slos(scenario))) is not None:
+            raise UsageError(f"SLO {problem}")
         line = f"{server.name}: {endpoint.shown_url}  {endpoint.labels.flags or ''}".rstrip()
         console.print(line, soft_wrap=True, markup=False)
         store = None
@@ -260,7 +265,7 @@ def _examined(
     warm_up = warm_up or Preload()
     probing = preflight(
         endpoint,
-        endpoint.adapter(**({"model": options.model} if options.model else {})),
+        endpoint.adapter(**_fields(options, scenario, endpoint)),
         max_input_tokens=int(schedule["input_tokens"].max()),
         max_output_tokens=int(schedule["output_tokens"].max()),
         timeout_s=min(_PATIENCE_S, scenario.limits.timeout),
@@ -298,6 +303,17 @@ def _longest(schedule: Schedule, prompts: Prompts) -> Longest:
     totals = schedule["input_tokens"].astype(np.uint64) + schedule["output_tokens"]
     row = schedule[int(np.argmax(totals))]
     return Longest(int(row["input_tokens"]), int(row["output_tokens"]), prompts.place(row))
+
+
+def _fields(options: RunOptions, scenario: Scenario, endpoint: Endpoint) -> dict[str, Any]:
+    """The fields of the codec that command line and scenario set."""
+    fields: dict[str, Any] = {"stream": endpoint.stream and scenario.stream}
+    return fields | ({"model": options.model} if options.model else {})
+
+
+def _slos(scenario: Scenario) -> list[Slo]:
+    """All SLOs, and those that requests bring themselves."""
+    return [*scenario.all_slos(), *map(own_slo, scenario.own_slo_metrics())]
 
 
 def _kept(target: Target, models: ModelLengths) -> KnownPreflight:
@@ -358,6 +374,7 @@ def _requests(setup: RunSetup) -> tuple[object, ...]:
         timeout_s,
         longest,
         lengths,
+        scenario.stream,
         _temperature(schedule),
     )
 

@@ -26,7 +26,14 @@ from pydantic import (
 
 from loadgen.errors import ScenarioError, nearest
 from loadgen.manifest.json_section import JsonObject
-from loadgen.measure.slo import Slo, lateness_limit_s, parse_slo, ungrounded
+from loadgen.measure.slo import (
+    Slo,
+    lateness_limit_s,
+    needs_stream,
+    own_slo,
+    parse_slo,
+    ungrounded,
+)
 from loadgen.records import OWN_SLO, LimitsS, Names
 from loadgen.registry import Strict
 from loadgen.units import Seconds, Share, as_data, parse_duration_s, write_duration
@@ -189,6 +196,7 @@ class Scenario(Strict):
     ] = StopWhen()
     prompts: Annotated[PromptKind, PROMPTS, BeforeValidator(_synthetic_by_default)] = Synthetic()
     slo: SloList = ()
+    stream: bool = True
     instrument: Instrument = Instrument()
     _source: str = PrivateAttr(default="")  # no field: it is no key of the file
 
@@ -265,6 +273,10 @@ class Scenario(Strict):
         problem = ungrounded(self.slos(), elsewhere=self.all_slos())
         if problem is not None and not self.own_slo_metrics():
             yield ("slo",), problem
+        if not self.stream:
+            own_slos = (own_slo(metric) for metric in self.own_slo_metrics())
+            if (problem := needs_stream((*self.all_slos(), *own_slos))) is not None:
+                yield ("slo",), problem
 
     def _problems_of_classes(self, has_texts: bool) -> Iterator[Problem]:
         sharing = [name for name, c in self.classes.items() if c.arrivals is None]

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.measure.attainment import due_rows
-from loadgen.measure.catalog import METRICS, PASSES_UNDEFINED
+from loadgen.measure.catalog import METRICS, NEEDS_STREAM, PASSES_UNDEFINED
 from loadgen.measure.per_request import PerRequest
 from loadgen.measure.statistics.dependence import Dependence
 from loadgen.measure.statistics.intervals import BoundTimes
@@ -43,6 +43,8 @@ def embedded_rows(
         return None
     stated_s = _stated_limits(summary)
     metrics = sorted({*ALWAYS, *stated_s}, key=list(METRICS).index)
+    if not columns.is_streamed:
+        metrics = [name for name in metrics if name not in NEEDS_STREAM]
     packed = {
         "request_id": _packed(run.request_rows["request_id"][due].astype("<u4")),
         "class_id": _packed(run.schedule_rows["class_id"][due].astype("<u2")),

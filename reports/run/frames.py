@@ -66,6 +66,7 @@ class Frames:
     itl: Sequence[Record] = ()
     n_itl: int = 0
     has_slos: bool = False
+    is_streamed: bool = True
 
 
 def frames(run: Run, summary: Summary, columns: PerRequest) -> Frames:
@@ -89,6 +90,7 @@ def frames(run: Run, summary: Summary, columns: PerRequest) -> Frames:
         itl=itl,
         n_itl=n_itl,
         has_slos=any(r.scope == "request" for r in _all_slos(summary)),
+        is_streamed=columns.is_streamed,
     )
 
 
@@ -338,15 +340,16 @@ def _tokens_per_bin(
 
 
 def _points(run: Run, columns: PerRequest) -> tuple[list[Record], int, int]:
-    """TTFT of each request at its release, failed requests at their time from release to failure;
-    thinned out, but with the slowest."""
+    """TTFT (E2E without a stream) of each request at its release, failed requests at their time
+    from release to failure; thinned out, but with the slowest."""
     rows = run.request_rows
     answered = np.flatnonzero(columns.is_ok & columns.has_token)
     failed = np.flatnonzero(np.isfinite(rows["released_s"]) & _has_failed(run))
-    shown = _thinned(answered, columns.ttft_s[answered], MAX_POINTS)
+    waits_s = columns.ttft_s if columns.is_streamed else columns.e2e_s
+    shown = _thinned(answered, waits_s[answered], MAX_POINTS)
     failed_after_s = np.nan_to_num(rows["done_s"] - rows["released_s"], nan=0.0)
     shown_failed = _thinned(failed, failed_after_s[failed], MAX_FAILED_POINTS)
-    records = [_point(run, row, float(columns.ttft_s[row])) for row in shown.tolist()]
+    records = [_point(run, row, float(waits_s[row])) for row in shown.tolist()]
     records += [_point(run, row, float(failed_after_s[row])) for row in shown_failed.tolist()]
     return records, len(answered), len(failed)
 

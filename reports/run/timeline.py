@@ -36,10 +36,11 @@ def timeline(frames: Frames) -> Spec:
     its queue, KV use and GPUs. All strips show the stretch that was brushed in any of them, except
     the first, which keeps the whole run and marks the stretch."""
     good = "met the SLO" if frames.has_slos else "successful"
+    latency = "time to first token" if frames.is_streamed else "end-to-end time"
     panels = [
         _panel(frames, "arrivals per s: scheduled ▆, sent —", _arrivals(), is_overview=True),
         _panel(frames, "in flight", _step("in_flight", "requests in flight", BLUE)),
-        _points_panel(frames, "time to first token: ○ ok, × failed", frames.points, "released_s",
+        _points_panel(frames, f"{latency}: ○ ok, × failed", frames.points, "released_s",
                       "ttft_s", "released at s"),
         *([_points_panel(frames, "time between tokens: ○ ok, × failed", frames.itl, "at_s", "itl_s",
                          "ended at s")] if frames.itl else []),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.archive.decode import decode, quick_status
+from loadgen.archive.decode import answer_text, decode, quick_status
 from loadgen.archive.exchange import Exchange
 from loadgen.records import FinishReason, Status, TokenSource
 from targets.openai_chat import OpenAIChat
@@ -468,3 +468,45 @@ def test_a_codec_that_reads_events_its_own_way_is_asked_for_each():
 
     result = decode(exchange(token("a"), FINISH, DONE), Shouting())
     assert result.chunk_ns == [10_000_000, 12_000_000]
+
+
+WHOLE = OpenAIChat(model="m", stream=False)
+
+
+def whole(message, finish="length", n=4, **more):
+    choices = [{"index": 0, "message": message, "finish_reason": finish}]
+    usage_of = {"prompt_tokens": 9, "completion_tokens": n, "total_tokens": 9 + n}
+    body = {"object": "chat.completion", "choices": choices, "usage": usage_of, **more}
+    return msgspec.json.encode(body)
+
+
+def decoded_whole(*reads):
+    return decode(exchange(*reads, content_type="application/json"), WHOLE)
+
+
+def test_a_whole_answer_has_an_end_and_no_first_token():
+    body = whole({"role": "assistant", "content": "a b c d", "reasoning_content": "hm"})
+    result = decoded_whole(body[:20], body[20:])
+    assert (result.status, result.error) == (Status.ok, "")
+    assert (result.first_chunk_ns, result.first_token_ns, result.first_answer_ns) == (0, 0, 0)
+    assert (result.last_token_ns, result.chunk_ns) == (11_000_000, [11_000_000])
+    assert (result.output_tokens, result.token_source) == (4, TokenSource.usage)
+    assert (result.input_tokens, result.finish_reason) == (9, FinishReason.length)
+    assert answer_text(exchange(body), WHOLE) == "a b c d"
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b'{"error":{"message":"out of memory"}}', "error in the answer: out of memory"),
+        (whole({"content": "a"}, "error"), "error in the answer: finish_reason error"),
+        (whole({"content": ""}, n=0), "without a single token"),
+        (b"<html>hello", "not a whole answer: <html>hello"),
+        (b"data: {}\n\n", "not a whole answer: data: {}"),
+        (b"{}", "not a whole answer"),
+    ],
+)
+def test_a_whole_answer_that_is_none_is_a_failure(body, words):
+    result = decoded_whole(body)
+    assert result.status is Status.stream_error
+    assert words in result.error

@@ -6,11 +6,12 @@ import msgspec
 import numpy as np
 import pytest
 
+from loadgen.errors import UsageError
 from loadgen.manifest.sections import PreflightLine
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.truncated import REASON, with_truncated
 from loadgen.records import Status, TokenSource
-from tests.runs import measured_run, with_shard
+from tests.runs import measured_run, with_manifest, with_shard
 
 
 def finding(summary, word):
@@ -177,19 +178,15 @@ def test_hidden_reasoning_is_left_out_of_tpot_and_shown_with_both_counts():
     assert summary.throughput.output_tokens_per_s == pytest.approx(200, rel=0.02)
     assert summary.goodput.output_tokens_per_s == pytest.approx(200, rel=0.02)
     assert summary.marks["ttft_s"] == "after reasoning, not streamed"
-    sent = summary.stimulus
-    assert sent is not None
-    assert sent.output_tokens is not None
-    assert sent.streamed_tokens is not None
-    assert (sent.output_tokens.got_mean, sent.streamed_tokens.got_mean) == (45, 20)
+    sent = summary.to_json()["stimulus"]
+    assert (sent["output_tokens"]["got_mean"], sent["streamed_tokens"]["got_mean"]) == (45, 20)
     (found,) = finding(summary, "reasoning")
     assert found.startswith("200 of 200 answers have reasoning that was not streamed: 25 of 45")
 
 
 def test_a_run_without_hidden_reasoning_has_one_count():
     summary = summarize(measured_run())
-    assert summary.stimulus is not None
-    assert summary.stimulus.streamed_tokens is None
+    assert summary.to_json()["stimulus"]["streamed_tokens"] is None
     assert "ttft_s" not in summary.marks
 
 
@@ -284,3 +281,33 @@ def test_errors_after_some_tokens_are_named_with_the_servers_sentence(ok):
     (found,) = finding(summary, "Unexpected token")
     assert found.startswith("50 of 200 requests failed after 20 of 128 tokens on average: ")
     assert ("ignore_eos" in found) is (ok is True)
+
+
+def without_stream(slo=()):
+    """A run whose answers were requested as a whole."""
+    run = with_manifest(measured_run(slo=slo), target={"stream": False})
+    for name in ("first_chunk_s", "first_token_s", "first_answer_s"):
+        run.request_rows[name] = np.nan
+    run.request_rows["chunks"] = 1
+    last = np.searchsorted(run.chunk_rows["request_id"], np.arange(220), side="right") - 1
+    return replace(run, chunk_rows=run.chunk_rows[last])
+
+
+def test_without_a_stream_there_is_e2e_and_no_ttft_tpot_or_itl():
+    summary = summarize(without_stream(["e2e <= 1s", "output_tokens_per_s >= 10/s"]))
+    assert (summary.verdict, summary.attainment.met) == ("met", 200)
+    assert summary.metrics["e2e_s"].n == 200
+    for name in ("ttft_s", "ttft_from_send_s", "ttfat_s", "tpot_s", "itl_s", "icl_s", "max_itl_s"):
+        found = summary.metrics[name]
+        assert found.n == 0
+        assert np.isnan(found.with_failures["p50"].value), name  # absent, neither 0 nor ∞
+        assert summary.marks[name] == "n/a: the answers were requested as a whole"
+    assert summary.throughput.output_tokens_per_s == pytest.approx(200, rel=0.02)
+    assert summary.throughput.input_tokens_per_s == pytest.approx(1000, rel=0.02)
+    assert finding(summary, "one piece") == []
+
+
+@pytest.mark.parametrize("slo", ["ttft <= 1s", "p99(tpot) <= 1s", "mean(itl) <= 1s"])
+def test_without_a_stream_other_slos_are_refused(slo):
+    with pytest.raises(UsageError, match="are not streamed"):
+        summarize(without_stream(), [slo])

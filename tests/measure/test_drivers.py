@@ -69,7 +69,9 @@ def test_a_request_in_flight_that_costs_ten_milliseconds_per_token_is_found():
     run.request_rows["output_tokens"] = n_tokens
     run.request_rows["first_chunk_tokens"] = 1
     columns = per_request(run)
-    line = drivers(run, columns, columns.is_ok, 0.95).tpot_by_in_flight
+    found = drivers(run, columns, columns.is_ok, 0.95)
+    assert found is not None
+    line = found.tpot_by_in_flight
     assert line is not None
     assert line.slope == pytest.approx(0.01, rel=0.02)
     assert line.intercept == pytest.approx(0.0, abs=5e-4)

@@ -505,3 +505,26 @@ def test_deltas_are_immutable():
     with pytest.raises(AttributeError):
         setattr(Delta(), "text", "x")  # noqa: B010 - an assignment mypy would refuse, rightly
     assert msgspec.structs.asdict(Delta())["server"] == {}
+
+
+@EITHER
+def test_an_answer_that_is_not_streamed_is_requested_and_read_as_a_whole(codec):
+    whole = codec.model_copy(update={"stream": False, "continuous_usage": True})
+    sent = whole.encode(Request("hi", 4))
+    assert dict(sent.headers)["accept"] == "application/json"
+    body = json.loads(sent.body)
+    assert body["stream"] is False
+    assert "stream_options" not in body
+    answer = (
+        b'{"id":"c","object":"chat.completion","choices":[{"index":0,"text":"so",'
+        b'"message":{"role":"assistant","content":"so"},"finish_reason":"length"}],'
+        b'"usage":{"prompt_tokens":9,"completion_tokens":4}}'
+    )
+    expected = Delta(True, True, "so", FinishReason.length, usage=Usage(9, 4))
+    assert whole.decode(answer) == expected
+
+
+def test_a_delta_beside_a_message_is_the_text_of_the_event():
+    """Perplexity repeats the answer so far in `message`."""
+    event = b'{"choices":[{"delta":{"content":"b"},"message":{"content":"ab"}}]}'
+    assert CODECS["chat"].decode(event) == Delta(True, True, "b")

@@ -172,6 +172,35 @@ def test_lengths_that_the_extra_body_leaves_open_are_upper_limits(mock_url):
     assert "upper limits" in check(result, "ignore_eos").detail
 
 
+def test_answers_that_are_not_streamed_pass_as_a_whole(mock_url):
+    result = run_preflight(mock_url, lines="stream: false\n").or_raise()
+    assert (check(result, "streaming").ok, check(result, "usage").ok) == (None, True)
+    assert check(result, "ignore_eos").ok is True
+    assert check(result, "completion").detail.startswith("whole in")
+    assert not result.adapter.stream
+    assert result.fit is not None
+
+
+class AlwaysStreaming(OpenAIChat):
+    """Requests a stream, as a server does that ignores `stream: false`."""
+
+    def encode(self, request):
+        return OpenAIChat(model=self.model).encode(request)
+
+
+def test_a_server_that_streams_nevertheless_is_refused(mock_url):
+    endpoint = read_target(f"url: {mock_url}\nstream: false\n", "t.yaml", {})
+    result = asyncio.run(
+        preflight(
+            endpoint,
+            AlwaysStreaming(model="mock-model", stream=False),
+            max_input_tokens=9,
+            max_output_tokens=9,
+        )
+    )
+    assert "not a whole answer; it starts 'data: " in (result.fatal or "")
+
+
 def test_without_usage_there_is_no_fit_and_tokens_are_counted_by_chunks(mock_url):
     result = run_preflight(mock_url, "usage=off")
     assert result.fatal is None
