@@ -353,6 +353,7 @@ def test_what_is_not_needed_at_once_is_imported_later(modules):
 GEVENT = {
     f"loadgen.web.{name}"
     for name in (
+        "locust_beside",
         "locust_events",
         "locustfile",
         "locust_master",

@@ -112,7 +112,7 @@ def test_an_interrupted_run_writes_it(tmp_path):
     )
     assert run.stderr is not None
     try:
-        for line in run.stderr:
+        for line in run.stderr or ():
             if line.startswith("sending"):
                 break
         os.kill(run.pid, signal.SIGINT)

@@ -1,5 +1,5 @@
-"""slobench on Locust's events: a load shape that lasts as long as the run, an idle user, messages
-in both directions, and the exit code."""
+"""slobench on Locust's events: a load shape that lasts as long as the run, messages in both
+directions, and the exit code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import gevent
 import locust.stats
-from locust import LoadTestShape, User, events, task
+from locust import LoadTestShape, User, events
 from locust.env import Environment
 from locust.runners import (
     STATE_MISSING,
@@ -33,6 +33,7 @@ from loadgen.records import Status
 from loadgen.web.form import Settings, add_options, several, worker_environ
 from loadgen.web.guarded_rpc import guard
 from loadgen.web.live_frames import Ended
+from loadgen.web.locust_beside import Beside, IdleUser, has_own_classes
 from loadgen.web.locust_master import NO_WORKER, Master
 from loadgen.web.locust_page import dress
 from loadgen.web.locust_worker import ShardHost
@@ -45,31 +46,33 @@ _LOCAL = "local"
 _log = logging.getLogger("slobench")
 
 
-class IdleUser(User):
-    """Locust requires a user on each worker during a test; this user sends nothing."""
-
-    @task
-    def wait(self) -> None:
-        gevent.sleep(3600)
-
-
 class OpenLoop(LoadTestShape):
-    """Active during the run. The load follows the schedule, not the number of users."""
+    """Active during the run. The load follows the schedule, not the number of users; users of other
+    classes run beside it."""
 
-    use_common_options = False
+    is_slobench = True
     session: LocustSession | None = None
 
-    def tick(self) -> tuple[int, float] | None:
+    @property
+    def use_common_options(self) -> bool:
+        """Whether `--users` and `--spawn-rate` apply: to classes of the user's own."""
+        return has_own_classes()
+
+    def tick(self) -> tuple[int, float] | tuple[int, float, list[type[User]] | None] | None:
         session = OpenLoop.session
         if session is None or session.is_over or session.refuses():
             return None
         n = max(1, len(session.master.roster))  # constant during a run, even if workers come or go
-        return n, n
+        own, classes = session.beside.tick()
+        IdleUser.fixed_count = n
+        total = n + own
+        return (total, total) if classes is None else (total, total, [IdleUser, *classes])
 
     def reset_time(self) -> None:
         super().reset_time()
         if OpenLoop.session is not None:
             OpenLoop.session.renew()
+            OpenLoop.session.beside.reset()
 
 
 class LocustSession:
@@ -79,6 +82,7 @@ class LocustSession:
         self._environment, self._runner = environment, runner
         self._settings = Settings(environment.parsed_options)
         self.master = Master(self._send, self.present, _log.warning)
+        self.beside = Beside.of(environment)
         self._was_just_started = self._is_leaving = self._has_started = self._is_stopping = False
         self._n_waiting = 0
         if isinstance(runner, MasterRunner):
@@ -266,8 +270,17 @@ def _init(environment: Environment, runner: Runner, web_ui: Any = None, **_: Any
     logging.getLogger("locust.stats_logger").setLevel(max(logging.INFO, level))
     if isinstance(runner, (WorkerRunner, LocalRunner)):
         _be_worker(environment, runner)
+    if IdleUser not in environment.user_classes:  # the command line names other classes
+        environment.user_classes.append(IdleUser)
     if not isinstance(runner, WorkerRunner):
-        session = OpenLoop.session = LocustSession(environment, runner)
+        try:
+            session = OpenLoop.session = LocustSession(environment, runner)
+        except UsageError as error:
+            _log.error(str(error))
+            raise SystemExit(error.exit_code) from None
+        if not isinstance(environment.shape_class, OpenLoop):  # their file is the first
+            environment.shape_class = OpenLoop()
+            environment.shape_class.runner = runner
         if web_ui is not None:
             _dress(web_ui, session, environment.parsed_options)
 
