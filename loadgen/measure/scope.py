@@ -11,6 +11,7 @@ import numpy as np
 from loadgen.measure.attainment import MeasuredWindow, failed_rows, slos_met
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.load import Throughput, per_second, throughput
+from loadgen.measure.margins import Margins
 from loadgen.measure.per_request import Mask, PerRequest, Samples
 from loadgen.measure.slo import Slo, with_implied
 from loadgen.measure.slo_result import (
@@ -22,6 +23,7 @@ from loadgen.measure.slo_result import (
     request_slo_result,
     run_metric_result,
 )
+from loadgen.measure.statistics.dependence import Dependence
 from loadgen.measure.validity.error_bound import ErrorBound
 from loadgen.measure.validity.survival import with_error
 from loadgen.records import Run
@@ -66,8 +68,12 @@ class Scope:
         """The requests with these latencies: as measured, or shifted by the instrument error."""
         met, samples = self.due & self.meets(columns), Samples(columns, self.due)
         shares = self._shares(columns, met, samples)
+        failing = shares.failing or Dependence(shares.due)
+        margins = Margins(
+            self.run, columns, self.due, met, self.window, self.limits, failing, self.confidence
+        )
         return JudgedScope(
-            columns, self.due, met, samples, rates, self.window, shares, self.confidence
+            columns, self.due, met, samples, rates, self.window, shares, margins, self.confidence
         )
 
     def _shares(self, columns: PerRequest, met: Mask, samples: Samples) -> Shares:
@@ -97,6 +103,7 @@ class JudgedScope:
     rates: Throughput
     window: MeasuredWindow
     shares: Shares
+    margins: Margins
     confidence: float
 
     def results(self, slos: Sequence[Slo]) -> list[SloResult]:
@@ -104,7 +111,7 @@ class JudgedScope:
         return [
             replace(result, is_implied=implied, seconds_needed=self._seconds_needed(result))
             for slo, implied in with_implied(slos)
-            for result in [self._result(slo)]
+            for result in [self.margins.with_margin(self._result(slo))]
         ]
 
     def _result(self, slo: Slo) -> SloResult:

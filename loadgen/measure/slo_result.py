@@ -16,6 +16,11 @@ from loadgen.measure.statistics.proportions import exact_bounds, needed_n
 from loadgen.measure.wording import format_count, format_value
 
 NoteKind = Literal["too_few_samples", "above_offered_rate"]
+Certainty = Literal["proven", "clear", "in_run", "too_close"]
+CERTAINTIES: tuple[Certainty, ...] = ("too_close", "in_run", "clear", "proven")
+"""From weak to strong."""
+
+MOST_SECONDS = 3600.0  # of a run that is recommended for a proof
 _SHOWN_ERROR = 0.05
 _WITHOUT_BOUNDS = (
     *("requests_per_s", "output_tokens_per_s", "input_tokens_per_s"),
@@ -48,6 +53,17 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
+class Margin:
+    """The margin of a result. `ratio` is the largest (x − median) / (limit − median) of the
+    requests (+inf: missed). `is_clear`: the result is clear of its limit, and `text` describes the
+    margin; else `text` is why it is not, although the margin would be large enough."""
+
+    ratio: float
+    is_clear: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class SloResult:
     """The result of an `slo`.
 
@@ -67,7 +83,8 @@ class SloResult:
     `error`: how far the load generator's own delays can have moved `value`, in its unit. `survives`
     is whether `met` is the same with that error added or subtracted (None: `met` is None), and
     `error_reaches_limit` whether the error alone is as large as the limit
-    (`measure.validity.survival`).
+    (`measure.validity.survival`). `margin` is the margin of a result that is clear of its limit, or
+    that only a rule forbids to be called so (`measure.margins`).
     """
 
     slo: Slo
@@ -88,6 +105,20 @@ class SloResult:
     error: float = 0.0
     error_reaches_limit: bool = False
     survives: bool | None = None
+    margin: Margin | None = None
+
+    @property
+    def certainty(self) -> Certainty | None:
+        """How certain the result is; None without a result, for an INVALID run and for a
+        throughput."""
+        if self.met is None or self.proven is None:
+            return None
+        if self.proven:
+            return "proven"
+        if self.margin is not None and self.margin.is_clear:
+            return "clear"
+        is_long = bool(self.n_needed) and (self.seconds_needed or 0.0) > MOST_SECONDS
+        return "too_close" if is_long else "in_run"
 
     @property
     def text(self) -> str:
