@@ -58,6 +58,8 @@ def sentence(
         return f"{text}; {clear}. Only a kind of slowness absent from the run could change this"
     if result.margin is not None and not result.margin.is_clear and not result.proven:
         text += f"; not clear of the limit, because {result.margin.text}"
+    if result.is_implied and not is_open and not result.proven:
+        return f"{text}; the share of 99 % is a default: --slo 'attainment >= 95%' sets another"
     if is_dependent(result):
         text += f" ({worth(result)})"
     if result.proven is None:

@@ -44,6 +44,9 @@ def banner(summary: Summary) -> Banner:
         "clear": "clear of the limit" if summary.verdict == "met" else "by far",
         "too_close": "in this run; too close to tell at this rate",
     }.get(summary.certainty or "", f"in this run; not certain at {level}")
+    is_stated = any(r.certainty and not r.is_implied for r in run_slos(summary))
+    if not is_stated and summary.certainty in ("in_run", "too_close"):
+        text = ""  # of the default share alone, which nobody stated
     if summary.certainty != "proven" and summary.is_overloaded:
         cause = "the server was overloaded"
         text = f"{text}; {cause}" if summary.certainty == "clear" else cause
@@ -121,7 +124,7 @@ def slo_rows(summary: Summary) -> list[list[TableCell]]:
 
 
 def _slo_row(result: SloResult, path: str, is_valid: bool, prefix: str = "") -> list[TableCell]:
-    text = f"{prefix}{result.shown}{' (implied)' if result.is_implied else ''}"
+    text = f"{prefix}{result.shown}{' (default)' if result.is_implied else ''}"
     error = error_note(result) if result.has_shown_error and result.scope == "run" else ""
     value = TableCell(format_value(result.value, result.unit), f"{path}.value", result.unit, error)
     n = TableCell(format_count(result.n), f"{path}.n", small=_independent(result))
@@ -296,6 +299,7 @@ def _longer(summary: Summary) -> list[NextStep]:
         for name, part in parts.items()
         for result in part.slo
         if result.certainty in ("in_run", "too_close") and result.n_needed and part.counts["due"]
+        if summary.verdict == "no_verdict" or not result.is_implied
         if summary.verdict != "missed" or result.met is False  # what the run missed comes first
     ]
     if not needs:

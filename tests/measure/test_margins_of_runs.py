@@ -6,6 +6,7 @@ import pytest
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.margins import turn_positions
 from loadgen.measure.slo_result import Margin
+from reports.run.verdict_section import banner
 from tests.runs import measured_run
 
 FROM_SERVER = ("first_chunk_s", "first_token_s", "first_answer_s", "last_token_s", "done_s")
@@ -100,3 +101,27 @@ def test_turns_are_counted_within_a_conversation():
     run.schedule_rows["session_id"] = [1, 2, 1, 2, 1, 3, 3, 4]
     run.schedule_rows["context"] = [0, 0, 1, 1, 1, 0, 0, 0]
     assert turn_positions(run).tolist() == [1, 1, 2, 2, 3, 1, 1, 1]
+
+
+def test_the_default_share_never_weakens_the_word_of_stated_slos():
+    """200 requests cannot prove 99 %, which nobody stated."""
+    summary = summarize(measured_run(slo=["p90(ttft) <= 1s", "tpot <= 1s"]))
+    assert [r.certainty for r in summary.slo] == ["proven", None, "in_run"]
+    assert (summary.verdict, summary.certainty) == ("met", "proven")
+    assert banner(summary).sure == "with 95 % confidence"
+    assert summary.reasons[1] == (
+        "attainment >= 99%: met at 100 %, n = 200; the share of 99 % is a default: "
+        "--slo 'attainment >= 95%' sets another."
+    )
+
+
+def test_limits_without_a_share_have_a_headline_without_a_doubt():
+    summary = summarize(measured_run(slo=["ttft <= 1s"]))
+    assert (summary.verdict, summary.exit_code, summary.certainty) == ("met", 0, "in_run")
+    assert (banner(summary).word, banner(summary).sure) == ("MET", "")
+    assert summarize(measured_run(slo=["ttft <= 1s"]), confidence=0.95).exit_code == 3
+
+
+def test_the_default_share_still_misses_a_run():
+    summary = summarize(slower(measured_run(slo=["ttft <= 1s"]), 5.0, slice(100, 110)))
+    assert (summary.verdict, summary.exit_code) == ("missed", 1)
