@@ -15,6 +15,7 @@ from loadgen.measure.margins import Margins
 from loadgen.measure.per_request import Mask, PerRequest, Samples
 from loadgen.measure.slo import Slo, with_implied
 from loadgen.measure.slo_result import (
+    Misses,
     Shares,
     SloResult,
     max_result,
@@ -68,17 +69,26 @@ class Scope:
         """The requests with these latencies: as measured, or shifted by the instrument error."""
         met, samples = self.due & self.meets(columns), Samples(columns, self.due)
         shares = self._shares(columns, met, samples)
-        failing = shares.failing or Dependence(shares.due)
+        answering = shares.misses.answering if shares.misses else Dependence(shares.due)
         margins = Margins(
-            self.run, columns, self.due, met, self.window, self.limits, failing, self.confidence
-        )
+            self.run, columns, self.due, met, self.window, self.limits,
+            answering, self.confidence,
+        )  # fmt: skip
         return JudgedScope(
             columns, self.due, met, samples, rates, self.window, shares, margins, self.confidence
         )
 
     def _shares(self, columns: PerRequest, met: Mask, samples: Samples) -> Shares:
         run, failed = self.run, failed_rows(self.run) & ~columns.is_ok
+        is_unanswered = self.due & ~(columns.is_ok & columns.has_token)
+        is_late = self.due & ~met & ~is_unanswered
         limited_metrics = tuple({slo.metric: 0 for slo in self.slos if slo.scope == "request"})
+        misses = Misses(
+            count(is_unanswered),
+            count(is_late),
+            answering=samples.share(is_unanswered),
+            lateness=samples.share(is_late, limited_metrics),
+        )
         return Shares(
             due=count(self.due),
             met=count(met),
@@ -89,6 +99,7 @@ class Scope:
             requested_per_s=(
                 run.manifest.requested_rate_per_s if len(run.names.classes) == 1 else None
             ),
+            misses=misses,
         )
 
 

@@ -171,10 +171,22 @@ class SloResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Misses:
+    """The requests that did not meet the SLOs: without an answer, and with a late answer, each
+    count with its own dependence between requests."""
+
+    unanswered: int
+    late: int
+    answering: Dependence
+    lateness: Dependence
+
+
+@dataclass(frozen=True, slots=True)
 class Shares:
     """The counts behind shares and rates: requests due, requests that met all SLOs, failed
     requests. `meeting` and `failing` are the dependence between requests in meeting the SLOs and in
-    failing (None: independent); `requested_per_s` is the rate that the scenario states, if any."""
+    failing (None: independent); `requested_per_s` is the rate that the scenario states, if any.
+    `misses` splits those that did not meet the SLOs (None: not known)."""
 
     due: int
     met: int
@@ -183,6 +195,27 @@ class Shares:
     meeting: Dependence | None = None
     failing: Dependence | None = None
     requested_per_s: float | None = None
+    misses: Misses | None = None
+
+    def met_bounds(self, confidence: float) -> Interval:
+        """The share of requests that met the SLOs, with one-sided bounds.
+
+        Failures often have a shorter memory than latencies, which wait in the same queue. Then the
+        lower bound leaves each kind of miss half of the error: it is 1 less the upper bound of the
+        failures, by their own autocorrelation time, and that of the late answers, by theirs.
+        """
+        meeting = self.meeting or Dependence(self.due)
+        joint = exact_bounds(self.met, self.due, confidence, meeting.hit_times(confidence))
+        misses, half = self.misses, (1 + confidence) / 2
+        if misses is None or not misses.unanswered:
+            return joint
+        if misses.answering.time_requests >= meeting.time_requests:
+            return joint
+        kinds = ((misses.unanswered, misses.answering), (misses.late, misses.lateness))
+        highs = [exact_bounds(n, self.due, half, d.bound_times(half)).high for n, d in kinds]
+        if highs[0] is None or highs[1] is None:
+            return joint
+        return replace(joint, low=max(0.0, 1 - highs[0] - highs[1]))
 
 
 def request_slo_result(
@@ -275,7 +308,7 @@ def run_metric_result(
     if least < 1 or slo.metric == "attainment":
         times = _times_by_n(found, max(1, due), confidence)
         needed = needed_n(due - shares.met, due, least, confidence, times)
-    share = exact_bounds(shares.met, due, confidence, found.hit_times(confidence))
+    share = shares.met_bounds(confidence)
     result = _result(slo, share.times(rate), due, needed, found)
     if least <= 1 or slo.metric != "goodput":
         return result

@@ -1,6 +1,7 @@
 """Results of single SLOs, with literal expected values."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from loadgen.measure.slo import parse_slo
 from loadgen.measure.slo_result import (
     Bound,
+    Misses,
     Shares,
     max_result,
     mean_result,
@@ -205,3 +207,33 @@ def test_a_proven_percentile_and_its_bound_agree(n, n_failed, limit_s):
     assert bound is not None
     is_decisive = bound.value is not None and slo.holds(bound.value) is result.met
     assert bool(result.proven) is is_decisive
+
+
+def test_failures_are_bounded_by_their_own_memory():
+    """20 of 1 000 failed: at most 3.07 % at 97.5 % (Clopper and Pearson); 0 late: at most 0.37 %.
+    Together they hardly miss 96.5 %; by the memory of the latencies nothing is proven."""
+    together = Shares(1000, 980, 20, 10.0, meeting=Dependence(1000, 20.0))
+    independent = Dependence(1000)
+    split = replace(together, misses=Misses(20, 0, answering=independent, lateness=independent))
+    result = run_metric_result(parse_slo("attainment >= 95%"), split, lambda metric: 0.0, 0.95)
+    assert result.low == pytest.approx(1 - 0.030713 - 0.003682, abs=2e-5)
+    assert (result.value, result.met, result.proven) == (0.98, True, True)
+    joint = run_metric_result(parse_slo("attainment >= 95%"), together, lambda metric: 0.0, 0.95)
+    assert not joint.proven
+
+
+def test_late_answers_keep_the_memory_of_the_latencies():
+    """0 late of 1 000 with τ 60, and 20 failures: the late answers alone are unbounded."""
+    misses = Misses(20, 0, answering=Dependence(1000), lateness=Dependence(1000, 60.0))
+    shares = Shares(1000, 980, 20, 10.0, meeting=Dependence(1000, 60.0), misses=misses)
+    result = run_metric_result(parse_slo("attainment >= 95%"), shares, lambda metric: 0.0, 0.95)
+    assert (result.low, result.proven) == (None, False)
+
+
+def test_independent_requests_keep_the_bound_of_all_misses_together():
+    """20 failures and 20 late of 1 000: 40 misses have an upper bound of 5.16 %, not 6.14 %."""
+    independent = Dependence(1000)
+    misses = Misses(20, 20, answering=independent, lateness=independent)
+    shares = Shares(1000, 960, 20, 10.0, meeting=independent, misses=misses)
+    result = run_metric_result(parse_slo("attainment >= 90%"), shares, lambda metric: 0.0, 0.95)
+    assert result.low == pytest.approx(0.94842, abs=2e-4)
