@@ -72,6 +72,8 @@ def sentence(
         return f"{text}; {bound.at_level(result.unit, confidence)}"
     if result.n_needed is None:
         return f"{text}, without {level}"
+    if result.certainty == "too_close":
+        return f"{text}; {level} takes more than an hour at this rate: try another rate"
     return f"{text}; {level} needs about {format_count(result.n_needed)} samples{duration(result)}"
 
 

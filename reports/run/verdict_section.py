@@ -298,7 +298,7 @@ def _longer(summary: Summary) -> list[NextStep]:
         (result.n_needed * summary.window.length_s / part.counts["due"], result.n_needed, name)
         for name, part in parts.items()
         for result in part.slo
-        if result.certainty in ("in_run", "too_close") and result.n_needed and part.counts["due"]
+        if result.certainty == "in_run" and result.n_needed and part.counts["due"]
         if summary.verdict == "no_verdict" or not result.is_implied
         if summary.verdict != "missed" or result.met is False  # what the run missed comes first
     ]

@@ -237,3 +237,13 @@ def test_independent_requests_keep_the_bound_of_all_misses_together():
     shares = Shares(1000, 960, 20, 10.0, meeting=independent, misses=misses)
     result = run_metric_result(parse_slo("attainment >= 90%"), shares, lambda metric: 0.0, 0.95)
     assert result.low == pytest.approx(0.94842, abs=2e-4)
+
+
+def test_a_result_that_takes_more_than_an_hour_to_prove_is_too_close():
+    result = share_result("attainment >= 95%", met=191, due=200)
+    near = replace(result, seconds_needed=3601.0)
+    assert (result.certainty, near.certainty) == ("in_run", "too_close")
+    assert sentence(near, 0.95) == (
+        "attainment >= 95%: met at 95.5 %, n = 200; 95 % confidence takes more than an hour at "
+        "this rate: try another rate"
+    )
