@@ -43,6 +43,12 @@ Confidence = Annotated[
     str | None,
     typer.Option(help="E.g. 95%: no verdict if the confidence interval contains the limit."),
 ]
+Clear = Annotated[
+    bool,
+    typer.Option(
+        "--clear", help="No verdict (exit code 3) unless every SLO is proven or clear of its limit."
+    ),
+]
 MinRequests = Annotated[
     int | None,
     typer.Option(

@@ -11,6 +11,7 @@ import typer
 
 from loadgen.cli import parse
 from loadgen.cli.flags import (
+    Clear,
     Confidence,
     Force,
     Json,
@@ -164,6 +165,7 @@ def simulate(
     out: RunDirectory = None,
     force: Force = False,
     confidence: Confidence = None,
+    clear: Clear = False,
     replay: Annotated[
         Path | None,
         typer.Option(
@@ -203,6 +205,7 @@ def simulate(
         force=force,
         engine=f"mode={mode},shape={shape},hardware={hardware},{cluster}{engine}",
         confidence=parse.read_confidence(confidence),
+        clear=clear,
     )
     scenario = parse.choose_scenario(flags, traffic)
     raise typer.Exit(run_scenario(scenario, "sim", options, as_json=json))

@@ -15,6 +15,7 @@ from rich.console import Console
 from loadgen.cli import parse
 from loadgen.cli.exit_codes import INTERRUPTED
 from loadgen.cli.flags import (
+    Clear,
     Confidence,
     Engine,
     Export,
@@ -66,6 +67,7 @@ def run(
         str, typer.Option(help="fast, or aiohttp: slower, to check the fast transport against.")
     ] = "fast",
     confidence: Confidence = None,
+    clear: Clear = False,
     min_requests: MinRequests = None,
     print_scenario: Annotated[
         bool, typer.Option("--print-scenario", help="Print the scenario as YAML and stop.")
@@ -115,6 +117,7 @@ def run(
         engine=engine,
         model=model,
         confidence=parse.read_confidence(confidence),
+        clear=clear,
         min_requests=min_requests or 0,
         scrape=scrape,
         watch=parse.read_watch(watch, os.environ),

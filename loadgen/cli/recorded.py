@@ -14,6 +14,7 @@ import typer
 
 from loadgen.cli import parse
 from loadgen.cli.flags import (
+    Clear,
     Confidence,
     Export,
     Goodput,
@@ -41,6 +42,7 @@ def report(
         bool, typer.Option("--overwrite", help="With --slo: replace the verdict of the run.")
     ] = False,
     confidence: Confidence = None,
+    clear: Clear = False,
     export: Export = None,
     png: Annotated[
         bool, typer.Option("--png", help="Also the whole page as report.png (needs Chromium).")
@@ -76,6 +78,7 @@ def report(
             parse.read_confidence(confidence),
             parse.cache_dir(os.environ),
             engine_reader(directory),
+            clear=clear,
         )
         summaries.append(summary.to_json())
         if not json:
@@ -132,6 +135,7 @@ def rescore(
         str | None, typer.Option(help="Another measured window: 30s:90s, or steady (MSER-5).")
     ] = None,
     confidence: Confidence = None,
+    clear: Clear = False,
     min_requests: MinRequests = None,
     json: Json = False,
 ) -> None:
@@ -153,7 +157,7 @@ def rescore(
         recorded = with_window(recorded, window)
     slos = parse.slo_flags(slo, goodput)
     level = parse.read_confidence(confidence)
-    summary = summarize(recorded, slos, level, min_requests)
+    summary = summarize(recorded, slos, level, min_requests, clear)
     names = DEFINITIONS if "all" in definitions else dict.fromkeys(["slobench", *definitions])
     rows = defined_values(recorded, tuple(names)) if definitions else []
     if json:

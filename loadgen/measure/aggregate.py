@@ -20,13 +20,14 @@ from loadgen.measure.scope import Scope
 from loadgen.measure.search_command import capacity_command
 from loadgen.measure.server_load import backends, server_findings, server_summary
 from loadgen.measure.slo import needs_stream
+from loadgen.measure.slo_result import Certainty
 from loadgen.measure.stalls import stalls
 from loadgen.measure.stimulus import stimulus
 from loadgen.measure.summary import Summary, Validity, ValidityCheck
 from loadgen.measure.truncated import why_not_met
 from loadgen.measure.validity.checks import is_disturbed, is_trusted
 from loadgen.measure.validity.survival import Imprecise, imprecise, instrument_check
-from loadgen.measure.verdict import DEFAULT_CONFIDENCE, Decision, Reason, decide
+from loadgen.measure.verdict import DEFAULT_CONFIDENCE, Decision, Reason, certainty_of, decide
 from loadgen.records import Run, Status
 
 
@@ -35,17 +36,22 @@ def summarize(
     slo: Sequence[str] | None = None,
     confidence: float | None = None,
     min_requests: int | None = None,
+    clear: bool = False,
 ) -> Summary:
     """The summary and the verdict of a run, under its own SLOs or under others.
 
     With `confidence` the verdict follows the bounds instead of the estimates, and an SLO that they
-    leave open gives no verdict. With fewer successful requests than `min_requests` (None: as the
+    leave open gives no verdict; with `clear` also an SLO that is neither proven nor clear of its
+    limit. With fewer successful requests than `min_requests` (None: as the
     run was made with) there is no verdict. Raises UsageError for invalid other SLOs, ValueError for
     a confidence outside (0.5, 1), RunInvalid for tables that do not fit together.
     """
     if confidence is not None and not 0.5 < confidence < 1:
         raise ValueError(f"expected a confidence above 50 % and below 100 %, not {confidence}")
-    is_strict, least = confidence is not None, min_requests
+    least = min_requests
+    required: Certainty | None = "clear" if clear else None
+    if confidence is not None:
+        required = "proven"
     if least is None:
         least = run.manifest.min_requests
     if slo is None:
@@ -56,13 +62,13 @@ def summarize(
         raise UsageError(f"--slo {problem}")
     evidence = recorded_evidence(run, slos)
     scope = evidence.whole(confidence or DEFAULT_CONFIDENCE)
-    proof = _proof(evidence, run_results(evidence, scope, is_strict))
+    proof = _proof(evidence, run_results(evidence, scope, required))
     decision = decide(
         proof.results.judged,
         doubts(run, proof.checks, evidence.due),
         proof.overload,
         scope.confidence,
-        is_strict,
+        required,
         n_ok=proof.results.whole.counts[Status.ok.name],
         min_requests=least,
     )
@@ -146,6 +152,7 @@ def _summary(
         marks=token_marks(columns, run, due),
         http_statuses=_http_statuses(run, due),
         is_verified=run.is_verified,
+        certainty=certainty_of(decision.verdict, proof.results.judged),
         is_overloaded=any(reason.kind == "overloaded" for reason in decision.reasons),
     )
 

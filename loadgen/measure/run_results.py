@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from loadgen.measure.evidence import Evidence
 from loadgen.measure.scope import Scope
 from loadgen.measure.scope_numbers import ScopeNumbers, scope_numbers
-from loadgen.measure.slo_result import SloResult
+from loadgen.measure.slo_result import Certainty, SloResult
 from loadgen.measure.summary import ClassSummary
 from loadgen.measure.validity.survival import error_sentence, unsettled
 from loadgen.measure.verdict import Reason, decide
@@ -34,7 +34,7 @@ class RunResults:
 
     def unproven(self) -> RunResults:
         """The results of an INVALID run, which proves nothing."""
-        found = self._with_each(lambda r: replace(r, proven=None, n_needed=None))
+        found = self._with_each(lambda r: replace(r, proven=None, n_needed=None, margin=None))
         open_: dict[str, ClassSummary] = {
             name: replace(of_class, verdict="no_verdict")
             for name, of_class in found.classes.items()
@@ -51,20 +51,20 @@ class RunResults:
         )
 
 
-def run_results(evidence: Evidence, scope: Scope, is_strict: bool) -> RunResults:
-    """The results of a run, of which `scope` is all traffic; `is_strict`: as `decide` has it."""
+def run_results(evidence: Evidence, scope: Scope, required: Certainty | None) -> RunResults:
+    """The results of a run, of which `scope` is all traffic; `required`: as `decide` has it."""
     manifest = evidence.run.manifest
     return RunResults(
         scope_numbers(scope, manifest.requested_rate_per_s, manifest.has_closed_loop),
         {
-            name: _class_summary(evidence, name, scope.confidence, is_strict)
+            name: _class_summary(evidence, name, scope.confidence, required)
             for name in evidence.slos.by_class
         },
     )
 
 
 def _class_summary(
-    evidence: Evidence, name: str, confidence: float, is_strict: bool
+    evidence: Evidence, name: str, confidence: float, required: Certainty | None
 ) -> ClassSummary:
     """The rows of a class, summarised like a run of their own."""
     stated = evidence.run.manifest.classes[name]
@@ -75,7 +75,7 @@ def _class_summary(
     return ClassSummary(
         tenant=stated.tenant,
         priority=stated.priority,
-        verdict=decide(found.slo, doubts, "", confidence, is_strict, n_ok).verdict,
+        verdict=decide(found.slo, doubts, "", confidence, required, n_ok).verdict,
         counts=found.counts,
         requested_rate_per_s=found.rates.requested_per_s,
         offered_rate_per_s=found.rates.offered_per_s,

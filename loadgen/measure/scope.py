@@ -11,9 +11,11 @@ import numpy as np
 from loadgen.measure.attainment import MeasuredWindow, failed_rows, slos_met
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.load import Throughput, per_second, throughput
+from loadgen.measure.margins import Margins
 from loadgen.measure.per_request import Mask, PerRequest, Samples
 from loadgen.measure.slo import Slo, with_implied
 from loadgen.measure.slo_result import (
+    Misses,
     Shares,
     SloResult,
     max_result,
@@ -22,6 +24,7 @@ from loadgen.measure.slo_result import (
     request_slo_result,
     run_metric_result,
 )
+from loadgen.measure.statistics.dependence import Dependence
 from loadgen.measure.unmeasured import counts_for, settled
 from loadgen.measure.validity.error_bound import ErrorBound
 from loadgen.measure.validity.survival import with_error
@@ -72,13 +75,26 @@ class Scope:
         """The requests with these latencies: as measured, or shifted by the instrument error."""
         met, samples = self.due & self.meets(columns), Samples(columns, self.due)
         shares = self._shares(columns, met, samples)
+        answering = shares.misses.answering if shares.misses else Dependence(shares.due)
+        margins = Margins(
+            self.run, columns, self.due, met, self.window, self.limits,
+            answering, self.confidence,
+        )  # fmt: skip
         return JudgedScope(
-            columns, self.due, met, samples, rates, self.window, shares, self.confidence
+            columns, self.due, met, samples, rates, self.window, shares, margins, self.confidence
         )
 
     def _shares(self, columns: PerRequest, met: Mask, samples: Samples) -> Shares:
         run, failed = self.run, failed_rows(self.run) & ~columns.is_ok
+        is_unanswered = self.due & ~(columns.is_ok & columns.has_token)
+        is_late = self.due & ~met & ~is_unanswered
         limited_metrics = tuple({slo.metric: 0 for slo in self.slos if slo.scope == "request"})
+        misses = Misses(
+            count(is_unanswered),
+            count(is_late),
+            answering=samples.share(is_unanswered),
+            lateness=samples.share(is_late, limited_metrics),
+        )
         return Shares(
             due=count(self.due),
             met=count(met),
@@ -89,6 +105,7 @@ class Scope:
             requested_per_s=(
                 run.manifest.requested_rate_per_s if len(run.names.classes) == 1 else None
             ),
+            misses=misses,
         )
 
 
@@ -103,6 +120,7 @@ class JudgedScope:
     rates: Throughput
     window: MeasuredWindow
     shares: Shares
+    margins: Margins
     confidence: float
 
     def results(self, slos: Sequence[Slo]) -> list[SloResult]:
@@ -110,7 +128,7 @@ class JudgedScope:
         return [
             replace(result, is_implied=implied, seconds_needed=self._seconds_needed(result))
             for slo, implied in with_implied(slos)
-            for result in [self._result(slo)]
+            for result in [self.margins.with_margin(self._result(slo))]
         ]
 
     def _result(self, slo: Slo) -> SloResult:

@@ -16,6 +16,11 @@ from loadgen.measure.statistics.proportions import exact_bounds, needed_n
 from loadgen.measure.wording import format_count, format_value
 
 NoteKind = Literal["too_few_samples", "above_offered_rate"]
+Certainty = Literal["proven", "clear", "in_run", "too_close"]
+CERTAINTIES: tuple[Certainty, ...] = ("too_close", "in_run", "clear", "proven")
+"""From weak to strong."""
+
+MOST_SECONDS = 3600.0  # of a run that is recommended for a proof
 _SHOWN_ERROR = 0.05
 _WITHOUT_BOUNDS = (
     *("requests_per_s", "output_tokens_per_s", "input_tokens_per_s"),
@@ -48,6 +53,17 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
+class Margin:
+    """The margin of a result. `ratio` is the largest (x − median) / (limit − median) of the
+    requests (+inf: missed). `is_clear`: the result is clear of its limit, and `text` describes the
+    margin; else `text` is why it is not, although the margin would be large enough."""
+
+    ratio: float
+    is_clear: bool
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class SloResult:
     """The result of an `slo`.
 
@@ -67,7 +83,8 @@ class SloResult:
     `error`: how far the load generator's own delays can have moved `value`, in its unit. `survives`
     is whether `met` is the same with that error added or subtracted (None: `met` is None), and
     `error_reaches_limit` whether the error alone is as large as the limit
-    (`measure.validity.survival`).
+    (`measure.validity.survival`). `margin` is the margin of a result that is clear of its limit, or
+    that only a rule forbids to be called so (`measure.margins`).
     """
 
     slo: Slo
@@ -88,6 +105,20 @@ class SloResult:
     error: float = 0.0
     error_reaches_limit: bool = False
     survives: bool | None = None
+    margin: Margin | None = None
+
+    @property
+    def certainty(self) -> Certainty | None:
+        """How certain the result is; None without a result, for an INVALID run and for a
+        throughput."""
+        if self.met is None or self.proven is None:
+            return None
+        if self.proven:
+            return "proven"
+        if self.margin is not None and self.margin.is_clear:
+            return "clear"
+        is_long = bool(self.n_needed) and (self.seconds_needed or 0.0) > MOST_SECONDS
+        return "too_close" if is_long else "in_run"
 
     @property
     def text(self) -> str:
@@ -140,10 +171,22 @@ class SloResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Misses:
+    """The requests that did not meet the SLOs: without an answer, and with a late answer, each
+    count with its own dependence between requests."""
+
+    unanswered: int
+    late: int
+    answering: Dependence
+    lateness: Dependence
+
+
+@dataclass(frozen=True, slots=True)
 class Shares:
     """The counts behind shares and rates: requests due, requests that met all SLOs, failed
     requests. `meeting` and `failing` are the dependence between requests in meeting the SLOs and in
-    failing (None: independent); `requested_per_s` is the rate that the scenario states, if any."""
+    failing (None: independent); `requested_per_s` is the rate that the scenario states, if any.
+    `misses` splits those that did not meet the SLOs (None: not known)."""
 
     due: int
     met: int
@@ -152,6 +195,27 @@ class Shares:
     meeting: Dependence | None = None
     failing: Dependence | None = None
     requested_per_s: float | None = None
+    misses: Misses | None = None
+
+    def met_bounds(self, confidence: float) -> Interval:
+        """The share of requests that met the SLOs, with one-sided bounds.
+
+        Failures often have a shorter memory than latencies, which wait in the same queue. Then the
+        lower bound leaves each kind of miss half of the error: it is 1 less the upper bound of the
+        failures, by their own autocorrelation time, and that of the late answers, by theirs.
+        """
+        meeting = self.meeting or Dependence(self.due)
+        joint = exact_bounds(self.met, self.due, confidence, meeting.hit_times(confidence))
+        misses, half = self.misses, (1 + confidence) / 2
+        if misses is None or not misses.unanswered:
+            return joint
+        if misses.answering.time_requests >= meeting.time_requests:
+            return joint
+        kinds = ((misses.unanswered, misses.answering), (misses.late, misses.lateness))
+        highs = [exact_bounds(n, self.due, half, d.bound_times(half)).high for n, d in kinds]
+        if highs[0] is None or highs[1] is None:
+            return joint
+        return replace(joint, low=max(0.0, 1 - highs[0] - highs[1]))
 
 
 def request_slo_result(
@@ -244,7 +308,7 @@ def run_metric_result(
     if least < 1 or slo.metric == "attainment":
         times = _times_by_n(found, max(1, due), confidence)
         needed = needed_n(due - shares.met, due, least, confidence, times)
-    share = exact_bounds(shares.met, due, confidence, found.hit_times(confidence))
+    share = shares.met_bounds(confidence)
     result = _result(slo, share.times(rate), due, needed, found)
     if least <= 1 or slo.metric != "goodput":
         return result

@@ -14,7 +14,7 @@ from loadgen.measure.drivers import Drivers
 from loadgen.measure.fairness import Fairness
 from loadgen.measure.load import Throughput
 from loadgen.measure.server_load import Backend, ServerSummary
-from loadgen.measure.slo_result import Bound, SloResult
+from loadgen.measure.slo_result import Bound, Certainty, SloResult
 from loadgen.measure.stalls import Stalls
 from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.statistics.percentiles import Percentile
@@ -168,6 +168,7 @@ class Summary:
     why its values are doubtful; `http_statuses` counts the HTTP errors of due requests by status.
     `is_verified` is False for a run directory of an earlier version, which has no checksums;
     `is_overloaded`: the run was missed because the server fell behind (reason `overloaded`).
+    `certainty` is that of the verdict (`verdict.certainty_of`).
     """
 
     run: str
@@ -203,6 +204,7 @@ class Summary:
     http_statuses: Mapping[str, int] = field(default_factory=dict)
     is_verified: bool = True
     is_overloaded: bool = False
+    certainty: Certainty | None = None
 
     @property
     def has_other_slos(self) -> bool:
@@ -220,15 +222,16 @@ class Summary:
 
 
 def _slo_json(results: Sequence[SloResult]) -> list[dict[str, Any]]:
-    """Each result as a flat object: the parts of its SLO, its own fields, and the bound that
-    decides, which is computed from them."""
+    """Each result as a flat object: the parts of its SLO, its own fields, and the bound and the
+    certainty, which are computed from them."""
     objects = []
     for result in results:
         own = dataclasses.asdict(result)
         parts = own.pop("slo")
         del parts["comparison"]  # `text` has it
         bound = None if result.bound is None else dataclasses.asdict(result.bound)
-        objects.append(plain_json({**parts, **own, "bound": bound}))
+        found = {**parts, **own, "bound": bound, "certainty": result.certainty}
+        objects.append(plain_json(found))
     return objects
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from loadgen.measure.catalog import METRICS
-from loadgen.measure.slo_result import SloResult
+from loadgen.measure.slo_result import CERTAINTIES, Certainty, SloResult
 from loadgen.measure.wording import format_count, format_value
 
 DEFAULT_CONFIDENCE = 0.95
@@ -30,16 +30,22 @@ ReasonKind = Literal[
 ]
 
 
-def sentence(result: SloResult, confidence: float, is_overloaded: bool = False) -> str:
+def sentence(
+    result: SloResult, confidence: float, is_overloaded: bool = False, is_open: bool = False
+) -> str:
     """The result of an SLO as a sentence, for the reasons of a verdict: the value, and whether it
     is proven. A growing queue (`is_overloaded`) has no lasting percentile that a longer run could
-    prove."""
+    prove. `is_open`: the result is not certain enough for a verdict, so that the samples that it
+    needs count, and not its margin."""
     if result.met is None:
         return f"{result.text}: {result.note or 'no value, because there are no samples'}"
     if result.note:
         value = format_value(result.value, result.unit)
         return f"{result.text}: missed at {value}; it {result.note}"
     text = f"{result.text}: {'met' if result.met else 'missed'}"
+    is_clear = result.certainty == "clear" and not is_open
+    if is_clear and result.met is False and result.margin is not None:
+        return f"{text} by far: {result.margin.text}"
     if math.isinf(result.value):
         text += f" because too many requests failed or did not finish, n = {format_count(result.n)}"
     else:
@@ -48,6 +54,13 @@ def sentence(result: SloResult, confidence: float, is_overloaded: bool = False) 
         text += f", n = {format_count(result.n)}"
     if is_overloaded and not result.proven:
         return text
+    if is_clear and result.margin is not None:
+        clear = f"clear of the limit: {result.margin.text}"
+        return f"{text}; {clear}. Only a kind of slowness absent from the run could change this"
+    if result.margin is not None and not result.margin.is_clear and not result.proven:
+        text += f"; not clear of the limit, because {result.margin.text}"
+    if result.is_implied and not is_open and not result.proven:
+        return f"{text}; the share of 99 % is a default: --slo 'attainment >= 95%' sets another"
     if is_dependent(result):
         text += f" ({worth(result)})"
     if result.proven is None:
@@ -60,6 +73,8 @@ def sentence(result: SloResult, confidence: float, is_overloaded: bool = False) 
         return f"{text}; {bound.at_level(result.unit, confidence)}"
     if result.n_needed is None:
         return f"{text}, without {level}"
+    if result.certainty == "too_close":
+        return f"{text}; {level} takes more than an hour at this rate: try another rate"
     return f"{text}; {level} needs about {format_count(result.n_needed)} samples{duration(result)}"
 
 
@@ -119,7 +134,7 @@ def decide(
     doubts: Sequence[Reason],
     overload: str,
     confidence: float,
-    is_strict: bool,
+    required: Certainty | None,
     n_ok: int,
     min_requests: int = 0,
 ) -> Decision:
@@ -127,9 +142,9 @@ def decide(
 
     `doubts` (an invalid measurement, a run cut short) allow no verdict, nor do fewer successful
     requests (`n_ok`) than `min_requests`, nor a run without any. Otherwise a missed SLO or
-    an `overload` makes the run missed; otherwise all SLOs are met. `is_strict`: only proven results
-    count, and an open SLO gives no verdict. A run without any SLO has no verdict either, which is a
-    failure only if none of its due requests was successful.
+    an `overload` makes the run missed; otherwise all SLOs are met. A result that is less certain
+    than `required` counts as open, and an open SLO gives no verdict. A run without any SLO has no
+    verdict either, which is a failure only if none of its due requests was successful.
     """
     judged = [result for result in results if result.scope == "run"]
     none_successful = Reason("none_successful", "No request was successful.")
@@ -144,23 +159,46 @@ def decide(
     if not judged:
         no_slo = Reason("no_slo", "No SLO was given, so there is nothing to meet or miss.")
         return Decision("no_verdict", 0, (no_slo,))
-    open_ = [r for r in judged if r.met is None or (is_strict and r.proven is False)]
-    missed = [r for r in judged if r.met is False and not (is_strict and r.proven is False)]
+    open_ = [r for r in judged if r.met is None or _is_below(r, required)]
+    missed = [r for r in judged if r.met is False and not _is_below(r, required)]
     if missed or overload:
         reasons = [Reason("overloaded", overload)] if overload else []
         reasons += [_reason(r, "missed", confidence, bool(overload)) for r in missed]
         return Decision("missed", 1, tuple(reasons))
     if open_:
-        return Decision("no_verdict", 3, tuple(_reason(r, _why_open(r), confidence) for r in open_))
+        return Decision(
+            "no_verdict",
+            3,
+            tuple(_reason(r, _why_open(r), confidence, is_open=True) for r in open_),
+        )
     if not n_ok:
         return Decision("no_verdict", 3, (none_successful,))
     return Decision("met", 0, tuple(_reason(r, "met", confidence) for r in judged))
 
 
+def _is_below(result: SloResult, required: Certainty | None) -> bool:
+    if required is None or result.certainty is None:
+        return False
+    return CERTAINTIES.index(result.certainty) < CERTAINTIES.index(required)
+
+
+def certainty_of(verdict: Verdict, results: Sequence[SloResult]) -> Certainty | None:
+    """The certainty of a verdict: of a run that met its SLOs the weakest, of a run that missed any
+    the strongest of those missed. Implied SLOs count only where no other SLO has a certainty; None
+    without any."""
+    judged = [r for r in results if r.certainty and r.met is (verdict == "met")]
+    counted = [r for r in judged if not r.is_implied] or judged
+    found = [r.certainty for r in counted if r.certainty]
+    if verdict == "no_verdict" or not found:
+        return None
+    return (min if verdict == "met" else max)(found, key=CERTAINTIES.index)
+
+
 def _reason(
-    result: SloResult, kind: ReasonKind, confidence: float, is_overloaded: bool = False
-) -> Reason:
-    return Reason(kind, f"{sentence(result, confidence, is_overloaded)}.")
+    result: SloResult, kind: ReasonKind, confidence: float, is_overloaded: bool = False,
+    is_open: bool = False,
+) -> Reason:  # fmt: skip
+    return Reason(kind, f"{sentence(result, confidence, is_overloaded, is_open)}.")
 
 
 def _why_open(result: SloResult) -> ReasonKind:

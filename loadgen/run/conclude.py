@@ -37,13 +37,14 @@ def conclude(
     confidence: float | None,
     cache_dir: Path | None,
     read_section: ReadEngineSection | None = None,
+    clear: bool = False,
 ) -> Summary:
     """Computes a recorded run's numbers again, under other SLOs if given, and writes its page. The
     parts of a run that ended without merging them are merged first."""
     if not (directory / "manifest.json").is_file():
         raise UsageError(f"{directory}: not a run directory (no manifest.json in it)")
     with held(directory, str(directory), "slobench report"):
-        return _concluded(directory, slo, confidence, cache_dir, read_section)
+        return _concluded(directory, slo, confidence, cache_dir, read_section, clear)
 
 
 def _concluded(
@@ -52,6 +53,7 @@ def _concluded(
     confidence: float | None,
     cache_dir: Path | None,
     read_section: ReadEngineSection | None,
+    clear: bool,
 ) -> Summary:
     is_from_parts = store.has_parts(directory)
     if is_from_parts:
@@ -64,7 +66,7 @@ def _concluded(
         run = replace(run, manifest=manifest)
         store.write_run(directory, run, derived(run))
         shutil.rmtree(directory / "parts")
-    return summarized(run, directory, slo, confidence, cache_dir, read_section)
+    return summarized(run, directory, slo, confidence, cache_dir, read_section, clear)
 
 
 def _decode_parts(directory: Path) -> None:
@@ -109,9 +111,10 @@ def summarized(
     confidence: float | None,
     cache_dir: Path | None,
     read_section: ReadEngineSection | None = None,
+    clear: bool = False,
 ) -> Summary:
     """The summary of a run; also written into its directory, with the page."""
-    summary = summarize(run, slo=slo, confidence=confidence)
+    summary = summarize(run, slo=slo, confidence=confidence, clear=clear)
     write_results(run, summary, directory, cache_dir, read_section, is_own_slo=slo is None)
     return summary
 

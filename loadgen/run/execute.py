@@ -156,7 +156,13 @@ def finished(recorded: Run, directory: Path, options: RunOptions) -> FinishedRun
     from loadgen.run.conclude import summarized  # imported by the preload
 
     summary = summarized(
-        recorded, directory, None, options.confidence, options.cache_dir, engine_reader(directory)
+        recorded,
+        directory,
+        None,
+        options.confidence,
+        options.cache_dir,
+        engine_reader(directory),
+        clear=options.clear,
     )
     checksums.cover_rest(directory)
     return FinishedRun(recorded, summary, directory)

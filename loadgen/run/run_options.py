@@ -40,9 +40,9 @@ class RunOptions:
     shown in the report. `cache_dir` keeps files that are slow to make (the plotting bundle); None
     keeps nothing. `name` is the run's name where it differs from its directory's. `watch` exports
     live metrics; `early` may stop the run before its end. With fewer successful requests than
-    `min_requests` the run has no verdict. A server that slobench does not start may take
-    `wait_ready_s` until it is ready; its last preflight, if at most `reuse_preflight_s` old, counts
-    for this run too.
+    `min_requests` the run has no verdict, with `clear` also if an SLO is neither proven nor clear.
+    A server that slobench does not start may take `wait_ready_s` until it is ready; its last
+    preflight, if at most `reuse_preflight_s` old, counts for this run too.
     """
 
     out_dir: Path | None = None
@@ -52,6 +52,7 @@ class RunOptions:
     engine: str = ""
     model: str = ""
     confidence: float | None = None
+    clear: bool = False
     command: Sequence[str] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
     cache_dir: Path | None = None

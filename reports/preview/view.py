@@ -111,7 +111,7 @@ def slo_rows(facts: Mapping[str, Any]) -> list[tuple[str, str, str, str, str]]:
 
 
 def _slo_row(slo: Mapping[str, Any], prefix: str) -> tuple[str, str, str, str, str]:
-    text = f"{prefix}{slo['text']}{' (implied)' if slo['is_implied'] else ''}"
+    text = f"{prefix}{slo['text']}{' (default)' if slo['is_implied'] else ''}"
     if slo["scope"] == "request":
         return text, "–", "–", "counted in attainment", ""
     if slo["n_needed"] is None:

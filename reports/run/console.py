@@ -27,6 +27,8 @@ def table(summary: Summary) -> Group:
 
     banner = verdict_section.banner(summary)
     sure = f" ({banner.sure})" if banner.sure else ""
+    if summary.certainty == "clear" and banner.tone in ("met", "missed"):
+        sure = f", {banner.sure}" if summary.verdict == "met" else f" {banner.sure}"
     verdict = Text(f"{banner.word}{sure}", style=_STYLES[banner.tone])
     parts: list[Text | Table] = [verdict]
     parts += [Text(f"  {reason}", overflow="fold") for reason in banner.reasons]

@@ -39,12 +39,17 @@ def banner(summary: Summary) -> Banner:
     if summary.verdict == "no_verdict":
         return Banner("unknown", "NO VERDICT", "", summary.reasons)
     word = "MET" if summary.verdict == "met" else "MISSED"
-    judged = [r for r in _all_slos(summary) if r.met is (summary.verdict == "met")]
-    sure = [bool(r.proven) for r in judged if r.proven is not None]
-    is_sure = bool(sure) and (all(sure) if summary.verdict == "met" else any(sure))
-    text = f"with {level} confidence" if is_sure else f"in this run; not certain at {level}"
-    if not is_sure and summary.is_overloaded:
-        text = "the server was overloaded"
+    text = {
+        "proven": f"with {level} confidence",
+        "clear": "clear of the limit" if summary.verdict == "met" else "by far",
+        "too_close": "in this run; too close to tell at this rate",
+    }.get(summary.certainty or "", f"in this run; not certain at {level}")
+    is_stated = any(r.certainty and not r.is_implied for r in run_slos(summary))
+    if not is_stated and summary.certainty in ("in_run", "too_close"):
+        text = ""  # of the default share alone, which nobody stated
+    if summary.certainty != "proven" and summary.is_overloaded:
+        cause = "the server was overloaded"
+        text = f"{text}; {cause}" if summary.certainty == "clear" else cause
     return Banner("met" if word == "MET" else "missed", word, text, summary.reasons)
 
 
@@ -119,7 +124,7 @@ def slo_rows(summary: Summary) -> list[list[TableCell]]:
 
 
 def _slo_row(result: SloResult, path: str, is_valid: bool, prefix: str = "") -> list[TableCell]:
-    text = f"{prefix}{result.shown}{' (implied)' if result.is_implied else ''}"
+    text = f"{prefix}{result.shown}{' (default)' if result.is_implied else ''}"
     error = error_note(result) if result.has_shown_error and result.scope == "run" else ""
     value = TableCell(format_value(result.value, result.unit), f"{path}.value", result.unit, error)
     n = TableCell(format_count(result.n), f"{path}.n", small=_independent(result))
@@ -164,6 +169,8 @@ def _why_open(result: SloResult, bound: Bound) -> str:
 
 def _proof(result: SloResult) -> TableCell:
     word = {None: "–", True: "yes", False: "no"}[result.proven]
+    if result.certainty == "clear":
+        return TableCell("no", small="clear of the limit" if result.met else "missed by far")
     if result.n_needed is None:
         return TableCell(word)
     return TableCell(word, small=f"needs n ≈ {format_count(result.n_needed)}")
@@ -293,7 +300,8 @@ def _longer(summary: Summary) -> list[NextStep]:
         (result.n_needed * summary.window.length_s / part.counts["due"], result.n_needed, name)
         for name, part in parts.items()
         for result in part.slo
-        if result.proven is False and result.n_needed and part.counts["due"]
+        if result.certainty == "in_run" and result.n_needed and part.counts["due"]
+        if summary.verdict == "no_verdict" or not result.is_implied
         if summary.verdict != "missed" or result.met is False  # what the run missed comes first
     ]
     if not needs:

@@ -74,7 +74,10 @@ def test_an_overloaded_run_states_how_many_had_not_finished():
     assert summary.reasons[0] == (
         f"Overloaded: {n} of 200 requests had not finished 10 s after the last was sent."
     )
-    assert summary.reasons[1].endswith("too many requests failed or did not finish, n = 200.")
+    assert summary.reasons[1] == (
+        "p99(ttft) <= 500ms: missed by far: half of the requests took longer than 10 s."
+    )
+    assert (summary.certainty, summary.slo[0].certainty) == ("clear", "clear")
     assert summary.is_overloaded
     assert summary.to_json()["is_overloaded"] is True
 
@@ -93,7 +96,7 @@ def test_an_overload_is_no_verdict_where_too_few_requests_were_successful():
 def test_the_banner_of_an_overloaded_run_does_not_doubt_the_overload(confidence):
     run = overloaded_run(slo=["p99(ttft) <= 500ms"])
     shown = banner(summarize(run, confidence=confidence))
-    assert (shown.word, shown.sure) == ("MISSED", "the server was overloaded")
+    assert (shown.word, shown.sure) == ("MISSED", "by far; the server was overloaded")
 
 
 def test_a_few_requests_of_an_overloaded_server_are_enough():

@@ -142,7 +142,7 @@ def test_the_slos_of_classes_stand_in_the_table_of_slos(cache: Path) -> None:
     heads = re.findall(r'<th scope="row">(.*?)</th>', slos)
     assert heads == [
         "chat: ttft &lt;= 500ms",
-        "chat: attainment &gt;= 99% (implied)",
+        "chat: attainment &gt;= 99% (default)",
         "rag: p50(ttft) &lt;= 2s",
     ]
     assert 'data-path="classes.rag.slo.0.bound.value"' in slos

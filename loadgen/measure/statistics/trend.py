@@ -31,9 +31,19 @@ def has_trend(values: Values) -> bool:
     steps = np.diff(whole.reshape(TREND_BATCHES, -1).mean(axis=1))
     if abs(steps.mean()) * np.sqrt(len(steps)) > MOST_DRIFT * steps.std(ddof=1):
         return True
+    return abs(slope_ratio(values)) > MOST_SLOPE
+
+
+def slope_ratio(values: Values) -> float:
+    """The least-squares slope of values in order of time over its standard error, with the long-run
+    variance of the residuals that `has_trend` uses; 0 for values that hardly differ."""
+    n = len(values)
+    if n < 2 or np.ptp(values) <= 1e-12 * np.abs(values).max():
+        return 0.0
     at = np.arange(n) - (n - 1) / 2
-    spread = np.dot(at, at)
-    slope = np.dot(at, values) / spread
+    spread = float(np.dot(at, at))
+    slope = float(np.dot(at, values)) / spread
     sums = np.cumsum(values - values.mean() - slope * at)
-    long_run = 2 * np.dot(sums, sums) / n**2
-    return bool(abs(slope) * np.sqrt(spread) > MOST_SLOPE * np.sqrt(long_run))
+    long_run = 2 * float(np.dot(sums, sums)) / n**2
+    standard = float(np.sqrt(long_run))
+    return slope * float(np.sqrt(spread)) / standard if standard else float(np.inf * np.sign(slope))

@@ -38,8 +38,8 @@ def survives(met: bool, at_slowest: bool | None, at_fastest: bool | None, reache
 
 
 def settle(plain: SloResult, slowest: SloResult, fastest: SloResult, reaches: bool) -> SloResult:
-    """The result with its instrument error. A met SLO stays proven only if it is proven with the
-    error bound added, a missed SLO only if it is proven with the bound subtracted."""
+    """The result with its instrument error. A met SLO stays proven (or clear of its limit) only if
+    it is so with the error bound added, a missed SLO only if it is so with it subtracted."""
     shifts = [
         abs(end.value - plain.value)
         for end in (slowest, fastest)
@@ -53,7 +53,11 @@ def settle(plain: SloResult, slowest: SloResult, fastest: SloResult, reaches: bo
     if proven:
         proven = stands and bool((slowest if plain.met else fastest).proven)
     needed = plain.n_needed if proven == plain.proven else None
-    return replace(plain, survives=stands, proven=proven, n_needed=needed)
+    margin, worst = plain.margin, (slowest if plain.met else fastest).margin
+    if margin is not None and margin.is_clear:
+        is_clear = stands and worst is not None and worst.is_clear
+        margin = margin if is_clear else None
+    return replace(plain, survives=stands, proven=proven, n_needed=needed, margin=margin)
 
 
 def unsettled(results: Sequence[SloResult]) -> list[SloResult]:

@@ -155,7 +155,7 @@ def _reused(turn: PlannedRun, title: str, console: Console) -> CellRun | CellFai
 
     run, options = read_run(turn.directory), turn.cell.options
     if (turn.directory / "report.html").exists():
-        summary = summarize(run, confidence=options.confidence)
+        summary = summarize(run, confidence=options.confidence, clear=options.clear)
     else:
         try:
             summary = finished(run, turn.directory, options).summary
