@@ -116,7 +116,7 @@ class Study(Generic[R]):
                 yield Place(self, directory, marker, resume)
         except BaseException:
             if is_new and not self._has_work(directory):
-                _remove(directory, (MARKER, self.file, *self.before))
+                _remove(directory, (MARKER, *self.before))
             raise
 
     def default(self, label: str) -> Path:
@@ -175,7 +175,7 @@ class Study(Generic[R]):
 
     def _has_work(self, directory: Path) -> bool:
         """Whether a directory holds more than the files that are written before the first run."""
-        before = {MARKER, LOCK, self.file, f"{self.file}.partial", f"{MARKER}.partial"}
+        before = {MARKER, LOCK, f"{self.file}.partial", f"{MARKER}.partial"}
         return any(
             path.is_file() and path.name not in self.before
             for entry in directory.iterdir()

@@ -37,7 +37,7 @@ class Shares(JsonSection, frozen=True, kw_only=True):
 
 SUMS = Study("sums", "sum of parts", Sums)
 OTHER = Study("other", "other study", Sums)
-CELLS = Study("cells", "study of cells", Sums, before=("cell.json",))
+CELLS = Study("cells", "study of cells", Sums, before=("cell.json", "cells.json"))
 SHARES = Study("shares", "shares", Shares)
 
 
@@ -151,7 +151,15 @@ def test_a_second_process_is_refused_while_a_study_runs(tmp_path):
 
 def test_nothing_is_left_of_a_study_that_did_not_begin(tmp_path):
     for out in (None, tmp_path / "s"):
-        assert not failed(out, lambda place: place.write(Sums(total=0.0))).exists()
+        assert not failed(out, lambda place: place.write(Sums(total=0.0)), CELLS).exists()
+
+
+def test_a_result_alone_is_work(tmp_path):
+    with SUMS.opened("few", tmp_path / "s") as place:
+        place.write(Sums(total=1.0))
+    with pytest.raises(UsageError, match="add --resume"), SUMS.opened("few", tmp_path / "s"):
+        pytest.fail("opened")
+    assert SUMS.read(tmp_path / "s").total == 1.0
 
 
 def test_a_file_that_comes_before_the_first_run_is_no_work(tmp_path):
@@ -185,7 +193,7 @@ def test_a_study_whose_server_never_answered_begins_again_without_resume(tmp_pat
     out = tmp_path / "s"
     out.mkdir()
     for _ in range(2):
-        with SUMS.opened("few", out) as place:
+        with CELLS.opened("few", out) as place:
             place.write(Sums(total=0.0))
             (out / "servers").mkdir(exist_ok=True)
             (out / "servers" / "server.log").write_text("out of memory")

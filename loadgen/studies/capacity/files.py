@@ -24,7 +24,7 @@ from loadgen.studies.capacity.spec import CapacitySpec
 from loadgen.studies.study import Place, Study
 from loadgen.workload.scenario import Scenario
 
-CAPACITY = Study("capacity", "capacity search", CapacityFile)
+CAPACITY = Study("capacity", "capacity search", CapacityFile, before=("capacity.json",))
 
 
 def definition(spec: CapacitySpec, question: Question) -> Definition:

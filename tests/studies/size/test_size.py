@@ -142,7 +142,7 @@ def test_the_energy_is_that_of_the_measured_probe_nearest_to_the_capacity(tmp_pa
     used_w = spent.energy_kwh_per_million * 3.6 * spent.output_tokens_per_s
     assert used_w == pytest.approx(32 * 600)  # 8 replicas of 4 GPUs
     given = SizeSpec(scenario(), demand, directory, "", attainment=0.9, watts_per_gpu=0.0)
-    spent = sized(given, tmp_path / "out").costs
+    spent = sized(given, tmp_path / "given").costs
     assert spent is not None
     assert spent.energy_kwh_per_million == 0.0
 
@@ -216,7 +216,7 @@ def test_the_verb_prints_replicas_gpus_and_json(tmp_path):
     assert shown.exit_code == 0, shown.output
     assert shown.stdout.startswith("32 GPUs: 8 replicas of 4\n")
     assert "48 req/s; / 7.1 req/s = 7 replicas" in shown.stdout
-    as_json = CliRunner().invoke(app, [*words, "--json"])
+    as_json = CliRunner().invoke(app, [*words, "--resume", "--json"])
     assert json.loads(as_json.stdout)["n_replicas"] == 8
 
 
