@@ -46,6 +46,7 @@ FILLED_AFTER, FILL_KIB = 3000, 12288
 # Budgets that are used up now and then, so that some wait for theirs and some are refused.
 KNOBS = {"token_fair": {"budgets": {"t0": "4000/s:8000", "t1": "2000/s:4000:refuse"}}}
 KINDS = {"proper": 60, "whole": 12, "hang_up": 14, "bad_body": 9, "intervene": 4, "slow": 1}
+JSON = {"Content-Type": "application/json"}
 BAD_BODIES = (
     (b"{", 400),
     (b"[1, 2]", 400),
@@ -198,7 +199,9 @@ async def drive(soak: Soak, n_requests: int, n_clients: int) -> None:
     timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
     base = f"http://127.0.0.1:{soak.port}"
     connector = aiohttp.TCPConnector(limit=n_clients)
-    async with aiohttp.ClientSession(base, timeout=timeout, connector=connector) as session:
+    async with aiohttp.ClientSession(
+        base, timeout=timeout, connector=connector, headers=JSON
+    ) as session:
         async with session.get("/debug/policy") as response:
             soak.modes = (await response.json())["modes"]
         soak.rng.shuffle(soak.modes)
@@ -291,8 +294,8 @@ def served(device: str, log: Path, more: Sequence[str]) -> Iterator[tuple[int, i
 
 def _post(body: dict[str, Any]) -> bytes:
     data = json.dumps(body).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: soak\r\nContent-Length: {len(data)}\r\n\r\n"
-    return head.encode() + data
+    lines = ["POST /v1/completions HTTP/1.1", "Host: soak", *(f"{k}: {v}" for k, v in JSON.items())]
+    return "\r\n".join([*lines, f"Content-Length: {len(data)}", "", ""]).encode() + data
 
 
 def _rss_kib(pid: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import inf
 from typing import Annotated, ClassVar
 
@@ -122,6 +122,9 @@ class Mlfq(RankedPolicy):
         return max(prefill_s(request.n_tokens, view.cost), n_steps * self._step_s)
 
 
+_MOST_VOID = 64  # ends of stays that are over, beyond one for each stay
+
+
 @dataclass(slots=True)
 class _Stay:
     """A stay in the batch: its number, and the end of its quantum on the clock `served_s`."""
@@ -188,6 +191,19 @@ class Levels:
         end_s = self.served_s + max(self.quanta_s[level], prefill_time_s)
         self._stays[request.id] = _Stay(self._n_stays, end_s)
         heappush(self._ends, (end_s, self._n_stays, request))
+        if len(self._ends) > 2 * len(self._stays) + _MOST_VOID:
+            self._forget_void()
+
+    def _forget_void(self) -> None:
+        """Drop the ends of stays that are over: a quantum of the last level can take hours, and
+        each end holds a request."""
+        stays = self._stays
+        self._ends = [
+            (end_s, n, request)
+            for end_s, n, request in self._ends
+            if (stay := stays.get(request.id)) is not None and stay.n == n
+        ]
+        heapify(self._ends)
 
     def drop(self, request_id: str) -> None:
         self._ranking.drop(request_id)

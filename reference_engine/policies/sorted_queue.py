@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
-from heapq import heappop, heappush, merge
+from heapq import heapify, heappop, heappush, merge
 from math import inf
 from operator import itemgetter
 from typing import NamedTuple
@@ -134,6 +134,9 @@ class OverdueQueue:
                 yield (1.0, *key), request
 
 
+_MOST_VOID = 64  # earlier filings, beyond one for each request
+
+
 class ScoreSegment(NamedTuple):
     """A linear piece of a score: `at_0 + slope · t` until the instant `until_s`."""
 
@@ -171,6 +174,17 @@ class ScoredQueue:
         self._lanes.setdefault(slope, SortedQueue()).put(request, (-at_0,))
         if until_s < inf:
             heappush(self._slope_changes, (until_s, self._n_filed, request))
+            if len(self._slope_changes) > 2 * len(self._filed) + _MOST_VOID:
+                self._forget_void()
+
+    def _forget_void(self) -> None:
+        """Drop earlier filings: each holds a request until its instant comes."""
+        self._slope_changes = [
+            change
+            for change in self._slope_changes
+            if self._filed.get(change[2].id, (0.0, 0))[1] == change[1]
+        ]
+        heapify(self._slope_changes)
 
     def drop(self, request_id: str) -> None:
         slope, _ = self._filed.pop(request_id, (0.0, 0))

@@ -3,6 +3,7 @@ answers browsers of other origins (CORS), and turns every error into OpenAI's er
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
@@ -20,10 +21,16 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 _OPERATOR = ("/debug/", "/reset_prefix_cache")
 _GUARDED = ("/v1/", *_OPERATOR, "/tokenize", "/detokenize")
+_JSON_ONLY = ("/v1/", "/tokenize", "/detokenize")
 _READING = ("GET", "HEAD")
+_HEAD_S = 75.0
+"""For the head of a request, also between two requests of a connection."""
+BODY_S = 60.0
+"""For the body of a request."""
 TOKEN_HEADER = "x-operator-token"
 _READABLE_HEADERS = "x-request-id, x-engine-request-id, x-tokens-ahead, x-predicted-start-ms"
 _PREFLIGHT_AGE_S = 600
+_SLOW = 408
 
 
 class Guard:
@@ -32,7 +39,9 @@ class Guard:
     read the responses in a browser.
 
     `/debug` and `/reset_prefix_cache` accept only requests under a name in `names`. Their PUT, POST
-    and DELETE need the `operator_token`, if it is set, and never come from pages of other sites."""
+    and DELETE need the `operator_token`, if it is set, and never come from pages of other sites.
+    The others take JSON only: a page of any site may send text or a form, but for
+    `application/json` a browser asks first (CORS). A body must arrive within `body_s` seconds."""
 
     def __init__(
         self,
@@ -41,7 +50,9 @@ class Guard:
         cors: str | None = None,
         operator_token: str | None = None,
         names: HostNames | None = None,
+        body_s: float = BODY_S,
     ) -> None:
+        self._body_s = body_s
         self._api_key, self._max_body_bytes, self._cors = api_key, max_body_bytes, cors
         self._operator_token, self._names = operator_token, names
 
@@ -61,6 +72,8 @@ class Guard:
             self._check_key(request)
             if request.path.startswith(_OPERATOR):
                 self._check_operator(request)
+            if request.body_exists:
+                await self._read_body(request)
             return await handler(request)
         except WireError as error:
             return _error_response(error)
@@ -73,6 +86,23 @@ class Guard:
         except Exception:  # the request's boundary: a bug of the server, logged
             log.exception("%s %s failed", request.method, request.path)
             return _error_response(WireError("internal error", status=500))
+
+    async def _read_body(self, request: web.Request) -> None:
+        """Reads the body, which `request.read` then returns at once."""
+        if request.path.startswith(_JSON_ONLY) and request.content_type != "application/json":
+            raise WireError(
+                f"the content type {request.content_type[:100]!r} is not application/json; send "
+                "the header 'Content-Type: application/json'",
+                status=415,
+                code="unsupported_media_type",
+            )
+        try:
+            async with asyncio.timeout(self._body_s):
+                await request.read()
+        except TimeoutError:
+            raise WireError(
+                f"the body did not arrive within {self._body_s:g} s", status=_SLOW, code="slow_body"
+            ) from None
 
     async def _allow_origin(self, request: web.Request, response: web.StreamResponse) -> None:
         if self._cors is None:
@@ -128,11 +158,18 @@ class Guard:
 
 
 @asynccontextmanager
-async def running(app: web.Application, shutdown_s: float = 1.0) -> AsyncIterator[web.AppRunner]:
-    """A runner of `app`, for a site to listen with. Without `handler_cancellation` the request of
-    a client that disconnects would run on."""
+async def running(
+    app: web.Application, shutdown_s: float = 1.0, head_s: float = _HEAD_S
+) -> AsyncIterator[web.AppRunner]:
+    """A runner of `app`, for a site to listen with. A connection is closed if no whole head of a
+    request arrives within `head_s` of its beginning or of the answer before. Without
+    `handler_cancellation` the request of a client that disconnects would run on."""
     runner = web.AppRunner(
-        app, handler_cancellation=True, access_log=None, shutdown_timeout=shutdown_s
+        app,
+        handler_cancellation=True,
+        access_log=None,
+        shutdown_timeout=shutdown_s,
+        keepalive_timeout=head_s,
     )
     await runner.setup()
     try:
@@ -165,12 +202,15 @@ def _preflight_response(request: web.Request) -> web.Response:
 
 def _error_response(error: WireError) -> web.Response:
     retry_s = error.retry_after_s
-    return web.Response(
+    response = web.Response(
         body=error_body(error),
         status=error.status,
         content_type="application/json",
         headers={} if retry_s is None else {"Retry-After": str(retry_s)},
     )
+    if error.status == _SLOW:
+        response.force_close()  # the rest of the body may still come
+    return response
 
 
 async def _echo_request_id(request: web.Request, response: web.StreamResponse) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 pytestmark = pytest.mark.e2e
+JSON = {"Content-Type": "application/json"}
 ENGINE = [sys.executable, "-m", "reference_engine"]
 HTTP_WORKERS = pytest.mark.parametrize("workers", ["0", "2"])
 
@@ -36,7 +37,7 @@ def start(*flags: str) -> tuple[subprocess.Popen[str], int]:
 def complete(port: int, client_id: str | None = "run-1", **body: object) -> dict[str, Any]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     text = json.dumps({"prompt": "abc", "max_tokens": 5, **body})
-    headers = {} if client_id is None else {"x-request-id": client_id}
+    headers = JSON if client_id is None else {**JSON, "x-request-id": client_id}
     connection.request("POST", "/v1/completions", text, headers)
     answer = json.loads(connection.getresponse().read())
     connection.close()
@@ -71,7 +72,7 @@ def begun(port: int, max_tokens: int = 4000) -> http.client.HTTPResponse:
     """A long answer whose first byte has arrived."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     text = json.dumps({"prompt": "a", "max_tokens": max_tokens, "stream": True})
-    connection.request("POST", "/v1/completions", text, {"Connection": "close"})
+    connection.request("POST", "/v1/completions", text, {**JSON, "Connection": "close"})
     response = connection.getresponse()
     assert response.read(1) == b"d"
     return response

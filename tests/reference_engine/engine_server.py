@@ -112,7 +112,10 @@ async def serving(
         behind = _site(app, lambda runner: web.SockSite(runner, listener))
     async with behind:
         try:
-            async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session:
+            json_only = {"Content-Type": "application/json"}
+            async with aiohttp.ClientSession(
+                f"http://127.0.0.1:{port}", headers=json_only
+            ) as session:
                 yield Serving(session, service, port)
         finally:
             await service.stop()

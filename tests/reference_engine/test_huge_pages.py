@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import sys
+
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
@@ -26,3 +30,15 @@ def test_a_system_without_huge_pages_returns_small_pages(monkeypatch):
     memory = huge_pages.zeros(3, 4)
     memory += 1
     assert memory.sum() == 12
+
+
+@pytest.mark.faults
+@pytest.mark.skipif(sys.platform != "linux", reason="mincore(2)")
+def test_a_pool_of_usual_size_is_in_memory_from_the_start():
+    memory = huge_pages.zeros(1 << 20)
+    page, n_bytes = mmap.PAGESIZE, 4 << 20
+    pages = (ctypes.c_ubyte * (n_bytes // page))()
+    address = ctypes.c_void_p(memory.data_ptr())
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mincore(address, ctypes.c_size_t(n_bytes), pages) == 0
+    assert sum(state & 1 for state in pages) == len(pages)

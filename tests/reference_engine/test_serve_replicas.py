@@ -33,7 +33,8 @@ def replicas(n, *words, port=0):
 
 
 def answer(url):
-    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(BODY).encode())
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(BODY).encode(), headers)
     with urllib.request.urlopen(request, timeout=10) as response:
         return json.load(response)["choices"][0]["text"]
 

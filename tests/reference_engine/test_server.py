@@ -24,6 +24,7 @@ from tests.reference_engine.engine_server import serving, toy_engine
 
 pytestmark = pytest.mark.usefixtures("both_forms")
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+JSON = "Content-Type: application/json\r\n"
 HI = {"messages": [{"role": "user", "content": "Hi"}], "temperature": 0}
 RENDERED = b"user: Hi\nassistant: "
 
@@ -340,7 +341,7 @@ async def hang_up(port: int, n_tokens: int, n_events: int) -> None:
     """Request a stream, read `n_events` events, and close the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps({"prompt": "abc", "max_tokens": n_tokens, "stream": True}).encode()
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n{JSON}Content-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     await reader.readuntil(b"\r\n\r\n")
     for _ in range(n_events):
@@ -404,8 +405,8 @@ def test_a_reader_that_stops_reading_is_cut_off_and_counted():
             stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
             stuck.connect(("127.0.0.1", server.port))
             body = json.dumps({"prompt": "abc", "max_tokens": 4000, "stream": True}).encode()
-            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
-            stuck.sendall(head.encode() + body)
+            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n{JSON}"
+            stuck.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
             # 2 000 tokens are more than the buffers hold, so the writer is blocked before the rest
             # comes. A worker that got all tokens at once would notice only with the next token.
             while not held.is_there.is_set() and server.service.n_slow_readers == 0:
@@ -771,7 +772,7 @@ def test_time_spent_sending_a_request_is_not_waiting_time():
         async with serving() as server:
             body = json.dumps({"prompt": "abc", "max_tokens": 2}).encode()
             reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nx-request-id: slow\r\n"
+            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\n{JSON}x-request-id: slow\r\n"
             writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:5])
             await server.post(COMPLETIONS, {"prompt": "abc", "max_tokens": 2})
             since_s = server.service.clock.now_s()

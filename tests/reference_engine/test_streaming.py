@@ -21,6 +21,7 @@ from reference_engine.state.sequence import Request
 from tests.reference_engine.engine_server import Serving, serving, toy_engine
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+JSON = "Content-Type: application/json\r\n"
 USAGE = {"include_usage": True, "continuous_usage_stats": True}
 
 both_forms = pytest.mark.usefixtures("both_forms")
@@ -136,7 +137,7 @@ def test_nothing_is_forwarded_while_deltas_are_unread():
 
 def request(path: str, body: Mapping[str, object], version: str = "1.1") -> bytes:
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/{version}\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = f"POST {path} HTTP/{version}\r\nHost: x\r\n{JSON}Content-Length: {len(data)}\r\n\r\n"
     return head.encode() + data
 
 

@@ -38,7 +38,7 @@ log = logging.getLogger("reference_engine")
 _NO_ROOM = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE_S = 1.0
 _GONE = "the engine's process has ended"
-_REQUEST_HEADERS = ("x-tenant", "x-actor")  # all that the engine's routes read
+_REQUEST_HEADERS = ("Content-Type", "x-tenant", "x-actor")  # all that the engine's routes read
 _RESPONSE_HEADERS = ("Content-Type", "Content-Length", "Retry-After")
 
 
