@@ -182,6 +182,7 @@ def simulated(tmp_path_factory):
     for mode in ("chunked", "static"):
         for seed in range(3):
             words = ["--mode", mode, "--seed", str(seed), "--out", str(base / mode / str(seed))]
+            words += ["--slo", "ttft<=1s", "--slo", "attainment>=95%"]  # static has no TPOT
             shown = CliRunner().invoke(app, ["simulate", "quickstart", *words])
             assert shown.exit_code in (0, 1), shown.output
     return base

@@ -64,7 +64,7 @@ def test_ctrl_c_keeps_the_probes_and_resume_goes_on(cli, tmp_path):
                 break
         _, err = searching.communicate(timeout=80)
     assert searching.returncode == 130, err
-    assert "--resume continues it" in err
+    assert "--resume continues" in err
     kept = json.loads((tmp_path / "found" / "capacity.json").read_text())
     assert kept["answer"]["is_interrupted"]
     assert len(kept["probes"]) == 1
@@ -79,7 +79,7 @@ def test_mistakes_are_told_before_anything_runs(cli, tmp_path):
     for words, said in (
         (("--target=mock", "--between=9/s:2/s"), "must be lower than the second"),
         (("--target=mock", "--over=users"), "--over users"),
-        (("--target=mock", "--resume"), "name its directory with --out"),
+        (("--target=mock", "--resume"), "name the directory of the study with --out"),
         (("--target=mock", "--over=concurrency"), "open loop"),
         (("--target=mock", "--precision=90%"), "--precision 90%: expected"),
     ):

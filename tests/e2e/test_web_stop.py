@@ -86,7 +86,7 @@ def test_a_stop_keeps_ended_requests_and_the_next_run_has_the_late_joiner(cli, t
 def a_form_that_is_none_is_refused(url):
     for wrong, why in (
         ({"rate": "fast"}, "is not a rate"),
-        ({"host": "example"}, "enter a URL"),
+        ({"host": "example"}, "enter an http:// or https:// URL"),
         ({"scenario": "quikstart"}, "quickstart"),
     ):
         answer = post(f"{url}/swarm", **(FORM | wrong))

@@ -110,6 +110,7 @@ def test_a_gap_stands_where_it_ended_and_a_break_where_it_broke() -> None:
     rows, chunks = run.request_rows, run.chunk_rows
     chunks["received_s"] = [1.0, 1.1, 1.3, 2.0, 2.5, 2.6, 3.0, 3.1, 3.2]
     chunks["tokens"] = [1, 1, 2, 1, 1, 1, 1, 1, 1]
+    rows["first_token_s"] = [1.0, 2.0, 3.0]
     rows["status"][2], rows["last_token_s"][2], rows["done_s"][2] = Status.stream_error, 3.2, 3.7
     found = frames(run, summarize(run), per_request(run))
     shown = [(p["request_id"], p["at_s"], round(p["itl_s"], 6), p["status"]) for p in found.itl]

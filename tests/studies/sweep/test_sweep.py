@@ -81,6 +81,9 @@ def test_every_cell_has_its_runs_and_its_numbers(swept):
         of_runs = [sb.summarize(sb.read_run(d)) for d in directories]
         for text, metric, key in (("p99(ttft)", "ttft_s", "p99"), ("p50(tpot)", "tpot_s", "p50")):
             values = [s.metrics[metric].with_failures[key].value for s in of_runs]
+            if metric == "tpot_s" and "static" in row["cell"]:  # each answer comes in one piece
+                assert row["measures"][text]["value"] is None
+                continue
             assert row["measures"][text]["value"] == pytest.approx(sum(values) / 3)
         tokens = [s.throughput.output_tokens_per_s / 4 for s in of_runs]
         assert row["benefit"]["value"] == pytest.approx(sum(tokens) / 3)
