@@ -203,8 +203,8 @@ def _extended(response: Response, master: Master) -> Response:
 
 
 def _reject_strangers(names: HostNames) -> None:
-    """Rejects requests under another name than the page's own, and those from pages of other sites,
-    which could start or stop runs through the user's browser."""
+    """Rejects requests under another name than the page's own, those from pages of other sites,
+    which could start or stop runs through the user's browser, and bodies of unknown length."""
     host, origin = request.headers.get("Host"), request.headers.get("Origin")
     if not names.accepts(host):
         flask.abort(
@@ -212,6 +212,8 @@ def _reject_strangers(names: HostNames) -> None:
             f"the host {(host or '')[:100]!r} is not a name of this page; start it with "
             "--allowed-host NAME to accept it",
         )
+    if "Transfer-Encoding" in request.headers:  # it would be read as an empty form
+        flask.abort(411, "a form states its length (Content-Length)")
     changes = request.method not in ("GET", "HEAD") or request.path.endswith(_CHANGING)
     if not changes:
         return
