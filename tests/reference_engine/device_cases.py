@@ -295,7 +295,12 @@ class _Server:
     def _post(self, body: dict[str, object]) -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
         try:
-            connection.request("POST", "/v1/completions", json.dumps(body))
+            connection.request(
+                "POST",
+                "/v1/completions",
+                json.dumps(body),
+                {"Content-Type": "application/json"},
+            )
             response = connection.getresponse()
             return response.status, response.read().decode()
         finally:
