@@ -47,6 +47,8 @@ from targets.scrape import find_metrics
 
 T = TypeVar("T")
 OURS = ("reference", "mock")
+NO_LAUNCH = "SLOBENCH_NO_LAUNCH"
+"""The environment variable that refuses to start servers from target files."""
 REUSED = "preflight"
 """The line of a manifest that states the age of a reused preflight."""
 _PATIENCE_S = 30.0
@@ -202,6 +204,13 @@ def open_server(choice: Choice, log_dir: Path, console: Console) -> Iterator[Ser
             yield Server("url", endpoint, "target")
             return
         line = launch_line(choice.spec, environ, choice.settings)
+        if environ.get(NO_LAUNCH):
+            raise UsageError(
+                f"{choice.spec}: its `launch` is a program, and --no-launch ({NO_LAUNCH}) refuses "
+                f"to start it: {line}"
+            )
+        if console.quiet:  # a probe of a search; the command is shown in any case
+            sys.stderr.write(f"launching: {line}\n")
         console.print(f"launching: {line}", soft_wrap=True, markup=False)
         with _Waiting(console) as waiting, launched(endpoint, environ, log_dir, waiting.on) as up:
             waiting.over()
