@@ -475,9 +475,10 @@ class _EmptyConnection(asyncio.Protocol):
 
 def connect_problem(error: Exception, endpoint: Endpoint, timeout_s: float) -> str:
     """The reason why no connection could be opened and the remedy, in one line."""
-    if isinstance(error, TimeoutError):
-        return f"no connection within {timeout_s:g} s; is the host up, or a firewall between?"
     route = endpoint.route
+    if isinstance(error, TimeoutError):
+        what = "connection and TLS handshake" if route.is_tls else "connection"
+        return f"no {what} within {timeout_s:g} s; is the host up, or a firewall between?"
     if isinstance(error, ProxyRefused):
         return endpoint.error_text(error)
     if isinstance(error, socket.gaierror):
@@ -503,7 +504,13 @@ def connect_problem(error: Exception, endpoint: Endpoint, timeout_s: float) -> s
         if route.proxy is not None:
             return f"connection refused by proxy {route.proxy.url}; is it running?"
         return "connection refused; is the server running, and is the port right?"
-    return f"cannot connect ({endpoint.error_text(error)})"
+    reason = endpoint.error_text(error)
+    if route.is_tls and isinstance(error, ConnectionError):
+        return (
+            f"the connection was closed in the TLS handshake ({reason}); is this the port for "
+            "https, and does a proxy or firewall between let TLS through?"
+        )
+    return f"cannot connect ({reason})"
 
 
 def is_refused(error: Exception) -> bool:

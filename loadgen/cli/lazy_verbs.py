@@ -5,14 +5,16 @@ Building a command from its signature takes about 4 ms; there are two dozen verb
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, wraps
 from importlib import import_module
+from inspect import Parameter, Signature, signature
 from itertools import takewhile, zip_longest
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
-from typer import BadParameter, Typer
+from typer import BadParameter, Option, Typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 from typer.models import CommandInfo
@@ -50,6 +52,17 @@ VERBS = {
 """Verb → its module, in the order of the help page. A study has its verb in its own folder."""
 
 
+_LAUNCHING = frozenset(
+    {"run", "capacity", "sweep", "nightly", "compare", "calibrate", "doctor", "web"}
+)
+"""The verbs that may start a server from a target file."""
+_NoLaunch = Annotated[
+    bool,
+    Option(
+        "--no-launch",
+        help="Refuse a target file with `launch:`: its command is a program that runs here.",
+    ),
+]
 _ATTACHED = re.compile(r"-[A-Za-z]\d\w*", re.ASCII)  # a value without a blank: -c10
 
 
@@ -140,7 +153,35 @@ def command(name: str) -> Any:
     alone.registered_commands = [c for c in verbs.registered_commands if _name(c) == name]
     for info in alone.registered_commands:
         info.cls = Verb
+        if name in _LAUNCHING:
+            assert info.callback is not None, "a verb has a function"
+            info.callback = _with_no_launch(info.callback)
     return get_command(alone)
+
+
+def _with_no_launch(verb: Callable[..., None]) -> Callable[..., None]:
+    """A verb with the option of every verb that may start a server from a target file. It sets the
+    variable that is read where a server is started, so that child processes refuse, too."""
+
+    @wraps(verb)
+    def launching(*, no_launch: bool, **values: Any) -> None:
+        if no_launch:
+            from loadgen.run.target import NO_LAUNCH
+
+            os.environ[NO_LAUNCH] = "1"
+        verb(**values)
+
+    hints = {**get_type_hints(verb, include_extras=True), "no_launch": _NoLaunch}
+    parameters = [
+        Parameter(parameter.name, Parameter.KEYWORD_ONLY, default=parameter.default)
+        for parameter in signature(verb).parameters.values()
+    ]
+    parameters.append(Parameter("no_launch", Parameter.KEYWORD_ONLY, default=False))
+    launching.__signature__ = Signature(  # type: ignore[attr-defined]
+        [parameter.replace(annotation=hints[parameter.name]) for parameter in parameters]
+    )
+    launching.__annotations__ = hints
+    return launching
 
 
 def _name(verb: CommandInfo) -> str:

@@ -48,6 +48,8 @@ from targets.scrape import find_metrics
 
 T = TypeVar("T")
 OURS = ("reference", "mock")
+NO_LAUNCH = "SLOBENCH_NO_LAUNCH"
+"""The environment variable that refuses to start servers from target files."""
 REUSED = "preflight"
 """The line of a manifest that states the age of a reused preflight."""
 _PATIENCE_S = 30.0
@@ -186,6 +188,13 @@ def open_server(
             yield Server("url", endpoint, "target")
             return
         line = launch_line(target, environ, options.target_settings)
+        if environ.get(NO_LAUNCH):
+            raise UsageError(
+                f"{target}: its `launch` is a program, and --no-launch ({NO_LAUNCH}) refuses "
+                f"to start it: {line}"
+            )
+        if console.quiet:  # a probe of a search; the command is shown in any case
+            sys.stderr.write(f"launching: {line}\n")
         console.print(f"launching: {line}", soft_wrap=True, markup=False)
         with _Waiting(console) as waiting, launched(endpoint, environ, log_dir, waiting.on) as up:
             waiting.over()

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -64,3 +65,45 @@ def test_a_launch_that_fails_shows_and_keeps_what_the_server_said(cli, tmp_path)
     assert kept is not None
     assert "nanoo" in (tmp_path / kept[1]).read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["local.yaml", "run.server.log"]
+
+
+TRAFFIC = "--rate=4/s --input-len=8 --output-len=4 --duration=1s"
+LAUNCHING = [
+    f"run --target=local.yaml {TRAFFIC} --out=out",
+    f"capacity --target=local.yaml {TRAFFIC} --slo=ttft<=1s --out=out",
+    f"sweep --target=local.yaml {TRAFFIC} --over=rate=4/s,8/s --repeats=1 --out=out",
+    "nightly nightly.yaml --out=out",
+    f"compare --target local.yaml --target local.yaml {TRAFFIC} --out=out",
+    "calibrate --target=local.yaml --shape=nano --out=out.yaml",
+    "doctor --target=local.yaml",
+    f"web --headless --target=local.yaml {TRAFFIC} --out=out",
+]
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("command", LAUNCHING)
+def test_the_command_of_a_launch_is_printed_and_can_be_refused(cli, tmp_path, command):
+    """A target file of someone else is a program; this one leaves a file and ends."""
+    script = tmp_path / "program.sh"
+    script.write_text(f"touch {tmp_path / 'was_started'}\nexit 7\n")
+    (tmp_path / "local.yaml").write_text(f"launch: {{command: 'sh {script} {{port}}'}}\n")
+    (tmp_path / "steady.yaml").write_text(
+        "schema: 1\nname: steady\narrivals: {kind: constant, rate: 4/s}\n"
+        "requests: {input_tokens: 8, output_tokens: 4}\nphases: {measure: 1s}\n"
+    )
+    (tmp_path / "nightly.yaml").write_text(
+        "schema: 1\nbaseline: baseline\nscenarios: [steady.yaml]\ntargets: [local.yaml]\n"
+    )
+    refused = cli(*command.split(), "--no-launch", cwd=tmp_path)
+    told = " ".join((refused.stdout + refused.stderr).split())
+    assert f"--no-launch (SLOBENCH_NO_LAUNCH) refuses to start it: sh {script} {{port}}" in told
+    if not command.startswith("nightly"):  # a night that has no valid run
+        assert refused.returncode in (2, 3), told
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    by_environment = cli(*command.split(), cwd=tmp_path, environ={"SLOBENCH_NO_LAUNCH": "1"})
+    assert "refuses" in by_environment.stdout + by_environment.stderr
+    assert not (tmp_path / "was_started").exists()
+    shutil.rmtree(tmp_path / "out", ignore_errors=True)
+    started = cli(*command.split(), cwd=tmp_path)
+    assert f"launching: sh {script} {{port}}" in started.stdout + started.stderr
+    assert (tmp_path / "was_started").exists()
