@@ -78,6 +78,7 @@ OUTSIDE: dict[str, list[str]] = {
     "loadgen.lab": ["targets", "reports", "reference_engine"],
     "loadgen.cli": [
         "reports",
+        "targets.address",
         *(f"reference_engine.{name}" for name in ("serve", "serve_replicas")),
         "reference_engine.serving.serve_options",
     ],

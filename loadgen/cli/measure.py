@@ -315,9 +315,19 @@ def fit(
     Console(stderr=True, highlight=False, markup=False).print(fit_tables(facts))
 
 
-@verbs.command(rich_help_panel=PANEL, epilog="Example: slobench init my-load-test")
+@verbs.command(
+    rich_help_panel=PANEL, epilog="Example: slobench init my-load-test --target http://host:8000"
+)
 def init(
     directory: Annotated[Path, typer.Argument(help="The directory for the files.")] = Path(),
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The server that the files measure: its address, or an endpoint as pasted. "
+            "Default: the bundled engine.",
+        ),
+    ] = None,
     install: Annotated[
         str | None,
         typer.Option(
@@ -331,7 +341,7 @@ def init(
     from loadgen.cli.starter import own_source, pinned, write_starter
 
     source = own_source() if install is None else pinned(install)
-    for path in write_starter(directory, source):
+    for path in write_starter(directory, source, target or ""):
         typer.echo(f"wrote {path}")
     if not source:
         typer.echo(
@@ -340,6 +350,7 @@ def init(
             err=True,
         )
     change_directory = "" if directory == Path() else f"cd {directory} && "
+    measured = "reference" if target is None else "slobench/target.yaml"
     typer.echo(
-        f"next: {change_directory}slobench run slobench/chat.yaml --target reference", err=True
+        f"next: {change_directory}slobench run slobench/chat.yaml --target {measured}", err=True
     )
