@@ -245,7 +245,6 @@ class Run:
     names: Names = field(default_factory=Names)
     instrument: ClientReport = field(default_factory=ClientReport)
     server_rows: ServerRows = field(default_factory=lambda: np.empty(0, SERVER))
-    is_verified: bool = True
 
     @cached_property
     def schedule(self) -> pd.DataFrame:

@@ -97,8 +97,8 @@ Export = Annotated[
 FailOn = Annotated[
     str | None,
     typer.Option(
-        help="Exit code 1 for worse; 3 for `inconclusive` (or invalid), `invalid`. Default: worse, "
-        "or as a nightly file says."
+        help="`worse`: exit code 1 for worse, 3 for invalid; `inconclusive`: also 3 for "
+        "inconclusive. Default: worse, or as a nightly file says."
     ),
 ]
 

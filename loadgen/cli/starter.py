@@ -105,7 +105,8 @@ baseline: baseline
 """
 
 NIGHTLY_WORKFLOW = """\
-# Measures every night and fails if it is worse than before. The cache holds the baseline.
+# Measures every night; fails if it is worse than before, or could not be measured. The cache holds
+# the baseline.
 name: slobench nightly
 on:
   schedule:
