@@ -25,6 +25,7 @@ from loadgen.measure.slo_result import (
     run_metric_result,
 )
 from loadgen.measure.statistics.dependence import Dependence
+from loadgen.measure.unanswered import left_open
 from loadgen.measure.unmeasured import counts_for, settled
 from loadgen.measure.validity.error_bound import ErrorBound
 from loadgen.measure.validity.survival import with_error
@@ -54,7 +55,7 @@ class Scope:
 
     def with_errors(self, measured: Sequence[SloResult]) -> tuple[SloResult, ...]:
         """The results of the SLOs as measured, each with its instrument error; without a verdict
-        where answers without TPOT or ITL decide."""
+        where answers without TPOT or ITL decide, or where the SLO leaves too many requests out."""
         results = with_error(
             self.run,
             self.columns,
@@ -67,9 +68,14 @@ class Scope:
             [(slo, rows) for slo, rows in self.limits if slo.scope == "request"],
         )
         rates = throughput(self.run, self.columns, self.window)
-        return settled(
+        found = settled(
             results, self.columns, self.due, lambda c: self._at(c, rates).results(self.slos)
         )
+        allowed = [
+            slo.limit for slo, rows in self.limits if slo.metric == "error_rate" and rows.all()
+        ]
+        most_failed = max(allowed, default=0.0)
+        return left_open(found, self.run.request_rows, self.columns, self.due, most_failed)
 
     def _at(self, columns: PerRequest, rates: Throughput) -> JudgedScope:
         """The requests with these latencies: as measured, or shifted by the instrument error."""

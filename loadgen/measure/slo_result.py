@@ -15,7 +15,7 @@ from loadgen.measure.statistics.population import Population
 from loadgen.measure.statistics.proportions import exact_bounds, needed_n
 from loadgen.measure.wording import format_count, format_value
 
-NoteKind = Literal["too_few_samples", "above_offered_rate"]
+NoteKind = Literal["too_few_samples", "above_offered_rate", "unanswered"]
 Certainty = Literal["proven", "clear", "in_run", "too_close"]
 CERTAINTIES: tuple[Certainty, ...] = ("too_close", "in_run", "clear", "proven")
 """From weak to strong."""
@@ -74,11 +74,11 @@ class SloResult:
     that met it, with the same kind of bounds. Such SLOs are judged together through attainment, so
     `met` and `proven` are None. `is_implied`: not stated by the user; see `with_implied`. `n_own`
     of the `n` requests had a limit of their own. `note` is the reason, of `note_kind`, if no server
-    could have met the SLO (`above_offered_rate`), or if there is no verdict on it
-    (`too_few_samples`); in the second case `met` is None, and `n_needed` samples are enough for a
-    verdict. The n samples are worth `n_effective` independent samples
-    (None: not estimated); `too_short`: the run is too short for any bound. `seconds_needed` is
-    `n_needed` at the rate of the run.
+    could have met the SLO (`above_offered_rate`), or if there is no verdict on it (`met` is None):
+    `too_few_samples`, where `n_needed` samples are enough for a verdict, and `unanswered`, where it
+    leaves too many requests out (`measure.unanswered`). The n samples are worth `n_effective`
+    independent samples (None: not estimated); `too_short`: the run is too short for any bound.
+    `seconds_needed` is `n_needed` at the rate of the run.
 
     `error`: how far the load generator's own delays can have moved `value`, in its unit. `survives`
     is whether `met` is the same with that error added or subtracted (None: `met` is None), and

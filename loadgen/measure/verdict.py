@@ -26,6 +26,7 @@ ReasonKind = Literal[
     "met",
     "unproven",
     "too_few_samples",
+    "unanswered",
     "no_value",
 ]
 
@@ -113,7 +114,7 @@ class Reason:
     Of the run: `ended_early`, `invalid` (a failed validity gate), `nothing_due`,
     `too_few_successful` (`--min-requests`), `none_successful`, `no_slo`, `overloaded`. Of an SLO:
     `met`, `missed`, `unproven` (met or missed, but not with the required confidence),
-    `too_few_samples` (of a percentile), `no_value`.
+    `too_few_samples` (of a percentile), `unanswered` (it leaves too many requests out), `no_value`.
     """
 
     kind: ReasonKind
@@ -205,4 +206,4 @@ def _why_open(result: SloResult) -> ReasonKind:
     """The kind of reason for which an SLO gives no verdict."""
     if result.met is not None:
         return "unproven"
-    return "too_few_samples" if result.note_kind == "too_few_samples" else "no_value"
+    return result.note_kind if result.note_kind in ("too_few_samples", "unanswered") else "no_value"

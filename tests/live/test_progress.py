@@ -116,6 +116,12 @@ def test_failed_requests_are_infinitely_slow_in_a_percentile():
     assert so_far("mean(ttft) <= 1s").value == pytest.approx(0.495, rel=1e-3)
 
 
+def test_a_mean_is_not_met_so_far_by_the_requests_that_are_left():
+    assert so_far("mean(ttft) <= 1s", n_ok=98, n_failed=2).is_met is None
+    assert so_far("mean(ttft) <= 1s", n_ok=99, n_failed=1).is_met is True
+    assert so_far("mean(ttft) <= 100ms").is_met is False
+
+
 def test_a_limit_per_request_shows_the_percentile_that_the_attainment_requires():
     slos = [parse_slo("ttft <= 900ms"), parse_slo("attainment >= 90%")]
     tally = Tally(n_ok=98, n_failed=2, n_met=88, latencies={"ttft_s": counts_of([0.8] * 98)})

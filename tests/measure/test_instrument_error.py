@@ -512,7 +512,9 @@ def test_a_larger_error_never_makes_an_invalid_run_valid_and_never_turns_a_resul
         assert all(r.error + 1e-9 >= e for r, e in zip(summary.slo, error, strict=True))
         was_valid, error = summary.validity.trusted, [r.error for r in summary.slo]
         if summary.validity.trusted:
-            assert summary.verdict == ("missed" if False in as_measured else "met")
+            has_open = any(r.met is None for r in summary.slo if r.scope == "run")
+            open_or_met = "no_verdict" if has_open else "met"  # too many failures for a mean
+            assert summary.verdict == ("missed" if False in as_measured else open_or_met)
 
 
 @given(st.floats(0.0, 0.5), st.sampled_from([1, -1]))
