@@ -92,10 +92,11 @@ REQUESTS = np.dtype(
         ("finish_s", "f8"),  # the finish reason in a chunk of its own; NaN = with a token, or none
         ("hidden_tokens", "u4"),  # of output_tokens: reasoning that was not streamed
         ("unknown_events", "u2"),  # events that are none of the API's, skipped
+        ("retry_after_s", "f4"),  # the Retry-After of a failed answer; NaN = none
     ]
 )
-LATER_REQUESTS = ("hidden_tokens", "unknown_events")
-"""Columns that older requests.parquet lack: 0 there."""
+LATER_REQUESTS = {"hidden_tokens": 0, "unknown_events": 0, "retry_after_s": np.nan}
+"""Columns that older requests.parquet lack, and their values there."""
 CHUNKS = np.dtype(
     [("request_id", "u4"), ("received_s", "f8"), ("tokens", "u2")]
 )  # tokens 0 = unknown

@@ -578,7 +578,7 @@ def _read_table(
             rows[field] = _lookup([known.index(text) for text in words], codes)
             names = replace(names, **{texts: tuple(known)})
         elif field in LATER_REQUESTS and field not in table.column_names:
-            rows[field] = 0
+            rows[field] = LATER_REQUESTS[field]
         else:
             rows[field] = _numbers(table.column(field).combine_chunks())
     return rows, names
