@@ -14,14 +14,24 @@ from loadgen.measure.per_request import Mask, PerRequest, Seconds
 from loadgen.measure.slo import Slo
 from loadgen.measure.slo_result import Margin, SloResult
 from loadgen.measure.statistics.dependence import Dependence, Load, Series
-from loadgen.measure.statistics.margin import is_clear, is_missed_by_far, margin_ratios, rises
+from loadgen.measure.statistics.margin import growth, is_clear, is_missed_by_far, margin_ratios
 from loadgen.measure.wording import format_count, format_value
 from loadgen.records import Run
 
 LEAST_OF_A_KIND = 3  # answers of a kind of request that a run may be called clear for
 LONGEST_TENTH = 0.9
 _WORST_GAP = {"itl_s": "max_itl_s", "icl_s": "max_stall_s"}
+_PACES = ("tpot_s", "max_itl_s", "max_stall_s", *_WORST_GAP)  # nothing queues for a token
+_GROWTH = {
+    "latency": "latency rose through the window",
+    "limit": "latency may rise to the limit in as many requests again",
+    "in_flight": "requests in flight rose through the window",
+}
 _WAITS = ("ttft_s", "ttft_from_send_s", "ttfat_s", "e2e_s", "e2e_from_send_s")
+
+
+Part = tuple[Slo, Seconds, Seconds, Seconds]
+"""A limit with the values, limits and margin ratios of all rows, NaN where it does not apply."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +67,7 @@ class Margins:
     def _answered(self) -> Mask:
         return self.due & self.columns.is_ok & self.columns.has_token
 
-    def _ratios_by_limit(self, slo: Slo) -> Iterator[tuple[Slo, Seconds, Seconds, Seconds]]:
-        """Per limit: the values, limits and margin ratios of all rows, NaN where it does not
-        apply."""
+    def _ratios_by_limit(self, slo: Slo) -> Iterator[Part]:
         if slo.quantile is None:
             limits = [(own, rows) for own, rows in self.limits if own.scope == "request"]
         else:
@@ -100,21 +108,23 @@ class Margins:
         if not is_clear(ratios, 1 - allowed, time, self.confidence, n_failed, self.failing):
             return None
         largest = float(ratios.max())
-        why = self._growth(ratios) or self._thin_kind()
+        why = self._growth(parts, counted) or self._thin_kind()
         if why:
             return Margin(largest, False, why)
         return Margin(largest, True, _closest(parts, int(rows[ratios.argmax()]), len(rows)))
 
-    def _growth(self, ratios: Seconds) -> str:
-        if rises(ratios):
-            return "latency rose through the window"
+    def _growth(self, parts: Sequence[Part], counted: Mask) -> str:
+        """Why the load may still be growing; "" where nothing shows it."""
         order = self.columns.release_order
-        rows = order[self.due[order] & np.isfinite(self.run.request_rows["released_s"][order])]
-        return (
-            "requests in flight rose through the window"
-            if rises(self.columns.in_flight[rows])
-            else ""
-        )
+        for slo, values, _, ratios in parts:
+            rows = order[counted[order] & np.isfinite(ratios[order])]
+            in_flight, is_wait = self.columns.in_flight[rows], slo.metric not in _PACES
+            kind = growth(values[rows], ratios[rows], in_flight, is_wait)
+            if kind == "queue":
+                return f"the queue has not settled within {format_count(len(rows))} requests"
+            if kind is not None:
+                return _GROWTH[kind]
+        return ""
 
     def _thin_kind(self) -> str:
         """The first kind of scheduled request with fewer than 3 answers; "" without any."""
@@ -157,7 +167,7 @@ class Margins:
         return Margin(math.inf, True, f"{text} {format_value(slo.limit, 's')} or had no answer")
 
 
-def _closest(parts: Sequence[tuple[Slo, Seconds, Seconds, Seconds]], row: int, n: int) -> str:
+def _closest(parts: Sequence[Part], row: int, n: int) -> str:
     """`the slowest of 62 took 16 ms, 64 times below 1 s`: the request closest to its limit."""
     found = [part for part in parts if not math.isnan(part[3][row])]
     if not found:
