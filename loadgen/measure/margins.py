@@ -184,32 +184,19 @@ def _closest(parts: Sequence[Part], row: int, n: int) -> str:
 
 
 def _kinds(run: Run) -> Iterator[tuple[str, Mask]]:
-    """The kinds of scheduled requests, with their rows: classes, turn positions, and the longest
-    tenth of the inputs and outputs."""
+    """The kinds of scheduled requests, with their rows: classes, the turns after the first, and the
+    longest tenth of the inputs and outputs. The deepest turns, which are always few, are those with
+    the longest inputs."""
     schedule = run.schedule_rows
     for k, name in enumerate(run.names.classes):
         rows = schedule["class_id"] == k
         if rows.any():
             yield f"class {name}", rows
-    turns = turn_positions(run)
-    for turn in range(2, int(turns.max(initial=1)) + 1):
-        yield f"turn {turn}", turns == turn
+    is_later = schedule["context"] > 0  # than the first turn
+    if is_later.any():
+        yield "later turns of a conversation", is_later
     for name in ("input", "output"):
         tokens = schedule[f"{name}_tokens"]
         if len(tokens) and tokens.max() > tokens.min():
             least = int(np.quantile(tokens, LONGEST_TENTH, method="higher"))
             yield f"{name}s of {format_count(least)} tokens and more", tokens >= least
-
-
-def turn_positions(run: Run) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """The position of each scheduled request in its conversation, from 1; a request whose prompt
-    holds no earlier answer is the first."""
-    schedule = run.schedule_rows
-    order = np.lexsort((schedule["request_id"], schedule["session_id"]))
-    sessions = schedule["session_id"][order]
-    starts = (schedule["context"][order] == 0) | np.r_[True, sessions[1:] != sessions[:-1]]
-    places = np.arange(len(order))
-    firsts = np.maximum.accumulate(np.where(starts, places, 0))
-    turns = np.empty(len(order), np.int64)
-    turns[order] = places - firsts + 1
-    return turns
