@@ -11,12 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 
-from loadgen.measure.statistics.dependence import student_t
+from loadgen.measure.statistics.student_t import student_t
 from loadgen.studies.capacity.miss_law import MissLaw, expit, fit
 from loadgen.studies.capacity.probe import Array
 from loadgen.studies.capacity.traffic import Law, Traffic, joined
@@ -24,6 +23,7 @@ from loadgen.studies.capacity.virtual_wait import virtual_wait
 
 _SPEEDS = np.geomspace(0.5, 2.3, 13)  # of the fluid server, over the throughput
 _FEW_SPEEDS = _SPEEDS[1::3]  # for the choice of the unit of work
+_BETWEEN = np.array([-0.75, -0.5, -0.25, 0.25, 0.5, 0.75])  # speeds beside the likeliest, in steps
 _SPEED_SD = 0.15  # of the prior of ln(speed / throughput), beside the error of the throughput
 _N_UNITS, _UNIT_LOGS = 2, 3.0  # units of work that are kept, and how far below the best
 _LEAST_OUTCOMES = 3  # misses, and requests that met the SLO
@@ -37,7 +37,7 @@ _BELOW, _ABOVE = 1 / 1.5, 1.3  # of the lowest and highest probe: a capacity bey
 _NEAR_BELOW, _NEAR_ABOVE = 0.4, 1.8
 _N_BLOCKS, _N_LAW_BLOCKS = 14, 30
 _LEAST_FALL = 0.1  # of the share of misses per e-fold load
-_FLOOR_SD, _INFLATION = 0.03, 1.2
+_FLOOR_SD, _INFLATION = 0.03, 1.3
 _LEAST_DF, _MOST_DF = 3.0, 12.0
 _LEAST_LOGS, _LEAST_CLUMPS = 25.0, 1.0
 _TINY = 1e-9
@@ -155,7 +155,7 @@ class _Fit:
         variance = float(weights @ (variances + np.square(logs_of_level - mean)))
         sd = _INFLATION * math.sqrt(variance + _FLOOR_SD**2)
         df = min(_MOST_DF, max(_LEAST_DF, 3 * float(weights @ blocks) - 2))
-        reach = student_t(NormalDist().inv_cdf((1 + confidence) / 2), df) * sd
+        reach = student_t((1 + confidence) / 2, df) * sd
         return Estimate(math.exp(mean), math.exp(mean - reach), math.exp(mean + reach), sd)
 
     def _others(self, traffic: Traffic, level: float) -> Array:
@@ -198,7 +198,10 @@ class _Fit:
             ranked = np.argsort(logs)[::-1][:_N_UNITS]
             units = [units[k] for k in ranked if logs[k] > max(logs) - _UNIT_LOGS]
         speeds = (self._speed.per_s * _SPEEDS).tolist()
-        return [self._candidate(unit, per_s) for unit in units for per_s in speeds]
+        candidates = [self._candidate(unit, per_s) for unit in units for per_s in speeds]
+        best = max(candidates, key=lambda candidate: candidate.law.log_likelihood)
+        beside = best.per_s * (_SPEEDS[1] / _SPEEDS[0]) ** _BETWEEN
+        return candidates + [self._candidate(best.unit, per_s) for per_s in beside.tolist()]
 
     def _candidate(self, unit: Array, per_s: float) -> _Candidate:
         waits_s = np.concatenate([self._waits_s(s.traffic, unit, per_s) for s in self._samples])

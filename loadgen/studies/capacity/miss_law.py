@@ -9,7 +9,7 @@ import numpy as np
 
 from loadgen.studies.capacity.probe import Array
 
-_STEPS, _STILL, _MOST_STEP = 25, 1e-5, 2.0
+_STEPS, _STILL, _HALVINGS = 40, 1e-4, 12
 _FLOOR = 1e-6  # of the variance of an outcome, for rows that the law is sure of
 
 
@@ -37,23 +37,31 @@ def fit(design: Array, missed: Array, penalty: Array, centre: Array) -> MissLaw:
     """The law that maximises the likelihood of `missed` (0 or 1, [n]) less ½ Σ penalty ·
     (effect − centre)².
 
-    Newton's method, its steps limited to 2 log-odds per effect. The penalty of at least one effect
-    on perfectly separated outcomes must be positive.
+    Newton's method; a step is halved until the value rises. The penalty of every effect that could
+    separate the outcomes perfectly must be positive.
 
     Source: McCullagh & Nelder, Generalized Linear Models, §4.4.
     """
     effects = centre.copy()
     effects[0] = np.log((missed.sum() + 0.5) / (len(missed) - missed.sum() + 0.5))
+
+    def value_at(effects: Array) -> float:
+        eta = design @ effects
+        likelihood = float(missed @ eta - np.logaddexp(0, eta).sum())
+        return likelihood - 0.5 * float(penalty @ np.square(effects - centre))
+
+    value = value_at(effects)
     for _ in range(_STEPS):
         share = expit(design @ effects)
         curvature = (design.T * (share * (1 - share) + _FLOOR)) @ design + np.diag(penalty)
-        step = np.linalg.solve(
-            curvature, design.T @ (missed - share) - penalty * (effects - centre)
-        )
-        effects = effects + np.clip(step, -_MOST_STEP, _MOST_STEP)
-        if np.abs(step).max() < _STILL:
+        slope = design.T @ (missed - share) - penalty * (effects - centre)
+        step = np.linalg.solve(curvature, slope)
+        for _ in range(_HALVINGS):
+            nearer = value_at(effects + step)
+            if nearer >= value:
+                break
+            step = step / 2
+        rise, effects, value = nearer - value, effects + step, nearer
+        if rise < _STILL:
             break
-    eta = design @ effects
-    likelihood = float(missed @ eta - np.logaddexp(0, eta).sum())
-    likelihood -= 0.5 * float(penalty @ np.square(effects - centre))
-    return MissLaw(effects, likelihood, curvature)
+    return MissLaw(effects, value, curvature)
