@@ -39,6 +39,9 @@ Set = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
+Full = Annotated[
+    bool, typer.Option("--full", help="Print all tables and notes below the ten lines.")
+]
 Confidence = Annotated[
     str | None,
     typer.Option(help="E.g. 95%: no verdict if the confidence interval contains the limit."),

@@ -20,6 +20,7 @@ from loadgen.cli.flags import (
     Engine,
     Export,
     Force,
+    Full,
     Json,
     MinRequests,
     Model,
@@ -88,6 +89,7 @@ def run(
             help="Write the verdict as JUnit XML, a test case per SLO; also after an error."
         ),
     ] = None,
+    full: Full = False,
     json: Json = False,
 ) -> None:
     """Send a scenario's traffic to a server, time every token, and check the SLO. With --target
@@ -126,7 +128,13 @@ def run(
     )
     raise typer.Exit(
         run_scenario(
-            scenario, parse.read_target(target), options, exports, as_json=json, junit=junit
+            scenario,
+            parse.read_target(target),
+            options,
+            exports,
+            as_json=json,
+            is_full=full,
+            junit=junit,
         )
     )
 
@@ -163,9 +171,10 @@ def run_scenario(
     exports: Exports = (),
     *,
     as_json: bool = False,
+    is_full: bool = False,
     junit: Path | None = None,
 ) -> int:
-    """Runs, prints the table and the verdict, and returns the exit code."""
+    """Runs, prints the ending, and returns the exit code."""
     from loadgen.drive.shard_process import PreforkedShard
     from loadgen.run.execute import SIMULATED, execute, local_fleet
 
@@ -174,7 +183,7 @@ def run_scenario(
         open_fleet = partial(local_fleet, preforked=preforked) if has_processes else None
         console = Console(stderr=True, highlight=False, markup=False)
         finished = execute(scenario, target, options, console, open_fleet=open_fleet)
-    print_summary(finished.summary, as_json)
+    print_summary(finished.summary, as_json, is_full=is_full, directory=finished.directory)
     typer.echo(f"report: {finished.directory / 'report.html'}", err=True)
     write_exports(finished.directory, exports)
     if junit is not None:
