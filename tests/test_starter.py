@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from loadgen.cli.starter import own_source, pinned, write_starter
-from loadgen.errors import UsageError
+from loadgen.errors import TargetFileError, UsageError
 from loadgen.run.run_options import RunOptions
 from loadgen.studies.nightly.matrix import night_cells
 from loadgen.studies.nightly.spec import load_nightly
@@ -20,7 +20,7 @@ from loadgen.studies.nightly.verdict import CellVerdict
 from loadgen.studies.nightly.view import cell_line
 from loadgen.workload.scenario import load_scenario
 from loadgen.workload.schedule import make_schedule
-from targets.endpoint import TargetFileError, load_target
+from targets.endpoint import load_target
 
 
 def test_the_files_load_as_they_are(tmp_path):
