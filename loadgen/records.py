@@ -92,9 +92,10 @@ REQUESTS = np.dtype(
         ("finish_s", "f8"),  # the finish reason in a chunk of its own; NaN = with a token, or none
         ("hidden_tokens", "u4"),  # of output_tokens: reasoning that was not streamed
         ("unknown_events", "u2"),  # events that are none of the API's, skipped
+        ("answer_crc32", "u4"),  # of the first 128 bytes of the answer's text; 0 = unknown
     ]
 )
-LATER_REQUESTS = ("hidden_tokens", "unknown_events")
+LATER_REQUESTS = ("hidden_tokens", "unknown_events", "answer_crc32")
 """Columns that older requests.parquet lack: 0 there."""
 CHUNKS = np.dtype(
     [("request_id", "u4"), ("received_s", "f8"), ("tokens", "u2")]
@@ -116,6 +117,11 @@ ON_PURPOSE = "cancelled on purpose (requests.cancel)"
 
 AFTER_DONE = "complete at [DONE]; then "
 """How the error of a successful request begins whose connection did not end properly."""
+
+
+OTHER_MODEL = "answered by model "
+"""How the note on a successful request begins whose answer states another model than requested; the
+name follows."""
 
 
 IN_STREAM = "error in the stream: "

@@ -391,6 +391,7 @@ class ExchangeColumns:
             decoded.finish_ns,
             _fitting(decoded.hidden_tokens, _MOST_U4),
             min(decoded.unknown_events, _MOST_U2),
+            decoded.answer_crc32,
         )
         self._at.append(row)
         self._lines.append(line)

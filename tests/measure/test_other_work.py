@@ -4,6 +4,7 @@ forms"."""
 from dataclasses import replace
 
 import msgspec
+import numpy as np
 import pytest
 
 from loadgen.manifest.sections import PreflightLine
@@ -110,3 +111,88 @@ def test_cached_tokens_of_short_prompts_that_should_be_new_are_found():
     run = prompts_of(60, 60, is_exact=False)
     run.request_rows["cached_tokens"] = 60
     assert not any(text.startswith("Cache: ") for text in summarize(run).findings)
+
+
+def noted(n, model="small"):
+    """A run whose first n of 200 answers state another model."""
+    run = measured_run()
+    errors = (*run.names.errors, f"answered by model {model}")
+    run.request_rows["error_id"][20 : 20 + n] = len(errors) - 1
+    return replace(run, names=replace(run.names, errors=errors))
+
+
+def findings_of(run, words):
+    return [text for text in summarize(run).findings if words in text]
+
+
+@pytest.mark.faults
+def test_answers_of_another_model_are_a_finding_with_its_name():
+    assert findings_of(noted(150), "model") == [
+        "150 of 200 answers state the model 'small', not 'tiny-llama', which was requested. Unless "
+        "it is another name of the same model, the numbers are of that model."
+    ]
+    assert findings_of(noted(0), "state the model") == []
+    assert summarize(noted(150)).counts["failed"] == 0
+
+
+def texts(crcs, n_requested=20, **target):
+    """200 due answers with these CRCs."""
+    run = with_manifest(measured_run(n_tokens=n_requested), target=target)
+    run.request_rows["answer_crc32"][20:] = crcs
+    return run
+
+
+EACH = np.arange(1, 201)
+
+
+@pytest.mark.faults
+def test_the_same_text_for_every_prompt_is_a_finding():
+    assert findings_of(texts(7), "same text") == [
+        "200 of 200 answers have the same text, although their prompts differ: perhaps the server "
+        "does not compute them (a canned answer, an error as text, a cache of answers). Check the "
+        "text of an answer."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("crcs", "is_found"),
+    [
+        (np.where(EACH <= 190, 7, EACH), True),  # 95 %
+        (np.where(EACH <= 189, 7, EACH), False),
+        (EACH, False),
+        (0, False),  # unknown
+        (np.where(EACH <= 10, 7, 0), True),  # at least ten are compared
+        (np.where(EACH <= 9, 7, 0), False),
+    ],
+)
+def test_nearly_all_answers_must_have_the_same_text(crcs, is_found):
+    assert bool(findings_of(texts(crcs), "same text")) is is_found
+
+
+def test_answers_shorter_than_eight_tokens_are_not_compared():
+    assert findings_of(texts(7, n_requested=7), "same text") == []
+    assert findings_of(texts(7, n_requested=8), "same text") != []
+
+
+def test_short_texts_are_compared_with_those_of_equal_length():
+    run = texts(0)
+    lengths = 10 + np.arange(200) % 50
+    run.request_rows["output_tokens"][20:] = lengths
+    run.request_rows["answer_crc32"][20:] = lengths  # a text for each length
+    assert findings_of(run, "200 of 200 answers have the same text") != []
+    run.request_rows["answer_crc32"][20:] = EACH
+    assert findings_of(run, "same text") == []
+
+
+@pytest.mark.faults
+def test_recorded_prompts_that_are_sent_again_are_a_finding_and_excuse_equal_answers():
+    same = texts(7, recorded_prompts=1)
+    assert findings_of(same, "prompts.salt") == [
+        "The 200 requests sent the same prompt (prompts.salt: none), so that a prefix cache can "
+        "answer most of them. The default, salt: run, makes each prompt new."
+    ]
+    assert findings_of(same, "same text") == []
+    (found,) = findings_of(texts(7, recorded_prompts=199), "prompts.salt")
+    assert found.startswith("The 200 requests sent only 199 different prompts (prompts.salt: none)")
+    assert findings_of(texts(7, recorded_prompts=200), "prompts.salt") == []
+    assert findings_of(texts(7, recorded_prompts=200), "same text") != []
