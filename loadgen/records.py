@@ -93,9 +93,15 @@ REQUESTS = np.dtype(
         ("hidden_tokens", "u4"),  # of output_tokens: reasoning that was not streamed
         ("unknown_events", "u2"),  # events that are none of the API's, skipped
         ("retry_after_s", "f4"),  # the Retry-After of a failed answer; NaN = none
+        ("answer_crc32", "u4"),  # of the first 128 bytes of the answer's text; 0 = unknown
     ]
 )
-LATER_REQUESTS = {"hidden_tokens": 0, "unknown_events": 0, "retry_after_s": np.nan}
+LATER_REQUESTS = {
+    "hidden_tokens": 0,
+    "unknown_events": 0,
+    "retry_after_s": np.nan,
+    "answer_crc32": 0,
+}
 """Columns that older requests.parquet lack, and their values there."""
 CHUNKS = np.dtype(
     [("request_id", "u4"), ("received_s", "f8"), ("tokens", "u2")]
@@ -117,6 +123,11 @@ ON_PURPOSE = "cancelled on purpose (requests.cancel)"
 
 AFTER_DONE = "complete at [DONE]; then "
 """How the error of a successful request begins whose connection did not end properly."""
+
+
+OTHER_MODEL = "answered by model "
+"""How the note on a successful request begins whose answer states another model than requested; the
+name follows."""
 
 
 IN_STREAM = "error in the stream: "

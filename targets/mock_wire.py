@@ -121,8 +121,8 @@ def _is_uuid(text: str | None) -> bool:
 
 @dataclass(frozen=True)
 class ReplyText:
-    """The events of a reply. `number` is part of its id; `continuous` adds running usage to every
-    event.
+    """The events of a reply. `number` is part of its id, and the number of its first word, because
+    different prompts have different answers; `continuous` adds running usage to every event.
     """
 
     script: Script
@@ -163,6 +163,10 @@ class ReplyText:
     def n_events(self) -> int:
         return -(-self.tokens // self.script.coalesce)
 
+    def words(self, first: int, after: int) -> str:
+        """The text of the tokens [first, after)."""
+        return "".join(WORDS[(self.number + k) % len(WORDS)] for k in range(first, after))
+
     def role(self) -> bytes:
         delta = '"delta":{"role":"assistant","content":""}'
         return self._event(f'{{"index":0,{delta},"logprobs":null,"finish_reason":null}}', 0)
@@ -174,7 +178,7 @@ class ReplyText:
     def event(self, event: int) -> bytes:
         first = event * self.script.coalesce
         after = first + self.tokens_in(event)
-        text = "".join(WORDS[k % len(WORDS)] for k in range(first, after))
+        text = self.words(first, after)
         return self._event(self._choice(text, first, "null"), after)
 
     def broken_event(self) -> bytes:
@@ -192,7 +196,7 @@ class ReplyText:
 
     def whole(self) -> bytes:
         """The body of a reply that is not streamed."""
-        text = "".join(WORDS[k % len(WORDS)] for k in range(self.tokens))
+        text = self.words(0, self.tokens)
         content: JsonObject = {"text": text}
         if self.is_chat:
             content = {"message": {"role": "assistant", "content": text}}
@@ -264,7 +268,7 @@ class PersonaText(ReplyText):
     def event(self, event: int) -> bytes:
         wire, first = self.wire, event * self.script.coalesce
         after = first + self.tokens_in(event)
-        text: Any = "".join(WORDS[k % len(WORDS)] for k in range(first, after))
+        text: Any = self.words(first, after)
         is_reasoning = first < wire.reasoning
         if wire.is_parts:
             text = [{"type": "text", "text": text}]

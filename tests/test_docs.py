@@ -183,12 +183,14 @@ def validity_checks():
 def finding_kinds():
     """The functions whose sentences `findings` collects: `_not_due` is the kind "not due"."""
     tree = ast.parse((ROOT / "loadgen" / "measure" / "findings.py").read_text())
-    (sentences,) = (
+    tuples = [
         node.value
         for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "sentences"
-    )
-    names = [node.func for node in ast.walk(sentences) if isinstance(node, ast.Call)]
+        if isinstance(node, ast.Assign)
+        and getattr(node.targets[0], "id", "") in ("of_answers", "sentences")
+    ]
+    assert len(tuples) == 2
+    names = [node.func for own in tuples for node in ast.walk(own) if isinstance(node, ast.Call)]
     return [n.id.strip("_").replace("_", " ") for n in names if isinstance(n, ast.Name)]
 
 

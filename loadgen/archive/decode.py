@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import zlib
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from loadgen.archive.sse import (
     SseEvent,
     plain_events,
 )
-from loadgen.records import IN_STREAM, FinishReason, Status, TokenSource
+from loadgen.records import IN_STREAM, OTHER_MODEL, FinishReason, Status, TokenSource
 from targets.base import Adapter, Delta, Shape, Usage, is_possible_count
 
 _OK = Status.ok  # looking up an enum member takes 0.2 µs in Python 3.11
@@ -40,6 +41,8 @@ _RETRY_AFTER = re.compile(r"^retry-after(-ms)?: *(\d{1,9}(?:\.\d*)?)$", re.MULTI
 _LIMIT = re.compile(r"(?!.*(?:remaining|reset|used))[^:]*rate-?limit-?[^:]*(?:limit|policy)[^:]*:")
 SEVERAL_CHOICES = "the stream has several choices, which cannot be told apart in time"
 _SHAPED_PARTS = 32  # below it, to decode every event takes less time than to find their shape
+_TEXT_BYTES = 128  # of an answer, by which it is compared with others
+_MODEL_PARTS = 4  # first parts in which the model is looked for
 _SHAPE_PARTS = 4  # first parts compared: perhaps a role chunk, and two tokens of different text
 
 
@@ -48,7 +51,8 @@ class EventRun(NamedTuple):
 
     `received_ns` has a time per event; `delta` is the content of the last event; `running` has
     each event's running token count, None if the events have no such count. `first_bytes` and
-    `n_bytes` are the bytes of text in the first event and in all; None: those of `delta`.
+    `n_bytes` are the bytes of text in the first event and in all, and `texts` the text of each, in
+    UTF-8; None: those of `delta`.
     """
 
     received_ns: list[int]
@@ -56,29 +60,45 @@ class EventRun(NamedTuple):
     running: list[int] | None = None
     first_bytes: int | None = None
     n_bytes: int = 0
+    texts: Iterable[bytes] | None = None
 
 
 @dataclass(slots=True)
 class _Text:
     """Bytes of text in the first token chunk and in all of an answer; unknown if a token has no
-    text (a tool call). The events with reasoning, and the bytes of their text."""
+    text (a tool call). The events with reasoning, and the bytes of their text. `start`: the first
+    `_TEXT_BYTES` of all text, or more."""
 
     first_bytes: int = 0
     n_bytes: int = 0
     is_known: bool = True
     reasoning_events: int = 0
     reasoning_bytes: int = 0
+    start: bytes = b""
 
     def add(self, run: EventRun) -> None:
-        first, n_bytes = run.first_bytes, run.n_bytes
-        if first is None:
-            first = n_bytes = len(run.delta.text.encode("utf-8", "surrogatepass"))
+        first, n_bytes, texts = run.first_bytes, run.n_bytes, run.texts
+        if first is None or texts is None:
+            text = run.delta.text.encode("utf-8", "surrogatepass")
+            first, n_bytes, texts = len(text), len(text), (text,)
+        if len(self.start) < _TEXT_BYTES:
+            self._begin(texts)
         self.is_known = self.is_known and n_bytes > 0
         self.first_bytes = self.first_bytes or first
         self.n_bytes += n_bytes
         if run.delta.text and not run.delta.is_answer:
             self.reasoning_events += len(run.received_ns)
             self.reasoning_bytes += n_bytes
+
+    def _begin(self, texts: Iterable[bytes]) -> None:
+        for text in texts:
+            self.start += text
+            if len(self.start) >= _TEXT_BYTES:
+                return
+
+    @property
+    def crc32(self) -> int:
+        return zlib.crc32(self.start[:_TEXT_BYTES]) if self.start else 0
 
 
 @dataclass(slots=True)
@@ -123,6 +143,7 @@ class Decoded:
     hidden_tokens: int = 0
     unknown_events: int = 0
     retry_after_s: float = math.nan
+    answer_crc32: int = 0
 
     def fail(self, status: Status, error: str) -> None:
         """Records a failure, unless an earlier failure is recorded."""
@@ -163,6 +184,8 @@ def decode(exchange: Exchange, adapter: Adapter) -> Decoded:
         return result
     if not adapter.stream:
         _read_whole(body, adapter, result)
+        if result.status is Status.ok:
+            result.error = _other_model(body, adapter)
         return result
     if "text/event-stream" not in exchange.content_type.lower() and not _has_events(body.data):
         message = _message(body.data, adapter)
@@ -174,8 +197,17 @@ def decode(exchange: Exchange, adapter: Adapter) -> Decoded:
         return result
     _read_stream(body, adapter, result)
     if result.status is Status.ok:
-        result.error = exchange.error  # a note: the answer was complete (`AFTER_DONE`)
+        # a note: the answer was complete (`AFTER_DONE`), or is that of another model
+        result.error = exchange.error or _other_model(body, adapter)
     return result
+
+
+def _other_model(body: Body, adapter: Adapter) -> str:
+    """The note on an answer that states another model than requested; "" for none. The first part
+    that states a model counts: a search in every event would cost as much as decoding it."""
+    stated = filter(None, map(adapter.stated_model, body.parts[:_MODEL_PARTS]))
+    model, requested = next(stated, ""), adapter.requested_model
+    return f"{OTHER_MODEL}{model}" if model and requested and model != requested else ""
 
 
 def _read_whole(body: Body, adapter: Adapter, result: Decoded) -> None:
@@ -200,6 +232,8 @@ def _read_whole(body: Body, adapter: Adapter, result: Decoded) -> None:
     result.last_token_ns = body.times[-1]
     result.chunk_ns = [body.times[-1]]
     text = _Text(is_known=False)  # reasoning, too, came with the answer
+    text.add(EventRun([], delta))
+    result.answer_crc32 = text.crc32
     _count(result, usage.output_tokens, 0, [0], text)
 
 
@@ -261,6 +295,7 @@ def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
             result.server.update(delta.server)
     if result.chunk_ns:
         result.first_token_ns, result.last_token_ns = result.chunk_ns[0], result.chunk_ns[-1]
+    result.answer_crc32 = text.crc32
     _count(result, usage_tokens, reasoning_tokens, running_tokens, text)
     _check_end(result, is_done)
 
@@ -300,11 +335,13 @@ def _shaped_run(shape: Shape, body: Body, at: slice, counts: Sequence[int | None
     delta, running = shape.delta, [count or 0 for count in counts]
     received_ns, parts = body.times[at], body.parts[at]
     frame = len(shape.before) + sum(map(len, shape.after))
-    sizes = len(parts[0]) - frame, sum(map(len, parts)) - frame * len(parts)
+    begin = len(shape.before)
+    texts = (part[begin : part.find(b'"', begin)] for part in parts)  # lazy: few are read
+    more = len(parts[0]) - frame, sum(map(len, parts)) - frame * len(parts), texts
     if shape.count_index is None or delta.usage is None:
-        return EventRun(received_ns, delta, None, *sizes)
+        return EventRun(received_ns, delta, None, *more)
     usage = msgspec.structs.replace(delta.usage, output_tokens=running[-1])
-    return EventRun(received_ns, msgspec.structs.replace(delta, usage=usage), running, *sizes)
+    return EventRun(received_ns, msgspec.structs.replace(delta, usage=usage), running, *more)
 
 
 def _shape(parts: list[bytes], adapter: Adapter) -> Shape | None:

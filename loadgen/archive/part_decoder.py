@@ -393,6 +393,7 @@ class ExchangeColumns:
             _fitting(decoded.hidden_tokens, _MOST_U4),
             min(decoded.unknown_events, _MOST_U2),
             decoded.retry_after_s,
+            decoded.answer_crc32,
         )
         self._at.append(row)
         self._lines.append(line)

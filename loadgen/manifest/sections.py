@@ -86,7 +86,8 @@ class TargetSection(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     answers have the planned length. `prompt_fit` is (tokens of the chat template, tokens per
     character of a prompt). `metrics` are the addresses of the server's own metrics, empty where
     they were not read; `prompt_words` is the number of words with a known length in tokens.
-    `stream` False: answers were requested as a whole.
+    `stream` False: answers were requested as a whole. `recorded_prompts` is the number of different
+    recorded prompts that are sent without a salt; None: every prompt is new.
     """
 
     kind: str
@@ -106,6 +107,7 @@ class TargetSection(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     metrics: tuple[str, ...] | None = None
     prompt_words: int | None = None
     stream: bool = True
+    recorded_prompts: int | None = None
 
 
 class PreflightLine(JsonSection, frozen=True):

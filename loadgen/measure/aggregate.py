@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from loadgen.errors import RunInvalid, UsageError
+from loadgen.measure.counted_prompts import why_other_prompts
 from loadgen.measure.doubts import doubts, open_overload, overload
 from loadgen.measure.drivers import drivers
 from loadgen.measure.evidence import Evidence, recorded_evidence
@@ -72,11 +73,18 @@ def summarize(
         n_ok=proof.results.whole.counts[Status.ok.name],
         min_requests=least,
     )
-    if decision.verdict == "met" and (missing := why_not_met(run, evidence.due)):
-        decision = Decision(
-            "no_verdict", RunInvalid.exit_code, (Reason("tokens_missing", missing),)
-        )
+    if decision.verdict == "met" and (other := _other_work(run, evidence.due)):
+        decision = Decision("no_verdict", RunInvalid.exit_code, other)
     return _summary(evidence, scope, proof, decision, least)
+
+
+def _other_work(run: Run, due: Mask) -> tuple[Reason, ...]:
+    """The reasons why a run that met its SLOs is not the run that was planned."""
+    found = (
+        Reason("tokens_missing", why_not_met(run, due)),
+        Reason("other_prompts", why_other_prompts(run, due)),
+    )
+    return tuple(reason for reason in found if reason.sentence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +142,7 @@ def _summary(
             proof.checks,
             stalls(run, columns, due),
             tuple(map(str, proof.imprecise)),
+            why_other_prompts(run, due),
         ),
         findings=(
             *findings(run, columns, due, window, evidence.limits, proof.checks, sent, addresses),

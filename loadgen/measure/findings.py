@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from loadgen.measure.answers import other_model, same_prompts, same_text
 from loadgen.measure.attainment import (
     MeasuredWindow,
     came_due,
@@ -41,11 +42,14 @@ def findings(
     addresses: Sequence[Backend],
 ) -> list[str]:
     """All findings that apply, the most consequential first."""
-    failed_checks = [
-        f"{check.name.capitalize()}: {check.detail}."
-        for check in checks
-        if check.ok is False and not check.is_gate
-    ]
+    of_answers = (
+        _other_model(run, due),
+        _same_text(run, columns, due),
+        _same_prompts(run, due),
+    )
+    failed = [check for check in checks if check.ok is False and not check.is_gate]
+    failed.sort(key=lambda check: check.name not in ("cache", "input lengths"))
+    failed_checks = [f"{check.name.capitalize()}: {check.detail}." for check in failed]
     sentences = (
         _server_ended(run),
         _shortened(run, window),
@@ -72,7 +76,7 @@ def findings(
         _disk_writes(run),
         _goodput_without_limits(slos),
     )
-    return failed_checks + [sentence for sentence in sentences if sentence]
+    return [text for text in (*of_answers, *failed_checks, *sentences) if text]
 
 
 def _server_ended(run: Run) -> str:
@@ -199,6 +203,21 @@ def _below_template(run: Run, due: Mask) -> str:
         f"{format_count(n)} requests were planned with fewer tokens than the chat template alone "
         f"needs (at least {least_tokens}), so the server counts more tokens than planned."
     )
+
+
+def _other_model(run: Run, due: Mask) -> str:
+    """Answers that state another model than requested."""
+    return other_model(run, due)
+
+
+def _same_prompts(run: Run, due: Mask) -> str:
+    """Recorded prompts that were sent several times."""
+    return same_prompts(run, due)
+
+
+def _same_text(run: Run, columns: PerRequest, due: Mask) -> str:
+    """Answers with the same text to different prompts."""
+    return same_text(run, columns, due)
 
 
 def _token_counts(columns: PerRequest, run: Run, due: Mask) -> str:

@@ -111,19 +111,22 @@ def timing(name: str, ok: bool | None, detail: str) -> ValidityCheck:
 class Validity:
     """Whether the run is valid, and every check behind that. `stalls` None: the load generator did
     not look for its own stalls. `imprecise`: the percentiles that its own delays can move too far
-    for a comparison with another run."""
+    for a comparison with another run. `other_prompts`: the sentence on prompts that the server did
+    not count as they were sent, "" for none."""
 
     trusted: bool
     checks: tuple[ValidityCheck, ...]
     stalls: Stalls | None = None
     imprecise: tuple[str, ...] = ()
+    other_prompts: str = ""
 
     @property
     def why_not_comparable(self) -> tuple[str, ...]:
         """The reasons why the numbers cannot be compared with those of another run; empty if they
         can. The verdict on this run's own SLOs does not matter here."""
         broken = [c for c in self.checks if c.is_gate and c.ok is False and c.name != ERROR_GATE]
-        return (*(f"{check.name}: {check.detail}." for check in broken), *self.imprecise)
+        reasons = (*(f"{check.name}: {check.detail}." for check in broken), *self.imprecise)
+        return (*reasons, self.other_prompts) if self.other_prompts else reasons
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ Verdict = Literal["met", "missed", "no_verdict"]
 ReasonKind = Literal[
     "ended_early",
     "tokens_missing",
+    "other_prompts",
     "invalid",
     "nothing_due",
     "too_few_successful",
@@ -112,7 +113,8 @@ class Reason:
     """A reason for a verdict: a sentence for people, and its kind for programs.
 
     Of the run: `ended_early`, `invalid` (a failed validity gate), `nothing_due`,
-    `too_few_successful` (`--min-requests`), `none_successful`, `no_slo`, `overloaded`. Of an SLO:
+    `too_few_successful` (`--min-requests`), `none_successful`, `no_slo`, `overloaded`;
+    `tokens_missing` and `other_prompts` (met, but with another workload than planned). Of an SLO:
     `met`, `missed`, `unproven` (met or missed, but not with the required confidence),
     `too_few_samples` (of a percentile), `unanswered` (it leaves too many requests out), `no_value`.
     """

@@ -86,6 +86,7 @@ class Target:
             prompt_fit=(self.fit.overhead, self.fit.step),
             metrics=tuple(url.partition("?")[0] for url in self.metrics),
             prompt_words=0 if self.fit.words is None else len(self.fit.words.words),
+            recorded_prompts=None if self.prompts is None else self.prompts.n_repeated,
         )
 
 

@@ -1,5 +1,6 @@
 """What recorded bytes mean. The wire text is written by hand, in the shape of the OpenAI API."""
 
+import json
 import math
 from itertools import pairwise
 
@@ -548,3 +549,78 @@ def test_a_whole_answer_that_is_none_is_a_failure(body, words):
     result = decoded_whole(body)
     assert result.status is Status.stream_error
     assert words in result.error
+
+
+def of_model(model, text="a", first=b""):
+    """An answer of two tokens whose events state a model; `first` comes before them."""
+    head = b'data: {"id":"x","model":%s,"choices"' % json.dumps(model).encode()
+    tokens = [token(word).replace(b'data: {"choices"', head) for word in (text, "b")]
+    return decode(exchange(first, *tokens, FINISH, DONE), ADAPTER)
+
+
+@pytest.mark.faults
+def test_an_answer_of_another_model_has_a_note_with_its_name():
+    found = of_model("small")
+    assert (found.status, found.error) == (Status.ok, "answered by model small")
+    assert of_model('a "b" é').error == 'answered by model a "b" é'
+    assert of_model("m").error == ""
+
+
+def test_an_answer_that_states_no_model_has_no_note():
+    assert decode(exchange(token("a"), FINISH, DONE), ADAPTER).error == ""
+    assert of_model(None).error == of_model("").error == of_model(7).error == ""
+    assert of_model("m", text='{\\"model\\": \\"small\\"}').error == ""
+
+
+def test_the_first_event_that_states_a_model_counts():
+    filters = b'data: {"model":"","choices":[],"prompt_filter_results":[]}\n\n'  # Azure
+    assert of_model("small", first=filters).error == "answered by model small"
+    assert of_model("small", first=ROLE.replace(b"{", b'{"model":"m",', 1)).error == ""
+
+
+def test_the_model_of_the_extra_body_is_the_model_that_was_requested():
+    adapter = OpenAIChat(model="m", extra_body={"model": "small"})
+    answer = exchange(ROLE.replace(b"{", b'{"model":"small",', 1), token("a"), FINISH, DONE)
+    assert decode(answer, adapter).error == ""
+    assert decode(answer, ADAPTER).error == "answered by model small"
+    assert decode(answer, OpenAIChat()).error == ""  # decoded from a file without the model
+
+
+def test_a_failure_and_a_bad_end_come_before_the_note_on_the_model():
+    answer = ROLE.replace(b"{", b'{"model":"small",', 1)
+    assert "without finish_reason" in decode(exchange(answer, token("a")), ADAPTER).error
+    ended = exchange(answer, token("a"), FINISH, DONE, error="complete at [DONE]; then reset")
+    assert decode(ended, ADAPTER).error == "complete at [DONE]; then reset"
+
+
+def crc_of(*words, adapter=ADAPTER):
+    return decode(exchange(ROLE, *map(token, words), FINISH, DONE), adapter).answer_crc32
+
+
+def test_answers_are_compared_by_the_first_128_bytes_of_their_text():
+    """CRC-32 by the check value of its definition: 0xCBF43926 for "123456789"."""
+    assert crc_of("1234", "567", "89") == crc_of("123456789") == 0xCBF43926
+    assert crc_of() == 0
+    long = ["word "] * 40  # 200 bytes, by their shape
+    assert crc_of(*long) == crc_of(*long, "x") == crc_of(*["wo", "rd "] * 40)
+    assert crc_of(*long) != crc_of(*long[:24])
+    assert crc_of(*long) != crc_of("x", *long)
+
+
+def test_reasoning_belongs_to_the_text_that_is_compared():
+    def answer(first):
+        return decode(exchange(token(first, "reasoning"), token("b"), FINISH, DONE), ADAPTER)
+
+    assert answer("a").answer_crc32 != answer("c").answer_crc32
+
+
+def test_a_whole_answer_is_compared_and_states_its_model_too():
+    body = (
+        b'{"model":"small","choices":[{"index":0,"message":{"content":"123456789"},'
+        b'"finish_reason":"stop"}]}'
+    )
+    found = decode(
+        exchange(body, content_type="application/json"), OpenAIChat(model="m", stream=False)
+    )
+    assert (found.status, found.answer_crc32) == (Status.ok, 0xCBF43926)
+    assert found.error == "answered by model small"

@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 TOKENS = 6
+CANNED_TOKENS = 16
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close() sends RST
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 MODELS = b'{"object":"list","data":[{"id":"m","object":"model"}]}'
@@ -130,6 +131,16 @@ class Hostile:
             writer.write(chunk(token()))
             await writer.drain()
         writer.write(chunk(END + USAGE + DONE) + LAST)
+
+    async def canned(self, writer):
+        """The same text for every prompt, of another model than requested."""
+        text = token("unavailable ").replace(b'{"choices"', b'{"model": "small", "choices"')
+        usage = event({}, usage={"prompt_tokens": 9, "completion_tokens": CANNED_TOKENS})
+        writer.write(HEAD + chunk(ROLE))
+        for _ in range(CANNED_TOKENS):
+            writer.write(chunk(text))
+            await writer.drain()
+        writer.write(chunk(END + usage + DONE) + LAST)
 
     async def spaced(self, writer):
         """Tokens in a form that a search for `"content":` misses."""

@@ -15,7 +15,7 @@ import pytest
 from loadgen.archive.store import read_run
 from loadgen.records import Status
 from targets.embed import mock
-from tests.e2e.hostile import TOKENS, Hostile
+from tests.e2e.hostile import CANNED_TOKENS, TOKENS, Hostile
 
 pytestmark = pytest.mark.e2e
 
@@ -55,6 +55,26 @@ def test_tokens_that_the_quick_search_misses_do_not_end_the_run(cli, tmp_path):
     assert len(run.request_rows) >= 40
     assert (run.request_rows["status"] == Status.ok).all()
     assert (run.request_rows["output_tokens"] == TOKENS).all()
+
+
+@pytest.mark.faults
+def test_a_canned_answer_of_another_model_is_two_notes_in_the_terminal(cli, tmp_path):
+    with Hostile(lambda number: "canned") as server:
+        result = cli(
+            "run", f"--target={server.url}", *flags("20/s", "1s"), f"--output-len={CANNED_TOKENS}",
+            *cli.lenient, cwd=tmp_path,
+        )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    n = summary["counts"]["ok"]
+    assert n >= 20
+    notes = " ".join(result.stdout.split())
+    for words in (
+        f"{n} of {n} answers state the model 'small', not 'm', which was requested.",
+        f"{n} of {n} answers have the same text, although their prompts differ",
+    ):
+        assert f"note: {words}" in notes
+        assert any(finding.startswith(words) for finding in summary["findings"])
 
 
 def test_a_run_whose_requests_are_all_refused_ends_at_once_without_a_verdict(cli, tmp_path):

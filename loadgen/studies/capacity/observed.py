@@ -17,6 +17,7 @@ from loadgen.measure.attainment import (
     meets_own,
     slos_by_class,
 )
+from loadgen.measure.counted_prompts import why_other_prompts
 from loadgen.measure.per_request import Mask, per_request
 from loadgen.measure.slo import parse_slo
 from loadgen.records import Run, Schedule, Status
@@ -49,7 +50,8 @@ def probe_of(
     name: str,
 ) -> Probe:
     """The probe of a finished run. A run that its own `stop_when` ended is saturated. A run with an
-    invalid measurement is untrusted, a run without a server broken; neither is used."""
+    invalid measurement is untrusted, a run without a server, or with other prompts than were sent,
+    broken; neither is used."""
     run, summary = finished.run, finished.summary
     window, columns, due = measured_window(run), per_request(run), due_rows(run)
     shared = [parse_slo(text) for text in run.manifest.slo]
@@ -73,6 +75,8 @@ def probe_of(
     elif not summary.validity.trusted:
         failed = [c for c in summary.validity.checks if c.is_gate and c.ok is False]
         grade, why = "untrusted", "; ".join(f"{c.name}: {c.detail}" for c in failed)
+    elif other := why_other_prompts(run, due):
+        grade, why = "broken", other.rstrip(".")
     elif is_stopped and not sum(n_due):  # ended in its warm-up
         n_due, n_met = (LEAST_SEEN,) * N_BLOCKS, (0,) * N_BLOCKS
     probe = Probe(

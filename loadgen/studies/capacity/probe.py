@@ -16,7 +16,8 @@ Counts = tuple[int, ...]
 Grade = Literal["measured", "fine", "saturated", "untrusted", "broken"]
 """measured: ran its full time. fine, saturated: ended early because the outcome was clear, or
 (saturated) its queue grew to the end. untrusted: the load generator, not the server, was the limit.
-broken: no server was reachable for part of it."""
+broken: no server was reachable for part of it, or the server counted other prompts than were
+sent."""
 UNUSABLE: tuple[Grade, ...] = ("untrusted", "broken")
 
 

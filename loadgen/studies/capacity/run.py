@@ -213,8 +213,8 @@ class _Search:
         last = self._probes[-2:]
         if len(last) == 2 and all(probe.grade == "broken" for probe in last):
             raise TargetError(
-                f"{self._spec.target}: could not be reached in two probes in a row "
-                f"({last[-1].why}); check whether it still runs, and why it ended"
+                f"{self._spec.target}: could not be measured in two probes in a row "
+                f"({last[-1].why}); check the server"
             )
 
     def _tries_at(self, level: float) -> int:

@@ -5,6 +5,7 @@ import io
 import json
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from rich.console import Console
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 import slobench as sb
 from loadgen.cli.app import app
 from loadgen.errors import TargetError, UsageError
+from loadgen.manifest.sections import PreflightLine
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import due_rows, measured_window
 from loadgen.measure.search_command import per_request_limits
@@ -257,13 +259,26 @@ def test_a_server_that_is_away_twice_ends_the_search_and_nothing_counts(asked, t
         rows["status"][:] = Status.connect_error
         return replace(finished, run=replace(finished.run, request_rows=rows))
 
-    with pytest.raises(TargetError, match="sim: could not be reached in two probes in a row"):
+    with pytest.raises(TargetError, match="sim: could not be measured in two probes in a row"):
         search(asked(budget_s=60.0), tmp_path / "s", QUIET, resume=False, execute_run=away)
     kept = json.loads((tmp_path / "s" / "capacity.json").read_text())
     assert [probe["grade"] for probe in kept["probes"]] == ["broken", "broken"]
     assert len({probe["level"] for probe in kept["probes"]}) == 1
     assert kept["answer"]["sentence"] == "unknown"
     assert kept["answer"]["client_limit"] is None
+
+
+def test_probes_whose_prompts_the_server_did_not_read_count_as_broken(asked, tmp_path):
+    def read_in_part(*args, **kwargs):
+        finished = execute(*args, **kwargs)
+        rows = finished.run.request_rows.copy()
+        rows["input_tokens"] = finished.run.schedule_rows["input_tokens"] // 2
+        lines = (PreflightLine("prompt_fit", ok=True, detail="exact to ≤ 1 token"),)
+        manifest = msgspec.structs.replace(finished.run.manifest, preflight=lines)
+        return replace(finished, run=replace(finished.run, request_rows=rows, manifest=manifest))
+
+    with pytest.raises(TargetError, match=r"The server counted .* tokens per prompt where"):
+        search(asked(budget_s=60.0), tmp_path / "s", QUIET, resume=False, execute_run=read_in_part)
 
 
 def test_a_scenario_without_a_promise_to_each_request_is_refused():
