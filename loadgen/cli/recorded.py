@@ -271,7 +271,7 @@ def verify(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...", help="Run directories, nights, baselines, or folders of them."
+            metavar="DIR...", help="Directories of runs, studies, baselines, or folders of them."
         ),
     ],
     json: Json = False,

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from rig import queues
 
+from loadgen.archive import checksums
+from loadgen.errors import RunInvalid
 from loadgen.measure.aggregate import summarize
 from loadgen.run.conclude import parent_search
 from loadgen.studies.capacity.files import CAPACITY
@@ -32,6 +34,7 @@ def probe(answer, tmp_path):
         command=[], definition=definition, answer=answer_of(answer), probes=list(answer.probes)
     )
     (tmp_path / "capacity.json").write_text(json.dumps(content.to_json()))
+    checksums.begin(tmp_path, ["capacity.json"])
     directory = tmp_path / "probes" / "03"
     directory.mkdir(parents=True)
     return directory
@@ -96,7 +99,7 @@ def test_an_answer_states_its_sentence_and_the_parts_of_it(capacity, sentence, p
 
 def page_of(probe, capacity, cache, n_probes=4):
     content = {"answer": capacity.to_json(), "probes": [{}] * n_probes}
-    (probe.parents[1] / "capacity.json").write_text(json.dumps(content))
+    checksums.replace(probe.parents[1], "capacity.json", json.dumps(content).encode())
     run = measured_run(slo=["p50(ttft) <= 1ms"])
     page = render(run, summarize(run), cache, directory=probe, search=parent_search(probe))
     return page.partition("SLOs</h2>")[0]
@@ -123,7 +126,16 @@ def test_the_page_of_a_probe_leaves_out_how_a_search_that_goes_on_ended(probe, c
 
 @pytest.mark.parametrize("damage", ["", "{}", '{"answer": {}, "probes": []}'])
 def test_a_search_that_cannot_be_read_costs_a_probe_nothing(probe, damage):
-    (probe.parents[1] / "capacity.json").write_text(damage)
+    checksums.replace(probe.parents[1], "capacity.json", damage.encode())
+    assert parent_search(probe) is None
+
+
+def test_the_page_of_a_probe_does_not_show_an_edited_search(probe):
+    path = probe.parents[1] / "capacity.json"
+    path.write_text(path.read_text().replace('"attainment": 0.9', '"attainment": 0.8'))
+    with pytest.raises(RunInvalid, match=r"capacity\.json: damaged: it does not match its line"):
+        parent_search(probe)
+    (probe.parents[1] / checksums.NAME).unlink()
     assert parent_search(probe) is None
 
 

@@ -227,7 +227,9 @@ def _write(place: Place[SweepResult], swept: Swept, cache_dir: Path | None) -> N
     place.write(result)
     place.write_text("sweep.csv", to_csv(result.rows))
     if swept.runs:
-        _write_runs(swept.runs, result.rows, place.directory / "sweep.parquet")
+        table = place.directory / "sweep.parquet"
+        _write_runs(swept.runs, result.rows, table)
+        place.cover(table)
     place.write_text("report.html", render(result, cache_dir))
 
 
