@@ -9,6 +9,7 @@ from loadgen.measure.definitions import Rescored
 from loadgen.measure.server_load import describe_server
 from loadgen.measure.summary import Summary
 from loadgen.measure.wording import format_count, format_value
+from reports.redaction import redact
 from reports.run import tables, verdict_section
 
 if TYPE_CHECKING:
@@ -31,9 +32,11 @@ def table(summary: Summary) -> Group:
         sure = f", {banner.sure}" if summary.verdict == "met" else f" {banner.sure}"
     verdict = Text(f"{banner.word}{sure}", style=_STYLES[banner.tone])
     parts: list[Text | Table] = [verdict]
-    parts += [Text(f"  {reason}", overflow="fold") for reason in banner.reasons]
+    parts += [Text(f"  {redact(reason)}", overflow="fold") for reason in banner.reasons]
     if summary.has_other_slos:
         parts.append(Text(f"  {verdict_section.slos_text(summary)}", overflow="fold"))
+    if summary.cause is not None and summary.cause.advice and summary.verdict != "met":
+        parts.append(Text(f"  {summary.cause.advice}", overflow="fold"))
     step = verdict_section.search_step(summary) if summary.verdict == "missed" else None
     if step is not None:
         parts.append(Text(f"  {step.text} {step.command}", overflow="fold"))
@@ -47,7 +50,7 @@ def table(summary: Summary) -> Group:
     if len(summary.backends) > 1:
         parts.append(_filled(tables.BACKEND_HEAD, tables.backend_rows(summary)))
     parts += [Text(f"  {line}", overflow="fold") for line in _rates(summary)]
-    parts += [Text(f"note: {finding}", overflow="fold") for finding in summary.findings]
+    parts += [Text(f"note: {redact(finding)}", overflow="fold") for finding in summary.findings]
     return Group(*parts)
 
 

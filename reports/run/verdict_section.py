@@ -190,7 +190,7 @@ class NextStep:
 def is_inconclusive(summary: Summary) -> bool:
     """Whether a valid run lacks only samples for a verdict: an SLO was met or missed in the run,
     but not with the required confidence."""
-    kinds = summary.reason_kinds
+    kinds = [kind for kind in summary.reason_kinds if kind != "cause"]
     return bool(kinds) and all(kind == "unproven" for kind in kinds)
 
 
@@ -214,16 +214,16 @@ def next_steps(summary: Summary, place: str, is_probe: bool = False) -> list[Nex
         return _repair(summary)
     if summary.verdict == "no_verdict" and not is_inconclusive(summary):
         return _no_verdict(summary, place)
-    steps = [*_failures(summary), *_longer(summary), *_unreachable(summary)]
-    if summary.verdict == "missed" and not _unreachable(summary):
+    steps = [*_failures(summary), *_of_cause(summary), *_longer(summary), *_unreachable(summary)]
+    if summary.verdict == "missed" and not _unreachable(summary) and not _of_cause(summary):
         steps += _missed(summary)
     search = None if is_probe else search_step(summary)
     return [*steps, *([search] if search else [])]
 
 
 def search_step(summary: Summary) -> NextStep | None:
-    """The search for the highest load that meets the SLO; None where it has no command or would not
-    help."""
+    """The search for the highest load that meets the SLO; None where it has no command (also where
+    no load would help, `Cause.is_about_load`) or would not help."""
     if not summary.capacity_command or summary.verdict == "no_verdict" or _unreachable(summary):
         return None
     if summary.counts["truncated"] > _MANY_FAILURES * summary.counts["due"]:
@@ -242,6 +242,12 @@ def _unreachable(summary: Summary) -> list[NextStep]:
     most = max(r.limit for r in missed)
     offered = f"Offer more than {format_value(most, 'per_s')} (--rate, arrivals.rate)"
     return [NextStep(f"{offered}: goodput cannot exceed the offered rate.")]
+
+
+def _of_cause(summary: Summary) -> list[NextStep]:
+    """The step that follows from the cause of the misses."""
+    advice = "" if summary.cause is None or summary.verdict == "met" else summary.cause.advice
+    return [NextStep(advice)] if advice else []
 
 
 def _repair(summary: Summary) -> list[NextStep]:
@@ -281,7 +287,7 @@ def _no_verdict(summary: Summary, place: str) -> list[NextStep]:
             NextStep(f"Measure for at least {length} (--duration, phases.measure)."),
         ]
     text = "Fix the causes of failed requests and failed checks below, and measure again."
-    return [NextStep(text)]
+    return _of_cause(summary) or [NextStep(text)]
 
 
 def _failures(summary: Summary) -> list[NextStep]:
