@@ -134,6 +134,17 @@ IN_STREAM = "error in the stream: "
 """How the error of a request begins to which the server reported an error inside a 200."""
 
 
+IN_ANSWER = "error in the answer: "
+"""The same of an answer that was requested as a whole."""
+
+
+IN_PLACE = "error in place of a stream: "
+"""The same of an error in place of a stream."""
+
+
+INSIDE = (IN_STREAM, IN_ANSWER, IN_PLACE)
+
+
 class Phase(IntEnum):
     """Where in the run a row was due; only `measure` counts in metrics."""
 

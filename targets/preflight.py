@@ -9,6 +9,7 @@ with the place, the problem and the remedy; `Preflight.or_raise` raises it as Ta
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -158,6 +159,7 @@ class _Run:
     checks: dict[str, PreflightCheck] = field(default_factory=dict)
     models: Models = field(default_factory=lambda: Models(0, {}))
     fit: CharacterFit | None = None
+    waits_s: list[float] = field(default_factory=list)  # to first tokens
 
     def note(self, name: str, ok: bool | None, detail: str, *, is_stop: bool = False) -> None:
         assert name in CHECKS, name
@@ -171,7 +173,11 @@ class _Run:
     def result(self, fatal: str | None) -> Preflight:
         checks = (self.checks.get(name) or unchecked(name) for name in CHECKS)
         models = self.models.max_len if self.models.status == 200 else None
-        return Preflight(self.adapter, tuple(checks), self.fit, self.max_model_len, fatal, models)
+        waits_s = [seconds for seconds in self.waits_s if math.isfinite(seconds)]
+        longest_s = max(waits_s, default=0.0)
+        return Preflight(
+            self.adapter, tuple(checks), self.fit, self.max_model_len, fatal, models, longest_s
+        )
 
     async def check_reachable(self) -> None:
         for left in reversed(range(_ATTEMPTS)):
@@ -344,7 +350,9 @@ class _Run:
 
     async def first_tokens(self, requests: Sequence[RunRequest]) -> list[ProbeAnswer]:
         """The answers to requests of the run, sent together, each up to its first token."""
-        return await asyncio.gather(*(self._first_token(r.payload) for r in requests))
+        answers = await asyncio.gather(*(self._first_token(r.payload) for r in requests))
+        self.waits_s += [answer.first_token_s for answer in answers]
+        return answers
 
     def check_run_requests(
         self, requests: Sequence[RunRequest], answers: Sequence[ProbeAnswer]
@@ -379,6 +387,7 @@ class _Run:
 
     def check_answer(self, answer: ProbeAnswer) -> None:
         """Check streaming, usage, length and finish reason of a usable answer."""
+        self.waits_s.append(answer.first_token_s)
         self._check_streaming(answer)
         self._check_usage(answer)
         stated = answer.usage.output_tokens if answer.usage else None

@@ -26,14 +26,21 @@ from loadgen.archive.sse import (
     SseEvent,
     plain_events,
 )
-from loadgen.records import IN_STREAM, OTHER_MODEL, FinishReason, Status, TokenSource
+from loadgen.records import (
+    IN_ANSWER,
+    IN_PLACE,
+    IN_STREAM,
+    OTHER_MODEL,
+    FinishReason,
+    Status,
+    TokenSource,
+)
 from targets.base import Adapter, Delta, Shape, Usage, is_possible_count
 
 _OK = Status.ok  # looking up an enum member takes 0.2 µs in Python 3.11
 _HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 _EXCERPT = 200
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")  # no JSON or HTML begins so
-IN_ANSWER = "error in the answer: "
 _DATA_NAMES = (b"", b"message", b"data")  # events of another name need not be of the API
 _LINE_START = 20
 _RETRY_AFTER = re.compile(r"^retry-after(-ms)?: *(\d{1,9}(?:\.\d*)?)$", re.MULTILINE)
@@ -190,7 +197,7 @@ def decode(exchange: Exchange, adapter: Adapter) -> Decoded:
     if "text/event-stream" not in exchange.content_type.lower() and not _has_events(body.data):
         message = _message(body.data, adapter)
         if message:
-            result.fail(Status.stream_error, f"error in place of a stream: {message}")
+            result.fail(Status.stream_error, f"{IN_PLACE}{message}")
             return result
         kind = exchange.content_type or "no content-type"
         result.fail(Status.stream_error, f"not an event stream ({kind}): {_excerpt(body.data)}")

@@ -54,6 +54,11 @@ class Exchange:
         if not self.done_ns:
             self.done_ns = now_ns
 
+    @property
+    def read_ns(self) -> int:
+        """When the last bytes of the answer came, 0 before any."""
+        return self.times[-1] if self.times else self.headers_ns
+
     def add_limit(self, name: bytes, value: bytes) -> None:
         """Keeps a header of a failed answer if it states a rate limit, or when to come back."""
         if len(self.limits) < _MOST_LIMITS and any(word in name for word in _OF_LIMITS):

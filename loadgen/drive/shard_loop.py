@@ -94,7 +94,7 @@ class Shard:
             has_gaps=task.is_watched,
             is_streamed=task.adapter.stream,
         )
-        self._n_beats = 0
+        self._n_beats, self._beat_ns, self._heard_ns, self._heard_s = 0, 0, 0, 0.0
         sessions = np.ascontiguousarray(task.schedule["session_id"])
         last = np.zeros(int(sessions.max(initial=0)) + 1, np.int32)
         last[sessions] = np.arange(n)  # of equal sessions the last write stays
@@ -226,6 +226,9 @@ class Shard:
         status, samples = self._status(exchange), self._samples
         self._continue(exchange.row)
         self._by_status[status] += 1
+        is_given_up = status in (Status.timeout, Status.cancelled)  # by us
+        heard_ns = exchange.read_ns if is_given_up else exchange.done_ns
+        self._heard_ns = max(self._heard_ns, heard_ns)
         self._first_failures.ended(status, exchange.http_status, lambda: self._error_of(exchange))
         self._n_withdrawn += exchange.error.startswith(ON_PURPOSE)
         released_s = self._recorder.released_s[exchange.row]
@@ -334,6 +337,14 @@ class Shard:
         if self._is_writing:
             self._loop.call_later(_WRITE_EVERY_S, self._write_parts)
 
+    def _last_heard_s(self) -> float:
+        """When a byte came last, or a request ended otherwise than by us, as far as the progress
+        messages tell."""
+        since_ns, self._beat_ns = self._beat_ns, time.monotonic_ns()
+        if self._heard_ns > since_ns or self._client.has_read_since(since_ns):
+            self._heard_s = self._seconds(self._beat_ns)
+        return self._heard_s
+
     def _report(self) -> None:
         self._write_message(
             "beat",
@@ -345,6 +356,7 @@ class Shard:
             waiting=self._dispatcher.n_waiting,
             by_status=self._by_status,
             withdrawn=self._n_withdrawn,
+            heard_s=self._last_heard_s(),
             failed_alike=self._first_failures.message(),
             **{name: [round(s, 6) for s in samples] for name, samples in self._samples.items()},
             **self._live_samples.take(),

@@ -75,7 +75,7 @@ def _class_summary(
     return ClassSummary(
         tenant=stated.tenant,
         priority=stated.priority,
-        verdict=decide(found.slo, doubts, "", confidence, required, n_ok).verdict,
+        verdict=decide(found.slo, doubts, None, confidence, required, n_ok).verdict,
         counts=found.counts,
         requested_rate_per_s=found.rates.requested_per_s,
         offered_rate_per_s=found.rates.offered_per_s,

@@ -14,6 +14,7 @@ from loadgen.measure.wording import format_count, format_value
 DEFAULT_CONFIDENCE = 0.95
 Verdict = Literal["met", "missed", "no_verdict"]
 ReasonKind = Literal[
+    "cause",
     "ended_early",
     "tokens_missing",
     "other_prompts",
@@ -112,9 +113,10 @@ def error_note(result: SloResult) -> str:
 class Reason:
     """A reason for a verdict: a sentence for people, and its kind for programs.
 
-    Of the run: `ended_early`, `invalid` (a failed validity gate), `nothing_due`,
-    `too_few_successful` (`--min-requests`), `none_successful`, `no_slo`, `overloaded`;
-    `tokens_missing` and `other_prompts` (met, but with another workload than planned). Of an SLO:
+    Of the run: `cause` (`cause.Cause`), `ended_early`, `invalid` (a failed validity gate),
+    `nothing_due`, `too_few_successful` (`--min-requests`), `none_successful`, `no_slo`,
+    `overloaded`; `tokens_missing` and `other_prompts` (met, but with another workload than
+    planned). Of an SLO:
     `met`, `missed`, `unproven` (met or missed, but not with the required confidence),
     `too_few_samples` (of a percentile), `unanswered` (it leaves too many requests out), `no_value`.
     """
@@ -135,7 +137,7 @@ class Decision:
 def decide(
     results: Sequence[SloResult],
     doubts: Sequence[Reason],
-    overload: str,
+    breakdown: Reason | None,
     confidence: float,
     required: Certainty | None,
     n_ok: int,
@@ -145,9 +147,10 @@ def decide(
 
     `doubts` (an invalid measurement, a run cut short) allow no verdict, nor do fewer successful
     requests (`n_ok`) than `min_requests`, nor a run without any. Otherwise a missed SLO or
-    an `overload` makes the run missed; otherwise all SLOs are met. A result that is less certain
-    than `required` counts as open, and an open SLO gives no verdict. A run without any SLO has no
-    verdict either, which is a failure only if none of its due requests was successful.
+    a `breakdown` (an overload, a frozen server) makes the run missed; otherwise all SLOs are met. A
+    result that is less certain than `required` counts as open, and an open SLO gives no verdict. A
+    run without any SLO has no verdict either, which is a failure only if none of its due requests
+    was successful, or if the server froze.
     """
     judged = [result for result in results if result.scope == "run"]
     none_successful = Reason("none_successful", "No request was successful.")
@@ -157,6 +160,8 @@ def decide(
         fewer = f"fewer than the {format_count(min_requests)} that --min-requests requires"
         text = f"{format_count(n_ok)} requests were successful, {fewer}."
         return Decision("no_verdict", 3, (Reason("too_few_successful", text),))
+    if not judged and breakdown is not None and breakdown.kind == "cause":
+        return Decision("no_verdict", 3, (breakdown,))
     if not judged and not n_ok:
         return Decision("no_verdict", 3, (none_successful,))
     if not judged:
@@ -164,9 +169,9 @@ def decide(
         return Decision("no_verdict", 0, (no_slo,))
     open_ = [r for r in judged if r.met is None or _is_below(r, required)]
     missed = [r for r in judged if r.met is False and not _is_below(r, required)]
-    if missed or overload:
-        reasons = [Reason("overloaded", overload)] if overload else []
-        reasons += [_reason(r, "missed", confidence, bool(overload)) for r in missed]
+    if missed or breakdown:
+        reasons = [breakdown] if breakdown else []
+        reasons += [_reason(r, "missed", confidence, breakdown is not None) for r in missed]
         return Decision("missed", 1, tuple(reasons))
     if open_:
         return Decision(

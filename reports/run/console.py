@@ -12,6 +12,7 @@ from loadgen.measure.server_load import describe_server
 from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.summary import Distribution, Summary
 from loadgen.measure.wording import format_count, format_value
+from reports.redaction import redact
 from reports.run import tables, verdict_section
 from reports.run.ending import ending, text
 
@@ -52,7 +53,7 @@ def table(summary: Summary) -> Group:
     if len(summary.backends) > 1:
         parts.append(_filled(tables.BACKEND_HEAD, tables.backend_rows(summary)))
     parts += [Text(f"  {line}", overflow="fold") for line in _rates(summary)]
-    parts += [Text(f"note: {finding}", overflow="fold") for finding in summary.findings]
+    parts += [Text(f"note: {redact(finding)}", overflow="fold") for finding in summary.findings]
     return Group(*parts)
 
 

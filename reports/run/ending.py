@@ -393,6 +393,8 @@ def _why(summary: Summary) -> str:
         return " ".join(text for text, kind in kinds if kind == "invalid")
     if summary.verdict != "missed":
         return ""
+    if summary.cause is not None:
+        return summary.cause.sentence.rstrip(".")
     kinds = zip(summary.reasons, summary.reason_kinds, strict=True)
     for reason, kind in kinds:
         if kind == "overloaded":
@@ -486,10 +488,13 @@ def _next(summary: Summary, steps: Sequence[NextStep], why: str) -> NextStep | N
     lacks."""
     if not steps:
         return None
-    if summary.verdict != "missed" or not summary.validity.trusted:
-        return replace(steps[0], text=_instruction(steps[0]))
-    if search := verdict_section.search_step(summary):
+    is_missed = summary.verdict == "missed" and summary.validity.trusted
+    if is_missed and (search := verdict_section.search_step(summary)):
         return search
+    if summary.validity.trusted and (of_cause := verdict_section.of_cause(summary)):
+        return of_cause[0]
+    if not is_missed:
+        return replace(steps[0], text=_instruction(steps[0]))
     cause, _, remedy = steps[-1].text.partition(": ")
     return NextStep(remedy if cause == why else cause)
 

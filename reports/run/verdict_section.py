@@ -193,7 +193,7 @@ class NextStep:
 def is_inconclusive(summary: Summary) -> bool:
     """Whether a valid run lacks only samples for a verdict: an SLO was met or missed in the run,
     but not with the required confidence."""
-    kinds = summary.reason_kinds
+    kinds = [kind for kind in summary.reason_kinds if kind != "cause"]
     return bool(kinds) and all(kind == "unproven" for kind in kinds)
 
 
@@ -217,16 +217,16 @@ def next_steps(summary: Summary, place: str, is_probe: bool = False) -> list[Nex
         return _repair(summary)
     if summary.verdict == "no_verdict" and not is_inconclusive(summary):
         return _no_verdict(summary, place)
-    steps = [*_failures(summary), *_longer(summary), *unreachable(summary)]
-    if summary.verdict == "missed" and not unreachable(summary):
+    steps = [*_failures(summary), *of_cause(summary), *_longer(summary), *unreachable(summary)]
+    if summary.verdict == "missed" and not unreachable(summary) and not of_cause(summary):
         steps += missed_causes(summary)
     search = None if is_probe else search_step(summary)
     return [*steps, *([search] if search else [])]
 
 
 def search_step(summary: Summary) -> NextStep | None:
-    """The search for the highest load that meets the SLO; None where it has no command or would not
-    help."""
+    """The search for the highest load that meets the SLO; None where it has no command (also where
+    no load would help, `Cause.is_about_load`) or would not help."""
     if not summary.capacity_command or summary.verdict == "no_verdict" or unreachable(summary):
         return None
     if summary.counts["truncated"] > _MANY_FAILURES * summary.counts["due"]:
@@ -245,6 +245,12 @@ def unreachable(summary: Summary) -> list[NextStep]:
     most = max(r.limit for r in missed)
     offered = f"Offer more than {format_value(most, 'per_s')} (--rate, arrivals.rate)"
     return [NextStep(f"{offered}: goodput cannot exceed the offered rate.")]
+
+
+def of_cause(summary: Summary) -> list[NextStep]:
+    """The step that follows from the cause of the misses."""
+    advice = "" if summary.cause is None or summary.verdict == "met" else summary.cause.advice
+    return [NextStep(advice)] if advice else []
 
 
 def _repair(summary: Summary) -> list[NextStep]:
@@ -283,7 +289,7 @@ def _no_verdict(summary: Summary, place: str) -> list[NextStep]:
             *_failures(summary),
             NextStep(f"Measure for at least {length} (--duration {length})."),
         ]
-    return [NextStep(_again(summary))]
+    return of_cause(summary) or [NextStep(_again(summary))]
 
 
 def _again(summary: Summary) -> str:
