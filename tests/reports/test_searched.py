@@ -58,10 +58,28 @@ OPEN = replace(FOUND, outcome="unsettled", value=None, low=8.0, high=None)
     [
         (
             FOUND,
-            "0.928 req/s [0.921, 0.938], 95 %",
-            ("0.928 req/s [0.921, 0.938], 95 %", "0.928 req/s", "[0.921, 0.938], 95 %"),
+            "between 0.921 and 0.939 req/s; promise 0.921",
+            (
+                "between 0.921 and 0.939 req/s; promise 0.921",
+                "0.928 req/s",
+                "[0.921, 0.938], 95 %",
+            ),
         ),
-        (WIDE, "12 req/s [8, 16], 95 %", ("12 req/s [8, 16], 95 %", "12 req/s", "[8, 16], 95 %")),
+        (
+            WIDE,
+            "between 8 and 16 req/s; promise 8",
+            ("between 8 and 16 req/s; promise 8", "12 req/s", "[8, 16], 95 %"),
+        ),
+        (
+            replace(WIDE, low=0.4, high=20.4),
+            "up to 21 req/s; no load can be promised yet",
+            ("up to 21 req/s; no load can be promised yet", "12 req/s", "[0.4, 20], 95 %"),
+        ),
+        (
+            replace(WIDE, unit="users", value=7, low=7, high=7),
+            "7 users",
+            ("7 users", "7 users", "[7, 7], 95 %"),
+        ),
         (
             OPEN,
             "at least 8 req/s; the search stopped before any load missed the SLO",
@@ -108,8 +126,8 @@ def page_of(probe, capacity, cache, n_probes=4):
 def test_the_page_of_a_probe_names_the_search_and_its_answer(probe, cache):
     top = page_of(probe, FOUND, cache)
     assert (
-        "Probe 03 of a capacity search. Result when this page was written, after 4 probes: 0.928 "
-        "req/s [0.921, 0.938], 95 %."
+        "Probe 03 of a capacity search. Result when this page was written, after 4 probes: between "
+        "0.921 and 0.939 req/s; promise 0.921."
     ) in top
     assert '<a href="../../report.html">' in top
     assert '<h3>Capacity</h3><p><span class="value">0.928 req/s</span>' in top

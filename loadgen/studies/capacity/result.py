@@ -71,7 +71,7 @@ class Capacity:
         return "; ".join(filter(None, self._result_and_ending()))
 
     def result(self) -> str:
-        """The sentence without the end of the search: `12.3 req/s [11.9, 12.7], 95 %`, or a
+        """The sentence without the end of the search: `between 40 and 66 req/s; promise 40`, or a
         bound."""
         return self._result_and_ending()[0]
 
@@ -90,8 +90,8 @@ class Capacity:
 
     def _result_and_ending(self) -> tuple[str, str]:
         """The result, and how a search ended that found no more than a bound, else ""."""
-        if interval := self.interval_text():
-            return f"{self.value_text()} {interval}", ""
+        if self.value is not None and self.low is not None and self.high is not None:
+            return range_text(self.low, self.high, self.unit), ""
         if self.outcome == "contradictory":
             return f"contradictory probes: {self.why} (in {self.unit})", ""
         if self.outcome == "misses":
@@ -112,21 +112,22 @@ class Capacity:
         return "interrupted" if self.is_interrupted else "the search stopped"
 
     def sureness(self) -> str:
-        """The precision and the cost of the result, for the second line."""
+        """The estimate, its precision and its cost, for the second line."""
         n = len(self.probes)
         spent = f"{n} {'probe' if n == 1 else 'probes'}, {_minutes(self.spent_s)}"
         if self.half_width is None:
             return self._doubt() + spent
-        reach = f"± {100 * self.half_width:.2g} %"
-        if self.half_width > _MOST_REACH:  # the ends are on the line before
-            reach = "a wide interval"
+        text = f"best estimate {self.value_text()}"
+        if self.half_width <= _MOST_REACH:  # else the bounds on the line before state it
+            text += f" ± {100 * self.half_width:.2g} %"
+        text += f" at {100 * self.confidence:g} % confidence"
         if self.outcome == "found":
-            return f"{reach} in {spent}"
+            return f"{text}; {spent}"
         if self.half_width <= self.precision:
-            return f"{reach}, not yet confirmed by long probes; {spent}"
-        return (
-            f"{reach}, requested ± {100 * self.precision:g} %: more time would narrow it; {spent}"
-        )
+            confirmed = "a second probe near it" if self.method == "schedule" else "long probes"
+            return f"{text}, not yet confirmed by {confirmed}; {spent}"
+        goal = f"± {100 * self.precision:g} %"
+        return f"{text}; more time would narrow it (requested {goal}); {spent}"
 
     def method_lines(self) -> list[str]:
         """How the value was estimated, where it is not by the schedule that was sent."""
@@ -255,6 +256,18 @@ def _client_limit(state: SearchState, untrusted_levels: Sequence[float]) -> floa
 
 
 _MOST_REACH = 0.5
+
+
+def range_text(low: float, high: float, unit: Unit) -> str:
+    """`between 40 and 66 req/s; promise 40`: both bounds rounded outwards to a unit of at most half
+    of the distance between the middle and a bound."""
+    if high <= low:
+        return f"{_rounded(low, 3)} {unit}"
+    step = 10.0 ** math.floor(math.log10((high - low) / 4))
+    least, most = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+    if least <= 0:
+        return f"up to {most:.6g} {unit}; no load can be promised yet"
+    return f"between {least:.6g} and {most:.6g} {unit}; promise {least:.6g}"
 
 
 def _digits(half_width: float) -> int:

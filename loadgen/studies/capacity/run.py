@@ -34,8 +34,8 @@ from loadgen.studies.capacity.next_probe import (
 )
 from loadgen.studies.capacity.observed import probe_of
 from loadgen.studies.capacity.probe import Grade, Probe
-from loadgen.studies.capacity.result import Capacity, CapacityFile, Unit, conclude
-from loadgen.studies.capacity.spec import CapacitySpec, question_of
+from loadgen.studies.capacity.result import Capacity, CapacityFile, Unit, conclude, range_text
+from loadgen.studies.capacity.spec import PRECISION, CapacitySpec, question_of
 from loadgen.studies.cells.cell import Cell
 from loadgen.studies.cells.servers import CellServers
 from loadgen.studies.study import Place
@@ -57,7 +57,7 @@ def capacity(
     between: tuple[float, float] | None = None,
     budget_s: float = math.inf,
     confidence: float = 0.95,
-    precision: float = 0.05,
+    precision: float = PRECISION,
     resume: bool = False,
     **options: Any,
 ) -> Capacity:
@@ -290,4 +290,4 @@ def seed_of(scenario: Scenario, number: int) -> int:
 def _so_far(state: SearchState, unit: Unit) -> str:
     if state.value is None or state.low is None or state.high is None:
         return "capacity not bracketed yet"
-    return f"capacity {state.value:.4g} [{state.low:.4g}, {state.high:.4g}] {unit}"
+    return range_text(state.low, state.high, unit).partition(";")[0]

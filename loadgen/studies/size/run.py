@@ -48,6 +48,7 @@ from loadgen.workload.schedule import make_plan
 SIZE = Study("size", "sizing", Size)
 _ROUTERS = ("round_robin", "power_of_two", "join_shortest_queue")
 SIMULATED = "sim"
+_PRECISION = 0.05  # of the simulated capacity
 _POWER = "gpu_power_w"  # of all GPUs of the server together
 
 
@@ -267,7 +268,12 @@ def attainment(run: Run) -> float:
 def _search_spec(spec: SizeSpec, engine: str = "") -> CapacitySpec:
     options = RunOptions(engine=engine, environ=dict(os.environ))
     return CapacitySpec(
-        spec.scenario, SIMULATED, options, attainment=spec.attainment, budget_s=spec.budget_s
+        spec.scenario,
+        SIMULATED,
+        options,
+        attainment=spec.attainment,
+        budget_s=spec.budget_s,
+        precision=_PRECISION,
     )
 
 
