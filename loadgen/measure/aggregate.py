@@ -14,6 +14,7 @@ from loadgen.measure.evidence import Evidence, recorded_evidence
 from loadgen.measure.fairness import fairness
 from loadgen.measure.findings import findings, token_marks
 from loadgen.measure.judging_slos import other_slos, own_slos
+from loadgen.measure.load import change_through
 from loadgen.measure.per_request import Mask, without_own
 from loadgen.measure.run_results import RunResults, run_results
 from loadgen.measure.scope import Scope
@@ -98,6 +99,8 @@ def _proof(evidence: Evidence, results: RunResults) -> _Proof:
     if excess:
         results = results.without_needs()
         unsure = open_overload(run, columns, error, due, evidence.window)
+    elif why := change_through(run, columns, due, evidence.window):
+        results = results.without_needs(why)
     too_large = imprecise(run, columns, error, due, run.manifest.instrument_limits)
     is_late = is_disturbed(evidence.checks)
     own_error = instrument_check(run, results.judged, too_large, is_late, unsure)

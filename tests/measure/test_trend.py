@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from loadgen.errors import UsageError
 from loadgen.measure.attainment import steady_from, with_window
-from loadgen.measure.statistics.trend import has_trend, reversion, slope_and_error
+from loadgen.measure.statistics.trend import has_trend, has_wave, reversion, slope_and_error
 from tests.runs import measured_run
 
 
@@ -101,3 +101,22 @@ def test_the_slope_of_a_line_and_its_error():
     slope, error = slope_and_error(3 + 0.5 * np.arange(40))
     assert (slope, error) == pytest.approx((0.5, 0.0), abs=1e-9)
     assert slope_and_error(np.full(9, 2.0)) == (0.0, 1.0)
+
+
+def arrivals(n, swing, periods, seed):
+    """n instants in [0, 1) whose rate follows a sine."""
+    rng, kept = np.random.default_rng(seed), []
+    while len(kept) < n:
+        at = rng.random()
+        if rng.random() * (1 + swing) < 1 + swing * np.sin(2 * np.pi * periods * at):
+            kept.append(at)
+    return np.array(kept)
+
+
+def test_one_day_in_the_window_is_found_and_four_days_are_none():
+    assert all(has_wave(arrivals(300, 0.5, 1, seed)) for seed in range(20))
+    assert sum(has_wave(arrivals(300, 0.5, 4, seed)) for seed in range(40)) <= 3
+    assert sum(has_wave(arrivals(300, 0.0, 1, seed)) for seed in range(40)) <= 3
+    assert has_wave(np.sqrt(np.linspace(0, 0.999, 300)))  # a ramp from zero
+    assert not has_wave(np.linspace(0, 0.999, 300))
+    assert not has_wave(np.linspace(0, 0.5, 19))
