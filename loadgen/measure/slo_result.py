@@ -11,6 +11,7 @@ from loadgen.measure.catalog import METRICS, Unit
 from loadgen.measure.slo import Slo
 from loadgen.measure.statistics.dependence import LEAST_TIMES, Dependence
 from loadgen.measure.statistics.intervals import BoundTimes, Interval
+from loadgen.measure.statistics.percentiles import fewest_samples
 from loadgen.measure.statistics.population import Population
 from loadgen.measure.statistics.proportions import exact_bounds, needed_n
 from loadgen.measure.wording import format_count, format_value
@@ -276,11 +277,6 @@ def percentile_result(slo: Slo, population: Population, confidence: float) -> Sl
     times = _times_by_n(found, n, confidence)
     needed = needed_n(n_misses, n, slo.quantile, confidence, times)
     return _result(slo, bounds, n, needed, found)
-
-
-def fewest_samples(quantile: float) -> int:
-    """The smallest n that has a percentile: ⌈1 / (1 − q)⌉ samples, so that one lies beyond it."""
-    return math.ceil(round(1 / (1 - quantile), 6))
 
 
 def mean_result(slo: Slo, population: Population, confidence: float) -> SloResult:
