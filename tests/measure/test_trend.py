@@ -53,6 +53,13 @@ def test_a_short_warm_up_is_cut() -> None:
     assert steady_from(times) == 100
 
 
+@pytest.mark.parametrize(("load", "n"), [(0.7, 1000), (0.9, 300)])
+def test_a_busy_stretch_at_the_start_of_a_steady_queue_is_kept(load: float, n: int) -> None:
+    """Cut in 8 % of runs; MSER-5 alone cuts 30 to 40 %. 20 or more of 100 in one case of 1 000."""
+    cut = sum((steady_from(response_times(load, n, 900 + seed)) or 0) > 0 for seed in range(100))
+    assert cut < 20
+
+
 @pytest.mark.parametrize("n", [0, 1, 19, 20, 1000])
 def test_equal_values_have_no_trend(n: int) -> None:
     assert not has_trend(np.full(n, 0.1))
