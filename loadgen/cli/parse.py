@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=str)
 
+_CONFIDENCE = 0.95
 NO_DEFAULTS: Mapping[str, object] = {}
 _ALL_AT_ONCE = (
     "--rate inf: all requests at once measure only their own queue; use --concurrency N (N requests"
@@ -68,14 +70,41 @@ def choose_scenario(
         others.pop("duration", None)  # it would limit the time for them
     values = {**others, **values}
     missing = [flag_of(name) for name in LENGTHS if name not in values and not has_lengths]
-    if "duration" not in values and "num_prompts" not in values and "trace" not in values:
-        missing.append("--duration (or --num-prompts)")
     if not has_trace and not any(name in values for name in LOADS):
         missing = ["--rate (or --concurrency)", *missing]
     if missing:
         flags_too = f", or add {', '.join(missing)}" if traffic else ""
         raise UsageError(f"no scenario: name one (see `slobench list scenarios`){flags_too}")
+    if not any(name in values for name in ("duration", "num_prompts", "trace")) and not any(
+        _sets(settings, f"phases{key}") for key in ("", ".measure", ".requests")
+    ):
+        values["duration"] = _length_for(values)
+        typer.echo(
+            f"length: {values['duration']}, as no flag states one (--duration, --num-prompts)",
+            err=True,
+        )
     return scenario_from_flags(**values, overrides=settings)
+
+
+def _length_for(values: Mapping[str, Any]) -> str:
+    """The length of a window with enough requests to be clear of the limits without a late answer,
+    20 s to 2 minutes; a minute for a closed loop, whose rate follows from the server."""
+    from loadgen.measure.slo import parse_slo, with_implied
+    from loadgen.measure.statistics.proportions import least_n
+    from loadgen.units import parse_rate_per_s, write_duration
+
+    try:
+        rate_per_s = parse_rate_per_s(values.get("rate"))
+    except ValueError:  # no rate, or a wrong one, which the validation of the scenario names
+        return "60s"
+    shares = [0.95]
+    for slo, _ in with_implied([parse_slo(text) for text in values.get("slo", ())]):
+        share = slo.limit if slo.metric == "attainment" else slo.quantile
+        shares += [] if share is None or share == 1 else [share]
+    n_requests = least_n(0, max(shares), _CONFIDENCE)
+    enough = n_requests + 2 * math.sqrt(n_requests)  # another draw has fewer
+    length_s = 5 * math.ceil(enough / rate_per_s / 5)
+    return write_duration(min(120, max(20, length_s)))
 
 
 def _sets(settings: Sequence[str], key: str) -> bool:

@@ -16,6 +16,7 @@ from loadgen.measure.evidence import Evidence, recorded_evidence
 from loadgen.measure.fairness import fairness
 from loadgen.measure.findings import findings, token_marks
 from loadgen.measure.judging_slos import other_slos, own_slos
+from loadgen.measure.load import change_through
 from loadgen.measure.per_request import Mask, without_own
 from loadgen.measure.run_results import RunResults, run_results
 from loadgen.measure.scope import Scope
@@ -131,6 +132,8 @@ def _proof(evidence: Evidence, scope: Scope, results: RunResults) -> _Proof:
     if excess or has_stopped:
         results = results.without_needs()
         unsure = open_overload(run, columns, error, due, evidence.window)
+    elif why := change_through(run, columns, due, evidence.window):
+        results = results.without_needs(why)
     too_large = imprecise(run, columns, error, due, run.manifest.instrument_limits)
     is_late = is_disturbed(evidence.checks)
     if has_stopped:  # the SLOs do not decide

@@ -118,6 +118,11 @@ def execute(
     if not scenario.stream and target in OPENERS.names():
         raise UsageError(f"--target {target} streams every answer: remove stream: false")
     plan = make_plan(scenario)
+    if server is None and any(slo.quantile for slo in scenario.all_slos()):
+        from loadgen.workload.preview import missing_percentiles  # not needed by other runs
+
+        for problem in missing_percentiles(scenario, plan.schedule):
+            console.print(f"note: {problem}", style="yellow", soft_wrap=True, markup=False)
     for note in scenario.notes() if server is None else ():
         console.print(f"note: {note}", style="dim", soft_wrap=True, markup=False)
     with run_directory(scenario.name, options.out_dir, options.force) as directory:

@@ -174,9 +174,11 @@ def _proof(result: SloResult) -> TableCell:
     word = {None: "–", True: "yes", False: "no"}[result.proven]
     if result.certainty == "clear":
         return TableCell("no", small="clear of the limit" if result.met else "missed by far")
-    if result.n_needed is None:
+    if result.n_wanted is None:
         return TableCell(word)
-    return TableCell(word, small=f"needs n ≈ {format_count(result.n_needed)}")
+    if result.n_wanted != result.n_needed:
+        return TableCell(word, small=f"clear from n ≈ {format_count(result.n_wanted)}")
+    return TableCell(word, small=f"needs n ≈ {format_count(result.n_wanted)}")
 
 
 _MANY_FAILURES = 0.01  # of the due requests
@@ -319,23 +321,27 @@ def _longer(summary: Summary) -> list[NextStep]:
     """The length of a run that would make the open SLOs certain. An SLO of a class needs requests
     of that class."""
     parts: dict[str, Summary | ClassSummary] = {"": summary, **summary.classes}
+    is_open = summary.verdict == "no_verdict"
     needs = [
-        (result.n_needed * summary.window.length_s / part.counts["due"], result.n_needed, name)
+        (n * summary.window.length_s / part.counts["due"], n, name, n == result.n_needed)
         for name, part in parts.items()
         for result in part.slo
-        if result.certainty == "in_run" and result.n_needed and part.counts["due"]
-        if summary.verdict == "no_verdict" or not result.is_implied
+        for n in [result.n_needed if is_open else result.n_wanted]
+        if result.certainty == "in_run" and n and part.counts["due"]
+        if is_open or not result.is_implied
         if summary.verdict != "missed" or result.met is False  # what the run missed comes first
     ]
     if not needs:
         return []
-    length_s, n_needed, name = max(needs)
+    length_s, n_needed, name, is_proof = max(needs)
     requests = f"requests of {name}" if name else "requests"
+    sure = (
+        f"reach {100 * summary.confidence:g} % confidence" if is_proof else "be clear of the limit"
+    )
     return [
         NextStep(
             f"Measure for {_whole_minutes(length_s)} (--duration"
-            f" {_whole_minutes(length_s)}) to reach"
-            f" {100 * summary.confidence:g} % confidence: about {format_count(n_needed)}"
+            f" {_whole_minutes(length_s)}) to {sure}: about {format_count(n_needed)}"
             f" {requests} are needed, which take {format_value(length_s, 's')}."
         )
     ]
