@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from loadgen.archive import checksums, store
+from loadgen.archive.names import runs_below
 from loadgen.errors import RunInvalid, SlobenchError, UsageError
 
 State = Literal["verified", "unfinished", "damaged"]
@@ -42,8 +43,7 @@ def verify(path: Path, check_store: CheckStore = lambda path: None) -> list[Veri
         return [store_result]
     if (path / "manifest.json").is_file():
         return [_run(path)]
-    found = [_run(manifest.parent) for manifest in sorted(path.rglob("manifest.json"))
-             if not any(part.is_symlink() for part in manifest.parents)]  # fmt: skip
+    found = [_run(directory) for directory in runs_below(path)]
     roots = sorted({key.parent.parent for key in path.rglob("key.json")})
     stores = [_store(root, check_store) for root in roots]
     found += [result for result in stores if result is not None]

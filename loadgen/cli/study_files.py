@@ -11,6 +11,9 @@ _FILES = ("loadgen.studies.nightly.run",)
 _STORES = ("loadgen.studies.nightly.baseline",)
 """Modules with `check_store`: the files of a store and their problems, None for no store."""
 
+_RESULTS = ("loadgen.studies.stored",)
+"""Modules with `stored_result`: the result of a study in a directory, None for another one."""
+
 
 class StoreCheck(NamedTuple):
     """The number of files of a store, and the problems, sentences that begin with a path."""
@@ -31,6 +34,12 @@ def check_store(path: Path) -> StoreCheck | None:
     """The check of a directory that a study keeps; None for any other."""
     found = _first(_STORES, "check_store", path)
     return None if found is None else StoreCheck(*found)
+
+
+def stored_result(directory: Path) -> Any:
+    """The result of a study with its JSON, its page and its text for the terminal
+    (`loadgen.studies.stored`); None for a directory without a study."""
+    return _first(_RESULTS, "stored_result", directory)
 
 
 def _first(modules: tuple[str, ...], check: str, path: Path) -> Any:
