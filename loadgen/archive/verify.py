@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from loadgen.archive import checksums, store
+from loadgen.archive.names import runs_below
 from loadgen.errors import RunInvalid, SlobenchError, UsageError
 
 State = Literal["verified", "unfinished", "damaged"]
@@ -42,7 +43,7 @@ def verify(path: Path, check_store: CheckStore = lambda path: None) -> list[Veri
         raise UsageError(f"{path}: not a directory")
     if (path / "manifest.json").is_file():
         return [_run(path)]
-    results = [_run(directory) for directory in _directories(path, "manifest.json", 1)]
+    results = [_run(directory) for directory in runs_below(path)]
     roots = {root for mark, depth in _MARKS.items() for root in _directories(path, mark, depth)}
     stores = [check_store(root) for root in sorted({path, *roots})]
     results += [result for result in stores if result is not None]

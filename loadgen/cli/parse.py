@@ -16,6 +16,9 @@ import typer
 from loadgen.errors import UsageError, nearest
 from loadgen.plugins import load_plugin
 from loadgen.units import is_bare_number, parse_duration_s, parse_share
+from loadgen.workload.flag_values import slo_flags as slo_flags
+from loadgen.workload.flag_values import with_unit as with_unit
+from loadgen.workload.flag_values import with_units
 
 if TYPE_CHECKING:
     from loadgen.cli.flags import ScenarioFlags, TrafficFlags, WatchFlags
@@ -27,10 +30,6 @@ T = TypeVar("T", bound=str)
 
 _CONFIDENCE = 0.95
 NO_DEFAULTS: Mapping[str, object] = {}
-_ALL_AT_ONCE = (
-    "--rate inf: all requests at once measure only their own queue; use --concurrency N (N requests"
-    " in flight, the next starts when one ends), or --set 'arrivals={kind: burst, requests: N}'"
-)
 
 
 def choose_scenario(
@@ -45,18 +44,14 @@ def choose_scenario(
     `source` takes the place of `flags.scenario`; `settings` come before those of `--set`. Without a
     file, `defaults` hold the values of flags that the verb can do without."""
     from loadgen.workload.scenario import load_scenario, scenario_from_flags
-    from loadgen.workload.traffic_flags import FLAGS, LENGTHS, LOADS, flag_of
+    from loadgen.workload.traffic_flags import LENGTHS, LOADS, flag_of
 
     load_plugins(flags.plugin)
     source = source or flags.scenario
     values = {**(asdict(traffic) if traffic else {}), "seed": flags.seed}
     values["slo"] = slo_flags(flags.slo, flags.goodput)
     values = {name: value for name, value in values.items() if value is not None}
-    for name, flag in FLAGS.items():
-        if flag.unit and name in values:
-            values[name] = with_unit(values[name], flag.unit)
-    if values.get("rate") in ("inf", "inf/s"):
-        raise UsageError(_ALL_AT_ONCE)
+    values = with_units(values)
     settings = [*settings, *(flags.set_ or ())]
     if source is not None:
         return load_scenario(source, settings, flags=values)
@@ -136,43 +131,6 @@ def with_limits(scenario: Scenario, attainment: float | None) -> tuple[Scenario,
 def load_plugins(paths: Sequence[Path] | None) -> None:
     for path in paths or ():
         load_plugin(path)
-
-
-def with_unit(text: str, unit: str) -> str:
-    """A flag's value with its unit: `8` as `8/s`. Files need the unit; on a command line the flag
-    leaves no doubt."""
-    return f"{text.strip()}{unit}" if is_bare_number(text) else text
-
-
-def slo_flags(slo: Sequence[str] | None, goodput: Sequence[str] | None) -> list[str] | None:
-    """The SLOs of `--slo` and `--goodput`; None where neither is given. `--slo` also takes the name
-    of a preset, and `<` for `<=`."""
-    from loadgen.measure.slo import from_goodput, parse_slo, with_allowed_operator
-    from loadgen.workload.presets import PRESETS, SloPreset, expanded
-
-    if not slo and not goodput:
-        return None
-    entries: list[str | SloPreset] = []
-    for text in slo or ():
-        name = text.strip().removeprefix("preset:")
-        if name in PRESETS:
-            entries.append(SloPreset(preset=name))
-            continue
-        try:
-            entries.append(parse_slo(with_allowed_operator(text)).text)
-        except ValueError as error:
-            raise UsageError(f"--slo: {error}{_nearest_preset(text)}") from None
-    try:
-        return [*expanded(entries), *from_goodput(goodput or ())]
-    except ValueError as error:
-        raise UsageError(f"--goodput {error}") from None
-
-
-def _nearest_preset(text: str) -> str:
-    """A hint for a text without an operator, which may be meant as a preset."""
-    from loadgen.workload.presets import PRESETS
-
-    return "" if set(text) & set("<>=≤≥") else f", or a preset: {nearest(text.strip(), PRESETS)}"
 
 
 def read_target(target: str | None, choices: str = "a target file, reference, sim or mock") -> str:

@@ -15,6 +15,9 @@ _STORES = ("loadgen.studies.study", "loadgen.studies.nightly.baseline")
 """Modules with `check_store`: the files of a study or a baseline and their problems, None for any
 other directory."""
 
+_RESULTS = ("loadgen.studies.stored",)
+"""Modules with `stored_result`: the result of a study in a directory, None for another one."""
+
 
 def check_file(path: Path) -> str | None:
     """The content of a file that a study reads in place of a scenario, in words; None for a
@@ -27,6 +30,12 @@ def check_store(path: Path) -> Verified | None:
     """The check of a directory that a study keeps; None for any other."""
     found: Verified | None = _first(_STORES, "check_store", path)
     return found
+
+
+def stored_result(directory: Path) -> Any:
+    """The result of a study with its JSON, its page and its text for the terminal
+    (`loadgen.studies.stored`); None for a directory without a study."""
+    return _first(_RESULTS, "stored_result", directory)
 
 
 def _first(modules: tuple[str, ...], check: str, path: Path) -> Any:

@@ -22,9 +22,10 @@ import msgspec
 import typer
 
 from loadgen.archive import checksums
-from loadgen.archive.directory import make_directory, reserved
+from loadgen.archive.directory import make_directory, point_latest, reserved
 from loadgen.archive.directory_lock import NAME as LOCK
 from loadgen.archive.directory_lock import held
+from loadgen.archive.names import MARKER as MARKER
 from loadgen.archive.verify import State, Verified
 from loadgen.cli.terminal import print_json, stdout
 from loadgen.errors import RunInvalid, SlobenchError, UsageError
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 R = TypeVar("R", bound=JsonSection)
-MARKER = "study.json"
 _LOGS = "servers"
 NO_DEFINITION: Mapping[str, Any] = {}
 
@@ -113,6 +113,8 @@ class Study(Generic[R]):
             with held(directory, f"--out {directory}", f"the {self.noun} {label}".rstrip()):
                 marker = self._entered(directory, label, resume, definition, command)
                 yield Place(self, directory, marker, resume)
+                if not (directory.parent / MARKER).is_file():  # not a part of another study
+                    point_latest(directory)
         except BaseException:
             if is_new and not self._has_work(directory):
                 _remove(directory, (MARKER, checksums.NAME, *self.before))

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.slo_result import SloResult
 from loadgen.measure.summary import ClassSummary, Summary
 from loadgen.measure.verdict import error_note, is_dependent
 from loadgen.measure.wording import format_count, format_value
+from reports.ending import NextStep, Tone
 from reports.run.tables import TableCell
-
-Tone = Literal["met", "missed", "unknown", "invalid"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,14 +180,6 @@ def _proof(result: SloResult) -> TableCell:
 
 
 _MANY_FAILURES = 0.01  # of the due requests
-
-
-@dataclass(frozen=True, slots=True)
-class NextStep:
-    """A step for the reader, and the command that does it ("" for none)."""
-
-    text: str
-    command: str = ""
 
 
 def is_inconclusive(summary: Summary) -> bool:

@@ -9,7 +9,8 @@ import pytest
 
 from loadgen.measure.aggregate import summarize
 from loadgen.records import Run
-from reports.run.ending import ending, text
+from reports.ending import text
+from reports.run.ending import ending
 from tests.runs import changed, cut_off, measured_run, starved, traffic, two_classes, with_manifest
 
 COMMAND = ("slobench", "run", "chat.yaml", "--target", "sim")

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-import os
 import shutil
 import tempfile
 import time
@@ -20,7 +19,7 @@ from rich.console import Console
 from loadgen.archive.engine_logs import ServedRun
 from loadgen.errors import RunInvalid, TargetError, UsageError
 from loadgen.run.execute import SIMULATED, FinishedRun, execute
-from loadgen.run.run_options import RunOptions, takes_run_options
+from loadgen.run.run_options import RunOptions, split_keywords, takes_run_options
 from loadgen.run.target import finish
 from loadgen.studies.capacity.early_stop import EarlyStop
 from loadgen.studies.capacity.files import CAPACITY, definition, store, write
@@ -40,7 +39,7 @@ from loadgen.studies.cells.cell import Cell
 from loadgen.studies.cells.servers import CellServers
 from loadgen.studies.study import Place
 from loadgen.workload.scaling import Over, scaled, with_window
-from loadgen.workload.scenario import Scenario, load_scenario
+from loadgen.workload.scenario import Scenario
 from targets.quiesce import quiesce
 
 _TRIES = 2  # at a load at which the client could not be trusted
@@ -64,16 +63,14 @@ def capacity(
     """The highest load at which a target meets a scenario's SLO, with a confidence interval.
 
     Loads are requests per second, or users with `over="concurrency"`; further options are the
-    fields of RunOptions (`engine`, `model`, `n_workers`, …). Probes are stored in `out_dir`, by
-    default `runs/capacity-<scenario>-<time>`. Raises UsageError for a scenario that cannot be
-    searched.
+    fields of RunOptions (`engine`, `model`, `n_workers`, …) and flags on the scenario (`slo`, …).
+    Probes are stored in `out_dir`, by default `runs/capacity-<scenario>-<time>`. Raises UsageError
+    for a scenario that cannot be searched.
     """
-    chosen = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
-    options.setdefault("environ", dict(os.environ))
+    chosen, run_options = split_keywords(scenario, options)
     spec = CapacitySpec(
-        chosen, target, RunOptions(**options), over, attainment, between, budget_s, confidence,
-        precision,
-    )  # fmt: skip
+        chosen, target, run_options, over, attainment, between, budget_s, confidence, precision
+    )
     return search(spec, Path(out_dir) if out_dir else None, Console(quiet=True), resume=resume)
 
 
