@@ -39,7 +39,9 @@ def _capacity(directory: Path, definition: Mapping[str, Any]) -> StoredResult:
     from loadgen.studies.capacity.view import table
 
     found = CAPACITY.read(directory).capacity()
-    return StoredResult(found.to_json(), lambda: table(found), directory / "report.html")
+    return StoredResult(
+        found.to_json(), lambda: table(found, "the SLO", is_full=False), directory / "report.html"
+    )
 
 
 def _sweep(directory: Path, definition: Mapping[str, Any]) -> StoredResult:

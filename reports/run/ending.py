@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.findings import NO_LIMITS
-from loadgen.measure.slo_result import CERTAINTIES, SloResult, fewest_samples
+from loadgen.measure.slo_result import CERTAINTIES, SloResult
+from loadgen.measure.statistics.percentiles import fewest_samples
 from loadgen.measure.summary import PERCENTILES, ClassSummary, Distribution, Summary
 from loadgen.measure.verdict import duration, error_note
 from loadgen.measure.wording import format_count, format_value
@@ -400,10 +401,14 @@ def _uncertain(result: SloResult | None, summary: Summary) -> str:
     if result.certainty == "too_close":
         return f"too close to tell at this rate: {level} takes more than an hour; try another rate"
     parts = [f"the run is too short for {level}"]
-    if result.n_needed:
-        n = format_count(result.n_needed)
-        parts = [f"{level} needs about {n} requests{duration(result)}"]
-    if result.margin is not None and not result.margin.is_clear:
+    n = result.n_wanted
+    if result.no_length:
+        parts = [f"no length of run is advised, because {result.no_length}"]
+    elif n:
+        is_clear = n != result.n_needed
+        aim = "to be clear of the limit, the run" if is_clear else level
+        parts = [f"{aim} needs about {format_count(n)} requests{duration(result, n)}"]
+    if result.margin is not None and not result.margin.is_clear and result.margin.text:
         parts.append(f"not clear of the limit, because {result.margin.text}")
     return "; ".join(parts)
 
