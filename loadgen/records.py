@@ -92,11 +92,17 @@ REQUESTS = np.dtype(
         ("finish_s", "f8"),  # the finish reason in a chunk of its own; NaN = with a token, or none
         ("hidden_tokens", "u4"),  # of output_tokens: reasoning that was not streamed
         ("unknown_events", "u2"),  # events that are none of the API's, skipped
+        ("retry_after_s", "f4"),  # the Retry-After of a failed answer; NaN = none
         ("answer_crc32", "u4"),  # of the first 128 bytes of the answer's text; 0 = unknown
     ]
 )
-LATER_REQUESTS = ("hidden_tokens", "unknown_events", "answer_crc32")
-"""Columns that older requests.parquet lack: 0 there."""
+LATER_REQUESTS = {
+    "hidden_tokens": 0,
+    "unknown_events": 0,
+    "retry_after_s": np.nan,
+    "answer_crc32": 0,
+}
+"""Columns that older requests.parquet lack, and their values there."""
 CHUNKS = np.dtype(
     [("request_id", "u4"), ("received_s", "f8"), ("tokens", "u2")]
 )  # tokens 0 = unknown
@@ -251,7 +257,6 @@ class Run:
     names: Names = field(default_factory=Names)
     instrument: ClientReport = field(default_factory=ClientReport)
     server_rows: ServerRows = field(default_factory=lambda: np.empty(0, SERVER))
-    is_verified: bool = True
 
     @cached_property
     def schedule(self) -> pd.DataFrame:

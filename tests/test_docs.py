@@ -6,6 +6,7 @@ import shlex
 from functools import cache
 from pathlib import Path
 
+import yaml
 from typer.main import get_command
 
 from loadgen.cli.app import app
@@ -205,3 +206,14 @@ def test_each_validity_check_and_finding_is_explained():
 def test_every_decision_has_its_number_once():
     numbers = [path.name[:4] for path in sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))]
     assert numbers == [f"{n:04d}" for n in range(1, len(numbers) + 1)]
+
+
+def test_each_yaml_example_can_be_read():
+    broken = []
+    for page in PAGES:
+        for block in re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+            try:
+                yaml.safe_load(block)
+            except yaml.YAMLError as error:
+                broken.append(f"{page.relative_to(ROOT)}: {error}")
+    assert not broken, "\n".join(broken)

@@ -59,6 +59,15 @@ def expect(directory: Path, name: str, content: bytes) -> None:
         _write(directory, {**listed, name: digests})
 
 
+def replace(directory: Path, name: str, content: bytes) -> None:
+    """Replaces a file of a directory as a whole, and renews its digest. A directory without
+    checksums stays without."""
+    expect(directory, name, content)
+    with replacing(directory / name) as partial:
+        partial.write_bytes(content)
+    cover(directory, directory / name)
+
+
 def read(directory: Path) -> dict[str, tuple[str, ...]] | None:
     """File name → its digests; None without checksums. Raises RunInvalid for a damaged file."""
     path = directory / NAME
@@ -75,6 +84,14 @@ def read(directory: Path) -> dict[str, tuple[str, ...]] | None:
             raise RunInvalid(f"{path}: damaged in line {number}; {_REMEDY}")
         listed[match[2]] = (*listed.get(match[2], ()), match[1])
     return listed
+
+
+def missing(directory: Path) -> RunInvalid:
+    """The error for a directory whose checksums are missing."""
+    return RunInvalid(
+        f"{directory / NAME}: is missing: without it, nothing shows that the files there are "
+        f"unchanged; {_REMEDY}"
+    )
 
 
 def check(directory: Path, listed: Mapping[str, tuple[str, ...]], names: Iterable[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import zlib
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,6 +36,9 @@ _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")  # no JSON or HTML begi
 IN_ANSWER = "error in the answer: "
 _DATA_NAMES = (b"", b"message", b"data")  # events of another name need not be of the API
 _LINE_START = 20
+_RETRY_AFTER = re.compile(r"^retry-after(-ms)?: *(\d{1,9}(?:\.\d*)?)$", re.MULTILINE)
+# The limit itself, not what is left of it, which differs in every answer.
+_LIMIT = re.compile(r"(?!.*(?:remaining|reset|used))[^:]*rate-?limit-?[^:]*(?:limit|policy)[^:]*:")
 SEVERAL_CHOICES = "the stream has several choices, which cannot be told apart in time"
 _SHAPED_PARTS = 32  # below it, to decode every event takes less time than to find their shape
 _TEXT_BYTES = 128  # of an answer, by which it is compared with others
@@ -137,6 +142,7 @@ class Decoded:
     server: dict[str, float] = field(default_factory=dict)
     hidden_tokens: int = 0
     unknown_events: int = 0
+    retry_after_s: float = math.nan
     answer_crc32: int = 0
 
     def fail(self, status: Status, error: str) -> None:
@@ -165,6 +171,7 @@ def decode(exchange: Exchange, adapter: Adapter) -> Decoded:
         result.fail(exchange.outcome, exchange.error)
     if exchange.http_status not in (0, 200):
         result.fail(Status.http_error, _http_error(exchange, body.data, adapter))
+        result.retry_after_s = retry_after_s(exchange.limits)
         return result
     if not exchange.headers_ns:
         return result
@@ -460,7 +467,18 @@ def _check_end(result: Decoded, is_done: bool) -> None:
 def _http_error(exchange: Exchange, body: bytes, adapter: Adapter) -> str:
     """The server's message if the body is in OpenAI's error format, else the start of the body."""
     message = _message(body, adapter)
-    return f"HTTP {exchange.http_status}: {message or _excerpt(body) or 'empty body'}"
+    text = f"HTTP {exchange.http_status}: {message or _excerpt(body) or 'empty body'}"
+    stated = [line for line in exchange.limits.splitlines() if _LIMIT.match(line)]
+    return f"{text} ({'; '.join(stated)})" if stated else text
+
+
+def retry_after_s(limits: str) -> float:
+    """Seconds to wait by the headers of a failed answer (`Exchange.limits`), NaN without a number.
+    RFC 9110 section 10.2.3; `retry-after-ms` is OpenAI's and Azure's."""
+    found = _RETRY_AFTER.search(limits)
+    if found is None:
+        return math.nan
+    return float(found[2]) * (1e-3 if found[1] else 1.0)
 
 
 def _message(body: bytes, adapter: Adapter) -> str | None:

@@ -39,6 +39,9 @@ Set = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
+Full = Annotated[
+    bool, typer.Option("--full", help="Print all tables and notes below the ten lines.")
+]
 Confidence = Annotated[
     str | None,
     typer.Option(help="E.g. 95%: no verdict if the confidence interval contains the limit."),
@@ -97,8 +100,8 @@ Export = Annotated[
 FailOn = Annotated[
     str | None,
     typer.Option(
-        help="Exit code 1 for worse; 3 for `inconclusive` (or invalid), `invalid`. Default: worse, "
-        "or as a nightly file says."
+        help="`worse`: exit code 1 for worse, 3 for invalid; `inconclusive`: also 3 for "
+        "inconclusive. Default: worse, or as a nightly file says."
     ),
 ]
 

@@ -17,6 +17,7 @@ from loadgen.cli.flags import (
     Clear,
     Confidence,
     Export,
+    Full,
     Goodput,
     Json,
     MinRequests,
@@ -51,6 +52,7 @@ def report(
         bool, typer.Option("--pdf", help="Also the page as report.pdf (needs Chromium).")
     ] = False,
     svg: Annotated[bool, typer.Option("--svg", help="Also each figure as figures/*.svg.")] = False,
+    full: Full = False,
     json: Json = False,
 ) -> None:
     """Compute the numbers of recorded runs again and rewrite their report.html. To check other
@@ -82,7 +84,7 @@ def report(
         )
         summaries.append(summary.to_json())
         if not json:
-            print_summary(summary, as_json=False)
+            print_summary(summary, as_json=False, is_full=full, directory=directory)
         typer.echo(f"report: {directory / 'report.html'}", err=True)
         write_copies(directory / "report.html", browser, png=png, pdf=pdf, svg=svg)
         write_exports(directory, exports, slo)
@@ -137,6 +139,7 @@ def rescore(
     confidence: Confidence = None,
     clear: Clear = False,
     min_requests: MinRequests = None,
+    full: Full = False,
     json: Json = False,
 ) -> None:
     """Check a recorded run against another SLO, window, or another tool's definitions."""
@@ -163,7 +166,7 @@ def rescore(
     if json:
         print_json({**summary.to_json(), "definitions": plain_json([asdict(row) for row in rows])})
     else:
-        print_summary(summary, as_json=False)
+        print_summary(summary, as_json=False, is_full=full, directory=run)
         if rows:
             stdout().print(definitions_table(rows))
     raise typer.Exit(summary.exit_code)

@@ -33,6 +33,7 @@ from targets.rotation import format_address
 
 _HEAD_END = b"\r\n\r\n"
 _SHORT_READ = 16  # bytes; longer than the rest of a [DONE] that two reads share
+_FAILED = 400  # and above: HTTP statuses of failed answers
 _CONNECT_AT_ONCE = 64  # half of the shortest listen backlog in common use (128)
 
 
@@ -157,6 +158,8 @@ class Connection(asyncio.Protocol):
             self._body_until_eof, exchange.length = False, int(value)
         elif key == b"transfer-encoding":
             self._body_until_eof, exchange.is_chunked = False, True
+        elif self._parser.get_status_code() >= _FAILED:
+            exchange.add_limit(key, value)
 
     def on_headers_complete(self) -> None:
         exchange = self._exchange

@@ -160,7 +160,6 @@ def _summary(
         judged_by=evidence.slos.judged_by,
         marks=token_marks(columns, run, due),
         http_statuses=_http_statuses(run, due),
-        is_verified=run.is_verified,
         certainty=certainty_of(decision.verdict, proof.results.judged),
         is_overloaded=any(reason.kind == "overloaded" for reason in decision.reasons),
     )

@@ -25,6 +25,11 @@ from loadgen.measure.unmeasured import one_piece
 from loadgen.measure.wording import format_count, format_number, format_value
 from loadgen.records import AFTER_DONE, Run, Status, TokenSource
 
+NO_LIMITS = (
+    "No per-request limit was given, so goodput counts every successful request, and there is no "
+    "attainment."
+)
+
 
 def findings(
     run: Run,
@@ -404,7 +409,4 @@ def _disk_writes(run: Run) -> str:
 def _goodput_without_limits(slos: Sequence[Slo]) -> str:
     if any(slo.scope == "request" for slo in slos):
         return ""
-    return (
-        "No per-request limit was given, so goodput counts every successful request, and there "
-        "is no attainment."
-    )
+    return NO_LIMITS

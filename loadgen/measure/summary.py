@@ -169,7 +169,6 @@ class Summary:
     verdict. `made_under` are the SLOs that the run was made under, `judged_by` the SLOs that judge
     it here; an SLO of a class begins with the name of the class. `marks` has, by metric, the reason
     why its values are doubtful; `http_statuses` counts the HTTP errors of due requests by status.
-    `is_verified` is False for a run directory of an earlier version, which has no checksums;
     `is_overloaded`: the run was missed because the server fell behind (reason `overloaded`).
     `certainty` is that of the verdict (`verdict.certainty_of`).
     """
@@ -205,7 +204,6 @@ class Summary:
     judged_by: tuple[str, ...] = ()
     marks: Mapping[str, str] = field(default_factory=dict)
     http_statuses: Mapping[str, int] = field(default_factory=dict)
-    is_verified: bool = True
     is_overloaded: bool = False
     certainty: Certainty | None = None
 

@@ -125,7 +125,7 @@ def run_with_workers(line: RelayPipe, form: RunForm, workers: Sequence[str]) -> 
     )
     console = Console(stderr=True, highlight=False, markup=False)
     finished = execute(scenario, form.target, options, console, open_fleet=fleet)
-    print_summary(finished.summary, as_json=False)
+    print_summary(finished.summary, as_json=False, directory=finished.directory)
     typer.echo(f"report: {finished.directory / 'report.html'}", err=True)
     return finished
 

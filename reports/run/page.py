@@ -22,6 +22,7 @@ from reports.redaction import redact
 from reports.run import tables, verdict_section
 from reports.run.causes import cause_figures
 from reports.run.embedded_rows import embedded_rows
+from reports.run.ending import ending
 from reports.run.engine_section import (
     EngineSection,
     blocker_rows,
@@ -92,7 +93,7 @@ def render(
         place=place,
         summary=summary,
         banner=verdict_section.banner(summary),
-        headline=verdict_section.headline(summary),
+        ending=ending(summary, place),
         verdict_section=verdict_section,
         tables=tables,
         subject=_subject(run),

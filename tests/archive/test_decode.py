@@ -1,6 +1,7 @@
 """What recorded bytes mean. The wire text is written by hand, in the shape of the OpenAI API."""
 
 import json
+import math
 from itertools import pairwise
 
 import msgspec
@@ -230,6 +231,43 @@ def test_an_http_error_tells_the_servers_own_message():
     result = decode(exchange(body, status=404, content_type="application/json"), ADAPTER)
     assert result.status is Status.http_error
     assert result.error == "HTTP 404: model not found"
+
+
+RATE_LIMITED = b'{"error":{"message":"slow down"}}'
+LIMITS = [
+    ("x-ratelimit-limit-requests: 10\nx-ratelimit-remaining-requests: 0\n",
+     "x-ratelimit-limit-requests: 10"),
+    ("anthropic-ratelimit-tokens-limit: 80000\nanthropic-ratelimit-tokens-reset: 2026\n",
+     "anthropic-ratelimit-tokens-limit: 80000"),
+    ('ratelimit-policy: "burst";q=100;w=60\nratelimit: "burst";r=0;t=30\n',
+     'ratelimit-policy: "burst";q=100;w=60'),
+    ("x-rate-limit-limit: 5\nratelimit-limit: 6\n", "x-rate-limit-limit: 5; ratelimit-limit: 6"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("limits", "shown"), LIMITS)
+def test_the_error_of_a_failed_answer_states_its_limits_and_not_what_is_left(limits, shown):
+    result = decode(exchange(RATE_LIMITED, status=429, limits=limits), ADAPTER)
+    assert result.error == f"HTTP 429: slow down ({shown})"
+
+
+@pytest.mark.parametrize(
+    ("limits", "seconds"),
+    [
+        ("retry-after: 7\n", 7.0),
+        ("retry-after-ms: 250\nretry-after: 1\n", 0.25),
+        ("x-ratelimit-limit: 9\nretry-after: 0.5\n", 0.5),
+        ("retry-after: Fri, 31 Dec 2027 23:59:59 GMT\n", math.nan),
+        ("retry-after: -1\n", math.nan),
+        ("", math.nan),
+    ],
+)
+def test_retry_after_is_a_number_of_seconds(limits, seconds):
+    result = decode(exchange(RATE_LIMITED, status=503, limits=limits), ADAPTER)
+    assert (
+        result.error == f"HTTP 503: slow down{' (x-ratelimit-limit: 9)' if 'x-' in limits else ''}"
+    )
+    assert result.retry_after_s == pytest.approx(seconds, nan_ok=True)
 
 
 def test_an_http_error_with_another_body_tells_its_head():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from loadgen.measure.statistics.dependence import Dependence
 from loadgen.measure.statistics.margin import (
+    growth,
     is_clear,
     is_missed_by_far,
     margin_ratios,
@@ -115,3 +116,60 @@ def test_independent_values_rise_in_one_of_twenty_series():
     rng = np.random.default_rng(41)
     found = sum(rises(rng.normal(size=62)) for _ in range(2000))
     assert 60 <= found <= 140
+
+
+def fcfs(load, n, seed):
+    """Waits and services of a queue with one server, empty at first, and its numbers in flight."""
+    rng = np.random.default_rng(seed)
+    arrivals, free, ends = np.cumsum(rng.exponential(1 / load, n)), 0.0, []
+    for at, service in zip(arrivals, rng.exponential(size=n), strict=True):
+        free = max(free, at) + service
+        ends.append(free)
+    in_flight = np.array([sum(end > at for end in ends[:k]) for k, at in enumerate(arrivals)])
+    return np.array(ends) - arrivals, in_flight.astype(float)
+
+
+def n_without_growth(load, n, limit=1000.0, n_runs=100):
+    found = 0
+    for seed in range(n_runs):
+        values, in_flight = fcfs(load, n, seed)
+        found += growth(values, margin_ratios(values, limit), in_flight, is_wait=True) is None
+    return found
+
+
+@pytest.mark.parametrize("load", [1.02, 1.2])
+def test_a_queue_above_its_capacity_is_hardly_ever_taken_for_settled(load):
+    """At most 5 % of runs, 12 of 100 with three standard deviations, however far the limit."""
+    assert n_without_growth(load, 62) <= 12
+
+
+def test_a_queue_at_half_of_its_capacity_settles_within_300_requests():
+    assert n_without_growth(0.5, 300) >= 95
+
+
+def test_latencies_without_a_queue_may_follow_each_other():
+    """An AR(1) of 0.97 with nothing in flight: 62 requests, limit 10 times the true p99."""
+    rng, found = np.random.default_rng(8), 0
+    for _ in range(100):
+        noise = [rng.normal()]
+        for step in rng.normal(size=61) * math.sqrt(1 - 0.97**2):
+            noise.append(0.97 * noise[-1] + step)
+        values = np.exp(0.3 * np.array(noise))
+        found += growth(values, margin_ratios(values, 20.0), np.zeros(62), is_wait=True) is None
+    assert found >= 90
+
+
+def test_the_signs_of_a_growing_load():
+    rng = np.random.default_rng(3)
+    noise, at = rng.normal(size=200) / 10, np.linspace(0, 1, 200)
+    calm = np.arange(200) % 2.0
+    for values, in_flight, limit, sign in (
+        (1 + 2.5 * at + noise, calm, 1000.0, "latency"),
+        (1 + 0.5 * at + noise, calm, 1000.0, None),  # a rise that would take an age
+        (1 + 0.5 * at + noise, calm, 2.0, "limit"),
+        (1 + noise, 20 * at, 1000.0, "in_flight"),
+        (1 + noise, 2 * at, 1000.0, None),  # two requests more are none that pile up
+        (1 + at * at + noise, 20 * at * at, 1000.0, "queue"),
+    ):
+        ratios = margin_ratios(values, limit)
+        assert growth(values, ratios, in_flight, is_wait=True) == sign

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from loadgen.errors import UsageError
 from loadgen.measure.attainment import steady_from, with_window
-from loadgen.measure.statistics.trend import has_trend
+from loadgen.measure.statistics.trend import has_trend, reversion, slope_and_error
 from tests.runs import measured_run
 
 
@@ -86,3 +86,18 @@ def test_the_reason_of_a_refusal_is_stated() -> None:
     run.request_rows["first_token_s"] += 0.1 * run.request_rows["released_s"]
     with pytest.raises(UsageError, match="TTFT does not settle in this run, it has a trend"):
         with_window(run, "steady")
+
+
+def test_the_return_to_the_mean_by_known_answers():
+    """±1 in turn: 100 · 99 · 4 / 100. A line of n steps: 12 / (n + 1)."""
+    assert reversion(np.arange(100) % 2 * 2.0 - 1) == pytest.approx(396)
+    assert reversion(np.arange(99.0)) == pytest.approx(12 * 98 / (98 * 100))
+    assert reversion(np.full(50, 3.0)) == np.inf
+    independent = np.random.default_rng(2).normal(size=4000)
+    assert reversion(independent) == pytest.approx(8000, rel=0.1)
+
+
+def test_the_slope_of_a_line_and_its_error():
+    slope, error = slope_and_error(3 + 0.5 * np.arange(40))
+    assert (slope, error) == pytest.approx((0.5, 0.0), abs=1e-9)
+    assert slope_and_error(np.full(9, 2.0)) == (0.0, 1.0)

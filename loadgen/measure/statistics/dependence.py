@@ -144,6 +144,12 @@ class Series:
     def is_white(self) -> bool:
         return self._rank_tests[0]
 
+    @property
+    def share_by_load(self) -> float:
+        """The share of the variance of the ranks that the number in flight explains (R²); 0 without
+        a correlation."""
+        return self._rank_tests[1]
+
     @cached_property
     def _rank_tests(self) -> tuple[bool, float]:
         """Whether the ranks are white, and the share of their variance that the load explains. Both
@@ -182,7 +188,7 @@ class Series:
     @cached_property
     def time_by_load(self) -> float:
         """1 + R² (τ of the number in flight − 1); 1 without a correlation."""
-        _, share = self._rank_tests
+        share = self.share_by_load
         return 1.0 if self._load is None or not share else 1 + share * (self._load.time - 1)
 
     def _time_at(self, quantile: float) -> float:

@@ -22,6 +22,20 @@ UNUSABLE: tuple[Grade, ...] = ("untrusted", "broken")
 
 
 @dataclass(frozen=True, slots=True)
+class Sent:
+    """The requests of a probe in order of arrival, from its idle server on, warm-up included.
+    `at_us` are scheduled send times in microseconds since the start, `new_tokens` input tokens
+    without a shared prefix; `missed` is 1 where a request missed an SLO."""
+
+    at_us: Counts
+    input_tokens: Counts
+    new_tokens: Counts
+    output_tokens: Counts
+    class_id: Counts
+    missed: Counts
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """The result of a probe. `level` is its load (arrivals per second, or users).
 
@@ -29,7 +43,9 @@ class Probe:
     the requests due in it and the requests among them that met every SLO. `spent_s` is the time the
     probe took: warm-up, window and drain. `served_per_s` are the requests that ended per second of
     the window, and of the drain while a queue was left; None where that is too near the first
-    answers to show a rate.
+    answers to show a rate. `low` and `high` are the 95 % bounds of the attainment for dependent
+    requests; None where the probe was too short for one. `sent` is None where the schedule does not
+    state all send times.
     """
 
     level: float
@@ -42,6 +58,9 @@ class Probe:
     name: str = ""
     why: str = ""
     served_per_s: float | None = None
+    low: float | None = None
+    high: float | None = None
+    sent: Sent | None = None
 
     def __post_init__(self) -> None:
         if not len(self.due) == len(self.met) == N_BLOCKS:

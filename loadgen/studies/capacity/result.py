@@ -11,7 +11,7 @@ from typing import Any, Literal
 from loadgen.manifest.json_section import JsonSection
 from loadgen.measure.statistics.proportions import wilson
 from loadgen.studies.capacity.dispersion import USUAL
-from loadgen.studies.capacity.next_probe import Question, SearchState, judge
+from loadgen.studies.capacity.next_probe import Method, Question, SearchState, judge
 from loadgen.studies.capacity.probe import Probe
 
 Unit = Literal["req/s", "users"]
@@ -28,6 +28,8 @@ class Capacity:
     `client_limit` is the lowest load that the load generator could not send properly, None if it
     could send all. `design_effect` is the number of requests that carry as much information as a
     single independent request. `slope` is the drop in attainment, in log-odds, per e-fold load.
+    contradictory: proven probes contradict each other or every estimate; `low` and `high` are the
+    two loads. `method` and `why` are those of `SearchState`.
     """
 
     outcome: str
@@ -44,6 +46,8 @@ class Capacity:
     design_effect: float | None
     slope: float | None
     is_interrupted: bool = False
+    method: Method = "curve"
+    why: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -88,6 +92,8 @@ class Capacity:
         """The result, and how a search ended that found no more than a bound, else ""."""
         if interval := self.interval_text():
             return f"{self.value_text()} {interval}", ""
+        if self.outcome == "contradictory":
+            return f"contradictory probes: {self.why} (in {self.unit})", ""
         if self.outcome == "misses":
             lowest = _rounded(self.high or 0.0, 3)
             return f"below {lowest} {self.unit}: the SLO is missed even there", ""
@@ -121,6 +127,12 @@ class Capacity:
         return (
             f"{reach}, requested ± {100 * self.precision:g} %: more time would narrow it; {spent}"
         )
+
+    def method_lines(self) -> list[str]:
+        """How the value was estimated, where it is not by the schedule that was sent."""
+        if self.value is None or self.method == "schedule" or not self.why:
+            return []
+        return [f"estimated from the attainment of each load alone: {self.why}"]
 
     def _doubt(self) -> str:
         """A warning where a bound rests on too few requests, else ""."""
@@ -158,6 +170,8 @@ class Answer(JsonSection, frozen=True, kw_only=True):
     design_effect: float | None
     slope: float | None
     is_interrupted: bool
+    method: Method = "curve"
+    why: str = ""
     half_width: float | None
     exit_code: int
     sentence: str
@@ -231,6 +245,8 @@ def conclude(
         design_effect=None if posterior is None else posterior.dispersion.effect,
         slope=None if posterior is None else posterior.slope,
         is_interrupted=is_interrupted,
+        method=state.method,
+        why=state.why,
     )
 
 

@@ -20,9 +20,13 @@ _STYLES = {"found": "bold green", "misses": "bold red"}
 
 
 def attainment_interval(probe: Probe, answer: Capacity) -> Interval:
-    """SLO attainment with Wilson's interval, for the effective number of independent requests."""
+    """SLO attainment with the bounds of the probe's own requests; where it was too short for them,
+    Wilson's interval with the design effect of the search."""
     if not probe.n_due:
         return Interval(float("nan"))
+    if probe.grade in ("measured", "fine") and probe.low is not None and probe.high is not None:
+        low, high = probe.low, probe.high
+        return Interval(probe.attainment, min(low, probe.attainment), max(high, probe.attainment))
     n = max(1, round(probe.n_due / (answer.design_effect or 1.0)))
     interval = wilson(round(probe.attainment * n), n, answer.confidence)
     low, high = interval.low or 0.0, 1.0 if interval.high is None else interval.high
@@ -40,6 +44,7 @@ def lines(answer: Capacity) -> list[str]:
     return [
         f"the highest load at which at least {share} of requests meet the SLO",
         answer.sureness(),
+        *answer.method_lines(),
     ]
 
 
@@ -50,6 +55,11 @@ def next_steps(answer: Capacity) -> list[str]:
             "The load generator could not send more: use a machine for it alone or more workers"
             " (--workers), and search again; slobench doctor measures how much this machine can"
             " send."
+        ]
+    if answer.outcome == "contradictory":
+        return [
+            "The server changed between probes, or a probe was lucky: open the pages of the probes"
+            " at these two loads, then search again, or longer (--budget) with --resume."
         ]
     if answer.outcome == "misses":
         return [

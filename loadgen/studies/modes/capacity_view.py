@@ -71,6 +71,7 @@ def notes(result: ModeCapacitiesFile) -> list[str]:
         texts.append(f"{n_open} searches found no end in 24 runs and are left out")
     if result.n_untrusted:
         texts.append(f"{result.n_untrusted} of {result.n_runs} runs cannot be trusted")
+    texts += [f"{place}: no valid run" for place in result.without_valid_run]
     if result.target == "sim":
         texts.append(SIMULATED)
     return texts

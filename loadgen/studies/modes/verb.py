@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loadgen.cli import parse
-from loadgen.cli.exit_codes import INTERRUPTED
+from loadgen.cli.exit_codes import INTERRUPTED, NO_VERDICT
 from loadgen.cli.flags import (
     Confidence,
     ScenarioFlags,
@@ -135,7 +135,7 @@ def modes(
         command=spec.command,
     ) as place:
         compared = kind.compare(place.directory, stderr())
-        code = INTERRUPTED if compared.was_interrupted else 0
+        code = exit_code(compared)
         if compared.was_interrupted:
             place.print_interrupted(stderr(), compared.result.progress)
         if not compared.result.n_done:
@@ -148,6 +148,13 @@ def modes(
         exit_code=code,
         files={"report": place.directory / "modes.html"},
     )
+
+
+def exit_code(compared: ComparedModes | ComparedCapacities) -> int:
+    """130 after an interrupt, 3 where a mode has no valid run."""
+    if compared.was_interrupted:
+        return INTERRUPTED
+    return NO_VERDICT if compared.result.without_valid_run else 0
 
 
 @dataclass(frozen=True)

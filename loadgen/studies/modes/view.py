@@ -70,6 +70,7 @@ def notes(result: ModesFile) -> list[str]:
             f"{result.n_untrusted} runs cannot be trusted; see their reports, or the reasons in "
             "modes.json"
         )
+    texts += [f"{place}: no valid run" for place in result.without_valid_run]
     if result.target == "sim":
         texts.append(SIMULATED)
     return texts

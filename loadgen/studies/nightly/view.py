@@ -153,8 +153,8 @@ def markdown(night: NightResult) -> str:
 
 
 def github_lines(cells: Sequence[CellVerdict]) -> Iterator[str]:
-    """GitHub's workflow commands: an error per worse measure, a warning per inconclusive or invalid
-    cell, a notice per new baseline."""
+    """GitHub's workflow commands: an error per worse measure and per invalid cell, a warning per
+    inconclusive cell, a notice per new baseline."""
     for cell in cells:
         for m in cell.measures:
             if not m.is_gated or m.verdict != "worse":
@@ -162,8 +162,9 @@ def github_lines(cells: Sequence[CellVerdict]) -> Iterator[str]:
             message = f"{cell.cell}: {m.measure} is worse, {change(m.change, m.unit)}"
             yield f"::error title=slobench nightly::{_escaped(message)}"
         if cell.verdict in ("inconclusive", "invalid"):
+            kind = "error" if cell.verdict == "invalid" else "warning"
             message = " ".join([f"{cell.cell}: {cell.verdict}.", *cell.notes])
-            yield f"::warning title=slobench nightly::{_escaped(message)}"
+            yield f"::{kind} title=slobench nightly::{_escaped(message)}"
         if cell.verdict == "baseline":
             yield f"::notice title=slobench nightly::{_escaped(cell_line(cell))}"
 

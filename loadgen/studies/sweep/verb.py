@@ -163,7 +163,7 @@ def sweep(
         swept.result.to_json(),
         lambda: tables(swept.result),
         as_json=study.json,
-        exit_code=_exit_code(swept, fail_on),
+        exit_code=exit_code(swept, fail_on),
         files={"report": swept.directory / "report.html"},
     )
 
@@ -337,12 +337,14 @@ def _print_forecast(spec: SweepSpec, directory: Path, as_json: bool) -> None:
         stdout().print(forecast_table(facts))
 
 
-def _exit_code(swept: Swept, fail_on: str | None) -> int:
-    """130 after an interrupt; 3 where a cell could not be measured; a missed SLO or a run without a
-    verdict counts only with --fail-on."""
+def exit_code(swept: Swept, fail_on: str | None) -> int:
+    """130 after an interrupt; 3 where a run could not be made or a cell has no valid run; a missed
+    SLO or a run without a verdict counts only with --fail-on."""
     if swept.was_interrupted:
         return INTERRUPTED
-    codes = {run.exit_code for run in swept.runs}
-    if swept.result.n_failed or (fail_on == "no_verdict" and NO_VERDICT in codes):
+    codes, result = {run.exit_code for run in swept.runs}, swept.result
+    if result.n_failed or result.without_valid_run:
+        return NO_VERDICT
+    if fail_on == "no_verdict" and NO_VERDICT in codes:
         return NO_VERDICT
     return _MISSED if fail_on is not None and _MISSED in codes else 0

@@ -122,6 +122,7 @@ def notes(result: SweepResult) -> list[str]:
         texts += [f"{row.cell}: no run: {failure.reason}" for failure in row.failures]
     if result.n_untrusted:
         texts.append(f"{result.n_untrusted} runs cannot be trusted; see their reports")
+    texts += [f"{row.cell}: no valid run" for row in rows if row.n and row.n == row.n_untrusted]
     if any(row.n and not row.gpus_are_declared for row in rows):
         texts.append(
             "per GPU: the target's labels have no number of GPUs, so it counts as 1; add "

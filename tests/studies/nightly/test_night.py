@@ -197,15 +197,16 @@ def test_an_interrupted_night_keeps_its_runs_and_goes_on(shown, folder, monkeypa
     assert result.to_json() == json.loads(told) == json.loads((out / "nightly.json").read_text())
 
 
-def test_a_server_that_cannot_be_reached_is_invalid_and_fails_where_asked(shown, folder):
+@pytest.mark.faults
+def test_a_night_without_a_valid_run_exits_3(shown, folder, monkeypatch):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
     (folder / "nightly.yaml").write_text(
         "schema: 1\ntargets: {gone: 'http://127.0.0.1:9'}\nscenarios: [few.yaml]\nrepeats: 2\n"
     )
-    words = ["nightly", folder / "nightly.yaml", "--out"]
-    code, told, _ = shown(*words, folder / "a")
-    assert (code, "INVALID" in told) == (0, True)
+    code, told, errors = shown("nightly", folder / "nightly.yaml", "--out", folder / "a")
+    assert (code, "INVALID: A cell has no valid run." in told) == (3, True)
     assert "A repeat is missing: repeat 1:" in told
-    assert shown(*words, folder / "b", "--fail-on", "invalid")[0] == 3
+    assert "::error title=slobench nightly::gone_few: invalid." in errors
     suite = suite_of(folder / "a")
     assert suite.get("errors") == "1"
 
