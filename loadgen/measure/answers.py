@@ -70,11 +70,7 @@ def same_text(run: Run, columns: PerRequest, due: Mask) -> str:
 def _alike(texts: NDArray[np.uint32], lengths: NDArray[np.int64]) -> tuple[int, int]:
     """(answers with the most frequent text of their length, answers with a length that others
     have)."""
-    pairs, counts = np.unique(
-        np.stack([lengths, texts.astype(np.int64)]), axis=1, return_counts=True
-    )
-    _, starts = np.unique(pairs[0], return_index=True)
-    most = np.maximum.reduceat(counts, starts)
-    sizes = np.add.reduceat(counts, starts)
-    several = sizes > 1
-    return int(most[several].sum()), int(sizes[several].sum())
+    keys, counts = np.unique(lengths.astype(np.uint64) << 32 | texts, return_counts=True)
+    starts = np.unique(keys >> 32, return_index=True)[1]
+    most, sizes = np.maximum.reduceat(counts, starts), np.add.reduceat(counts, starts)
+    return int(most[sizes > 1].sum()), int(sizes[sizes > 1].sum())

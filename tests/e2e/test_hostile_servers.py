@@ -73,7 +73,7 @@ def test_a_canned_answer_of_another_model_is_two_notes_in_the_terminal(cli, tmp_
         f"{n} of {n} answers state the model 'small', not 'm', which was requested.",
         f"{n} of {n} answers have the same text, although their prompts differ",
     ):
-        assert f"note: {words}" in notes
+        assert f"note {words}" in notes
         assert any(finding.startswith(words) for finding in summary["findings"])
 
 
