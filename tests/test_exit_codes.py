@@ -1,10 +1,9 @@
 """The table of docs/exit-codes.md, cell by cell: each code of each verb, made once.
 
-A cell that reads like those of other verbs (a mistake, a bug, no room on the disk, interrupted) is
-made alike for each verb, at the process boundary.
+A cell that reads like those of other verbs (a mistake, a bug, out of memory, interrupted) is made
+alike for each verb, at the process boundary.
 """
 
-import errno
 import os
 import re
 import shlex
@@ -44,7 +43,7 @@ class Timed(PrefillFirst):
     kind = "timed"
 """
 ALIKE = {
-    "no room on the disk": OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "some.file"),
+    "out of memory": MemoryError(),
     "a bug": KeyError("what"),
     "interrupted": KeyboardInterrupt(),
 }
