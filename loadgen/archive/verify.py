@@ -53,10 +53,13 @@ def verify(path: Path, check_store: CheckStore = lambda path: None) -> list[Veri
 
 
 def _directories(path: Path, name: str, depth: int) -> list[Path]:
-    """The directories with a file of this name, `depth` levels above it; not through links, such as
-    runs/latest."""
-    files = (file for file in path.rglob(name) if not any(p.is_symlink() for p in file.parents))
-    return sorted(file.parents[depth - 1] for file in files)
+    """The directories with a file of this name, `depth` levels above it; not through links below
+    `path`, such as runs/latest."""
+
+    def is_linked(file: Path) -> bool:
+        return any((path / part).is_symlink() for part in file.relative_to(path).parents[:-1])
+
+    return sorted(file.parents[depth - 1] for file in path.rglob(name) if not is_linked(file))
 
 
 def exit_code(results: list[Verified]) -> int:

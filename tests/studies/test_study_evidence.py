@@ -77,6 +77,12 @@ def test_studies_are_verified_with_their_runs(copied):
     assert (search.kind, {r.kind for r in runs}) == ("capacity", {"run"})
 
 
+def test_a_study_behind_a_link_is_verified_with_its_runs(copied):
+    (copied / "newest").symlink_to(copied / "sweep")
+    assert [r.kind for r in verify(copied / "newest")] == ["run", "run", "sweep"]
+    assert not any("newest" in r.path for r in verify(copied)), "once, not through the link"
+
+
 @pytest.mark.faults
 def test_verify_names_each_changed_file_of_a_study(copied):
     files = [p for p in copied.rglob("*") if p.is_file() and p.name != "checksums.sha256"]
