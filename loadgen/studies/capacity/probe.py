@@ -9,15 +9,18 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.measure.cause import CauseKind
+
 N_BLOCKS = 16
 Array = NDArray[np.float64]
 Counts = tuple[int, ...]
 
-Grade = Literal["measured", "fine", "saturated", "untrusted", "broken"]
+Grade = Literal["measured", "fine", "saturated", "untrusted", "broken", "limited"]
 """measured: ran its full time. fine, saturated: ended early because the outcome was clear, or
 (saturated) its queue grew to the end. untrusted: the load generator, not the server, was the limit.
-broken: no server was reachable for part of it."""
-UNUSABLE: tuple[Grade, ...] = ("untrusted", "broken")
+broken: no server was reachable for part of it, or requests failed for a reason that no load
+changes. limited: a rate limit, not the server, decided."""
+UNUSABLE: tuple[Grade, ...] = ("untrusted", "broken", "limited")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,8 @@ class Probe:
     the requests due in it and the requests among them that met every SLO. `spent_s` is the time the
     probe took: warm-up, window and drain. `served_per_s` are the requests that ended per second of
     the window, and of the drain while a queue was left; None where that is too near the first
-    answers to show a rate.
+    answers to show a rate. `cause` is the kind of the cause of most misses, "" for none, and
+    `passed_per_s` the rate at which requests got past a rate limit, None if it is unknown.
     """
 
     level: float
@@ -41,6 +45,8 @@ class Probe:
     name: str = ""
     why: str = ""
     served_per_s: float | None = None
+    cause: CauseKind | Literal[""] = ""
+    passed_per_s: float | None = None
 
     def __post_init__(self) -> None:
         if not len(self.due) == len(self.met) == N_BLOCKS:

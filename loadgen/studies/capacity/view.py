@@ -39,6 +39,7 @@ def lines(answer: Capacity) -> list[str]:
     share = f"{100 * answer.attainment:g} %"
     return [
         f"the highest load at which at least {share} of requests meet the SLO",
+        *([answer.cause] if answer.cause else []),
         answer.sureness(),
     ]
 
@@ -50,6 +51,11 @@ def next_steps(answer: Capacity) -> list[str]:
             "The load generator could not send more: use a machine for it alone or more workers"
             " (--workers), and search again; slobench doctor measures how much this machine can"
             " send."
+        ]
+    if answer.outcome == "rate_limited":
+        return [
+            "Have the rate limit raised, or search a server without one: above it latency was not"
+            " measured, and no further search changes this."
         ]
     if answer.outcome == "misses":
         return [
@@ -104,7 +110,7 @@ def table(answer: Capacity) -> Group:
         grid.add_row(*map(Text, row(probe, answer)))
     title = Text(heading(answer), style=_STYLES.get(answer.outcome, "bold yellow"))
     below = [Text(f"  {line}", overflow="fold") for line in lines(answer)]
-    unusable = [p for p in answer.probes if p.grade in UNUSABLE]
+    unusable = [p for p in answer.probes if p.grade in UNUSABLE and p.why != answer.cause]
     notes = [Text(f"note: probe {p.name} is not used: {p.why}", overflow="fold") for p in unusable]
     return Group(title, *below, *([grid] if answer.probes else []), *notes)
 
