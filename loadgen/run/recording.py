@@ -38,7 +38,7 @@ from loadgen.manifest.sections import Ended, EndKind, Manifest, Scrapes
 from loadgen.manifest.self_report import ClientReport
 from loadgen.measure.attainment import derived, with_counted_window
 from loadgen.measure.truncated import with_truncated
-from loadgen.records import CHUNKS, SERVER, Run, empty_requests
+from loadgen.records import CHUNKS, SERVER, Run, Status, empty_requests
 from loadgen.run.example_requests import head_of
 from loadgen.run.manifest import completed, instrument_limits, manifest
 from loadgen.run.run_options import RunSetup
@@ -272,7 +272,7 @@ class Recording:
             totals.now_s,
             n_released=totals.released,
             n_ended=totals.n_ended,
-            n_failed=totals.n_failed,
+            n_failed=totals.n_failed - totals.by_status[Status.truncated],  # missed, not hopeless
             ttft_s=message["ttft_s"],
             e2e_s=message["e2e_s"],
         )

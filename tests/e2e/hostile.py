@@ -142,6 +142,12 @@ class Hostile:
         writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         await writer.drain()
 
+    async def broken(self, writer):
+        """An error in the stream after some tokens."""
+        error = b'data: {"error":{"message":"Unexpected token","code":500}}\n\n'
+        writer.write(HEAD + chunk(ROLE) + 3 * chunk(token()) + chunk(error) + LAST)
+        await writer.drain()
+
     async def cut(self, writer):
         writer.write(HEAD + chunk(token()) + b"400\r\nda")
         await writer.drain()

@@ -57,6 +57,23 @@ def test_tokens_that_the_quick_search_misses_do_not_end_the_run(cli, tmp_path):
     assert (run.request_rows["output_tokens"] == TOKENS).all()
 
 
+def test_errors_inside_answers_that_are_all_alike_end_the_run_without_a_verdict(cli, tmp_path):
+    with Hostile(lambda number: "broken") as server:
+        result = cli(
+            "run", f"--target={server.url}", *flags("20/s", "30s"), "--slo=ttft<=1s",
+            *cli.lenient, cwd=tmp_path,
+        )  # fmt: skip
+    assert result.returncode == 3, result.stderr
+    run = accounted(tmp_path / "run")
+    assert (run.manifest.ended, run.manifest.end_kind) == ("stopped", "refused")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["verdict"], summary["cause"]["kind"]) == ("no_verdict", "failed_alike")
+    assert 'with an error inside the answer: "Unexpected token".' in summary["reasons"][0]
+    status = run.request_rows["status"]
+    assert np.count_nonzero(status == Status.stream_error) >= 10
+    assert np.count_nonzero(status == Status.not_released) > 400
+
+
 def test_a_run_whose_requests_are_all_refused_ends_at_once_without_a_verdict(cli, tmp_path):
     with Hostile(lambda number: "refused") as server:
         result = cli(
@@ -70,7 +87,8 @@ def test_a_run_whose_requests_are_all_refused_ends_at_once_without_a_verdict(cli
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["verdict"] == "no_verdict"
     words = "the run's requests are refused; the preflight's were not: HTTP 400: this id is refused"
-    assert words in summary["reasons"][0]
+    assert words in run.manifest.end_reason
+    assert 'failed alike with HTTP 400: "this id is refused".' in summary["reasons"][0]
     assert words in (tmp_path / "run" / "report.html").read_text().replace("&#39;", "'")
 
 
