@@ -232,11 +232,11 @@ def test_an_http_error_tells_the_servers_own_message():
     assert result.error == "HTTP 404: model not found"
 
 
-WHOLE = [ROLE, *[token("a")] * 70, FINISH, usage(64), DONE]
+COUNTED = [ROLE, *[token("a")] * 70, FINISH, usage(64), DONE]
 ENDS = [
-    (WHOLE, 64, False),
-    (WHOLE, 65, True),
-    (WHOLE, 0, False),
+    (COUNTED, 64, False),
+    (COUNTED, 65, True),
+    (COUNTED, 0, False),
     ([token("a"), b'data: {"error": {"message": "out of memory"}}\n\n'], 0, True),
     ([token("a"), b'data: {"error":"out of memory"}\n\n', DONE], 0, True),
     ([token("a"), b"event: error\ndata: out of memory\n\n"], 0, True),
