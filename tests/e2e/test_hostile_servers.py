@@ -3,6 +3,7 @@ what can be known of it is right."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -72,6 +73,27 @@ def test_errors_inside_answers_that_are_all_alike_end_the_run_without_a_verdict(
     status = run.request_rows["status"]
     assert np.count_nonzero(status == Status.stream_error) >= 10
     assert np.count_nonzero(status == Status.not_released) > 400
+
+
+def test_a_prompt_that_is_refused_for_its_length_is_named_by_file_and_line(cli, tmp_path):
+    lines = [json.dumps({"prompt": f"question {k}", "output_tokens": TOKENS}) for k in range(5)]
+    (tmp_path / "data.jsonl").write_text("\n".join(lines))
+    with Hostile(lambda number: "too_long" if number % 5 in (1, 3) else "well") as server:
+        result = cli(
+            "run", f"--target={server.url}", "--rate=20/s", "--duration=1s",
+            "--set=arrivals.kind=constant", "--dataset=data.jsonl", "--slo=ttft<=1s", "--out=run",
+            *cli.lenient, cwd=tmp_path,
+        )  # fmt: skip
+    assert result.returncode == 1, result.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["cause"]["kind"] == "too_long"
+    sent = [int(re.search(rb"question (\d)", server.bodies[number])[1]) for number in (1, 3)]
+    places = [f"data.jsonl:{k + 1}" for k in sent]
+    assert summary["cause"]["places"] == places
+    assert (
+        f"8 of 20 requests are longer than the server accepts ({places[0]}, {places[1]}), "
+        'HTTP 400: "maximum context length is 64 tokens".' in summary["reasons"][0]
+    )
 
 
 def test_a_run_whose_requests_are_all_refused_ends_at_once_without_a_verdict(cli, tmp_path):

@@ -181,12 +181,12 @@ def test_a_server_that_answers_nothing_but_503_did_not_serve_yet():
 
 def test_prompts_that_are_too_long_are_named_by_file_and_line():
     run = failing(5, "HTTP 400: maximum context length is 4096 tokens", 400)
-    places = ("data.jsonl:7", "data.jsonl:9", "data.jsonl:12", "data.jsonl:15")
+    places = ("data.jsonl:7", "data.jsonl:9", "data.jsonl:12", "data.jsonl:15", "data.jsonl:16")
     cause = summarized(with_manifest(run, too_long_at=places)).cause
     assert cause.places == places
     assert cause.sentence == (
         "Refused for length: 5 of 200 requests are longer than the server accepts (data.jsonl:7, "
-        'data.jsonl:9, data.jsonl:12 and 2 more), HTTP 400: "maximum context length is 4096 '
+        'data.jsonl:9, data.jsonl:12 and 2 more lines), HTTP 400: "maximum context length is 4096 '
         'tokens".'
     )
 
