@@ -87,7 +87,7 @@ def test_a_prompt_that_is_refused_for_its_length_is_named_by_file_and_line(cli, 
     assert result.returncode == 1, result.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["cause"]["kind"] == "too_long"
-    sent = [int(re.search(rb"question (\d)", server.bodies[number])[1]) for number in (1, 3)]
+    sent = [int(re.findall(rb"question (\d)", server.bodies[number])[0]) for number in (1, 3)]
     places = [f"data.jsonl:{k + 1}" for k in sent]
     assert summary["cause"]["places"] == places
     assert (
