@@ -193,6 +193,16 @@ CLIENT_LIMIT = " (the client's own limit)"
 for a connection; no server was involved."""
 
 
+_LEAST_MISSING, _LEAST_SHARE = 2, 0.02
+
+
+def is_short(requested: Any, received: Any) -> Any:
+    """Whether an answer of so many tokens is truncated, where so many were requested as exact: more
+    than 2 tokens and more than 2 % are missing. Numbers or arrays."""
+    missing = requested - received
+    return (missing > _LEAST_MISSING) & (missing > _LEAST_SHARE * requested)
+
+
 def schedule_sha256(schedule: Schedule, edges: Edges | None = None) -> str:
     """The fingerprint (hex) of a plan: runs with equal fingerprints send the same requests.
 

@@ -43,6 +43,7 @@ from targets.probe_request import (
     speaks_tls,
 )
 from targets.prompt_lengths import Calibrate, FirstPrompts, LengthProbe, point_of
+from targets.readiness import STARTING
 
 _TOKENS = 16  # of the completion
 _MOST_CANDIDATES = 8  # models that are tried
@@ -213,7 +214,9 @@ class _Run:
         name, ids = self.adapter.model or self.endpoint.model or deployment, self.models.ids
         reason = self.models.problem or "lists no model"
         if not name and not ids:
-            raise _Stop("models", f"{self.models.request} {reason}; name the model with --model")
+            is_starting = self.models.status in STARTING
+            remedy = _READY if is_starting else "; name the model with --model"
+            raise _Stop("models", f"{self.models.request} {reason}{remedy}")
         changes = {"model": name or ids[0], "sends_slos": self.models.is_bundled}
         if ids and hasattr(self.adapter, "version"):
             changes["version"] = self.models.version
@@ -510,6 +513,9 @@ def _by_reason(refusals: Mapping[str, str]) -> str:
     return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in models.items())
 
 
+_READY = "; --wait-ready 5m waits until a server that is still loading answers"
+
+
 def _remedy(answer: ProbeAnswer) -> str:
     """The remedy for a completion that failed in the server."""
     if is_redirect(answer.status):
@@ -518,6 +524,10 @@ def _remedy(answer: ProbeAnswer) -> str:
         return (
             "; change or (with null) remove the field it names through extra_body in a target file"
         )
+    if answer.status == 402:
+        return "; the account does not pay for requests: top it up"
+    if answer.status in STARTING:
+        return _READY
     if answer.status == 429:
         return "; a rate limit applies or the server is full: it cannot be measured under load"
     if answer.status == 0 and not answer.is_transient:

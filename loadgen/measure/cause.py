@@ -297,8 +297,8 @@ def _passed_per_s(run: Run, due: Mask, refused: Mask) -> float | None:
 
 def _too_long(run: Run, due: Mask, group: _Group, of: str) -> Cause:
     places = run.manifest.too_long_at
-    more = group.n - len(places[:3])
-    named = ", ".join(places[:3]) + (f" and {format_count(more)} more" if more > 0 else "")
+    more = f" and {len(places) - 3} more lines" if len(places) > 3 else ""
+    named = ", ".join(places[:3]) + more
     where = f" ({named})" if places else ""
     remedy = "Remove these lines" if places else "Shorten prompts and answers"
     return Cause(

@@ -37,19 +37,22 @@ from loadgen.manifest.json_section import JsonObject
 from loadgen.manifest.sections import Ended, EndKind, Manifest, Scrapes
 from loadgen.manifest.self_report import ClientReport
 from loadgen.measure.attainment import derived, with_counted_window
+from loadgen.measure.cause import is_too_long
 from loadgen.measure.truncated import with_truncated
-from loadgen.records import CHUNKS, SERVER, Run, empty_requests
+from loadgen.records import CHUNKS, SERVER, Run, Status, empty_requests
 from loadgen.run.example_requests import head_of
 from loadgen.run.manifest import completed, instrument_limits, manifest
 from loadgen.run.run_options import RunSetup
 from loadgen.run.shard_tasks import Job
 from loadgen.run.stop_rules import Silence, StopRules, stop_rules
 from loadgen.run.target import Target
+from loadgen.workload.prompts import Prompts
 from loadgen.workload.schedule import more_units
 from targets.scrape import Scraped, Scraper
 
 _INTERRUPT_DRAIN_S = 10.0
 _OF_GAPS = ("max_itl_s", "max_stall_s")  # need the gaps between tokens
+_MOST_PLACES = 10
 _TTFT = ("ttft_s", "ttft_from_send_s")
 _DEAD_DRAIN_S = 1.0  # for responses already on their way when the server ended
 
@@ -162,6 +165,7 @@ class Recording:
                 raise
             run = self._assembled(self._completed(planned.manifest, outcome), parts_dir, outcome)
             run = with_truncated(with_counted_window(_with_server(run, scraped())))
+            run = _with_places(run, job.prompts())
             with keep_elsewhere(directory, run, self._options.cache_dir):
                 store.write_run(directory, run, derived(run))
         shutil.rmtree(parts_dir)
@@ -272,7 +276,7 @@ class Recording:
             totals.now_s,
             n_released=totals.released,
             n_ended=totals.n_ended,
-            n_failed=totals.n_failed,
+            n_failed=totals.n_failed - totals.by_status[Status.truncated],  # missed, not hopeless
             ttft_s=message["ttft_s"],
             e2e_s=message["e2e_s"],
         )
@@ -400,6 +404,23 @@ class Recording:
         return msgspec.structs.replace(
             content, n_bad_messages=remote.n_bad, workers=remote.workers, live=remote.live
         )
+
+
+def _with_places(run: Run, prompts: Prompts) -> Run:
+    """The run with the first `file:line` of recorded prompts that the server refused for their
+    length."""
+    rows, errors = run.request_rows, run.names.errors
+    places: list[str] = []
+    for row in np.flatnonzero(np.isin(rows["status"], (Status.http_error, Status.stream_error))):
+        place = prompts.place(run.schedule_rows[row])
+        if not place or len(places) == _MOST_PLACES:
+            break
+        error = errors[rows["error_id"][row]]
+        if place not in places and is_too_long(int(rows["http_status"][row]), error):
+            places.append(place)
+    if not places:
+        return run
+    return replace(run, manifest=msgspec.structs.replace(run.manifest, too_long_at=tuple(places)))
 
 
 def _with_server(run: Run, scraped: Scraped) -> Run:

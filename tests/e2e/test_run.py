@@ -224,6 +224,20 @@ def test_a_dead_server_ends_the_run_early_with_the_reason(cli, tmp_path):
     assert counts["not_released"] > 0
 
 
+def test_truncated_answers_are_seen_during_the_run_and_do_not_end_it(cli, tmp_path):
+    result = cli(
+        "run", "--target=mock", "--engine=ttft=1ms,itl=1ms,fail=short:60%,seed=137",
+        "--set=stop_when.over=1s",
+        *flags(rate="20/s", seconds="6s"), *cli.lenient, "--slo=ttft<=500ms", "--out=run",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert result.returncode == 1, result.stderr
+    line = next(line for line in result.stderr.splitlines() if line.startswith("5/6 s"))
+    assert "failed 0" not in line
+    assert "attainment >= 99% 100 % ok" not in line
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["ended"] == "completed"
+
+
 @pytest.mark.faults
 def test_a_server_that_freezes_ends_the_run_and_was_not_overloaded(cli, tmp_path):
     result = cli(

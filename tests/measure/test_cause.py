@@ -4,6 +4,7 @@ The errors are those of public servers: vLLM, SGLang, TGI, llama.cpp, OpenAI, De
 """
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,11 @@ from tests.runs import measured_run, with_manifest
 
 SLO = ("ttft<=500ms", "attainment>=99%")
 WARMUP = 20  # rows of `measured_run` before its window; 200 are due
+
+
+def summarized(run) -> Any:
+    """The summary, whose cause may be of any kind."""
+    return summarize(run)
 
 
 def failing(n, error, http_status=429, status=Status.http_error, slo=SLO, each=1, **columns):
@@ -38,7 +44,7 @@ def failing(n, error, http_status=429, status=Status.http_error, slo=SLO, each=1
 
 def test_a_rate_limit_is_named_with_its_limit_its_wait_and_the_rate_that_got_through():
     error = "HTTP 429: Rate limit reached: 10 per second (x-ratelimit-limit-requests: 10)"
-    summary = summarize(failing(90, error, each=2, retry_after_s=1.0))
+    summary = summarized(failing(90, error, each=2, retry_after_s=1.0))
     cause = summary.cause
     assert cause.kind == summary.to_json()["cause"]["kind"] == "rate_limit"
     assert (cause.n, cause.http_status, cause.retry_after_s) == (90, 429, 1.0)
@@ -60,7 +66,7 @@ def test_a_rate_limit_is_named_with_its_limit_its_wait_and_the_rate_that_got_thr
 
 
 def test_a_limit_per_minute_states_no_rate_because_none_was_steady():
-    cause = summarize(failing(150, "HTTP 429: slow down")).cause
+    cause = summarized(failing(150, "HTTP 429: slow down")).cause
     assert (cause.kind, cause.passed_per_s, cause.retry_after_s) == ("rate_limit", None, None)
     assert cause.sentence == (
         'A rate limit, not latency: 150 of 200 requests were refused with HTTP 429: "slow down".'
@@ -138,7 +144,7 @@ def test_no_capacity_is_advised_where_no_load_would_help(error, http_status, kin
         failing(40, error, http_status, each=4),
         command=("slobench", "run", "--rate", "10", "--slo", "ttft<=500ms"),
     )
-    summary = summarize(run)
+    summary = summarized(run)
     assert (summary.cause.kind, summary.cause.sentence) == (kind, sentence)
     assert summary.cause.advice
     assert summary.capacity_command == ""
@@ -150,7 +156,7 @@ def test_a_server_that_refuses_a_part_of_the_load_may_serve_less():
         failing(40, "HTTP 503: busy", 503, each=4),
         command=("slobench", "run", "--rate", "10", "--slo", "ttft<=500ms"),
     )
-    summary = summarize(run)
+    summary = summarized(run)
     assert (summary.cause.kind, summary.cause.is_about_load) == ("unavailable", True)
     assert summary.capacity_command.startswith("slobench capacity")
     assert summary.cause.sentence == (
@@ -164,7 +170,7 @@ def test_a_server_that_answers_nothing_but_503_did_not_serve_yet():
     run = failing(1, "HTTP 503: Loading model", 503, retry_after_s=5.0)
     rows = run.request_rows.copy()
     rows["status"], rows["http_status"], rows["error_id"] = Status.http_error, 503, 2
-    cause = summarize(replace(run, request_rows=rows)).cause
+    cause = summarized(replace(run, request_rows=rows)).cause
     assert (cause.kind, cause.is_about_load) == ("unavailable", False)
     assert cause.sentence == (
         "The server, or a gateway in front of it, did not serve yet: 200 of 200 requests were "
@@ -175,12 +181,12 @@ def test_a_server_that_answers_nothing_but_503_did_not_serve_yet():
 
 def test_prompts_that_are_too_long_are_named_by_file_and_line():
     run = failing(5, "HTTP 400: maximum context length is 4096 tokens", 400)
-    places = ("data.jsonl:7", "data.jsonl:9", "data.jsonl:12", "data.jsonl:15")
-    cause = summarize(with_manifest(run, too_long_at=places)).cause
+    places = ("data.jsonl:7", "data.jsonl:9", "data.jsonl:12", "data.jsonl:15", "data.jsonl:16")
+    cause = summarized(with_manifest(run, too_long_at=places)).cause
     assert cause.places == places
     assert cause.sentence == (
         "Refused for length: 5 of 200 requests are longer than the server accepts (data.jsonl:7, "
-        'data.jsonl:9, data.jsonl:12 and 2 more), HTTP 400: "maximum context length is 4096 '
+        'data.jsonl:9, data.jsonl:12 and 2 more lines), HTTP 400: "maximum context length is 4096 '
         'tokens".'
     )
 
@@ -190,7 +196,7 @@ def test_errors_that_differ_in_their_numbers_fail_alike():
     rows = run.request_rows.copy()
     rows["error_id"][WARMUP + 10 : WARMUP + 20] = 3
     names = replace(run.names, errors=(*run.names.errors, "error in the stream: request 4 failed"))
-    cause = summarize(replace(run, request_rows=rows, names=names)).cause
+    cause = summarized(replace(run, request_rows=rows, names=names)).cause
     assert (cause.kind, cause.n) == ("failed_alike", 30)
     assert cause.sentence == (
         '30 of 200 requests failed alike with an error inside the answer: "request 17 failed".'
@@ -199,7 +205,7 @@ def test_errors_that_differ_in_their_numbers_fail_alike():
 
 @pytest.mark.parametrize(("n", "is_cause"), [(2, False), (3, True)])
 def test_failures_of_more_than_one_percent_are_a_cause(n, is_cause):
-    assert (summarize(failing(n, "HTTP 500: boom", 500)).cause is not None) is is_cause
+    assert (summarized(failing(n, "HTTP 500: boom", 500)).cause is not None) is is_cause
 
 
 def test_failures_are_no_cause_where_most_misses_are_late():
@@ -208,12 +214,12 @@ def test_failures_are_no_cause_where_most_misses_are_late():
     late = slice(100, 112)
     for name in ("first_token_s", "first_chunk_s", "first_answer_s", "last_token_s", "done_s"):
         rows[name][late] += 1.0
-    assert summarize(replace(run, request_rows=rows)).cause is None
+    assert summarized(replace(run, request_rows=rows)).cause is None
 
 
 def test_a_run_that_met_its_slos_has_the_cause_of_its_failures_as_a_note():
     slo = ("ttft<=500ms", "attainment>=80%")
-    summary = summarize(failing(10, "HTTP 429: slow down", slo=slo))
+    summary = summarized(failing(10, "HTTP 429: slow down", slo=slo))
     assert summary.verdict == "met"
     assert summary.findings[0] == summary.cause.sentence
     assert "cause" not in summary.reason_kinds
@@ -234,7 +240,7 @@ def on_addresses(run, of_row):
 
 def test_a_sick_replica_is_named_with_its_address():
     run = failing(48, "HTTP 500: CUDA error", 500, each=4)  # row 30, 34, …: address 30 % 4 + 1
-    summary = summarize(on_addresses(run, np.arange(220) % 4 + 1))
+    summary = summarized(on_addresses(run, np.arange(220) % 4 + 1))
     assert (summary.cause.kind, summary.cause.address) == ("sick_replica", "10.0.0.3:8000")
     assert summary.cause.sentence == (
         "One of 4 addresses is sick, 10.0.0.3:8000: 48 of 50 requests to it were missed, 0 of 150 "
@@ -249,7 +255,7 @@ def test_a_slow_replica_is_sick_by_its_ttft():
     slow = rows["remote_id"] == 2
     for name in ("first_token_s", "first_chunk_s", "first_answer_s", "last_token_s", "done_s"):
         rows[name][slow] += 2.0
-    cause = summarize(replace(run, request_rows=rows)).cause
+    cause = summarized(replace(run, request_rows=rows)).cause
     assert cause.kind == "sick_replica"
     assert cause.sentence == (
         "One of 4 addresses is sick, 10.0.0.2:8000: 50 of 50 requests to it were missed, 0 of 150 "
@@ -259,7 +265,7 @@ def test_a_slow_replica_is_sick_by_its_ttft():
 
 def test_failures_that_are_spread_over_all_addresses_are_of_no_replica():
     run = on_addresses(failing(40, "HTTP 500: boom", 500), np.arange(220) % 4 + 1)
-    assert summarize(run).cause.kind == "failed_alike"
+    assert summarized(run).cause.kind == "failed_alike"
 
 
 def with_running(run, running, waiting=0.0):
@@ -277,7 +283,7 @@ def with_running(run, running, waiting=0.0):
 )
 def test_requests_that_the_server_does_not_have_wait_in_front_of_it(running, waiting, kind):
     run = measured_run(n_requests=220, ttft_s=2.0, slo=SLO)  # 10/s for 2.2 s: about 22 in flight
-    cause = summarize(with_running(run, running, waiting)).cause
+    cause = summarized(with_running(run, running, waiting)).cause
     assert (cause and cause.kind) == kind
     if cause is not None:
         assert cause.is_about_load
@@ -302,7 +308,7 @@ def frozen(at_s=12.0, slo=SLO, **manifest):
 
 
 def test_a_server_that_stopped_answering_has_missed_and_was_not_overloaded():
-    summary = summarize(frozen())
+    summary = summarized(frozen())
     assert (summary.verdict, summary.exit_code) == ("missed", 1)
     assert summary.cause.kind == "stopped_answering"
     assert summary.cause.since_s == pytest.approx(11.98, abs=0.02)
@@ -321,7 +327,7 @@ def test_a_server_that_stopped_answering_has_missed_and_was_not_overloaded():
 
 
 def test_a_frozen_server_without_an_slo_gives_no_verdict_and_fails():
-    summary = summarize(frozen(slo=()))
+    summary = summarized(frozen(slo=()))
     assert (summary.verdict, summary.exit_code) == ("no_verdict", 3)
     assert summary.reasons[0] == summary.cause.sentence
 
@@ -331,7 +337,7 @@ def test_a_run_that_was_refused_from_its_first_request_on_is_not_said_twice():
     rows = run.request_rows.copy()
     rows["status"], rows["http_status"], rows["error_id"] = Status.http_error, 400, 2
     end = {"ended": "stopped", "end_reason": "refused: HTTP 400: bad field", "end_kind": "refused"}
-    summary = summarize(with_manifest(replace(run, request_rows=rows), **end))
+    summary = summarized(with_manifest(replace(run, request_rows=rows), **end))
     assert (summary.verdict, summary.exit_code) == ("no_verdict", 3)
     assert summary.reasons == (
         '200 of 200 requests failed alike with HTTP 400: "bad field".',
@@ -346,7 +352,7 @@ def test_an_overload_is_a_cause_and_stands_once():
     for name in ("headers_s", "first_token_s", "first_chunk_s", "first_answer_s", "last_token_s",
                  "done_s"):  # fmt: skip
         rows[name] += late_s
-    summary = summarize(replace(run, request_rows=rows))
+    summary = summarized(replace(run, request_rows=rows))
     assert summary.cause.kind == "overload"
     assert summary.reasons.count(summary.cause.sentence) == 1
     assert summary.reason_kinds[0] == "overloaded"
@@ -356,5 +362,5 @@ def test_no_delay_of_the_load_generator_explains_a_frozen_server():
     run = frozen()
     late = run.request_rows.copy()
     late["sent_s"] += 0.6  # beyond the limit of 500 ms
-    summary = summarize(replace(run, request_rows=late))
+    summary = summarized(replace(run, request_rows=late))
     assert (summary.verdict, summary.validity.trusted) == ("missed", True)

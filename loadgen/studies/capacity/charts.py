@@ -32,6 +32,7 @@ _SHAPES = {
     "saturated": "triangle-down",
     "untrusted": "cross",
     "broken": "square",
+    "limited": "diamond",
 }
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from loadgen.manifest.json_section import JsonSection
 from loadgen.measure.statistics.proportions import wilson
 from loadgen.studies.capacity.dispersion import USUAL
+from loadgen.studies.capacity.limited import rate_limit_of
 from loadgen.studies.capacity.next_probe import Method, Question, SearchState, judge
 from loadgen.studies.capacity.probe import Probe
 
@@ -25,6 +26,8 @@ class Capacity:
     `outcome` found: as precise as requested. unsettled: the best estimate so far (`value` is None
     where the search has not seen both sides of the target). misses: even the lowest load tried
     misses the SLO. at_least: the highest load tried meets it, and the true value is at least `low`.
+    rate_limited: a rate limit, not latency, ended it; `value` is the rate that got through (None if
+    unknown), `low` the highest load below it that met the SLO, `cause` the sentence.
     `client_limit` is the lowest load that the load generator could not send properly, None if it
     could send all. `design_effect` is the number of requests that carry as much information as a
     single independent request. `slope` is the drop in attainment, in log-odds, per e-fold load.
@@ -48,6 +51,7 @@ class Capacity:
     is_interrupted: bool = False
     method: Method = "curve"
     why: str = ""
+    cause: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -92,6 +96,8 @@ class Capacity:
         """The result, and how a search ended that found no more than a bound, else ""."""
         if self.value is not None and self.low is not None and self.high is not None:
             return range_text(self.low, self.high, self.unit), ""
+        if self.outcome == "rate_limited":
+            return self._up_to_limit(), "a rate limit, not latency, ended the search"
         if self.outcome == "contradictory":
             return f"contradictory probes: {self.why} (in {self.unit})", ""
         if self.outcome == "misses":
@@ -107,6 +113,12 @@ class Capacity:
             text = f"below {_rounded(self.high, 3)} {self.unit}: every load tried misses the SLO"
             return text, "" if self.client_limit is not None else self._stopped()
         return "unknown", ""
+
+    def _up_to_limit(self) -> str:
+        met = "" if self.low is None else f"the SLO is met at {_rounded(self.low, 3)} {self.unit}"
+        if self.value is None:
+            return met or "unknown"
+        return f"about {_rounded(self.value, 3)} {self.unit}{f' ({met})' if met else ''}"
 
     def _stopped(self) -> str:
         return "interrupted" if self.is_interrupted else "the search stopped"
@@ -173,6 +185,7 @@ class Answer(JsonSection, frozen=True, kw_only=True):
     is_interrupted: bool
     method: Method = "curve"
     why: str = ""
+    cause: str = ""
     half_width: float | None
     exit_code: int
     sentence: str
@@ -231,12 +244,19 @@ def conclude(
     state = judge(question, probes)
     untrusted_levels = [probe.level for probe in probes if probe.grade == "untrusted"]
     posterior = state.posterior
+    outcome, value, low, high = str(state.outcome), state.value, state.low, state.high
+    limit = rate_limit_of(probes)
+    if limit is not None and (value is None or (limit.per_s is not None and value > limit.per_s)):
+        outcome, low, high = "rate_limited", low if value is None else None, None
+        value = limit.per_s if unit == "req/s" else None
+    else:
+        limit = None
     return Capacity(
-        outcome=state.outcome,
+        outcome=outcome,
         unit=unit,
-        value=state.value,
-        low=state.low,
-        high=state.high,
+        value=value,
+        low=low,
+        high=high,
         confidence=question.confidence,
         attainment=question.target,
         precision=question.precision,
@@ -248,6 +268,7 @@ def conclude(
         is_interrupted=is_interrupted,
         method=state.method,
         why=state.why,
+        cause="" if limit is None else limit.sentence,
     )
 
 

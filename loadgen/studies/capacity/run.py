@@ -23,6 +23,7 @@ from loadgen.run.run_options import RunOptions, split_keywords, takes_run_option
 from loadgen.run.target import finish
 from loadgen.studies.capacity.early_stop import EarlyStop
 from loadgen.studies.capacity.files import CAPACITY, definition, store, write
+from loadgen.studies.capacity.limited import below_limit, limited_at
 from loadgen.studies.capacity.next_probe import (
     NextProbe,
     Question,
@@ -31,7 +32,7 @@ from loadgen.studies.capacity.next_probe import (
     judge,
     next_probe,
 )
-from loadgen.studies.capacity.observed import probe_of
+from loadgen.studies.capacity.observed import NO_LOAD_HELPS, probe_of
 from loadgen.studies.capacity.probe import Grade, Probe
 from loadgen.studies.capacity.result import Capacity, CapacityFile, Unit, conclude, range_text
 from loadgen.studies.capacity.spec import PRECISION, CapacitySpec, question_of
@@ -142,8 +143,14 @@ class _Search:
         self._console, self._quiet = console, Console(quiet=True)
         earlier = place.stored()
         self._probes = [] if earlier is None else list(earlier.probes)
-        self._client_limit = math.inf
+        self._client_limit = self._rate_limit = math.inf
+        for probe in self._probes:
+            self._note_limit(probe)
         self._execute_run = execute_run
+
+    def _note_limit(self, probe: Probe) -> None:
+        if probe.grade == "limited":
+            self._rate_limit = min(self._rate_limit, limited_at(probe, self._spec.unit))
 
     def conclude(self) -> Capacity:
         """Run the search and write its files; also the files of a search whose target or load
@@ -186,6 +193,7 @@ class _Search:
                 self._probes.append(probe)
                 self._store()
                 self._print_result(probe)
+                self._note_limit(probe)
                 self._check_reachable()
                 if probe.grade == "untrusted" and self._tries_at(probe.level) >= _TRIES:
                     self._client_limit = min(self._client_limit, probe.level)
@@ -193,6 +201,7 @@ class _Search:
 
     def _next(self) -> NextProbe | None:
         planned = next_probe(self._question, self._probes)
+        planned = below_limit(self._question, self._probes, planned, self._rate_limit)
         if planned is None or planned.level >= self._client_limit * (1 - 1e-9):
             return None
         left_s = self._spec.budget_s - math.fsum(probe.spent_s for probe in self._probes)
@@ -206,8 +215,11 @@ class _Search:
         return fitting
 
     def _check_reachable(self) -> None:
-        """A broken probe is repeated; a second one in a row ends the search."""
+        """A broken probe is repeated; a second one in a row ends the search, as does a cause that
+        no load changes."""
         last = self._probes[-2:]
+        if last[-1].cause in NO_LOAD_HELPS:
+            raise TargetError(f"{self._spec.target}: {last[-1].why} The search ends with this.")
         if len(last) == 2 and all(probe.grade == "broken" for probe in last):
             raise TargetError(
                 f"{self._spec.target}: could not be measured in two probes in a row "

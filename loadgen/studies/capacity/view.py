@@ -40,6 +40,7 @@ def lines(answer: Capacity, slos: str = "the SLO") -> list[str]:
     """The lines below the heading. `slos`: the limits that were searched."""
     share = f"{100 * answer.attainment:g} %"
     return [
+        *([answer.cause] if answer.cause else []),
         answer.sureness(),
         f"the highest load at which at least {share} of requests meet {slos}",
         *answer.method_lines(),
@@ -58,6 +59,11 @@ def next_steps(answer: Capacity) -> list[str]:
         return [
             "The server changed between probes, or a probe was lucky: open the pages of the probes"
             " at these two loads, then search again, or longer (--budget) with --resume."
+        ]
+    if answer.outcome == "rate_limited":
+        return [
+            "Have the rate limit raised, or search a server without one: above it latency was not"
+            " measured, and no further search changes this."
         ]
     if answer.outcome == "misses":
         return [
@@ -123,7 +129,7 @@ def table(answer: Capacity, slos: str, *, is_full: bool) -> Group:
         grid.add_row(*map(Text, row(probe, answer)))
     title = Text(heading(answer), style=_COLOURS[tone(answer)])
     below = [Text(f"  {line}", overflow="fold") for line in lines(answer, slos)]
-    unusable = [p for p in answer.probes if p.grade in UNUSABLE]
+    unusable = [p for p in answer.probes if p.grade in UNUSABLE and p.why != answer.cause]
     notes = [f"note: probe {p.name} is not used: {p.why}" for p in unusable]
     steps = next_steps(answer)
     if not is_full:
