@@ -19,6 +19,7 @@ from targets.mock_script import WRONG_USAGE, Script
 
 _WORDS = " the model of latency token and server time is stream a batch to request value cache"
 WORDS = tuple(" " + word for word in _WORDS.split())
+_COMMON = 6  # words with which every reply begins
 DONE = b"data: [DONE]\n\n"
 LAST_CHUNK = b"0\r\n\r\n"
 _SSE_HEAD = (
@@ -121,8 +122,8 @@ def _is_uuid(text: str | None) -> bool:
 
 @dataclass(frozen=True)
 class ReplyText:
-    """The events of a reply. `number` is part of its id, and the number of its first word, because
-    different prompts have different answers; `continuous` adds running usage to every event.
+    """The events of a reply. `number` is part of its id, and decides which words are capitals:
+    different prompts have different answers. `continuous` adds running usage to every event.
     """
 
     script: Script
@@ -164,8 +165,12 @@ class ReplyText:
         return -(-self.tokens // self.script.coalesce)
 
     def words(self, first: int, after: int) -> str:
-        """The text of the tokens [first, after)."""
-        return "".join(WORDS[(self.number + k) % len(WORDS)] for k in range(first, after))
+        """The text of the tokens [first, after); of the same length for every number."""
+        return "".join(map(self._word, range(first, after)))
+
+    def _word(self, k: int) -> str:
+        word = WORDS[k % len(WORDS)]
+        return word.upper() if k >= _COMMON and self.number >> (k - _COMMON) & 1 else word
 
     def role(self) -> bytes:
         delta = '"delta":{"role":"assistant","content":""}'
