@@ -73,6 +73,19 @@ def test_a_limit_per_minute_states_no_rate_because_none_was_steady():
     )
 
 
+def test_a_rate_that_changed_is_not_stated_as_the_rate_that_got_through():
+    """40 of the first 95 requests got through, 10 of the last 95: a bucket that was filled."""
+    run = failing(1, "HTTP 429: slow down")
+    rows = run.request_rows.copy()
+    refused = np.arange(WARMUP + 10, 220)
+    passed = np.r_[refused[1:80:2], refused[95::10]]
+    refused = np.setdiff1d(refused, passed)
+    rows["status"][refused], rows["http_status"][refused] = Status.http_error, 429
+    rows["error_id"][refused], rows["first_token_s"][refused] = 2, np.nan
+    cause = summarized(replace(run, request_rows=rows)).cause
+    assert (cause.kind, cause.n, cause.passed_per_s) == ("rate_limit", 140, None)
+
+
 KINDS = [
     ("HTTP 402: Insufficient Balance", 402, "payment"),
     ("HTTP 429: You exceeded your current quota, please check your plan and billing details.",
@@ -266,6 +279,36 @@ def test_a_slow_replica_is_sick_by_its_ttft():
 def test_failures_that_are_spread_over_all_addresses_are_of_no_replica():
     run = on_addresses(failing(40, "HTTP 500: boom", 500), np.arange(220) % 4 + 1)
     assert summarized(run).cause.kind == "failed_alike"
+
+
+def failed_rows_of(run, failed):
+    """The run with those rows failed by HTTP 500."""
+    rows = run.request_rows.copy()
+    rows["status"][failed], rows["http_status"][failed] = Status.http_error, 500
+    rows["error_id"][failed] = rows["chunks"][failed] = 0
+    rows["first_token_s"][failed] = np.nan
+    chunks = run.chunk_rows[~np.isin(run.chunk_rows["request_id"], rows["request_id"][failed])]
+    return replace(run, request_rows=rows, chunk_rows=chunks)
+
+
+@pytest.mark.parametrize(
+    ("n_requests", "of_first", "of_second", "is_sick"),
+    [
+        (220, 70, 40, False),  # 100 requests each: 70 % is less than 3 times 40 %
+        (220, 70, 20, True),
+        (30, 3, 0, False),  # 5 requests each: may be chance
+        (30, 5, 0, False),
+        (60, 15, 0, True),
+    ],
+)
+def test_a_replica_is_sick_if_it_misses_three_times_as_much_and_not_by_chance(
+    n_requests, of_first, of_second, is_sick
+):
+    rows = np.arange(n_requests)
+    run = on_addresses(measured_run(n_requests=n_requests, slo=SLO), rows % 2 + 1)
+    first, second = (rows[WARMUP:][rows[WARMUP:] % 2 == k] for k in (0, 1))
+    failed = np.r_[first[:of_first], second[:of_second]]
+    assert (summarized(failed_rows_of(run, failed)).cause.kind == "sick_replica") is is_sick
 
 
 def with_running(run, running, waiting=0.0):
