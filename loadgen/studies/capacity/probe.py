@@ -17,6 +17,9 @@ Grade = Literal["measured", "fine", "saturated", "untrusted", "broken"]
 """measured: ran its full time. fine, saturated: ended early because the outcome was clear, or
 (saturated) its queue grew to the end. untrusted: the load generator, not the server, was the limit.
 broken: no server was reachable for part of it."""
+LEAST_BOUNDED = 100
+"""Due requests from which a probe has bounds. Of the shorter ones, which end before a queue shows,
+one in four of those that proved a pass was wrong (`benchmarks/capacity_search.py`)."""
 UNUSABLE: tuple[Grade, ...] = ("untrusted", "broken")
 
 
@@ -43,8 +46,8 @@ class Probe:
     probe took: warm-up, window and drain. `served_per_s` are the requests that ended per second of
     the window, and of the drain while a queue was left; None where that is too near the first
     answers to show a rate. `low` and `high` are the 95 % bounds of the attainment for dependent
-    requests; None where the probe was too short for one. `sent` is None where the schedule does not
-    state all send times.
+    requests; None where the probe was too short for one, or had fewer than 100 requests. `sent` is
+    None where the schedule does not state all send times.
     """
 
     level: float
