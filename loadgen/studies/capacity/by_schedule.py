@@ -158,14 +158,14 @@ class _Fit:
         flat = self._design(np.zeros(n), 1.0, self._beside)
         logs = best.law.log_likelihood - self._fitted(flat).log_likelihood
         if logs < max(_LEAST_LOGS, _LEAST_CLUMPS * dispersion):
-            return Refuted("the schedule that was sent does not explain which requests missed")
+            return Refuted("the schedule does not explain the misses")
         temper = max(_TEMPER, _OF_DISPERSION * dispersion)
         parts: list[tuple[float, float, float, float]] = []
         for weight, candidate in self._weighted(candidates, best, temper):
             crossing = self._crossing(candidate, start)
             if crossing is not None and self._range[0] <= crossing.level <= self._range[1]:
-                variance = self._variance(candidate, crossing)
-                parts.append((weight, math.log(crossing.level), *variance))
+                spread = self._variance(candidate, crossing)
+                parts.append((weight, math.log(crossing.level), *spread))
                 start = crossing.level
         if not parts:
             return Refuted("no load near the probes has the required share of misses")

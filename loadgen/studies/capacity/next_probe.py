@@ -337,8 +337,8 @@ def _pays(question: Question, usable: Sequence[Probe], state: SearchState) -> bo
     if state.method != "schedule" or state.half_width > _USEFUL or len(usable) < _LEAST_TO_STOP:
         return True
     before = judge(question, usable[:-2])
-    share = sum(p.spent_s for p in usable[-2:]) / max(sum(p.spent_s for p in usable), 1e-9)
-    return state.half_width <= before.half_width * (1 - share) ** 0.25
+    all_s, last_s = (math.fsum(probe.spent_s for probe in part) for part in (usable, usable[-2:]))
+    return state.half_width <= before.half_width * math.pow(1 - last_s / max(all_s, 1e-9), 0.25)
 
 
 def _first_requests(question: Question) -> float:

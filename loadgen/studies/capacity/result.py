@@ -122,14 +122,13 @@ class Capacity:
         text = f"best estimate {self.value_text()}"
         if self.half_width <= _MOST_REACH:  # else the bounds on the line before state it
             text += f" ± {100 * self.half_width:.2g} %"
-        text += f" at {100 * self.confidence:g} % confidence"
+        text += f" ({100 * self.confidence:g} %)"
         if self.outcome == "found":
             return f"{text}; {spent}"
         if self.half_width <= self.precision:
             confirmed = "a second probe near it" if self.method == "schedule" else "long probes"
-            return f"{text}, not yet confirmed by {confirmed}; {spent}"
-        goal = f"± {100 * self.precision:g} %"
-        return f"{text}; more time would narrow it (requested {goal}); {spent}"
+            return f"{text}; not confirmed by {confirmed}; {spent}"
+        return f"{text}; ± {100 * self.precision:g} % takes more time; {spent}"
 
     def method_lines(self) -> list[str]:
         """How the value was estimated, where it is not by the schedule that was sent, or why the
@@ -138,7 +137,7 @@ class Capacity:
             return [f"at {self.client_limit:.4g} {self.unit}: {self.why}"] if self.why else []
         if self.value is None or self.method == "schedule" or not self.why:
             return []
-        return [f"estimated from the attainment of each load alone: {self.why}"]
+        return [f"by the attainment of each load alone: {self.why}"]
 
     def _doubt(self) -> str:
         """A warning where a bound rests on too few requests, else ""."""

@@ -103,7 +103,8 @@ def test_a_probe_that_contradicts_the_others_is_repeated_twice_at_most():
     probes = [*NEAR, passes, fails]
     repeat = next_probe(Question(0.9, 4.0), probes)
     assert repeat is not None
-    assert (repeat.level, repeat.measure_s) == (9.0, pytest.approx(1.25 * 3200 / 9.0))
+    assert repeat.level == 9.0
+    assert repeat.measure_s == pytest.approx(1.25 * 3200 / 9.0)
     assert next_probe(Question(0.9, 4.0), [*probes, passes, passes]) is None
 
 
