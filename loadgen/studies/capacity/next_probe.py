@@ -48,6 +48,7 @@ _BESIDE = 0.25  # a probe within so much of the estimate, in ln(load), confirms 
 _LEAST_BESIDE = 2
 _SAME, _FAR_LOGIT, _ASIDE = 0.1, 1.1, 0.25
 _N_REFINING = 4  # probes into which a budget is divided once both sides are seen
+_WIDE = 0.4  # half-width from which the narrower of both intervals is taken
 _LEAST_BY_SCHEDULE = 0.1  # half-width; the curve through long probes narrows further
 _USEFUL, _LEAST_TO_STOP = 0.25, 8  # half-width and probes from which narrowing may stop
 _MOST_REPEATS = 2  # of a probe that contradicts the others
@@ -149,10 +150,18 @@ def _judged(question: Question, usable: tuple[Probe, ...]) -> SearchState:
     estimate = posterior(usable, question.target, *reach, is_fixed=question.is_fixed)
     by_schedule = _by_schedule(question, usable, estimate)
     by_curve = _by_curve(question, usable, estimate)
-    states = [by_schedule, by_curve]
-    if by_curve.outcome == "found" and by_schedule.outcome != "found":  # narrowed by long probes
-        states.reverse()
-    return _consistent(question, usable, states)
+    return _consistent(question, usable, _in_order(by_schedule, by_curve))
+
+
+def _in_order(by_schedule: SearchState, by_curve: SearchState) -> Sequence[SearchState]:
+    """Both states, the preferred one first: the schedule's, unless its interval is wider than ± 40
+    % and than the curve's, or long probes have narrowed the curve's to what was requested."""
+    if _WIDE < by_schedule.half_width < math.inf and by_curve.half_width < by_schedule.half_width:
+        why = "the schedule leaves a wider interval"
+        return replace(by_schedule, value=None, low=None, high=None, why=why), by_curve
+    if by_curve.outcome == "found" and by_schedule.outcome != "found":
+        return by_curve, by_schedule
+    return by_schedule, by_curve
 
 
 def _by_schedule(question: Question, usable: Sequence[Probe], estimate: Posterior) -> SearchState:

@@ -23,6 +23,7 @@ from loadgen.studies.capacity.next_probe import (
     SearchState,
     _consistent,
     _given,
+    _in_order,
     _pays,
     judge,
     next_probe,
@@ -133,6 +134,28 @@ def test_the_estimate_is_the_median_of_what_a_proof_leaves_open():
     assert found == pytest.approx(10 * math.exp(0.6745 * sd), rel=1e-4)
     assert _given(8.0, 10.0, 12.0, 9.0, 11.0, 0.95) == 10.0
     assert 8.0 < _given(8.0, 10.0, 12.0, 0.0, 9.0, 0.95) < 9.0
+
+
+def state_of(value, reach, outcome="unsettled", method="schedule"):
+    return SearchState(outcome, None, value, value * (1 - reach), value * (1 + reach), method)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "curve", "first", "why"),
+    [
+        ((0.39, "unsettled"), (0.1, "unsettled"), "schedule", ""),
+        ((0.41, "unsettled"), (0.5, "unsettled"), "schedule", ""),
+        ((0.41, "unsettled"), (0.3, "unsettled"), "curve", "the schedule leaves a wider interval"),
+        ((0.1, "unsettled"), (0.04, "found"), "curve", ""),
+        ((0.1, "found"), (0.04, "found"), "schedule", ""),
+    ],
+)
+def test_the_schedule_answers_unless_the_curve_is_better(schedule, curve, first, why):
+    by_schedule, by_curve = state_of(10.0, *schedule), state_of(11.0, *curve, method="curve")
+    question, posterior = Question(0.9, 4.0), judge(Question(0.9, 4.0), NEAR).posterior
+    states = [replace(one, posterior=posterior) for one in _in_order(by_schedule, by_curve)]
+    answer = _consistent(question, NEAR, states)
+    assert (answer.method, answer.why) == (first, why)
 
 
 @pytest.mark.parametrize(("narrowed", "pays"), [(0.94, True), (0.95, False)])
