@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.measure.statistics.dependence import Series, of_share
+from loadgen.measure.statistics.dependence import Load, Series, of_share
 from loadgen.measure.statistics.intervals import Values
 from loadgen.measure.statistics.proportions import wilson
 from loadgen.studies.capacity.dispersion import clear
@@ -22,7 +22,7 @@ from loadgen.studies.capacity.next_probe import (
     judge,
     next_probe,
 )
-from loadgen.studies.capacity.probe import Grade, Probe, Sent, in_blocks
+from loadgen.studies.capacity.probe import LEAST_BOUNDED, Grade, Probe, Sent, in_blocks
 from loadgen.studies.capacity.traffic import Traffic
 from rig.processes import lindley
 
@@ -230,8 +230,12 @@ def probe(
     n_sent = int(np.searchsorted(all_s, end_s))
     spent_s = float(max([end_s, *ends_s[:n_sent].tolist()])) if drains else float(end_s)
     hits = kept[:n]
-    latencies_s = (ends_s - all_s)[measured][:n]
-    share = wilson(int(hits.sum()), n, 0.95, of_share(hits, [Series(latencies_s)]).hit_times(0.95))
+    in_flight = np.arange(len(all_s)) - np.searchsorted(np.sort(ends_s), all_s)
+    load = Load(in_flight[measured][:n].astype(float))
+    latencies = Series((ends_s - all_s)[measured][:n], load)
+    is_bounded = n >= LEAST_BOUNDED
+    times = of_share(hits, [latencies]).hit_times(0.95) if is_bounded else None
+    share = wilson(int(hits.sum()), n, 0.95, times)
     return Probe(
         ask.level, due, met, ask.warmup_s, float(took_s), spent_s, grade, served_per_s=ended_per_s,
         low=share.low, high=share.high, sent=sent_of(traffic, ~all_kept, n_sent),

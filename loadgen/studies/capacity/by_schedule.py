@@ -29,6 +29,7 @@ _N_UNITS, _UNIT_LOGS = 2, 3.0  # units of work that are kept, and how far below 
 _LEAST_OUTCOMES = 3  # misses, and requests that met the SLO
 _LEVEL_MEAN, _LEVEL_SD = 4.0, 4.0  # prior of the fall, in log-odds per e-fold load, at equal waits
 _WAIT_SD, _OWN_SD, _CLASS_SD = 1.0, 1.0, 3.0
+_HELD = 1e6  # penalty of an effect that is held at 0
 _TEMPER, _OF_DISPERSION = 12.0, 0.4  # the likelihood counts that many dependent requests as one
 _LEAST_WEIGHT = 0.1
 _N_LAW, _RUN_IN = 40_000, 0.04
@@ -158,14 +159,14 @@ class _Fit:
         flat = self._design(np.zeros(n), 1.0, self._beside)
         logs = best.law.log_likelihood - self._fitted(flat).log_likelihood
         if logs < max(_LEAST_LOGS, _LEAST_CLUMPS * dispersion):
-            return Refuted("the schedule that was sent does not explain which requests missed")
+            return Refuted("the schedule does not explain the misses")
         temper = max(_TEMPER, _OF_DISPERSION * dispersion)
         parts: list[tuple[float, float, float, float]] = []
         for weight, candidate in self._weighted(candidates, best, temper):
             crossing = self._crossing(candidate, start)
             if crossing is not None and self._range[0] <= crossing.level <= self._range[1]:
-                variance = self._variance(candidate, crossing)
-                parts.append((weight, math.log(crossing.level), *variance))
+                spread = self._variance(candidate, crossing)
+                parts.append((weight, math.log(crossing.level), *spread))
                 start = crossing.level
         if not parts:
             return Refuted("no load near the probes has the required share of misses")
@@ -231,13 +232,19 @@ class _Fit:
         return _Candidate(unit, per_s, scale_s, design, self._fitted(design))
 
     def _fitted(self, design: Array) -> MissLaw:
-        """The law of a design; a higher load never helps."""
-        law = fit(design, self._missed, self._penalty, self._centre)
-        if law.effects[3] >= 0:
-            return law
+        """The law of a design; neither a longer wait nor a higher load ever helps: effects that
+        would make it so are held at 0."""
         penalty, centre = self._penalty.copy(), self._centre.copy()
-        penalty[3], centre[3] = 1e6, 0.0
-        return fit(design, self._missed, penalty, centre)
+        law = fit(design, self._missed, penalty, centre)
+        for _ in range(3):
+            wait, log_wait, level = law.effects[1:4].tolist()
+            falling = (wait < 0, wait + log_wait < 0, level < 0)
+            free = [k for k in (1, 2, 3) if falling[k - 1] and penalty[k] < _HELD]
+            if not free:
+                break
+            penalty[free[0]], centre[free[0]] = _HELD, 0.0
+            law = fit(design, self._missed, penalty, centre)
+        return law
 
     def _weighted(
         self, candidates: Sequence[_Candidate], best: _Candidate, temper: float

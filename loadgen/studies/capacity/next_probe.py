@@ -48,6 +48,9 @@ _BESIDE = 0.25  # a probe within so much of the estimate, in ln(load), confirms 
 _LEAST_BESIDE = 2
 _SAME, _FAR_LOGIT, _ASIDE = 0.1, 1.1, 0.25
 _N_REFINING = 4  # probes into which a budget is divided once both sides are seen
+_WIDE = 0.4  # half-width from which the narrower of both intervals is taken
+_LEAST_BY_SCHEDULE = 0.1  # half-width; the curve through long probes narrows further
+_USEFUL, _LEAST_TO_STOP = 0.25, 8  # half-width and probes from which narrowing may stop
 _MOST_REPEATS = 2  # of a probe that contradicts the others
 _LONGER = 1.25  # than the probe that is repeated, so that it has at least as many requests
 _AT = 0.005  # probes whose ln(load) differ by less are at the same load
@@ -145,11 +148,20 @@ def _judged(question: Question, usable: tuple[Probe, ...]) -> SearchState:
     levels = [probe.level for probe in usable]
     reach = (min(levels) / 2, max(levels) * 2)
     estimate = posterior(usable, question.target, *reach, is_fixed=question.is_fixed)
-    return _consistent(
-        question,
-        usable,
-        [_by_schedule(question, usable, estimate), _by_curve(question, usable, estimate)],
-    )
+    by_schedule = _by_schedule(question, usable, estimate)
+    by_curve = _by_curve(question, usable, estimate)
+    return _consistent(question, usable, _in_order(by_schedule, by_curve))
+
+
+def _in_order(by_schedule: SearchState, by_curve: SearchState) -> Sequence[SearchState]:
+    """Both states, the preferred one first: the schedule's, unless its interval is wider than ± 40
+    % and than the curve's, or long probes have narrowed the curve's to what was requested."""
+    if _WIDE < by_schedule.half_width < math.inf and by_curve.half_width < by_schedule.half_width:
+        why = "the schedule leaves a wider interval"
+        return replace(by_schedule, value=None, low=None, high=None, why=why), by_curve
+    if by_curve.outcome == "found" and by_schedule.outcome != "found":
+        return by_curve, by_schedule
+    return by_schedule, by_curve
 
 
 def _by_schedule(question: Question, usable: Sequence[Probe], estimate: Posterior) -> SearchState:
@@ -204,7 +216,7 @@ def _consistent(
     them, its upper bound at most a load that is proven to miss."""
     estimate = states[0].posterior
     assert estimate is not None, "both sides of the target are seen"
-    passes, fails = _proven(question, usable, estimate)
+    passes, fails = _proven(question, usable)
     why = ""
     for state in states:
         if state.value is None or state.low is None or state.high is None:
@@ -235,23 +247,18 @@ def _consistent(
     )
 
 
-def _proven(
-    question: Question, usable: Sequence[Probe], estimate: Posterior
-) -> tuple[float, float]:
+def _proven(question: Question, usable: Sequence[Probe]) -> tuple[float, float]:
     """(the highest load that is proven to meet the target, else 0; the lowest that is proven to
     miss it, else infinity).
 
-    A probe that is short for the queue's memory, from an idle server, proves no pass. Of many
-    probes some are proven by luck: a proof falls when a probe at the same load, at least as long,
-    ends otherwise.
+    Of many probes some are proven by luck: a proof falls when a probe at the same load, at least as
+    long, ends otherwise.
     """
     target = question.target
-    least = max(_LONG * _first_requests(question), _LONG_FOR * estimate.memory(target))
-    least = 0.0 if question.is_fixed else least
     passes, fails = 0.0, math.inf
     for probe in usable:
         repeats = [p for p in _at(probe.level, usable) if p.n_due >= probe.n_due]
-        is_pass = probe.low is not None and probe.low >= target and probe.n_due >= least
+        is_pass = probe.low is not None and probe.low >= target
         if is_pass and all(repeat.attainment >= target for repeat in repeats):
             passes = max(passes, probe.level)
         is_miss = probe.high is not None and probe.high < target
@@ -325,9 +332,22 @@ def next_probe(question: Question, probes: Sequence[Probe]) -> NextProbe | None:
         return _repeated(question, usable, state)
     if state.posterior is None:
         return _bracketing(question, usable)
-    if question.law is not None and state.value is not None:
+    if not _pays(question, usable, state):
+        return None
+    is_least = state.method == "schedule" and state.half_width <= _LEAST_BY_SCHEDULE
+    if question.law is not None and state.value is not None and not is_least:
         return _at_estimate(question, usable, state)
     return _refining(question, usable, state.posterior)
+
+
+def _pays(question: Question, usable: Sequence[Probe], state: SearchState) -> bool:
+    """Whether further probes narrow the interval: not where it is below a quarter of the value and
+    the last two probes narrowed it by less than half of what their share of the time promises."""
+    if state.method != "schedule" or state.half_width > _USEFUL or len(usable) < _LEAST_TO_STOP:
+        return True
+    before = judge(question, usable[:-2])
+    all_s, last_s = (math.fsum(probe.spent_s for probe in part) for part in (usable, usable[-2:]))
+    return state.half_width <= before.half_width * math.pow(1 - last_s / max(all_s, 1e-9), 0.25)
 
 
 def _first_requests(question: Question) -> float:

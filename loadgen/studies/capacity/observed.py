@@ -24,6 +24,7 @@ from loadgen.run.execute import FinishedRun
 from loadgen.studies.capacity.curve import has_grown
 from loadgen.studies.capacity.next_probe import NextProbe
 from loadgen.studies.capacity.probe import (
+    LEAST_BOUNDED,
     N_BLOCKS,
     Grade,
     Probe,
@@ -97,8 +98,8 @@ def probe_of(
         name=name,
         why=why,
         served_per_s=served_per_s(run, window),
-        low=summary.attainment.low,
-        high=summary.attainment.high,
+        low=summary.attainment.low if sum(n_due) >= LEAST_BOUNDED else None,
+        high=summary.attainment.high if sum(n_due) >= LEAST_BOUNDED else None,
         sent=sent_of(run, met_all, window.end_s),
         cause="" if cause is None else cause.kind,
         passed_per_s=None if cause is None else cause.passed_per_s,

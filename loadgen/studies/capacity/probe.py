@@ -20,6 +20,9 @@ Grade = Literal["measured", "fine", "saturated", "untrusted", "broken", "limited
 (saturated) its queue grew to the end. untrusted: the load generator, not the server, was the limit.
 broken: no server was reachable for part of it, it counted other prompts than were sent, or requests
 failed for a reason that no load changes. limited: a rate limit, not the server, decided."""
+LEAST_BOUNDED = 100
+"""Due requests from which a probe has bounds. Of the shorter ones, which end before a queue shows,
+one in four of those that proved a pass was wrong (`benchmarks/capacity_search.py`)."""
 UNUSABLE: tuple[Grade, ...] = ("untrusted", "broken", "limited")
 
 
@@ -46,9 +49,10 @@ class Probe:
     probe took: warm-up, window and drain. `served_per_s` are the requests that ended per second of
     the window, and of the drain while a queue was left; None where that is too near the first
     answers to show a rate. `low` and `high` are the 95 % bounds of the attainment for dependent
-    requests; None where the probe was too short for one. `sent` is None where the schedule does not
-    state all send times. `cause` is the kind of the cause of most misses, "" for none, and
-    `passed_per_s` the rate at which requests got past a rate limit, None if it is unknown.
+    requests; None where the probe was too short for one, or had fewer than 100 requests. `sent` is
+    None where the schedule does not state all send times. `cause` is the kind of the cause of most
+    misses, "" for none, and `passed_per_s` the rate at which requests got past a rate limit, None
+    if it is unknown.
     """
 
     level: float

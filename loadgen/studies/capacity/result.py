@@ -32,7 +32,8 @@ class Capacity:
     could send all. `design_effect` is the number of requests that carry as much information as a
     single independent request. `slope` is the drop in attainment, in log-odds, per e-fold load.
     contradictory: proven probes contradict each other or every estimate; `low` and `high` are the
-    two loads. `method` and `why` are those of `SearchState`.
+    two loads. `method` and `why` are those of `SearchState`; with a `client_limit`, `why` is the
+    reason for it.
     """
 
     outcome: str
@@ -112,7 +113,8 @@ class Capacity:
         if self.high is not None:
             text = f"below {_rounded(self.high, 3)} {self.unit}: every load tried misses the SLO"
             return text, "" if self.client_limit is not None else self._stopped()
-        return "unknown", ""
+        limit = "" if self.client_limit is None else "the load generator was the limit"
+        return "unknown", limit
 
     def _up_to_limit(self) -> str:
         met = "" if self.low is None else f"the SLO is met at {_rounded(self.low, 3)} {self.unit}"
@@ -132,20 +134,22 @@ class Capacity:
         text = f"best estimate {self.value_text()}"
         if self.half_width <= _MOST_REACH:  # else the bounds on the line before state it
             text += f" ± {100 * self.half_width:.2g} %"
-        text += f" at {100 * self.confidence:g} % confidence"
+        text += f" ({100 * self.confidence:g} %)"
         if self.outcome == "found":
             return f"{text}; {spent}"
         if self.half_width <= self.precision:
             confirmed = "a second probe near it" if self.method == "schedule" else "long probes"
-            return f"{text}, not yet confirmed by {confirmed}; {spent}"
-        goal = f"± {100 * self.precision:g} %"
-        return f"{text}; more time would narrow it (requested {goal}); {spent}"
+            return f"{text}; not confirmed by {confirmed}; {spent}"
+        return f"{text}; ± {100 * self.precision:g} % takes more time; {spent}"
 
     def method_lines(self) -> list[str]:
-        """How the value was estimated, where it is not by the schedule that was sent."""
+        """How the value was estimated, where it is not by the schedule that was sent, or why the
+        load generator ended the search."""
+        if self.client_limit is not None:
+            return [f"at {self.client_limit:.4g} {self.unit}: {self.why}"] if self.why else []
         if self.value is None or self.method == "schedule" or not self.why:
             return []
-        return [f"estimated from the attainment of each load alone: {self.why}"]
+        return [f"by the attainment of each load alone: {self.why}"]
 
     def _doubt(self) -> str:
         """A warning where a bound rests on too few requests, else ""."""
@@ -242,7 +246,8 @@ def conclude(
 ) -> Capacity:
     """The result that a search's probes give."""
     state = judge(question, probes)
-    untrusted_levels = [probe.level for probe in probes if probe.grade == "untrusted"]
+    untrusted = [probe for probe in probes if probe.grade == "untrusted"]
+    client_limit = _client_limit(state, [probe.level for probe in untrusted])
     posterior = state.posterior
     outcome, value, low, high = str(state.outcome), state.value, state.low, state.high
     limit = rate_limit_of(probes)
@@ -262,12 +267,12 @@ def conclude(
         precision=question.precision,
         spent_s=math.fsum(probe.spent_s for probe in probes),
         probes=tuple(probes),
-        client_limit=_client_limit(state, untrusted_levels),
+        client_limit=client_limit,
         design_effect=None if posterior is None else posterior.dispersion.effect,
         slope=None if posterior is None else posterior.slope,
         is_interrupted=is_interrupted,
         method=state.method,
-        why=state.why,
+        why=state.why if client_limit is None else untrusted[-1].why,
         cause="" if limit is None else limit.sentence,
     )
 

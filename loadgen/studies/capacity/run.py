@@ -203,6 +203,8 @@ class _Search:
         planned = next_probe(self._question, self._probes)
         planned = below_limit(self._question, self._probes, planned, self._rate_limit)
         if planned is None or planned.level >= self._client_limit * (1 - 1e-9):
+            if planned is None and judge(self._question, self._probes).outcome == "unsettled":
+                self._print("the last two probes hardly narrowed the interval: the search ends")
             return None
         left_s = self._spec.budget_s - math.fsum(probe.spent_s for probe in self._probes)
         fitting = fit_into(self._question, self._probes, planned, left_s)

@@ -71,21 +71,21 @@ def next_steps(answer: Capacity) -> list[str]:
             " requests waited. Then search at lower loads (--between), or relax the SLO."
         ]
     if answer.value is not None and answer.low:
-        step = (
+        steps = [
             f"Plan with the lower bound, {answer.low:.4g} {answer.unit}: up to this load the SLO is"
-            f" met, with {100 * answer.confidence:g} % confidence."
-        )
+            f" met ({100 * answer.confidence:g} % confidence)."
+        ]
         missed = [p for p in answer.probes if p.is_usable and p.n_due
                   and p.attainment < answer.attainment]  # fmt: skip
         if missed:
             first = min(missed, key=lambda probe: probe.level)
-            step += (
-                f" The page of probe {first.name}, at {first.level:.4g} {answer.unit}, shows what"
+            steps.append(
+                f"The page of probe {first.name}, at {first.level:.4g} {answer.unit}, shows what"
                 " fails first above it."
             )
-        if answer.outcome == "found":
-            return [step]
-        return [step, f"A larger --budget with --resume narrows the interval: {_RESUME}."]
+        if answer.outcome != "found":
+            steps.append(f"A larger --budget with --resume narrows the interval: {_RESUME}.")
+        return steps
     return [f"Search longer (a larger --budget) with --resume: {_RESUME}."]
 
 

@@ -18,7 +18,10 @@ from loadgen.units import format_duration
 
 COLUMNS = ("p50(ttft)", "p99(ttft)", "p99(tpot)", "p99(itl)", "goodput", "attainment")
 """Measures in the page's table, after those of the trade-off."""
-_LOADS = {"arrivals.rate": "req/s", "arrivals.users": "users"}
+_LOADS = {
+    "arrivals.rate": "req/s",
+    **dict.fromkeys(("arrivals.users", "users", "concurrency"), "users"),
+}
 
 
 def tables(result: SweepResult) -> Group:

@@ -1,6 +1,8 @@
 """The capacity from the schedule that was sent: the virtual wait, the miss law, and the estimate
 against queues whose capacity is known."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from rig.queues import Queue
 from scipy.optimize import minimize
 
-from loadgen.studies.capacity.by_schedule import Refuted, Sample, Speed, capacity
+from loadgen.studies.capacity.by_schedule import Refuted, Sample, Speed, _Fit, capacity
 from loadgen.studies.capacity.miss_law import fit
 from loadgen.studies.capacity.traffic import Traffic
 from loadgen.studies.capacity.virtual_wait import virtual_wait
@@ -163,7 +165,17 @@ def test_misses_without_regard_to_the_schedule_refute_the_fit():
         for one in mm1_samples([0.42, 0.48, 0.54], 600, rng)
     ]
     found = capacity(samples, 0.9, Speed(1.0, 0.1), mm1_law, 0.5)
-    assert found == Refuted("the schedule that was sent does not explain which requests missed")
+    assert found == Refuted("the schedule does not explain the misses")
+
+
+def test_neither_a_longer_wait_nor_a_higher_load_ever_helps():
+    """The longest waits of the highest load met the SLO, as where a pause ended by chance."""
+    samples = mm1_samples([0.42, 0.48, 0.9], 600, np.random.default_rng(4), limit_s=1.0)
+    waits_s = virtual_wait(samples[2].traffic.at_s, samples[2].traffic.output_tokens / 200, 1.0)
+    missed = ((waits_s > 1.0) & (waits_s < 6.0)).astype(float)
+    fitted = _Fit([*samples[:2], replace(samples[2], missed=missed)], 0.9, Speed(1.0, 0.1), mm1_law)
+    laws = [candidate.law.effects for candidate in fitted._candidates()]
+    assert min(min(e[1], e[1] + e[2], e[3]) for e in laws) > -1e-3
 
 
 @pytest.mark.parametrize("limit_s", [1e-9, 1e9])

@@ -11,7 +11,9 @@ from rig import queues
 from rig.queues import Queue
 
 from loadgen.manifest.self_report import ClientReport
-from loadgen.measure.attainment import measured_window
+from loadgen.measure.aggregate import summarize
+from loadgen.measure.attainment import due_rows, measured_window
+from loadgen.records import Phase
 from loadgen.run.execute import execute
 from loadgen.run.run_options import RunOptions
 from loadgen.studies.capacity.curve import throughput
@@ -21,6 +23,8 @@ from loadgen.studies.capacity.next_probe import (
     SearchState,
     _consistent,
     _given,
+    _in_order,
+    _pays,
     judge,
     next_probe,
 )
@@ -46,6 +50,7 @@ def ends(state):
     return state.low, state.value, state.high
 
 
+PLANNED = NextProbe(5.0, 1.0, 8.0)
 NEAR = [probe(9.0, 0.95), probe(9.5, 0.93), probe(10.0, 0.9), probe(10.5, 0.86), probe(11.0, 0.8)]
 
 
@@ -74,6 +79,15 @@ def test_an_estimate_above_a_load_that_is_proven_to_miss_is_never_printed():
     assert ends(given([fails], 7.0, 9.0, 10.5))[1] < 8.0
 
 
+def test_a_search_that_the_load_generator_ends_states_the_cause():
+    busy = replace(probe(16.0, 1.0), grade="untrusted", why="the load generator waited 40 %")
+    answer = conclude(Question(0.9, 4.0), [probe(4.0, 1.0), busy], "req/s")
+    assert answer.sentence() == "at least 4 req/s; the load generator could not send more"
+    assert lines(answer)[-1] == "at 16 req/s: the load generator waited 40 %"
+    alone = conclude(Question(0.9, 4.0), [busy], "req/s")
+    assert alone.sentence() == "unknown; the load generator was the limit"
+
+
 def test_contradictory_probes_end_with_exit_code_3_and_both_loads():
     passes, fails = probe(9.0, 0.97, (0.94, 0.99)), probe(8.0, 0.8, (0.7, 0.85))
     answer = conclude(Question(0.9, 4.0), [*NEAR, passes, fails], "req/s")
@@ -90,7 +104,8 @@ def test_a_probe_that_contradicts_the_others_is_repeated_twice_at_most():
     probes = [*NEAR, passes, fails]
     repeat = next_probe(Question(0.9, 4.0), probes)
     assert repeat is not None
-    assert (repeat.level, repeat.measure_s) == (9.0, pytest.approx(1.25 * 3200 / 9.0))
+    assert repeat.level == 9.0
+    assert repeat.measure_s == pytest.approx(1.25 * 3200 / 9.0)
     assert next_probe(Question(0.9, 4.0), [*probes, passes, passes]) is None
 
 
@@ -99,13 +114,6 @@ def test_a_repeat_that_is_as_long_and_misses_withdraws_the_proof(n, outcome):
     passes, fails = probe(11.5, 0.97, (0.94, 0.99), n=3200), probe(10.8, 0.8, (0.7, 0.85), n=160)
     state = judge(Question(0.9, 4.0), [*NEAR, passes, fails, probe(11.5, 0.8, n=n)])
     assert state.outcome == outcome
-
-
-def test_a_short_probe_that_met_the_slo_is_no_proof():
-    lucky = probe(12.0, 1.0, (0.94, 1.0), n=16)
-    state = judge(Question(0.9, 4.0), [*NEAR, lucky])
-    assert state.outcome != "contradictory"
-    assert 9.5 < ends(state)[1] < 11.5
 
 
 def test_no_bound_lies_beyond_a_load_that_is_proven_to_miss():
@@ -126,6 +134,44 @@ def test_the_estimate_is_the_median_of_what_a_proof_leaves_open():
     assert found == pytest.approx(10 * math.exp(0.6745 * sd), rel=1e-4)
     assert _given(8.0, 10.0, 12.0, 9.0, 11.0, 0.95) == 10.0
     assert 8.0 < _given(8.0, 10.0, 12.0, 0.0, 9.0, 0.95) < 9.0
+
+
+def state_of(value, reach, outcome="unsettled", method="schedule"):
+    return SearchState(outcome, None, value, value * (1 - reach), value * (1 + reach), method)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "curve", "first", "why"),
+    [
+        ((0.39, "unsettled"), (0.1, "unsettled"), "schedule", ""),
+        ((0.41, "unsettled"), (0.5, "unsettled"), "schedule", ""),
+        ((0.41, "unsettled"), (0.3, "unsettled"), "curve", "the schedule leaves a wider interval"),
+        ((0.1, "unsettled"), (0.04, "found"), "curve", ""),
+        ((0.1, "found"), (0.04, "found"), "schedule", ""),
+    ],
+)
+def test_the_schedule_answers_unless_the_curve_is_better(schedule, curve, first, why):
+    by_schedule, by_curve = state_of(10.0, *schedule), state_of(11.0, *curve, method="curve")
+    question, posterior = Question(0.9, 4.0), judge(Question(0.9, 4.0), NEAR).posterior
+    states = [replace(one, posterior=posterior) for one in _in_order(by_schedule, by_curve)]
+    answer = _consistent(question, NEAR, states)
+    assert (answer.method, answer.why) == (first, why)
+
+
+@pytest.mark.parametrize(("narrowed", "pays"), [(0.94, True), (0.95, False)])
+def test_narrowing_stops_when_two_of_ten_probes_narrow_by_less_than_a_quarter_power(narrowed, pays):
+    """The last two took a fifth of the time: 0.8 ** 0.25 = 0.946."""
+    probes = [replace(one, spent_s=10.0) for one in (*NEAR, *NEAR)]
+    question = Question(0.9, 4.0)
+    before = judge(question, probes[:8])
+    _, value, _ = ends(before)
+    reach = narrowed * before.half_width * value
+    state = SearchState("unsettled", None, value, value - reach, value + reach, "schedule")
+    assert before.half_width < 0.25
+    assert _pays(question, probes, state) == pays
+    assert _pays(question, probes[3:], state)  # too few probes
+    assert _pays(question, probes, replace(state, method="curve"))
+    assert _pays(question, probes, replace(state, low=value / 2, high=2 * value))
 
 
 @pytest.fixture(scope="module")
@@ -217,19 +263,40 @@ def test_the_rows_of_a_run_are_stored_with_their_misses():
     assert sent_of(replace(run, schedule_rows=schedule), met, 2.0) is None
 
 
-def test_a_client_that_waited_for_a_core_is_not_trusted(tmp_path, page_cache):
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, page_cache):
+    """A run of 8 s at 5 requests per second."""
     scenario = load_scenario(
         "capacity_search", ["phases.warmup=1s", "phases.measure=8s", "requests.output_tokens=8"]
     )
-    options = RunOptions(engine="shape=8b", out_dir=tmp_path / "r", cache_dir=page_cache)
-    finished = execute(scenario, "sim", options, Console(quiet=True))
+    out_dir = tmp_path_factory.mktemp("finished") / "r"
+    options = RunOptions(engine="shape=8b", out_dir=out_dir, cache_dir=page_cache)
+    return execute(scenario, "sim", options, Console(quiet=True))
+
+
+@pytest.mark.parametrize(("n_due", "bounds"), [(99, (None, None)), (100, (0.95, 1.0))])
+def test_a_probe_of_fewer_than_100_requests_proves_nothing(finished, n_due, bounds):
+    run = measured_run(slo=["ttft <= 1s"])
+    due = np.flatnonzero(due_rows(run))
+    schedule = run.schedule_rows.copy()
+    schedule["phase"][due[n_due:]] = Phase.warmup
+    run = replace(run, schedule_rows=schedule)
+    summary = summarize(run)
+    share = replace(summary.attainment, low=0.95, high=1.0)
+    summary = replace(summary, attainment=share)
+    seen = probe_of(
+        replace(finished, run=run, summary=summary), PLANNED, "measured", 9.0, 0.9, "01"
+    )
+    assert (seen.n_due, (seen.low, seen.high)) == (n_due, bounds)
+
+
+def test_a_client_that_waited_for_a_core_is_not_trusted(finished):
     shard = msgspec.structs.replace(SHARD, run_delay_share=0.4)
     run = replace(finished.run, instrument=ClientReport(shards=(shard,)))
-    planned = NextProbe(5.0, 1.0, 8.0)
-    seen = probe_of(replace(finished, run=run), planned, "measured", 9.0, 0.9, "01")
+    seen = probe_of(replace(finished, run=run), PLANNED, "measured", 9.0, 0.9, "01")
     assert seen.grade == "untrusted"
     assert seen.why.startswith("the load generator waited 40 % of the probe for a CPU core")
-    assert probe_of(finished, planned, "measured", 9.0, 0.9, "01").is_usable
+    assert probe_of(finished, PLANNED, "measured", 9.0, 0.9, "01").is_usable
 
 
 def test_a_short_probe_between_two_bursts_leaves_the_throughput_as_it_is():
