@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -85,7 +85,7 @@ def report(
         if (study := studies[directory]) is not None:
             summaries.append(study.content)
             if not json:
-                _print_study(study.shown())
+                study.print(is_full=full)
             typer.echo(f"report: {study.page}", err=True)
             write_copies(study.page, browser, png=png, pdf=pdf, svg=svg)
             continue
@@ -114,13 +114,6 @@ def _refuse_studies(directories: Sequence[Path]) -> None:
             f"{directory}: --slo changes a run, and this is a search or another study; to check "
             f"its runs against other SLOs: slobench rescore {directory} --slo …"
         )
-
-
-def _print_study(shown: Any) -> None:
-    if isinstance(shown, str):
-        typer.echo(shown)
-    else:
-        stdout().print(shown)
 
 
 def write_copies(page: Path, browser: str, *, png: bool, pdf: bool, svg: bool) -> None:

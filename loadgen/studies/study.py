@@ -37,6 +37,8 @@ from loadgen.whole_file import SUFFIX, read_result
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from reports.ending import Ending
+
 R = TypeVar("R", bound=JsonSection)
 _LOGS = "servers"
 NO_DEFINITION: Mapping[str, Any] = {}
@@ -267,18 +269,40 @@ def end(
     as_json: bool,
     exit_code: int,
     files: Mapping[str, Path],
+    ending: Callable[[], Ending] | None = None,
+    is_full: bool = False,
 ) -> NoReturn:
-    """Ends a verb: the result on standard output, as JSON or as `shown()`, whose lines are not
-    wrapped if it is a string; then a line for each of `files` (word → path) on standard error."""
+    """Ends a verb: the result on standard output, as JSON or as text (`print_result`); then a line
+    for each of `files` (word → path) on standard error."""
     if as_json:
         print_json(content)
-    elif isinstance(text := shown(), str):
-        typer.echo(text)
     else:
-        stdout().print(text)
+        print_result(shown, ending, is_full=is_full)
     for word, path in files.items():
         typer.echo(f"{word}: {path}", err=True)
     raise typer.Exit(exit_code)
+
+
+def print_result(
+    shown: Callable[[], RenderableType],
+    ending: Callable[[], Ending] | None = None,
+    *,
+    is_full: bool = False,
+) -> None:
+    """Prints the `ending` of a result, with `is_full` or without an ending also `shown()`, whose
+    lines are not wrapped if it is a string."""
+    out = stdout()
+    if ending is not None:
+        from reports.ending import rendered
+
+        out.print(rendered(ending(), out.width), soft_wrap=True)
+        if not is_full:
+            return
+        out.print()
+    if isinstance(text := shown(), str):
+        typer.echo(text)
+    else:
+        out.print(text)
 
 
 def _read_marker(path: Path) -> Marker:

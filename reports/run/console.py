@@ -1,4 +1,4 @@
-"""The results of a run with `--full`: all SLOs, latencies and notes; at most 100 columns."""
+"""A run's results in the terminal with `--full`: all SLOs, latencies and notes; 100 columns."""
 
 from __future__ import annotations
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from loadgen.measure.wording import format_count, format_value
 from loadgen.studies.compare.judgement import ComparedMeasure
-from loadgen.studies.compare.view import change
+from loadgen.studies.compare.view import TONES, change, ending_row
 from loadgen.studies.compare.view import row as compared_row
 from loadgen.studies.nightly.result import NightResult
 from loadgen.studies.nightly.verdict import CellVerdict
+from reports.ending import MOST_FINDINGS, Ending, EndingRow, NextStep
 from reports.run.junit import Case, Suite, junit_xml
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 
 LEAST_REPEATS = 2
+_MOST_CELLS = 6  # in an ending
+_SIGNS = {"worse": "▼", "better": "▲", "same": "=", "inconclusive": "?", "invalid": "!",
+          "baseline": ""}  # fmt: skip
 HEAD = ("measure", "before", "tonight", "change", "interval", "verdict", "p (Holm)", "runs needed")
 SENTENCES = {
     "worse": "At least one measure got worse.",
@@ -98,6 +102,34 @@ def lines(cells: Sequence[CellVerdict], verdict: str) -> list[str]:
 
 def changed_lines(cell: CellVerdict) -> list[str]:
     return [f"changed {c.key}: {_or_nothing(c.a)} → {_or_nothing(c.b)}" for c in cell.changes]
+
+
+def ending(night: NightResult) -> Ending:
+    """The night in about ten lines: the verdict, and a line per cell, the worst first."""
+    order = ("worse", "invalid", "inconclusive", "better", "same", "baseline")
+    cells = sorted(night.cells, key=lambda cell: order.index(cell.verdict))
+    notes = [f"{cell.cell}: {note}" for cell in cells for note in cell.notes]
+    is_new_level = night.verdict in ("worse", "better")
+    return Ending(
+        TONES[night.verdict],
+        night.verdict.upper(),
+        SENTENCES[night.verdict],
+        rows=tuple(_ending_row(cell) for cell in cells[:_MOST_CELLS]),
+        findings=tuple(notes[:MOST_FINDINGS]),
+        next=NextStep(NOT_ADDED.format(file=night.file)) if is_new_level else None,
+        n_rows=max(0, len(cells) - _MOST_CELLS),
+        n_findings=max(0, len(notes) - MOST_FINDINGS),
+        noun="cell",
+    )
+
+
+def _ending_row(cell: CellVerdict) -> EndingRow:
+    """`▼ chat  worse: p99(ttft) 40 ms → 52 ms, +30 % [+22, +38]`, or the number of nights."""
+    deciding = [m for m in cell.measures if m.is_gated and m.verdict == cell.verdict]
+    if cell.verdict in ("worse", "better") and deciding:
+        parts = [f"{m.measure} {ending_row(m).value}" for m in deciding]
+        return EndingRow(_SIGNS[cell.verdict], cell.cell, f"{cell.verdict}: {'; '.join(parts)}")
+    return EndingRow(_SIGNS[cell.verdict], cell.cell, cell_line(cell).partition(": ")[2])
 
 
 def tables(night: NightResult) -> Group:

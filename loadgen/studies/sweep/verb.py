@@ -14,6 +14,7 @@ import typer
 
 from loadgen.cli.exit_codes import INTERRUPTED, NO_VERDICT
 from loadgen.cli.flags import (
+    Full,
     ScenarioFlags,
     StudyFlags,
     TrafficFlags,
@@ -120,6 +121,7 @@ def sweep(
     ] = None,
     workers: Workers = "auto",
     wait_ready: WaitReady = None,
+    full: Full = False,
 ) -> None:
     """Run many cells in turn and show which trade latency for throughput best. The scenario may
     also be a sweep file (a scenario file with a key `over:`). With --target alone: five rates up to
@@ -128,7 +130,7 @@ def sweep(
     from loadgen.studies.study import end
     from loadgen.studies.sweep.run import SWEEP, run_sweep
     from loadgen.studies.sweep.spec import sweep_spec
-    from loadgen.studies.sweep.view import tables
+    from loadgen.studies.sweep.view import ending, tables
 
     keys = {
         "target": target, "engine": engine, "model": model, "repeats": repeats, "metric": metric,
@@ -165,6 +167,8 @@ def sweep(
         as_json=study.json,
         exit_code=exit_code(swept, fail_on),
         files={"report": swept.directory / "report.html"},
+        ending=lambda: ending(swept.result),
+        is_full=full,
     )
 
 

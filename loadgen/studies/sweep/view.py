@@ -15,6 +15,7 @@ from loadgen.measure.slo import parse_measure
 from loadgen.studies.modes.view import SIMULATED, value_text
 from loadgen.studies.sweep.result import CellRow, SweepResult
 from loadgen.units import format_duration
+from reports.ending import MOST_FINDINGS, Ending, EndingRow, NextStep, Tone
 
 COLUMNS = ("p50(ttft)", "p99(ttft)", "p99(tpot)", "p99(itl)", "goodput", "attainment")
 """Measures in the page's table, after those of the trade-off."""
@@ -49,6 +50,83 @@ def tables(result: SweepResult) -> Group:
         parts.insert(0, Text(line.text, style="bold green" if line.is_bracketed else "bold yellow"))
     parts += [Text(f"note: {note}", style="yellow") for note in notes(result)]
     return Group(*parts)
+
+
+def ending(result: SweepResult) -> Ending:
+    """The sweep in about ten lines: how many cells met the SLO, a line per cell, where the SLO is
+    met up to, and the best cell."""
+    headline, sentences = conclusion(result)
+    shown = _shown_rows(result)
+    findings = notes(result)
+    is_untrusted = result.n_untrusted > 0
+    tone: Tone = "invalid" if is_untrusted else "unknown"
+    if not is_untrusted and any(row.verdicts for row in result.rows):
+        met = [row for row in result.rows if set(row.verdicts) == {"met"}]
+        tone = "met" if len(met) == len(result.rows) else "unknown" if met else "missed"
+    runs = f"{result.n_untrusted} of {result.n_done} runs are INVALID"
+    return Ending(
+        tone,
+        "NOT TO BE TRUSTED" if is_untrusted else "",
+        f"{runs}; {headline}" if is_untrusted else headline,
+        rows=tuple(_ending_row(row, result) for row in shown),
+        facts=(("sweep", heading(result)), *(("found", text) for text in sentences[:1])),
+        findings=tuple(findings[:MOST_FINDINGS]),
+        next=_next(result),
+        n_rows=len(result.rows) - len(shown),
+        n_findings=max(0, len(findings) - MOST_FINDINGS),
+        noun="cell",
+    )
+
+
+_MOST_CELLS = 5
+
+
+def _shown_rows(result: SweepResult) -> Sequence[CellRow]:
+    """The cells of an ending: all, or those that meet the SLO with the most throughput, in the
+    order of the sweep."""
+    if len(result.rows) <= _MOST_CELLS:
+        return result.rows
+
+    def rank(row: CellRow) -> tuple[bool, bool, float]:
+        return set(row.verdicts) != {"met"}, not row.is_front, -(row.benefit.value or 0.0)
+
+    best = {row.cell for row in sorted(result.rows, key=rank)[:_MOST_CELLS]}
+    return [row for row in result.rows if row.cell in best]
+
+
+_MARKS = {"met": "✓", "missed": "✗"}
+
+
+def _ending_row(row: CellRow, result: SweepResult) -> EndingRow:
+    goodput = value_text(row.measures["goodput"], "per_s", is_short=True)
+    cost = "∞" if row.cost_is_infinite else value_text(row.cost, result.cost_unit, is_short=True)
+    benefit = value_text(row.benefit, "per_s", is_short=True)
+    mark = _MARKS.get(next(iter(row.verdicts)), "?") if len(row.verdicts) == 1 else "?"
+    facts = (
+        f"{verdict_text(row)}: goodput {goodput}/s",
+        f"{result.cost} {cost}",
+        f"{benefit} {benefit_title(result)}",
+    )
+    return EndingRow(
+        "" if row.failures and not row.n else mark, setting(row, result), ", ".join(facts)
+    )
+
+
+def _next(result: SweepResult) -> NextStep | None:
+    """A search between the last load that met the SLO and the first that missed it, where the sweep
+    has a single series over rates."""
+    if result.along != "arrivals.rate" or len({row.series for row in result.rows}) != 1:
+        return None
+    rows = sorted((r for r in result.rows if r.along is not None), key=lambda row: row.along or 0.0)
+    met = [row.factors[result.along] for row in rows if set(row.verdicts) == {"met"}]
+    missed = [row.factors[result.along] for row in rows if "missed" in row.verdicts]
+    if not met or not missed:
+        return None
+    between = f"--between {met[-1]}:{missed[0]}"
+    return NextStep(
+        f"Find the highest rate between them: slobench capacity with the same target, traffic and "
+        f"SLO, {between}"
+    )
 
 
 def heading(result: SweepResult) -> str:

@@ -86,7 +86,7 @@ def test_a_slower_engine_is_worse_and_every_output_says_so(
     code, told, errors = shown("nightly", file, "--out", out, "--engine", "step_delay=10%")
     assert code == 1
     assert told.startswith("WORSE: At least one measure got worse.")
-    assert "sim_few_chunked: worse, against 2 nights" in told
+    assert "▼ sim_few_chunked  worse: p50(ttft) 4.49 ms → 4.94 ms, +10 % [+10, +10]" in told
     assert "step_delay=10%" in told
     assert "::error title=slobench nightly::sim_few_chunked: mean(tpot) is worse, +10 %25" in errors
     summary = (tmp_path / "summary").read_text()
