@@ -92,7 +92,7 @@ def preview(
 def missing_percentiles(scenario: Scenario, schedule: Schedule) -> list[str]:
     """A sentence for each SLO on a percentile that the planned number of requests cannot have, with
     the flag that would do. A closed loop plans more requests than it sends, so it has none."""
-    sentences = []
+    sentences: list[str] = []
     if not scenario.has_closed_loop:
         n_planned = scenario.phases.requests or _n_judged(schedule)
         sentences += _too_few(scenario, scenario.slos(), n_planned)
