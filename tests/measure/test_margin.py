@@ -170,5 +170,5 @@ def test_the_signs_of_a_growing_load():
         (1 + noise, 2 * at, 1000.0, None),  # two requests more are none that pile up
         (1 + at * at + noise, 20 * at * at, 1000.0, "queue"),
     ):
-        ratios = margin_ratios(values, limit)
-        assert growth(values, ratios, in_flight, is_wait=True) == sign
+        ratios, numbers = margin_ratios(values, limit), np.asarray(in_flight, np.float64)
+        assert growth(values, ratios, numbers, is_wait=True) == sign
