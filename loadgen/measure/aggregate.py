@@ -60,8 +60,9 @@ def summarize(
         run, slos = without_own(run), other_slos(run, slo)
     if not run.manifest.target.stream and (problem := needs_stream(slos.stated)) is not None:
         raise UsageError(f"--slo {problem}")
-    evidence = recorded_evidence(run, slos)
-    scope = evidence.whole(confidence or DEFAULT_CONFIDENCE)
+    level = confidence or DEFAULT_CONFIDENCE
+    evidence = recorded_evidence(run, slos, level)
+    scope = evidence.whole(level)
     proof = _proof(evidence, run_results(evidence, scope, required))
     decision = decide(
         proof.results.judged,
@@ -136,7 +137,17 @@ def _summary(
             tuple(map(str, proof.imprecise)),
         ),
         findings=(
-            *findings(run, columns, due, window, evidence.limits, proof.checks, sent, addresses),
+            *findings(
+                run,
+                columns,
+                due,
+                window,
+                evidence.limits,
+                proof.checks,
+                sent,
+                addresses,
+                evidence.loop,
+            ),
             *server_findings(run, columns),
         ),
         classes=proof.results.classes,
@@ -154,6 +165,7 @@ def _summary(
         is_verified=run.is_verified,
         certainty=certainty_of(decision.verdict, proof.results.judged),
         is_overloaded=any(reason.kind == "overloaded" for reason in decision.reasons),
+        closed_loop=evidence.loop,
     )
 
 

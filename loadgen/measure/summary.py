@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadgen.measure.attainment import MeasuredWindow
+from loadgen.measure.closed_loop import ClosedLoop
 from loadgen.measure.drivers import Drivers
 from loadgen.measure.fairness import Fairness
 from loadgen.measure.load import Throughput
@@ -151,7 +152,8 @@ class Summary:
     """Everything that the CLI prints, summary.json holds and the report shows. Seconds throughout.
 
     `reason_kinds` has the kind of each of the `reasons` (`verdict.Reason`).
-    `counts`: scheduled = warmup + due + withdrawn + not_due; each status counts due rows;
+    `counts`: scheduled = warmup + start (of a closed loop) + due + withdrawn + not_due; each status
+    counts due rows;
     `unfinished` were cancelled at the end of the drain, `failed` ended without success before.
     Requests per second of the measured window: `requested_rate_per_s` by the scenario's arrivals,
     `offered_rate_per_s` by the schedule drawn from them, `achieved_rate_per_s` as sent; `rate_note`
@@ -168,7 +170,8 @@ class Summary:
     why its values are doubtful; `http_statuses` counts the HTTP errors of due requests by status.
     `is_verified` is False for a run directory of an earlier version, which has no checksums;
     `is_overloaded`: the run was missed because the server fell behind (reason `overloaded`).
-    `certainty` is that of the verdict (`verdict.certainty_of`).
+    `certainty` is that of the verdict (`verdict.certainty_of`). `closed_loop` has the users, their
+    start and the rate with its interval (None without a closed loop).
     """
 
     run: str
@@ -205,6 +208,7 @@ class Summary:
     is_verified: bool = True
     is_overloaded: bool = False
     certainty: Certainty | None = None
+    closed_loop: ClosedLoop | None = None
 
     @property
     def has_other_slos(self) -> bool:

@@ -26,6 +26,7 @@ ReasonKind = Literal[
     "met",
     "unproven",
     "too_few_samples",
+    "start_up",
     "no_value",
 ]
 
@@ -113,7 +114,8 @@ class Reason:
     Of the run: `ended_early`, `invalid` (a failed validity gate), `nothing_due`,
     `too_few_successful` (`--min-requests`), `none_successful`, `no_slo`, `overloaded`. Of an SLO:
     `met`, `missed`, `unproven` (met or missed, but not with the required confidence),
-    `too_few_samples` (of a percentile), `no_value`.
+    `too_few_samples` (of a percentile), `start_up` (the start of a closed loop can have decided
+    it), `no_value`.
     """
 
     kind: ReasonKind
@@ -205,4 +207,6 @@ def _why_open(result: SloResult) -> ReasonKind:
     """The kind of reason for which an SLO gives no verdict."""
     if result.met is not None:
         return "unproven"
-    return "too_few_samples" if result.note_kind == "too_few_samples" else "no_value"
+    if result.note_kind == "too_few_samples" or result.note_kind == "start_up":
+        return result.note_kind
+    return "no_value"

@@ -37,6 +37,7 @@ from loadgen.manifest.json_section import JsonObject
 from loadgen.manifest.sections import Ended, Manifest, Scrapes
 from loadgen.manifest.self_report import ClientReport
 from loadgen.measure.attainment import derived, with_counted_window
+from loadgen.measure.closed_loop import with_start_left_out
 from loadgen.measure.truncated import with_truncated
 from loadgen.records import CHUNKS, SERVER, Run, empty_requests
 from loadgen.run.example_requests import head_of
@@ -157,6 +158,7 @@ class Recording:
                 raise
             run = self._assembled(self._completed(planned.manifest, outcome), parts_dir, outcome)
             run = with_truncated(with_counted_window(_with_server(run, scraped())))
+            run = with_start_left_out(run)
             with keep_elsewhere(directory, run, self._options.cache_dir):
                 store.write_run(directory, run, derived(run))
         shutil.rmtree(parts_dir)

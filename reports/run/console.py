@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 _STYLES = {"met": "bold green", "missed": "bold red", "unknown": "bold", "invalid": "bold yellow"}
 _PERCENTILES = ("p50", "p90", "p99")
-_NO_OUTCOMES = tuple(f"counts.{key}" for key in ("scheduled", "warmup", "due", "not_due"))
+_PLANNED = ("scheduled", "warmup", "start", "due", "not_due")
+_NO_OUTCOMES = tuple(f"counts.{key}" for key in _PLANNED)
 
 
 def table(summary: Summary) -> Group:
@@ -134,6 +135,7 @@ def _rates(summary: Summary) -> list[str]:
         f"goodput {format_value(goodput.value, 'per_s')} {bound}",
         f"attainment {attainment}",
         f"rate {tables.rate_text(summary)}",
+        *([] if summary.closed_loop is None else [f"start: {summary.closed_loop.text}"]),
         f"output tokens {format_value(rates.output_tokens_per_s, 'per_s')};"
         f" {outcomes or 'no requests due'}",
         *([tables.fairness_text(summary)] if summary.fairness else []),
