@@ -13,6 +13,7 @@ from loadgen.measure.drivers import drivers
 from loadgen.measure.evidence import Evidence, recorded_evidence
 from loadgen.measure.fairness import fairness
 from loadgen.measure.findings import findings, token_marks
+from loadgen.measure.in_flight import in_flight
 from loadgen.measure.judging_slos import other_slos, own_slos
 from loadgen.measure.per_request import Mask, without_own
 from loadgen.measure.run_results import RunResults, run_results
@@ -166,6 +167,7 @@ def _summary(
         certainty=certainty_of(decision.verdict, proof.results.judged),
         is_overloaded=any(reason.kind == "overloaded" for reason in decision.reasons),
         closed_loop=evidence.loop,
+        in_flight=in_flight(run, window),
     )
 
 

@@ -13,6 +13,7 @@ from loadgen.measure.attainment import MeasuredWindow
 from loadgen.measure.closed_loop import ClosedLoop
 from loadgen.measure.drivers import Drivers
 from loadgen.measure.fairness import Fairness
+from loadgen.measure.in_flight import InFlight
 from loadgen.measure.load import Throughput
 from loadgen.measure.server_load import Backend, ServerSummary
 from loadgen.measure.slo_result import Bound, Certainty, SloResult
@@ -171,7 +172,8 @@ class Summary:
     `is_verified` is False for a run directory of an earlier version, which has no checksums;
     `is_overloaded`: the run was missed because the server fell behind (reason `overloaded`).
     `certainty` is that of the verdict (`verdict.certainty_of`). `closed_loop` has the users, their
-    start and the rate with its interval (None without a closed loop).
+    start and the rate with its interval (None without a closed loop), `in_flight` the requests in
+    flight and the users that think.
     """
 
     run: str
@@ -209,6 +211,7 @@ class Summary:
     is_overloaded: bool = False
     certainty: Certainty | None = None
     closed_loop: ClosedLoop | None = None
+    in_flight: InFlight | None = None
 
     @property
     def has_other_slos(self) -> bool:

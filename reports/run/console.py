@@ -136,6 +136,7 @@ def _rates(summary: Summary) -> list[str]:
         f"attainment {attainment}",
         f"rate {tables.rate_text(summary)}",
         *([] if summary.closed_loop is None else [f"start: {summary.closed_loop.text}"]),
+        *([text] if (text := tables.in_flight_text(summary)) else []),
         f"output tokens {format_value(rates.output_tokens_per_s, 'per_s')};"
         f" {outcomes or 'no requests due'}",
         *([tables.fairness_text(summary)] if summary.fairness else []),

@@ -153,7 +153,8 @@ def _window(summary: Summary) -> str:
     )
     if loop is not None:
         text += f" Start: {loop.text}."
-    return text
+    flight = tables.in_flight_text(summary)
+    return f"{text} {flight[:1].upper()}{flight[1:]}." if flight else text
 
 
 def _points_note(shown: Frames, n_unfinished: int) -> str:

@@ -94,6 +94,19 @@ def achieved_basis(summary: Summary) -> str:
     return f"{between(loop.rate, 'per_s')}; {text}"
 
 
+def in_flight_text(summary: Summary) -> str:
+    """`in flight 3.6 on average, at most 9; 36.4 of 40 users thinking`."""
+    found = summary.in_flight
+    if found is None or math.isnan(found.mean):
+        return ""
+    text = f"in flight {format_number(found.mean)} on average, at most {format_count(found.max)}"
+    if found.thinking is None:
+        return text
+    loop = summary.closed_loop
+    users = "users" if loop is None else f"of {format_count(loop.users)} users"
+    return f"{text}; {format_number(found.thinking)} {users} thinking"
+
+
 def attainment_basis(share: Attainment, confidence: float) -> str:
     """`62 of 62 due; at least 95.3 % with 95 % confidence`."""
     basis = f"{format_count(share.met or 0)} of {format_count(share.due)} due"
