@@ -30,6 +30,7 @@ from loadgen.archive import checksums
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.manifest.sections import Manifest, read_client_report, read_manifest
 from loadgen.manifest.self_report import ClientReport
+from loadgen.measure.closed_loop import with_start_left_out
 from loadgen.records import (
     CHUNKS,
     EDGES,
@@ -416,7 +417,7 @@ def read_run(directory: Path | str) -> Run:
     server = table(_SERVER, SERVER) if has_server else np.empty(0, SERVER)
     run = Run(manifest, schedule, requests, chunks, edges, names, instrument, server)
     _check_agreement(directory, run)
-    return run
+    return with_start_left_out(run)
 
 
 def _has_parts(directory: Path, manifest: Manifest, listed: Mapping[str, tuple[str, ...]]) -> bool:

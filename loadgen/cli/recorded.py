@@ -164,7 +164,11 @@ def rescore(
         typer.Option(help="vllm, guidellm, aiperf, inference-perf, mlperf or all; repeatable."),
     ] = None,
     window: Annotated[
-        str | None, typer.Option(help="Another measured window: 30s:90s, or steady (MSER-5).")
+        str | None,
+        typer.Option(
+            help="Another measured window: 30s:90s, steady (MSER-5), or all, which counts the "
+            "start of a closed loop, too."
+        ),
     ] = None,
     confidence: Confidence = None,
     clear: Clear = False,

@@ -38,6 +38,7 @@ from loadgen.manifest.sections import (
     TransferSection,
 )
 from loadgen.measure.attainment import derived, with_counted_window
+from loadgen.measure.closed_loop import with_start_left_out
 from loadgen.records import Run
 from loadgen.run.execute import VIRTUAL_TIME, Opener, Record
 from loadgen.run.manifest import completed, manifest
@@ -186,7 +187,8 @@ def record(
     done = completed(planned, scenario, how, reason, ended_s, 0, 0, started_utc)
     done = msgspec.structs.replace(done, clock="virtual", engine=simulation.engine_section())
     names = replace(scenario.names(), errors=found.errors)
-    run = with_counted_window(Run(done, plan.schedule, requests, chunks, plan.edges, names))
+    recorded = Run(done, plan.schedule, requests, chunks, plan.edges, names)
+    run = with_start_left_out(with_counted_window(recorded))
     if directory is not None:
         store.write_schedule(directory, run)
         store.write_run(directory, run, derived(run))

@@ -132,13 +132,15 @@ class WindowSection(JsonSection, frozen=True, omit_defaults=True):
     """Planned lengths of warm-up, measured window and drain, seconds. `ended_s` is the time, since
     the run's epoch, at which releasing stopped early; None where it did not. `requests`: the number
     of measured requests that ended the window during the run, so that `measure_s` is its actual
-    length; None for a window of planned length."""
+    length; None for a window of planned length. `started_s`: the time, since the epoch, at which
+    the start of a closed loop ends, which the figures leave out; None where nothing is left out."""
 
     warmup_s: float
     measure_s: float
     drain_s: float
     ended_s: float | None = None
     requests: int | None = None
+    started_s: float | None = None
 
 
 class InstrumentLimits(JsonSection, frozen=True):

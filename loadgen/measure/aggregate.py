@@ -15,6 +15,7 @@ from loadgen.measure.drivers import drivers
 from loadgen.measure.evidence import Evidence, recorded_evidence
 from loadgen.measure.fairness import fairness
 from loadgen.measure.findings import findings, token_marks
+from loadgen.measure.in_flight import in_flight
 from loadgen.measure.judging_slos import other_slos, own_slos
 from loadgen.measure.load import change_through
 from loadgen.measure.per_request import Mask, without_own
@@ -63,8 +64,9 @@ def summarize(
         run, slos = without_own(run), other_slos(run, slo)
     if not run.manifest.target.stream and (problem := needs_stream(slos.stated)) is not None:
         raise UsageError(f"--slo {problem}")
-    evidence = recorded_evidence(run, slos)
-    scope = evidence.whole(confidence or DEFAULT_CONFIDENCE)
+    level = confidence or DEFAULT_CONFIDENCE
+    evidence = recorded_evidence(run, slos, level)
+    scope = evidence.whole(level)
     proof = _proof(evidence, scope, run_results(evidence, scope, required))
     decision = decide(
         proof.results.judged,
@@ -180,7 +182,17 @@ def _summary(
         ),
         findings=(
             *noted,
-            *findings(run, columns, due, window, evidence.limits, proof.checks, sent, addresses),
+            *findings(
+                run,
+                columns,
+                due,
+                window,
+                evidence.limits,
+                proof.checks,
+                sent,
+                addresses,
+                evidence.loop,
+            ),
             *server_findings(run, columns),
         ),
         classes=proof.results.classes,
@@ -202,6 +214,8 @@ def _summary(
         certainty=certainty_of(decision.verdict, proof.results.judged),
         is_overloaded=any(reason.kind == "overloaded" for reason in decision.reasons),
         cause=cause,
+        closed_loop=evidence.loop,
+        in_flight=in_flight(run, window),
     )
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from loadgen.measure.attainment import MeasuredWindow, failed_rows, slos_met
+from loadgen.measure.attainment import MeasuredWindow, errors, slos_met
 from loadgen.measure.catalog import METRICS
+from loadgen.measure.closed_loop import closed_rate
 from loadgen.measure.load import Throughput, per_second, throughput
 from loadgen.measure.margins import Margins
 from loadgen.measure.per_request import Mask, PerRequest, Samples
@@ -24,7 +25,9 @@ from loadgen.measure.slo_result import (
     request_slo_result,
     run_metric_result,
 )
+from loadgen.measure.start_up import of_start_up
 from loadgen.measure.statistics.dependence import Dependence
+from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.unanswered import left_open
 from loadgen.measure.unmeasured import counts_for, settled
 from loadgen.measure.validity.error_bound import ErrorBound
@@ -49,6 +52,16 @@ class Scope:
     """Every SLO that can count for attainment, with the rows that it applies to."""
     error: ErrorBound
     confidence: float
+    is_closed_loop: bool = False
+    start_up: str = ""
+    """Why the run is mostly the start of its closed loop, "" where it is not."""
+
+    def rate(self, confidence: float) -> Interval | None:
+        """The rate of the due requests of a closed loop with a two-sided interval; else None."""
+        if not self.is_closed_loop:
+            return None
+        run, due, window = self.run, self.due, self.window
+        return closed_rate(run, due, window, confidence, bool(self.start_up))
 
     def as_measured(self) -> JudgedScope:
         return self._at(self.columns, throughput(self.run, self.columns, self.window))
@@ -71,6 +84,7 @@ class Scope:
         found = settled(
             results, self.columns, self.due, lambda c: self._at(c, rates).results(self.slos)
         )
+        found = of_start_up(found, self.start_up) if self.start_up else found
         allowed = [
             slo.limit for slo, rows in self.limits if slo.metric == "error_rate" and rows.all()
         ]
@@ -91,7 +105,8 @@ class Scope:
         )
 
     def _shares(self, columns: PerRequest, met: Mask, samples: Samples) -> Shares:
-        run, failed = self.run, failed_rows(self.run) & ~columns.is_ok
+        run, (failed, counted) = self.run, errors(self.run)
+        failed &= ~columns.is_ok
         is_unanswered = self.due & ~(columns.is_ok & columns.has_token)
         is_late = self.due & ~met & ~is_unanswered
         limited_metrics = tuple({slo.metric: 0 for slo in self.slos if slo.scope == "request"})
@@ -105,9 +120,11 @@ class Scope:
             due=count(self.due),
             met=count(met),
             failed=count(failed),
+            counted=count(counted),
             length_s=self.window.length_s,
             meeting=samples.share(met, limited_metrics),
-            failing=samples.share(failed),
+            failing=Samples(columns, counted).share(failed),
+            rate=self.rate(2 * self.confidence - 1),
             requested_per_s=(
                 run.manifest.requested_rate_per_s if len(run.names.classes) == 1 else None
             ),

@@ -10,13 +10,14 @@ from typing import Literal
 from loadgen.measure.catalog import METRICS, Unit
 from loadgen.measure.slo import Slo
 from loadgen.measure.statistics.dependence import LEAST_TIMES, Dependence
+from loadgen.measure.statistics.event_rate import product
 from loadgen.measure.statistics.intervals import BoundTimes, Interval
 from loadgen.measure.statistics.percentiles import fewest_samples
 from loadgen.measure.statistics.population import Population
 from loadgen.measure.statistics.proportions import exact_bounds, needed_n
 from loadgen.measure.wording import format_count, format_value
 
-NoteKind = Literal["too_few_samples", "above_offered_rate", "unanswered"]
+NoteKind = Literal["too_few_samples", "above_offered_rate", "unanswered", "start_up"]
 Certainty = Literal["proven", "clear", "in_run", "too_close"]
 CERTAINTIES: tuple[Certainty, ...] = ("too_close", "in_run", "clear", "proven")
 """From weak to strong."""
@@ -202,10 +203,14 @@ class Misses:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The counts behind shares and rates: requests due, requests that met all SLOs, failed
-    requests. `meeting` and `failing` are the dependence between requests in meeting the SLOs and in
-    failing (None: independent); `requested_per_s` is the rate that the scenario states, if any.
-    `misses` splits those that did not meet the SLOs (None: not known)."""
+    """The counts behind shares and rates: requests due, requests that met all SLOs, and the
+    `failed` of the `counted` requests (None: of those due) in the error rate.
+
+    `meeting` and `failing` are the dependence between requests in meeting the SLOs and in failing
+    (None: independent); `requested_per_s` is the rate that the scenario states, if any. `misses`
+    splits those that did not meet the SLOs (None: not known). `rate` is the rate of a closed loop
+    with one-sided bounds (None: the schedule gives the rate).
+    """
 
     due: int
     met: int
@@ -215,6 +220,8 @@ class Shares:
     failing: Dependence | None = None
     requested_per_s: float | None = None
     misses: Misses | None = None
+    counted: int | None = None
+    rate: Interval | None = None
 
     def met_bounds(self, confidence: float) -> Interval:
         """The share of requests that met the SLOs, with one-sided bounds.
@@ -304,11 +311,12 @@ def run_metric_result(
     """An SLO on a number of the run; shares get exact bounds, throughputs none."""
     due, length_s = shares.due, shares.length_s
     if slo.metric == "error_rate":
-        found = shares.failing or Dependence(due)
-        bounds = exact_bounds(shares.failed, due, confidence, found.bound_times(confidence))
-        times = _times_by_n(found, due, confidence) if due else None
-        needed = needed_n(shares.failed, due, 1 - slo.limit, confidence, times) if times else None
-        return _result(slo, bounds, due, needed, found)
+        n = due if shares.counted is None else shares.counted
+        found = shares.failing or Dependence(n)
+        bounds = exact_bounds(shares.failed, n, confidence, found.bound_times(confidence))
+        times = _times_by_n(found, n, confidence) if n else None
+        needed = needed_n(shares.failed, n, 1 - slo.limit, confidence, times) if times else None
+        return _result(slo, bounds, n, needed, found)
     if slo.metric not in ("attainment", "goodput"):
         return _result(slo, Interval(throughput(slo.metric)), due, None)
     rate = 1.0
@@ -323,6 +331,9 @@ def run_metric_result(
         times = _times_by_n(found, max(1, due), confidence)
         needed = needed_n(due - shares.met, due, least, confidence, times)
     share = shares.met_bounds(confidence)
+    if shares.rate is not None and slo.metric == "goodput":
+        goodput = replace(product(shares.rate, share), value=shares.met / length_s)
+        return _result(slo, goodput, due, needed, found)
     result = _result(slo, share.times(rate), due, needed, found)
     if least <= 1 or slo.metric != "goodput":
         return result

@@ -11,8 +11,10 @@ from typing import Any
 
 from loadgen.measure.attainment import MeasuredWindow
 from loadgen.measure.cause import Cause
+from loadgen.measure.closed_loop import ClosedLoop
 from loadgen.measure.drivers import Drivers
 from loadgen.measure.fairness import Fairness
+from loadgen.measure.in_flight import InFlight
 from loadgen.measure.load import Throughput
 from loadgen.measure.server_load import Backend, ServerSummary
 from loadgen.measure.slo_result import Bound, Certainty, SloResult
@@ -155,7 +157,8 @@ class Summary:
     """Everything that the CLI prints, summary.json holds and the report shows. Seconds throughout.
 
     `reason_kinds` has the kind of each of the `reasons` (`verdict.Reason`).
-    `counts`: scheduled = warmup + due + withdrawn + not_due; each status counts due rows;
+    `counts`: scheduled = warmup + start (of a closed loop) + due + withdrawn + not_due; each status
+    counts due rows;
     `unfinished` were cancelled at the end of the drain, `failed` ended without success before.
     Requests per second of the measured window: `requested_rate_per_s` by the scenario's arrivals,
     `offered_rate_per_s` by the schedule drawn from them, `achieved_rate_per_s` as sent; `rate_note`
@@ -173,7 +176,9 @@ class Summary:
     `is_overloaded`: the run was missed because the server fell behind (reason `overloaded`).
     `certainty` is that of the verdict (`verdict.certainty_of`). `cause` is the cause of most
     misses, None where the latencies are all there is to say; its sentence is the first of the
-    `reasons` (of the `findings` of a run that met its SLOs).
+    `reasons` (of the `findings` of a run that met its SLOs). `closed_loop` has the users,
+    their start and the rate with its interval (None without a closed loop), `in_flight` the
+    requests in flight and the users that think.
     """
 
     run: str
@@ -210,6 +215,8 @@ class Summary:
     is_overloaded: bool = False
     certainty: Certainty | None = None
     cause: Cause | None = None
+    closed_loop: ClosedLoop | None = None
+    in_flight: InFlight | None = None
 
     @property
     def has_other_slos(self) -> bool:

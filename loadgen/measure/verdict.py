@@ -29,6 +29,7 @@ ReasonKind = Literal[
     "unproven",
     "too_few_samples",
     "unanswered",
+    "start_up",
     "no_value",
 ]
 
@@ -127,7 +128,8 @@ class Reason:
     `overloaded`; `tokens_missing` and `other_prompts` (met, but with another workload than
     planned). Of an SLO:
     `met`, `missed`, `unproven` (met or missed, but not with the required confidence),
-    `too_few_samples` (of a percentile), `unanswered` (it leaves too many requests out), `no_value`.
+    `too_few_samples` (of a percentile), `unanswered` (it leaves too many requests out), `start_up`
+    (the start of a closed loop can have decided it), `no_value`.
     """
 
     kind: ReasonKind
@@ -222,4 +224,6 @@ def _why_open(result: SloResult) -> ReasonKind:
     """The kind of reason for which an SLO gives no verdict."""
     if result.met is not None:
         return "unproven"
-    return result.note_kind if result.note_kind in ("too_few_samples", "unanswered") else "no_value"
+    if result.note_kind in ("too_few_samples", "unanswered", "start_up"):
+        return result.note_kind
+    return "no_value"

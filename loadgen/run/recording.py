@@ -38,6 +38,7 @@ from loadgen.manifest.sections import Ended, EndKind, Manifest, Scrapes
 from loadgen.manifest.self_report import ClientReport
 from loadgen.measure.attainment import derived, with_counted_window
 from loadgen.measure.cause import is_too_long
+from loadgen.measure.closed_loop import with_start_left_out
 from loadgen.measure.truncated import with_truncated
 from loadgen.records import CHUNKS, SERVER, Run, Status, empty_requests
 from loadgen.run.example_requests import head_of
@@ -166,6 +167,7 @@ class Recording:
             run = self._assembled(self._completed(planned.manifest, outcome), parts_dir, outcome)
             run = with_truncated(with_counted_window(_with_server(run, scraped())))
             run = _with_places(run, job.prompts())
+            run = with_start_left_out(run)
             with keep_elsewhere(directory, run, self._options.cache_dir):
                 store.write_run(directory, run, derived(run))
         shutil.rmtree(parts_dir)

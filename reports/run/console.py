@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _PERCENTILES = ("p50", "p90", "p99")
-_NO_OUTCOMES = tuple(f"counts.{key}" for key in ("scheduled", "warmup", "due", "not_due"))
+_PLANNED = ("scheduled", "warmup", "start", "due", "not_due")
+_NO_OUTCOMES = tuple(f"counts.{key}" for key in _PLANNED)
 
 
 def table(summary: Summary) -> Group:
@@ -132,6 +133,8 @@ def _rates(summary: Summary) -> list[str]:
         f"goodput {format_value(goodput.value, 'per_s')} {bound}".rstrip(),
         f"attainment {attainment}",
         f"rate {tables.rate_text(summary)}",
+        *([] if summary.closed_loop is None else [f"start: {summary.closed_loop.text}"]),
+        *([text] if (text := tables.in_flight_text(summary)) else []),
         f"output tokens {format_value(rates.output_tokens_per_s, 'per_s')};"
         f" {outcomes or 'no requests due'}",
         *([tables.fairness_text(summary)] if summary.fairness else []),

@@ -152,11 +152,15 @@ def _subject(run: Run) -> str:
 
 
 def _window(summary: Summary) -> str:
-    window = summary.window
-    return (
+    window, loop = summary.window, summary.closed_loop
+    text = (
         f"Measured from {window.start_s:g} s to {window.end_s:g} s of the run:"
         f" {format_value(window.length_s, 's')}."
     )
+    if loop is not None:
+        text += f" Start: {loop.text}."
+    flight = tables.in_flight_text(summary)
+    return f"{text} {flight[:1].upper()}{flight[1:]}." if flight else text
 
 
 def _points_note(shown: Frames, n_unfinished: int) -> str:

@@ -87,7 +87,31 @@ def rate_text(found: Summary | ClassSummary, has_achieved: bool = True) -> str:
         f"{word} {'n/a' if rate is None else format_value(rate, 'per_s')}"
         for word, rate in rates.items()
     )
+    loop = found.closed_loop if isinstance(found, Summary) else None
+    if loop is not None and loop.is_all_traffic:
+        text += f" {between(loop.rate, 'per_s')}" if has_achieved else ""
     return f"{text} ({found.rate_note})" if found.rate_note else text
+
+
+def achieved_basis(summary: Summary) -> str:
+    """The rates beside the achieved rate, and its interval in a closed loop."""
+    loop, text = summary.closed_loop, rate_text(summary, has_achieved=False)
+    if loop is None or not loop.is_all_traffic:
+        return text
+    return f"{between(loop.rate, 'per_s')}; {text}"
+
+
+def in_flight_text(summary: Summary) -> str:
+    """`in flight 3.6 on average, at most 9; 36.4 of 40 users thinking`."""
+    found = summary.in_flight
+    if found is None or math.isnan(found.mean):
+        return ""
+    text = f"in flight {format_number(found.mean)} on average, at most {format_count(found.max)}"
+    if found.thinking is None:
+        return text
+    loop = summary.closed_loop
+    users = "users" if loop is None else f"of {format_count(loop.users)} users"
+    return f"{text}; {format_number(found.thinking)} {users} thinking"
 
 
 def attainment_basis(share: Attainment, confidence: float) -> str:
@@ -368,7 +392,7 @@ def tiles(summary: Summary) -> list[tuple[str, TableCell]]:
                 format_value(summary.achieved_rate_per_s, "per_s"),
                 "achieved_rate_per_s",
                 "per_s",
-                rate_text(summary, has_achieved=False),
+                achieved_basis(summary),
                 "Requests sent inside the measured window; requested: the mean rate of the"
                 " scenario's arrivals; offered: the schedule drawn from them.",
             ),
@@ -498,9 +522,10 @@ def _figure(value: float | None) -> str:
 def count_rows(summary: Summary) -> list[tuple[str, TableCell]]:
     """Numbers of requests: scheduled, warm-up, due, not due, and the due requests by status
     (without zeros), HTTP errors by HTTP status."""
-    names = {"scheduled": "scheduled", "warmup": "warm-up", "due": "due"}
-    names |= {"withdrawn": "cancelled on purpose", "not_due": "never due"}
-    rows = [(names[key], key) for key in names if summary.counts[key] or key != "withdrawn"]
+    names = {"scheduled": "scheduled", "warmup": "warm-up", "start": "start of the users"}
+    names |= {"due": "due", "withdrawn": "cancelled on purpose", "not_due": "never due"}
+    rare = ("start", "withdrawn")
+    rows = [(names[key], key) for key in names if summary.counts[key] or key not in rare]
     by_http_status = [(f"HTTP {status}", status) for status in summary.http_statuses]
     cells = [
         (word, TableCell(format_count(summary.counts[key]), f"counts.{key}")) for word, key in rows
