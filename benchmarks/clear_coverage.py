@@ -202,7 +202,7 @@ def judge(at: int, seed: int) -> list[dict[str, Any]]:
         for title, limit in limits.items():
             late = int(population.n_beyond(limit))
             ratios = margin_ratios(values[:n], limit)
-            by_margin = is_clear(ratios, share, time, CONFIDENCE)
+            by_margin = is_clear(n, float(ratios.max()), share, time, CONFIDENCE)
             growing = by_margin and growth(values[:n], ratios, flight[:n], is_wait=True)
             high = exact_bounds(late, n, CONFIDENCE, found.bound_times(CONFIDENCE)).high
             rows.append(

@@ -134,6 +134,17 @@ IN_STREAM = "error in the stream: "
 """How the error of a request begins to which the server reported an error inside a 200."""
 
 
+IN_ANSWER = "error in the answer: "
+"""The same of an answer that was requested as a whole."""
+
+
+IN_PLACE = "error in place of a stream: "
+"""The same of an error in place of a stream."""
+
+
+INSIDE = (IN_STREAM, IN_ANSWER, IN_PLACE)
+
+
 class Phase(IntEnum):
     """Where in the run a row was due; only `measure` counts in metrics."""
 
@@ -180,6 +191,16 @@ class FinishReason(IntEnum):
 CLIENT_LIMIT = " (the client's own limit)"
 """End of the reason of a `connect_error` if the client's machine had no port, file or memory left
 for a connection; no server was involved."""
+
+
+_LEAST_MISSING, _LEAST_SHARE = 2, 0.02
+
+
+def is_short(requested: Any, received: Any) -> Any:
+    """Whether an answer of so many tokens is truncated, where so many were requested as exact: more
+    than 2 tokens and more than 2 % are missing. Numbers or arrays."""
+    missing = requested - received
+    return (missing > _LEAST_MISSING) & (missing > _LEAST_SHARE * requested)
 
 
 def schedule_sha256(schedule: Schedule, edges: Edges | None = None) -> str:

@@ -45,6 +45,13 @@ DOES: dict[str, dict[str, Any]] = {  # the line → values of its scenario, by d
     f"run {T}{L}--users 8 -t 2m": {"phases.measure": "2m"},
     f"run {T}{L}--rate 8 --max-requests 100": {"phases": {"requests": 100}},
     f"run {T}{L}--users 8 --num-prompts 100 -t 2m": {"phases": {"requests": 100, "at_most": "2m"}},
+    f"run {T}{L}--rate 8": {"phases.measure": "20s"},  # at least
+    f"run {T}{L}--rate 2": {"phases.measure": "40s"},  # 59 + 2 √59 = 74 requests
+    f"run {T}{L}--rate 8 --slo 'p99(ttft)<1s'": {"phases.measure": "45s"},  # 299 + 2 √299
+    f"run {T}{L}--rate 8 --slo 'ttft<1s'": {"phases.measure": "45s"},  # by the default share
+    f"run {T}{L}--rate 1 --slo 'p99(ttft)<1s'": {"phases.measure": "2m"},  # at most
+    f"run {T}{L}--users 8": {"phases.measure": "1m"},
+    f"run {T}{L}--rate 8 --set phases.requests=50": {"phases": {"requests": 50}},
     f"run quickstart {T}--request-count 50": {"phases.requests": 50},
     f"run quickstart {T}--rate 3 --duration 30": {"arrivals.rate": "3/s", "phases.measure": "30s"},
     f"run quickstart {T}--concurrency 4": {"arrivals.kind": "users", "arrivals.users": 4},
@@ -99,7 +106,7 @@ NAMES = {  # the line → a part of the error that names what to write
     R + "--rate 8 --slo 'ttft<500'": "'500ms'",
     R + "--rate 8 --concurrency 32": "use one",
     R + "--rate 8req": "write e.g. '12/s'",
-    f"run {T}--rate 8": "--input-len, --output-len, --duration",
+    f"run {T}--rate 8": "--input-len, --output-len",
     f"run {L}--rate 8 --duration 60": "--target URL",
     "run localhost:8000": "write --target http://localhost:8000",
     "run http://localhost:8000/v1": "write --target http://localhost:8000/v1",

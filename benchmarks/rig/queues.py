@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.measure.statistics.dependence import of_share
+from loadgen.measure.statistics.dependence import Series, of_share
 from loadgen.measure.statistics.intervals import Values
 from loadgen.measure.statistics.proportions import wilson
 from loadgen.studies.capacity.dispersion import clear
@@ -230,7 +230,8 @@ def probe(
     n_sent = int(np.searchsorted(all_s, end_s))
     spent_s = float(max([end_s, *ends_s[:n_sent].tolist()])) if drains else float(end_s)
     hits = kept[:n]
-    share = wilson(int(hits.sum()), n, 0.95, of_share(hits).hit_times(0.95))
+    latencies_s = (ends_s - all_s)[measured][:n]
+    share = wilson(int(hits.sum()), n, 0.95, of_share(hits, [Series(latencies_s)]).hit_times(0.95))
     return Probe(
         ask.level, due, met, ask.warmup_s, float(took_s), spent_s, grade, served_per_s=ended_per_s,
         low=share.low, high=share.high, sent=sent_of(traffic, ~all_kept, n_sent),

@@ -101,6 +101,13 @@ def check(directory: Path, listed: Mapping[str, tuple[str, ...]], names: Iterabl
             raise RunInvalid(problem)
 
 
+def check_own(directory: Path, *names: str) -> None:
+    """`check` of files of a directory that must have checksums."""
+    if (listed := read(directory)) is None:
+        raise missing(directory)
+    check(directory, listed, names)
+
+
 def check_read(directory: Path, *names: str) -> None:
     """`check` of those of these files that are there, in a directory with checksums; a directory
     without, such as an engine's own `--log-dir`, has nothing to compare with."""
@@ -114,7 +121,7 @@ def problem_of(directory: Path, listed: Mapping[str, tuple[str, ...]], name: str
     path = directory / name
     remedy = "slobench report writes it again" if name in _REWRITTEN else _REMEDY
     if name not in listed:
-        return f"{path}: has no line in {NAME}: it is not of this run, or {NAME} is damaged"
+        return f"{path}: has no line in {NAME}: it was added later, or {NAME} is damaged"
     try:
         digest = _digest(path)
     except FileNotFoundError:

@@ -26,16 +26,26 @@ from loadgen.archive.sse import (
     SseEvent,
     plain_events,
 )
-from loadgen.records import IN_STREAM, OTHER_MODEL, FinishReason, Status, TokenSource
+from loadgen.records import (
+    IN_ANSWER,
+    IN_PLACE,
+    IN_STREAM,
+    OTHER_MODEL,
+    FinishReason,
+    Status,
+    TokenSource,
+)
 from targets.base import Adapter, Delta, Shape, Usage, is_possible_count
 
 _OK = Status.ok  # looking up an enum member takes 0.2 µs in Python 3.11
 _HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 _EXCERPT = 200
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")  # no JSON or HTML begins so
-IN_ANSWER = "error in the answer: "
 _DATA_NAMES = (b"", b"message", b"data")  # events of another name need not be of the API
 _LINE_START = 20
+_ERROR_OBJECT = re.compile(rb'"error": ?["{]')
+_COUNTS = (b'"completion_tokens":', b'"output_tokens":')
+_NUMBER = re.compile(rb" ?(\d{1,9})\b")
 _RETRY_AFTER = re.compile(r"^retry-after(-ms)?: *(\d{1,9}(?:\.\d*)?)$", re.MULTILINE)
 # The limit itself, not what is left of it, which differs in every answer.
 _LIMIT = re.compile(r"(?!.*(?:remaining|reset|used))[^:]*rate-?limit-?[^:]*(?:limit|policy)[^:]*:")
@@ -162,6 +172,22 @@ def quick_status(exchange: Exchange) -> Status:
     return _OK if exchange.first_guess_ns else Status.stream_error
 
 
+def ends_suspiciously(exchange: Exchange, least_tokens: int = 0) -> bool:
+    """Whether the end of an answer looks like an error, or states fewer output tokens than
+    `least_tokens`: only decoding shows whether it is so. A search of the last bytes, because it is
+    made for every answer during the run."""
+    end = exchange.end_bytes()
+    if b'"error":' in end and _ERROR_OBJECT.search(end):
+        return True
+    if b"event: error" in end or b"event:error" in end:
+        return True
+    if not least_tokens:
+        return False
+    at = max(end.rfind(name) for name in _COUNTS)
+    count = _NUMBER.match(end, end.find(b":", at) + 1) if at >= 0 else None
+    return count is not None and int(count[1]) < least_tokens
+
+
 def decode(exchange: Exchange, adapter: Adapter) -> Decoded:
     """Decodes a response. Never raises for a malformed body: its status is `stream_error` with an
     excerpt, and the tokens before the fault are kept."""
@@ -190,7 +216,7 @@ def decode(exchange: Exchange, adapter: Adapter) -> Decoded:
     if "text/event-stream" not in exchange.content_type.lower() and not _has_events(body.data):
         message = _message(body.data, adapter)
         if message:
-            result.fail(Status.stream_error, f"error in place of a stream: {message}")
+            result.fail(Status.stream_error, f"{IN_PLACE}{message}")
             return result
         kind = exchange.content_type or "no content-type"
         result.fail(Status.stream_error, f"not an event stream ({kind}): {_excerpt(body.data)}")

@@ -208,13 +208,14 @@ def preview(
     json: Json = False,
 ) -> None:
     """Show a scenario's requests, and how many its SLOs need for a sure verdict. No network."""
+    from loadgen.workload.preview import missing_percentiles
     from loadgen.workload.preview import preview as planned_facts
     from loadgen.workload.schedule import make_plan
 
     scenario = parse.choose_scenario(flags, traffic)
     plan = make_plan(scenario)
     facts = planned_facts(scenario, *plan)
-    for note in scenario.notes():
+    for note in (*missing_percentiles(scenario, plan.schedule), *scenario.notes()):
         typer.echo(f"note: {note}", err=True)
     if html is not None:
         from reports.page import write_page

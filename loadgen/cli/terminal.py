@@ -40,11 +40,13 @@ def print_summary(
     if as_json:
         print_json(summary.to_json())
         return
-    from reports.run.console import ending_text, table
+    from reports.ending import rendered
+    from reports.run.console import table
+    from reports.run.ending import ending
     from reports.run.page import run_word
 
     out = stdout()
-    out.print(ending_text(summary, run_word(directory), out.width), soft_wrap=True)
+    out.print(rendered(ending(summary, run_word(directory)), out.width), soft_wrap=True)
     if is_full:
         out.print()
         out.print(table(summary))

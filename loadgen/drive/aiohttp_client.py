@@ -96,6 +96,9 @@ class AiohttpClient:
     def in_flight(self, most: int) -> tuple[int, Sequence[int]]:
         return len(self._running), ()  # aiohttp does not expose its sockets
 
+    def has_read_since(self, at_ns: int) -> bool:
+        return any(exchange.read_ns > at_ns for exchange, _ in self._running.values())
+
     async def close(self) -> None:
         running = [task for _, task in self._running.values()]
         for task in running:

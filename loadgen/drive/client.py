@@ -204,6 +204,11 @@ class Connection(asyncio.Protocol):
         """The request in flight, if any."""
         return self._exchange
 
+    @property
+    def read_ns(self) -> int:
+        """When the last bytes came, 0 before any."""
+        return self._read_ns
+
     def is_usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
@@ -329,6 +334,9 @@ class Client:
         step = max(1, -(-len(busy) // most))
         self._turn += 1
         return len(busy), [c.descriptor() for c in busy[self._turn % step :: step]]
+
+    def has_read_since(self, at_ns: int) -> bool:
+        return any(connection.read_ns > at_ns for connection in self._busy.values())
 
     async def close(self) -> None:
         # With an empty pool, `forget` need not search it for each closed connection.

@@ -43,7 +43,8 @@ from loadgen.run.execute import VIRTUAL_TIME, Opener, Record
 from loadgen.run.manifest import completed, manifest
 from loadgen.run.run_options import Early, RunSetup
 from loadgen.run.shown_run import ShownRun, shown
-from loadgen.workload.scenario import Scenario, load_scenario
+from loadgen.workload.flag_values import KEYWORDS, scenario_of
+from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan, make_plan
 from reference_engine.cluster.kv_links import KvLinks
 from reference_engine.cluster.transfers import Transfers
@@ -130,10 +131,12 @@ def simulate(
     """Runs a scenario on a simulated engine; no request is sent.
 
     `policy` is a batching mode as an object, otherwise `mode` names one; further settings are those
-    of `--engine` (`shape`, `hardware`, `token_budget`, …, and the mode's own). With `out_dir` the
-    run is also written there. Raises UsageError for invalid settings.
+    of `--engine` (`shape`, `hardware`, `token_budget`, …, and the mode's own), and flags on the
+    scenario (`rate`, `slo`, …). With `out_dir` the run is also written there. Raises UsageError for
+    invalid settings.
     """
-    chosen = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
+    flags = {name: settings.pop(name) for name in KEYWORDS if name in settings}
+    chosen = scenario_of(scenario, flags)
     options = sim_options(settings)
     console = Console(quiet=True)
     if out_dir is None:

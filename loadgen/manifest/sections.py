@@ -17,6 +17,9 @@ from loadgen.manifest.self_report import ClientReport
 
 SCHEMA = 3
 Ended = Literal["running", "completed", "stopped", "interrupted"]
+EndKind = Literal["other", "refused", "silent"]
+"""Why a run was stopped: its first requests all failed alike, the server fell silent, or another
+reason."""
 
 
 class LimitsSection(JsonSection, frozen=True):
@@ -298,7 +301,9 @@ class Manifest(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     where it did not. `n_bad_messages`, `workers` and `live` (metric → quantiles) belong to a
     distributed run, `engine` to a simulated one, and `scrapes` to a run that read the server's
     metrics; they are None for other runs. With fewer successful requests than `min_requests` the
-    run has no verdict. `dead_workers` are the numbers of the workers that died during the run. The
+    run has no verdict. `silent_since_s`: no byte came any more after this time, for which the run
+    was stopped. `too_long_at` are the first `file:line` of prompts that the server refused for
+    their length. `dead_workers` are the numbers of the workers that died during the run. The
     schedule has `n_requests` planned rows, which `schedule_sha256` covers,
     and `extended_rows` that were added during the run for users of a closed loop who got through
     theirs.
@@ -326,6 +331,9 @@ class Manifest(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     started_utc: str
     ended: Ended
     end_reason: str
+    end_kind: EndKind = "other"
+    silent_since_s: float | None = None
+    too_long_at: tuple[str, ...] = ()
     requested_rate_per_s: float | None = None
     transport: str | None = None
     epoch_monotonic_s: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,11 +15,13 @@ from loadgen.measure.catalog import PASSES_UNDEFINED
 from loadgen.measure.per_request import Mask, PerRequest, per_request
 from loadgen.measure.slo import Slo, own_slo, parse_slo
 from loadgen.measure.stalls import stalled_rows
+from loadgen.measure.statistics.dependence import autocorrelation_time
 from loadgen.measure.statistics.time_series import mser5
 from loadgen.measure.statistics.trend import has_trend
 from loadgen.records import Phase, Run, Status
 from loadgen.units import parse_duration_s
 
+WARMUP_ERRORS = 4.0
 LEAST_STEADY = 50  # successful requests that show a steady state
 _APART_S = 1e-6  # of the end of a counted window from the releases before and after it
 
@@ -294,10 +297,16 @@ def _steady(run: Run) -> tuple[float, float]:
 def steady_from(ttft_s: NDArray[np.float64]) -> int | None:
     """The number of values, in order of release, before the steady state; None without any.
 
-    It begins where MSER-5 cuts. A cut in the second half is no sign of a warm-up, because a queue
-    near capacity has calm and busy stretches of its own: then nothing is cut. What remains must
-    have no trend.
+    It begins where MSER-5 cuts. A queue has calm and busy stretches of its own, and a cut that
+    drops a busy stretch at the start leaves a calm run. So nothing is cut in the second half, and
+    nothing whose mean differs from that of the rest by less than four standard errors, with the
+    autocorrelation time of the rest. What remains must have no trend.
     """
     found = mser5(ttft_s)
     cut = found.cut if found.is_found else 0
+    if cut:
+        first, rest = ttft_s[:cut], ttft_s[cut:]
+        variance = float(np.var(rest)) * autocorrelation_time(rest) * (1 / cut + 1 / len(rest))
+        if abs(first.mean() - rest.mean()) <= WARMUP_ERRORS * math.sqrt(variance):
+            cut = 0
     return None if has_trend(ttft_s[cut:]) else cut

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from loadgen.measure.slo import Slo
 from loadgen.measure.slo_result import Margin, SloResult
 from loadgen.measure.statistics.dependence import Dependence, Load, Series
 from loadgen.measure.statistics.margin import growth, is_clear, is_missed_by_far, margin_ratios
+from loadgen.measure.statistics.proportions import first_n
 from loadgen.measure.wording import format_count, format_value
 from loadgen.records import Run
 
@@ -104,11 +106,19 @@ class Margins:
         if not len(ratios) or ratios.max() > 1:
             return None
         series = Series(ratios, Load(self.columns.in_flight[rows]))
-        time = series.at(share).time_requests
-        if not is_clear(ratios, 1 - allowed, time, self.confidence, n_failed, self.failing):
+        time, largest = series.at(share).time_requests, float(ratios.max())
+        within = partial(is_clear, largest=largest, share=1 - allowed, time=time)
+        has_margin = within(
+            len(ratios), confidence=self.confidence, n_failed=n_failed, failing=self.failing
+        )
+        enough = None
+        if not has_margin and not n_failed:
+            enough = first_n(lambda n: within(n, confidence=self.confidence), len(ratios))
+        if not has_margin and enough is None:
             return None
-        largest = float(ratios.max())
         why = self._growth(parts, counted) or self._thin_kind()
+        if not has_margin:
+            return None if why else Margin(largest, False, "", enough)
         if why:
             return Margin(largest, False, why)
         return Margin(largest, True, _closest(parts, int(rows[ratios.argmax()]), len(rows)))

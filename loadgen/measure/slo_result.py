@@ -11,6 +11,7 @@ from loadgen.measure.catalog import METRICS, Unit
 from loadgen.measure.slo import Slo
 from loadgen.measure.statistics.dependence import LEAST_TIMES, Dependence
 from loadgen.measure.statistics.intervals import BoundTimes, Interval
+from loadgen.measure.statistics.percentiles import fewest_samples
 from loadgen.measure.statistics.population import Population
 from loadgen.measure.statistics.proportions import exact_bounds, needed_n
 from loadgen.measure.wording import format_count, format_value
@@ -56,11 +57,13 @@ class Bound:
 class Margin:
     """The margin of a result. `ratio` is the largest (x − median) / (limit − median) of the
     requests (+inf: missed). `is_clear`: the result is clear of its limit, and `text` describes the
-    margin; else `text` is why it is not, although the margin would be large enough."""
+    margin; else `text` is why it is not, although the margin would be large enough ("": there are
+    too few requests for this margin, of which about `n_clear` are enough)."""
 
     ratio: float
     is_clear: bool
     text: str
+    n_clear: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +81,8 @@ class SloResult:
     `too_few_samples`, where `n_needed` samples are enough for a verdict, and `unanswered`, where it
     leaves too many requests out (`measure.unanswered`). The n samples are worth `n_effective`
     independent samples (None: not estimated); `too_short`: the run is too short for any bound.
-    `seconds_needed` is `n_needed` at the rate of the run.
+    `seconds_needed` is `n_needed` at the rate of the run. Neither exists where a longer run would
+    not help, for the reason `no_length`.
 
     `error`: how far the load generator's own delays can have moved `value`, in its unit. `survives`
     is whether `met` is the same with that error added or subtracted (None: `met` is None), and
@@ -106,6 +110,7 @@ class SloResult:
     error_reaches_limit: bool = False
     survives: bool | None = None
     margin: Margin | None = None
+    no_length: str = ""
 
     @property
     def certainty(self) -> Certainty | None:
@@ -117,8 +122,22 @@ class SloResult:
             return "proven"
         if self.margin is not None and self.margin.is_clear:
             return "clear"
-        is_long = bool(self.n_needed) and (self.seconds_needed or 0.0) > MOST_SECONDS
+        is_long = (self.seconds_of(self.n_wanted) or 0.0) > MOST_SECONDS
         return "too_close" if is_long else "in_run"
+
+    @property
+    def n_wanted(self) -> int | None:
+        """The number of samples from which the result would be clear of its limit, or else proven;
+        None where it is, and where no number is known."""
+        if self.n_needed is None or self.margin is None or self.margin.n_clear is None:
+            return self.n_needed
+        return min(self.n_needed, self.margin.n_clear)
+
+    def seconds_of(self, n: int | None) -> float | None:
+        """The length of a run of n samples, at the rate of this run."""
+        if not n or not self.n_needed or self.seconds_needed is None:
+            return None
+        return self.seconds_needed * n / self.n_needed
 
     @property
     def text(self) -> str:
@@ -258,11 +277,6 @@ def percentile_result(slo: Slo, population: Population, confidence: float) -> Sl
     times = _times_by_n(found, n, confidence)
     needed = needed_n(n_misses, n, slo.quantile, confidence, times)
     return _result(slo, bounds, n, needed, found)
-
-
-def fewest_samples(quantile: float) -> int:
-    """The smallest n that has a percentile: ⌈1 / (1 − q)⌉ samples, so that one lies beyond it."""
-    return math.ceil(round(1 / (1 - quantile), 6))
 
 
 def mean_result(slo: Slo, population: Population, confidence: float) -> SloResult:

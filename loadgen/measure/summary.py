@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadgen.measure.attainment import MeasuredWindow
+from loadgen.measure.cause import Cause
 from loadgen.measure.drivers import Drivers
 from loadgen.measure.fairness import Fairness
 from loadgen.measure.load import Throughput
@@ -170,7 +171,9 @@ class Summary:
     it here; an SLO of a class begins with the name of the class. `marks` has, by metric, the reason
     why its values are doubtful; `http_statuses` counts the HTTP errors of due requests by status.
     `is_overloaded`: the run was missed because the server fell behind (reason `overloaded`).
-    `certainty` is that of the verdict (`verdict.certainty_of`).
+    `certainty` is that of the verdict (`verdict.certainty_of`). `cause` is the cause of most
+    misses, None where the latencies are all there is to say; its sentence is the first of the
+    `reasons` (of the `findings` of a run that met its SLOs).
     """
 
     run: str
@@ -206,6 +209,7 @@ class Summary:
     http_statuses: Mapping[str, int] = field(default_factory=dict)
     is_overloaded: bool = False
     certainty: Certainty | None = None
+    cause: Cause | None = None
 
     @property
     def has_other_slos(self) -> bool:

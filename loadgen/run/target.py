@@ -63,7 +63,8 @@ class Target:
     """A server that passed its preflight; `adapter` sends only fields that it accepts. `ended`
     returns how a server that slobench started has ended, None while it runs and for other servers.
     `metrics` are the URLs of the server's own metrics, empty where they cannot be read. `prompts`
-    are the scenario's prompts with the salt of the preflight, if it made some.
+    are the scenario's prompts with the salt of the preflight, if it made some. `longest_wait_s` is
+    the longest time to a first token in the preflight.
     """
 
     kind: str
@@ -74,6 +75,7 @@ class Target:
     ended: Callable[[], str | None] = lambda: None
     metrics: tuple[str, ...] = ()
     prompts: Prompts | None = None
+    longest_wait_s: float = 0.0
 
     def to_manifest(self) -> TargetSection:
         """The target section of the manifest, without secrets."""
@@ -305,6 +307,7 @@ def _examined(
         checks=[PreflightLine(c.check, c.ok, c.detail) for c in checks],
         metrics=endpoint.metrics_urls() if metrics is not None and metrics[1] else (),
         prompts=prompts,
+        longest_wait_s=found.longest_wait_s,
     )
     return target, found.models or {}
 
@@ -329,7 +332,9 @@ def _slos(scenario: Scenario) -> list[Slo]:
 def _kept(target: Target, models: ModelLengths) -> KnownPreflight:
     fields = target.adapter.model_dump(mode="json", exclude={"extra_body"})  # it may hold secrets
     checks = tuple(target.checks)
-    return KnownPreflight(time.time(), models, fields, target.fit, checks, target.metrics)
+    return KnownPreflight(
+        time.time(), models, fields, target.fit, checks, target.metrics, target.longest_wait_s
+    )
 
 
 def _reused(
@@ -353,6 +358,7 @@ def _reused(
             fit=known.fit,
             checks=[PreflightLine(REUSED, None, line), *known.checks],
             metrics=known.metrics,
+            longest_wait_s=known.longest_wait_s,
         )
     print_check(PreflightCheck(REUSED, None, f"not reused: {reason}"), console)
     return None

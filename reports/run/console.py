@@ -1,5 +1,4 @@
-"""A run's results in the terminal: its ending, and with `--full` all SLOs, latencies and notes; at
-most 100 columns."""
+"""The results of a run with `--full`: all SLOs, latencies and notes; at most 100 columns."""
 
 from __future__ import annotations
 
@@ -12,28 +11,16 @@ from loadgen.measure.server_load import describe_server
 from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.summary import Distribution, Summary
 from loadgen.measure.wording import format_count, format_value
+from reports.redaction import redact
 from reports.run import tables, verdict_section
-from reports.run.ending import ending, text
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-_COLUMNS = 100
-_STYLES = {"met": "bold green", "missed": "bold red", "unknown": "bold", "invalid": "bold yellow"}
 _PERCENTILES = ("p50", "p90", "p99")
 _NO_OUTCOMES = tuple(f"counts.{key}" for key in ("scheduled", "warmup", "due", "not_due"))
-
-
-def ending_text(summary: Summary, place: str, width: int) -> Text:
-    """The ten lines that a run ends with, the first in the colour of the verdict."""
-    from rich.text import Text
-
-    found = ending(summary, place)
-    lines = Text(text(found, min(width, _COLUMNS)))
-    lines.stylize(_STYLES[found.tone], 0, lines.plain.find("\n") if "\n" in lines.plain else None)
-    return lines
 
 
 def table(summary: Summary) -> Group:
@@ -52,7 +39,7 @@ def table(summary: Summary) -> Group:
     if len(summary.backends) > 1:
         parts.append(_filled(tables.BACKEND_HEAD, tables.backend_rows(summary)))
     parts += [Text(f"  {line}", overflow="fold") for line in _rates(summary)]
-    parts += [Text(f"note: {finding}", overflow="fold") for finding in summary.findings]
+    parts += [Text(f"note: {redact(finding)}", overflow="fold") for finding in summary.findings]
     return Group(*parts)
 
 

@@ -1,29 +1,25 @@
-"""The end of a run in ten lines, for the terminal and for the first screen of the page: verdict, a
-line per SLO, traffic, certainty, the worst findings, and the next command."""
+"""The ending of a run: verdict, a line per SLO, traffic, certainty, findings, next command."""
 
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.findings import NO_LIMITS
-from loadgen.measure.slo_result import CERTAINTIES, SloResult, fewest_samples
+from loadgen.measure.slo_result import CERTAINTIES, SloResult
+from loadgen.measure.statistics.percentiles import fewest_samples
 from loadgen.measure.summary import PERCENTILES, ClassSummary, Distribution, Summary
 from loadgen.measure.verdict import duration, error_note
 from loadgen.measure.wording import format_count, format_value
 from loadgen.records import Status
+from reports.ending import MOST_FINDINGS, Ending, EndingRow, NextStep
 from reports.run import verdict_section
 from reports.run.tables import has_percentile
-from reports.run.verdict_section import NextStep, Tone
 
 MOST_SLOS = 4
-MOST_FINDINGS = 3
 MARKS = {True: "✓", False: "✗", None: "?"}
-_WIDTH = 100
-_WORDS_AT = 13  # the column at which a line's words begin
 HELD_UP = "the load generator was held up"
 _NEVER_SENT = (Status.dropped, Status.not_released)
 _FAILURES = {
@@ -36,33 +32,6 @@ _FAILURES = {
     "lost": "lost",
     "truncated": "too short",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class SloLine:
-    """An SLO, its mark (✓ met, ✗ missed, ? no verdict, "" judged together with others or in an
-    INVALID run), and its value with the share of the limit."""
-
-    mark: str
-    slo: str
-    value: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """The lines of an ending: the verdict as `word` and `result`, `facts` with a word each (`why`,
-    `traffic`, `certainty`, `judged`), at most four SLOs and three findings; `n_slos` and
-    `n_findings` more are shown with `--full` only."""
-
-    tone: Tone
-    word: str
-    result: str
-    slos: tuple[SloLine, ...]
-    facts: tuple[tuple[str, str], ...]
-    findings: tuple[str, ...]
-    next: NextStep | None
-    n_slos: int = 0
-    n_findings: int = 0
 
 
 def ending(summary: Summary, place: str = "RUN") -> Ending:
@@ -87,49 +56,6 @@ def ending(summary: Summary, place: str = "RUN") -> Ending:
         len(results) - len(shown),
         n_findings,
     )
-
-
-def text(found: Ending, width: int = _WIDTH) -> str:
-    """The ending as lines of at most `width` columns; a command stays in one line, to be copied."""
-    lines = textwrap.wrap(f"{found.word}: {found.result}", width, subsequent_indent="  ")
-    longest = max((len(line.slo) for line in found.slos), default=0)
-    column = min(longest, 34)
-    for line in found.slos:
-        head = f"  {line.mark or ' '} {line.slo:{column}}  "
-        lines += _wrapped(head, line.value, width, column + 6)
-    if found.n_slos:
-        lines.append(f"  + {found.n_slos} more {'SLO' if found.n_slos == 1 else 'SLOs'}: --full")
-    for word, words in found.facts:
-        lines += _wrapped(f"  {word:{_WORDS_AT - 2}}", words, width, _WORDS_AT)
-    for finding in found.findings:
-        lines += _wrapped(f"  {'note':{_WORDS_AT - 2}}", finding, width, _WORDS_AT)
-    if found.n_findings:
-        notes = "note" if found.n_findings == 1 else "notes"
-        lines.append(f"{' ' * _WORDS_AT}+ {found.n_findings} more {notes}: --full")
-    if found.next is not None:
-        head = f"  {'next':{_WORDS_AT - 2}}"
-        step = f"{found.next.text[:1].lower()}{found.next.text[1:]}"
-        if found.next.command:
-            lines += _wrapped(head, step, width, _WORDS_AT)
-            if len(lines[-1]) + 1 + len(found.next.command) <= width:
-                lines[-1] += f" {found.next.command}"
-            else:
-                lines.append(f"{' ' * _WORDS_AT}{found.next.command}")
-        else:
-            lines += _wrapped(head, step.rstrip("."), width, _WORDS_AT)
-    return "\n".join(lines)
-
-
-def _wrapped(head: str, words: str, width: int, indent: int) -> list[str]:
-    return textwrap.wrap(
-        f"{head}{words}",
-        width,
-        subsequent_indent=" " * min(indent, width // 2),
-        break_long_words=False,
-        break_on_hyphens=False,
-        drop_whitespace=True,
-        replace_whitespace=False,
-    ) or [head.rstrip()]
 
 
 def _findings(summary: Summary, why: str) -> tuple[list[str], int]:
@@ -253,16 +179,16 @@ def _ordered(summary: Summary) -> Iterator[tuple[SloResult, Summary | ClassSumma
     yield from results
 
 
-def _slo_line(summary: Summary, result: SloResult, part: Summary | ClassSummary) -> SloLine:
+def _slo_line(summary: Summary, result: SloResult, part: Summary | ClassSummary) -> EndingRow:
     if result.scope == "request":
-        return SloLine(_request_mark(result, part), result.shown, _of_requests(result, part))
+        return EndingRow(_request_mark(result, part), result.shown, _of_requests(result, part))
     mark = MARKS[result.met] if summary.validity.trusted else ""
     if result.met is None and result.note_kind == "too_few_samples":
         has = f"{format_count(result.n)} of the {format_count(_fewest(result))} requests"
-        return SloLine(mark, result.shown, f"{has} that it needs")
+        return EndingRow(mark, result.shown, f"{has} that it needs")
     value = format_value(result.value, result.unit)
     if math.isnan(result.value):
-        return SloLine(mark, result.shown, "no value, because there are no samples")
+        return EndingRow(mark, result.shown, "no value, because there are no samples")
     facts = [value]
     if math.isinf(result.value):
         facts = ["∞: too many requests had no answer"]
@@ -276,7 +202,7 @@ def _slo_line(summary: Summary, result: SloResult, part: Summary | ClassSummary)
     if result.has_shown_error:
         facts.append(error_note(result))
     name = f"{result.shown} (default)" if result.is_implied else result.shown
-    return SloLine(mark, name, "; ".join(facts))
+    return EndingRow(mark, name, "; ".join(facts))
 
 
 def _request_mark(result: SloResult, part: Summary | ClassSummary) -> str:
@@ -329,7 +255,7 @@ def _percent(ratio: float) -> str:
     return f"{percent:.2g} %" if percent >= 0.1 or not percent else "<0.1 %"
 
 
-def _latency_lines(summary: Summary) -> tuple[SloLine, ...]:
+def _latency_lines(summary: Summary) -> tuple[EndingRow, ...]:
     """The main latencies, for a run without an SLO."""
     lines = []
     for name in ("ttft_s", "tpot_s", "e2e_s"):
@@ -340,7 +266,7 @@ def _latency_lines(summary: Summary) -> tuple[SloLine, ...]:
             if has_percentile(found.n, key)
         ]
         if parts:
-            lines.append(SloLine("", METRICS[name].title, ", ".join(parts)))
+            lines.append(EndingRow("", METRICS[name].title, ", ".join(parts)))
     return tuple(lines)
 
 
@@ -393,6 +319,8 @@ def _why(summary: Summary) -> str:
         return " ".join(text for text, kind in kinds if kind == "invalid")
     if summary.verdict != "missed":
         return ""
+    if summary.cause is not None:
+        return summary.cause.sentence.rstrip(".")
     kinds = zip(summary.reasons, summary.reason_kinds, strict=True)
     for reason, kind in kinds:
         if kind == "overloaded":
@@ -473,10 +401,14 @@ def _uncertain(result: SloResult | None, summary: Summary) -> str:
     if result.certainty == "too_close":
         return f"too close to tell at this rate: {level} takes more than an hour; try another rate"
     parts = [f"the run is too short for {level}"]
-    if result.n_needed:
-        n = format_count(result.n_needed)
-        parts = [f"{level} needs about {n} requests{duration(result)}"]
-    if result.margin is not None and not result.margin.is_clear:
+    n = result.n_wanted
+    if result.no_length:
+        parts = [f"no length of run is advised, because {result.no_length}"]
+    elif n:
+        is_clear = n != result.n_needed
+        aim = "to be clear of the limit, the run" if is_clear else level
+        parts = [f"{aim} needs about {format_count(n)} requests{duration(result, n)}"]
+    if result.margin is not None and not result.margin.is_clear and result.margin.text:
         parts.append(f"not clear of the limit, because {result.margin.text}")
     return "; ".join(parts)
 
@@ -486,10 +418,13 @@ def _next(summary: Summary, steps: Sequence[NextStep], why: str) -> NextStep | N
     lacks."""
     if not steps:
         return None
-    if summary.verdict != "missed" or not summary.validity.trusted:
-        return replace(steps[0], text=_instruction(steps[0]))
-    if search := verdict_section.search_step(summary):
+    is_missed = summary.verdict == "missed" and summary.validity.trusted
+    if is_missed and (search := verdict_section.search_step(summary)):
         return search
+    if summary.validity.trusted and (of_cause := verdict_section.of_cause(summary)):
+        return of_cause[0]
+    if not is_missed:
+        return replace(steps[0], text=_instruction(steps[0]))
     cause, _, remedy = steps[-1].text.partition(": ")
     return NextStep(remedy if cause == why else cause)
 

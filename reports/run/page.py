@@ -123,6 +123,10 @@ def render(
 def _redacted(summary: Summary) -> Summary:
     """The summary without secrets: some of its sentences quote error messages."""
     checks = tuple(replace(c, detail=redact(c.detail)) for c in summary.validity.checks)
+    cause = summary.cause
+    if cause is not None:
+        sentence, message = redact(cause.sentence), redact(cause.message)
+        cause = replace(cause, sentence=sentence, message=message)
     return replace(
         summary,
         reasons=tuple(map(redact, summary.reasons)),
@@ -131,6 +135,7 @@ def _redacted(summary: Summary) -> Summary:
         made_under=tuple(map(redact, summary.made_under)),
         judged_by=tuple(map(redact, summary.judged_by)),
         validity=replace(summary.validity, checks=checks),
+        cause=cause,
     )
 
 

@@ -12,9 +12,8 @@ from typing import Literal
 
 from loadgen.measure.catalog import METRICS, Unit
 from loadgen.measure.fairness import TenantShare
-from loadgen.measure.slo_result import fewest_samples
 from loadgen.measure.statistics.intervals import Interval
-from loadgen.measure.statistics.percentiles import Percentile
+from loadgen.measure.statistics.percentiles import Percentile, fewest_samples
 from loadgen.measure.summary import (
     NO_LIMIT,
     PERCENTILES,

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.slo_result import SloResult
 from loadgen.measure.summary import ClassSummary, Summary
 from loadgen.measure.verdict import error_note, is_dependent
 from loadgen.measure.wording import format_count, format_value
+from reports.ending import NextStep, Tone
 from reports.run.tables import TableCell
-
-Tone = Literal["met", "missed", "unknown", "invalid"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,26 +172,20 @@ def _proof(result: SloResult) -> TableCell:
     word = {None: "–", True: "yes", False: "no"}[result.proven]
     if result.certainty == "clear":
         return TableCell("no", small="clear of the limit" if result.met else "missed by far")
-    if result.n_needed is None:
+    if result.n_wanted is None:
         return TableCell(word)
-    return TableCell(word, small=f"needs n ≈ {format_count(result.n_needed)}")
+    if result.n_wanted != result.n_needed:
+        return TableCell(word, small=f"clear from n ≈ {format_count(result.n_wanted)}")
+    return TableCell(word, small=f"needs n ≈ {format_count(result.n_wanted)}")
 
 
 _MANY_FAILURES = 0.01  # of the due requests
 
 
-@dataclass(frozen=True, slots=True)
-class NextStep:
-    """A step for the reader, and the command that does it ("" for none)."""
-
-    text: str
-    command: str = ""
-
-
 def is_inconclusive(summary: Summary) -> bool:
     """Whether a valid run lacks only samples for a verdict: an SLO was met or missed in the run,
     but not with the required confidence."""
-    kinds = summary.reason_kinds
+    kinds = [kind for kind in summary.reason_kinds if kind != "cause"]
     return bool(kinds) and all(kind == "unproven" for kind in kinds)
 
 
@@ -217,16 +209,16 @@ def next_steps(summary: Summary, place: str, is_probe: bool = False) -> list[Nex
         return _repair(summary)
     if summary.verdict == "no_verdict" and not is_inconclusive(summary):
         return _no_verdict(summary, place)
-    steps = [*_failures(summary), *_longer(summary), *unreachable(summary)]
-    if summary.verdict == "missed" and not unreachable(summary):
+    steps = [*_failures(summary), *of_cause(summary), *_longer(summary), *unreachable(summary)]
+    if summary.verdict == "missed" and not unreachable(summary) and not of_cause(summary):
         steps += missed_causes(summary)
     search = None if is_probe else search_step(summary)
     return [*steps, *([search] if search else [])]
 
 
 def search_step(summary: Summary) -> NextStep | None:
-    """The search for the highest load that meets the SLO; None where it has no command or would not
-    help."""
+    """The search for the highest load that meets the SLO; None where it has no command (also where
+    no load would help, `Cause.is_about_load`) or would not help."""
     if not summary.capacity_command or summary.verdict == "no_verdict" or unreachable(summary):
         return None
     if summary.counts["truncated"] > _MANY_FAILURES * summary.counts["due"]:
@@ -245,6 +237,12 @@ def unreachable(summary: Summary) -> list[NextStep]:
     most = max(r.limit for r in missed)
     offered = f"Offer more than {format_value(most, 'per_s')} (--rate, arrivals.rate)"
     return [NextStep(f"{offered}: goodput cannot exceed the offered rate.")]
+
+
+def of_cause(summary: Summary) -> list[NextStep]:
+    """The step that follows from the cause of the misses."""
+    advice = "" if summary.cause is None or summary.verdict == "met" else summary.cause.advice
+    return [NextStep(advice)] if advice else []
 
 
 def _repair(summary: Summary) -> list[NextStep]:
@@ -283,7 +281,7 @@ def _no_verdict(summary: Summary, place: str) -> list[NextStep]:
             *_failures(summary),
             NextStep(f"Measure for at least {length} (--duration {length})."),
         ]
-    return [NextStep(_again(summary))]
+    return of_cause(summary) or [NextStep(_again(summary))]
 
 
 def _again(summary: Summary) -> str:
@@ -313,23 +311,27 @@ def _longer(summary: Summary) -> list[NextStep]:
     """The length of a run that would make the open SLOs certain. An SLO of a class needs requests
     of that class."""
     parts: dict[str, Summary | ClassSummary] = {"": summary, **summary.classes}
+    is_open = summary.verdict == "no_verdict"
     needs = [
-        (result.n_needed * summary.window.length_s / part.counts["due"], result.n_needed, name)
+        (n * summary.window.length_s / part.counts["due"], n, name, n == result.n_needed)
         for name, part in parts.items()
         for result in part.slo
-        if result.certainty == "in_run" and result.n_needed and part.counts["due"]
-        if summary.verdict == "no_verdict" or not result.is_implied
+        for n in [result.n_needed if is_open else result.n_wanted]
+        if result.certainty == "in_run" and n and part.counts["due"]
+        if is_open or not result.is_implied
         if summary.verdict != "missed" or result.met is False  # what the run missed comes first
     ]
     if not needs:
         return []
-    length_s, n_needed, name = max(needs)
+    length_s, n_needed, name, is_proof = max(needs)
     requests = f"requests of {name}" if name else "requests"
+    sure = (
+        f"reach {100 * summary.confidence:g} % confidence" if is_proof else "be clear of the limit"
+    )
     return [
         NextStep(
             f"Measure for {_whole_minutes(length_s)} (--duration"
-            f" {_whole_minutes(length_s)}) to reach"
-            f" {100 * summary.confidence:g} % confidence: about {format_count(n_needed)}"
+            f" {_whole_minutes(length_s)}) to {sure}: about {format_count(n_needed)}"
             f" {requests} are needed, which take {format_value(length_s, 's')}."
         )
     ]

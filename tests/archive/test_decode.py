@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.archive.decode import answer_text, decode, quick_status
+from loadgen.archive.decode import answer_text, decode, ends_suspiciously, quick_status
 from loadgen.archive.exchange import Exchange
 from loadgen.records import FinishReason, Status, TokenSource
 from targets.openai_chat import OpenAIChat
@@ -231,6 +231,33 @@ def test_an_http_error_tells_the_servers_own_message():
     result = decode(exchange(body, status=404, content_type="application/json"), ADAPTER)
     assert result.status is Status.http_error
     assert result.error == "HTTP 404: model not found"
+
+
+COUNTED = [ROLE, *[token("a")] * 70, FINISH, usage(64), DONE]
+ENDS = [
+    (COUNTED, 64, False),
+    (COUNTED, 65, True),
+    (COUNTED, 0, False),
+    ([token("a"), b'data: {"error": {"message": "out of memory"}}\n\n'], 0, True),
+    ([token("a"), b'data: {"error":"out of memory"}\n\n', DONE], 0, True),
+    ([token("a"), b"event: error\ndata: out of memory\n\n"], 0, True),
+    ([token("a"), b'data: {"choices":[{"delta":{},"finish_reason":"stop"}],"error":null}\n\n'], 0,
+     False),
+    ([token(r"\"error\": {"), FINISH, DONE], 0, False),  # in the text of the answer
+    ([token("a"), FINISH, DONE], 64, False),  # no usage: nothing is known
+    ([b'data: {"error":{"message":"early"}}\n\n', *[token("a")] * 30, FINISH, DONE], 0, False),
+    ([token("a"), b'data: {"usage":{"output_tokens": 8,"input_tokens":70}}\n\n'], 64, True),
+    ([], 64, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reads", "least_tokens", "is_suspicious"), ENDS)
+def test_the_end_of_an_answer_shows_what_to_decode_during_the_run(
+    reads, least_tokens, is_suspicious
+):
+    assert ends_suspiciously(exchange(*reads), least_tokens) is is_suspicious
+    whole = exchange(b"".join(reads)) if reads else exchange()
+    assert ends_suspiciously(whole, least_tokens) is is_suspicious
 
 
 RATE_LIMITED = b'{"error":{"message":"slow down"}}'

@@ -7,6 +7,7 @@ import socket
 import ssl
 import struct
 import subprocess
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -210,6 +211,21 @@ def test_the_rate_limit_of_a_failed_answer_is_kept_and_of_no_other(status, kept)
             return [exchange.limits for exchange in await send_all(client, request(), 1)]
 
     assert by_both(scenario) == ([kept], [kept])
+
+
+def test_bytes_for_requests_in_flight_are_seen_and_silence_is_too():
+    async def scenario(kind):
+        async with serving(held(CHUNKED, chunk(TOKENS[0]))) as (host, port):
+            client = make(kind, asyncio.get_running_loop(), Route(host, port))
+            client.send(0, request())
+            begin_ns = time.monotonic_ns()
+            while not client.has_read_since(begin_ns):
+                await asyncio.sleep(0.001)
+            seen = client.has_read_since(time.monotonic_ns())
+            await client.close()
+            return seen
+
+    assert by_both(scenario) == (False, False)
 
 
 @pytest.mark.parametrize("server", SERVERS)

@@ -42,6 +42,46 @@ def test_a_run_far_from_its_limit_is_clear():
     assert (facts["certainty"], facts["slo"][1]["certainty"]) == ("clear", "clear")
 
 
+def test_a_run_too_short_for_its_margin_says_from_when_it_is_clear():
+    """58 requests are one too few for "95 %", whatever the margin; a proof needs far more."""
+    slo = ["ttft <= 10s", "attainment >= 95%"]
+    run = waved(measured_run(n_requests=78, slo=slo, manifest={"window": {"measure_s": 5.8}}))
+    (result,) = [r for r in summarize(run).slo if r.metric == "attainment"]
+    assert (result.n, result.certainty) == (58, "in_run")
+    assert result.margin is not None
+    assert (result.margin.is_clear, result.margin.n_clear, result.n_wanted) == (False, 59, 59)
+    assert (
+        summarize(run)
+        .reasons[0]
+        .endswith("; clear of the limit from about 59 samples, 5.9 s at this rate.")
+    )
+    assert "95 % confidence needs about" in summarize(run, confidence=0.95).reasons[0]
+
+
+def test_no_length_of_run_is_advised_where_the_load_changed():
+    run = measured_run(slo=["ttft <= 700ms", "attainment >= 95%"])
+    slower(run, np.linspace(0, 0.5, len(run.request_rows)))
+    (result,) = [r for r in summarize(run).slo if r.metric == "attainment"]
+    assert (result.n_needed, result.seconds_needed) == (None, None)
+    assert (
+        summarize(run)
+        .reasons[0]
+        .endswith("; no length of run is advised, because latency changed through the window.")
+    )
+
+
+def test_no_length_of_run_is_advised_within_one_day():
+    run = measured_run(slo=["ttft <= 400ms", "attainment >= 95%"])
+    rng = np.random.default_rng(2)
+    at_s = np.sort(2 + 20 * rng.beta(3, 3, len(run.request_rows)))
+    run.schedule_rows["scheduled_s"] = at_s
+    for name in ("released_s", "sent_s", "connected_s", *FROM_SERVER):
+        run.request_rows[name] += at_s - run.request_rows["released_s"]
+    (result,) = [r for r in summarize(run).slo if r.metric == "attainment"]
+    assert result.no_length == "the rate of requests changed through the window"
+    assert result.n_needed is None
+
+
 def test_a_run_at_its_limit_is_met_in_this_run_alone():
     summary = summarize(waved(measured_run(slo=["ttft <= 700ms", "attainment >= 95%"])))
     assert (summary.verdict, summary.exit_code, summary.certainty) == ("met", 0, "in_run")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from loadgen.errors import UsageError
 from loadgen.measure.attainment import steady_from, with_window
-from loadgen.measure.statistics.trend import has_trend, reversion, slope_and_error
+from loadgen.measure.statistics.trend import has_trend, has_wave, reversion, slope_and_error
 from tests.runs import measured_run
 
 
@@ -51,6 +51,13 @@ def test_a_short_warm_up_is_cut() -> None:
     times = np.random.default_rng(1).exponential(1.0, 1000)
     times[:100] += 20.0
     assert steady_from(times) == 100
+
+
+@pytest.mark.parametrize(("load", "n"), [(0.7, 1000), (0.9, 300)])
+def test_a_busy_stretch_at_the_start_of_a_steady_queue_is_kept(load: float, n: int) -> None:
+    """Cut in 8 % of runs; MSER-5 alone cuts 30 to 40 %. 20 or more of 100 in one case of 1 000."""
+    cut = sum((steady_from(response_times(load, n, 900 + seed)) or 0) > 0 for seed in range(100))
+    assert cut < 20
 
 
 @pytest.mark.parametrize("n", [0, 1, 19, 20, 1000])
@@ -101,3 +108,22 @@ def test_the_slope_of_a_line_and_its_error():
     slope, error = slope_and_error(3 + 0.5 * np.arange(40))
     assert (slope, error) == pytest.approx((0.5, 0.0), abs=1e-9)
     assert slope_and_error(np.full(9, 2.0)) == (0.0, 1.0)
+
+
+def arrivals(n, swing, periods, seed):
+    """n instants in [0, 1) whose rate follows a sine."""
+    rng, kept = np.random.default_rng(seed), []
+    while len(kept) < n:
+        at = rng.random()
+        if rng.random() * (1 + swing) < 1 + swing * np.sin(2 * np.pi * periods * at):
+            kept.append(at)
+    return np.array(kept)
+
+
+def test_one_day_in_the_window_is_found_and_four_days_are_none():
+    assert all(has_wave(arrivals(300, 0.5, 1, seed)) for seed in range(20))
+    assert sum(has_wave(arrivals(300, 0.5, 4, seed)) for seed in range(40)) <= 3
+    assert sum(has_wave(arrivals(300, 0.0, 1, seed)) for seed in range(40)) <= 3
+    assert has_wave(np.sqrt(np.linspace(0, 0.999, 300)))  # a ramp from zero
+    assert not has_wave(np.linspace(0, 0.999, 300))
+    assert not has_wave(np.linspace(0, 0.5, 19))

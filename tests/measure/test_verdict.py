@@ -61,7 +61,7 @@ def test_a_percentile_that_so_few_samples_do_not_have_has_no_verdict(slo, n, not
     assert result.note_kind == "too_few_samples"
     assert sentence(result, 0.95) == f"{slo}: {note}"
     reason = Reason("too_few_samples", f"{slo}: {note}.")
-    decision = decide([result], (), "", 0.95, None, n_ok=n)
+    decision = decide([result], (), None, 0.95, None, n_ok=n)
     assert decision == Decision("no_verdict", 3, (reason,))
     assert result.n_needed is not None
     enough = percentile_result(parsed, Population(np.full(result.n_needed, 0.1)), 0.95)
@@ -100,11 +100,11 @@ def test_too_few_successful_requests_give_no_verdict():
     text = "45 requests were successful, fewer than the 46 that --min-requests requires."
     none = Decision("no_verdict", 3, (Reason("too_few_successful", text),))
     cut_short = Reason("ended_early", "cut short")
-    assert decide([met], (), "", 0.95, None, 45, 46) == none
-    assert decide([met], (), "overloaded", 0.95, None, 45, 46) == none
-    assert decide([], (), "", 0.95, None, 45, 46) == none
-    assert decide([met], (), "", 0.95, None, 45, 45).verdict == "met"
-    assert decide([met], (cut_short,), "", 0.95, None, 45, 46).reasons == (cut_short,)
+    assert decide([met], (), None, 0.95, None, 45, 46) == none
+    assert decide([met], (), Reason("overloaded", "grows"), 0.95, None, 45, 46) == none
+    assert decide([], (), None, 0.95, None, 45, 46) == none
+    assert decide([met], (), None, 0.95, None, 45, 45).verdict == "met"
+    assert decide([met], (cut_short,), None, 0.95, None, 45, 46).reasons == (cut_short,)
 
 
 def test_a_run_without_a_successful_request_never_meets_its_slos():
@@ -112,8 +112,8 @@ def test_a_run_without_a_successful_request_never_meets_its_slos():
         parse_slo("error_rate <= 1%"), Shares(due=45, met=0, failed=0, length_s=60.0), float, 0.95
     )
     reason = Reason("none_successful", "No request was successful.")
-    assert decide([met], (), "", 0.95, None, n_ok=0) == Decision("no_verdict", 3, (reason,))
-    assert decide([], (), "", 0.95, None, n_ok=0) == Decision("no_verdict", 3, (reason,))
+    assert decide([met], (), None, 0.95, None, n_ok=0) == Decision("no_verdict", 3, (reason,))
+    assert decide([], (), None, 0.95, None, n_ok=0) == Decision("no_verdict", 3, (reason,))
 
 
 def test_each_reason_has_its_kind():
@@ -127,7 +127,8 @@ def test_each_reason_has_its_kind():
     nothing = mean_result(parse_slo("mean(ttft) <= 1s"), Population(np.empty(0)), 0.95)
 
     def kinds(*results, overload="", required="proven"):
-        decision = decide(results, (), overload, 0.95, required, n_ok=99)
+        breakdown = Reason("overloaded", overload) if overload else None
+        decision = decide(results, (), breakdown, 0.95, required, n_ok=99)
         return decision.verdict, [reason.kind for reason in decision.reasons]
 
     assert kinds(met) == ("met", ["met"])

@@ -9,7 +9,9 @@ from rich.console import Console
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.records import Run
-from reports.run.console import ending_text, table
+from reports.ending import rendered
+from reports.run.console import table
+from reports.run.ending import ending
 from reports.run.tables import duration_with_interval
 from tests.runs import measured_run, starved, traffic, two_classes, with_manifest, with_shard
 
@@ -28,7 +30,7 @@ def printed(run: Run, width: int = 100, confidence: float | None = None) -> str:
     out = io.StringIO()
     console = Console(file=out, width=width, highlight=False, color_system=None)
     summary = summarize(run, confidence=confidence)
-    console.print(ending_text(summary, "runs/x", width), soft_wrap=True)
+    console.print(rendered(ending(summary, "runs/x"), width), soft_wrap=True)
     console.print(table(summary))
     return out.getvalue()
 

@@ -9,7 +9,8 @@ import pytest
 
 from loadgen.measure.aggregate import summarize
 from loadgen.records import Run
-from reports.run.ending import ending, text
+from reports.ending import text
+from reports.run.ending import ending
 from tests.runs import changed, cut_off, measured_run, starved, traffic, two_classes, with_manifest
 
 COMMAND = ("slobench", "run", "chat.yaml", "--target", "sim")
@@ -101,7 +102,8 @@ MISSED with 95 % confidence: p50(ttft) <= 50ms at 97.7 ms
 MISSED: attainment >= 95% at 70 %
   ✗ attainment >= 95%  70 % of requests, 140 of 200
     ttft <= 1s         70 % of requests; p95 of the answers 129 ms, 13 % of the limit
-  why        60 of the 60 misses are requests without an answer, not late answers
+  why        The server, or a gateway in front of it, refused a part of the load: 40 of 200 requests
+             were refused with HTTP 503: "overloaded"
   traffic    asked 10/s, sent 10/s: 200 of 200 requests; 141 output tokens/s; 60 failed (40 HTTP
              503, 20 HTTP 429)
   certainty  in this run only: 95 % confidence needs about 1 297 requests, 2.17 min at this rate
@@ -247,10 +249,10 @@ MISSED with 95 % confidence: rag: attainment >= 99% at 0 %
         measured_run(n_failed=220),
         {},
         """\
-NO VERDICT: no request was successful
+NO VERDICT: the server, or a gateway in front of it, did not serve yet: 200 of 200 requests were
+  refused with HTTP 503: "overloaded"
   traffic    asked 10/s, sent 10/s: 200 of 200 requests; 0 output tokens/s; 200 failed (HTTP 503)
-  next       check the server (slobench doctor --target URL); the report shows how the requests
-             failed
+  next       --wait-ready 5m waits until a server that is still loading answers
 """,
     ),
     (

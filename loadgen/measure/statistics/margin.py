@@ -55,7 +55,8 @@ def share_beyond(n: int, time: float, confidence: float) -> float:
 
 
 def is_clear(
-    ratios: Values,
+    n: int,
+    largest: float,
     share: float,
     time: float,
     confidence: float,
@@ -64,25 +65,25 @@ def is_clear(
 ) -> bool:
     """Whether a run shows by its margin that at least `share` of the requests are within limits.
 
-    `ratios` has (x − median) / (limit − median) of each answered request, the largest over its
-    limits, shape [n]; above 1 it is late. `time` is their estimated autocorrelation time. A late
-    answer, or fewer requests than early stopping needs (59 for 95 %, 299 for 99 %), is never clear.
-    `n_failed` requests failed, with a dependence of their own: the bound of their share and that of
-    the late answers then have half of the error each, and their sum counts.
+    `largest` is the largest (x − median) / (limit − median) of the `n` answered requests
+    (`margin_ratios`), over all of their limits; above 1 it is late. `time` is their estimated
+    autocorrelation time. A late answer, or fewer requests than early stopping needs (59 for 95 %,
+    299 for 99 %), is never clear. `n_failed` more requests failed, with a dependence of their own:
+    the bound of their share and that of the late answers then have half of the error each, and
+    their sum counts.
     """
-    n, largest = len(ratios) + n_failed, float(ratios.max(initial=0.0))
-    if not len(ratios) or largest > 1 or not 0 < share < 1:
+    if not n or largest > 1 or not 0 < share < 1:
         return False
-    if n < least_n(0, share, confidence):
+    if n + n_failed < least_n(0, share, confidence):
         return False
     if not n_failed:
         return share_beyond(n, UNSEEN_RUNS * time, confidence) * largest <= 1 - share
     half = (1 + confidence) / 2
-    times = (failing or Dependence(n)).bound_times(half)
-    failures = exact_bounds(n_failed, n, half, times).high
+    times = (failing or Dependence(n + n_failed)).bound_times(half)
+    failures = exact_bounds(n_failed, n + n_failed, half, times).high
     if failures is None:
         return False
-    late = share_beyond(len(ratios), UNSEEN_RUNS * time, half) * largest
+    late = share_beyond(n, UNSEEN_RUNS * time, half) * largest
     return failures + late <= 1 - share
 
 

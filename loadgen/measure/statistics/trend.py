@@ -8,6 +8,8 @@ import numpy as np
 
 from loadgen.measure.statistics.intervals import Values
 
+MOST_WAVE, LEAST_WAVE = 5.18, 0.2
+_BINS = 4096
 TREND_BATCHES = 20
 MOST_DRIFT = 2.0
 MOST_SLOPE = 16.0
@@ -34,6 +36,21 @@ def has_trend(values: Values) -> bool:
     if abs(steps.mean()) * np.sqrt(len(steps)) > MOST_DRIFT * steps.std(ddof=1):
         return True
     return abs(slope_ratio(values)) > MOST_SLOPE
+
+
+def has_wave(instants: Values) -> bool:
+    """Whether the rate of arrivals at `instants` in [0, 1) changes slowly through the window, as
+    over one day, a ramp or a crowd: the power of one period in the window, over the mean of 5 to 24
+    periods, is beyond its 1 % point for a constant rate (F with 2 and 40 degrees of freedom), and
+    the wave is at least a fifth of the rate. False for fewer than 20 arrivals.
+    """
+    n = len(instants)
+    if n < TREND_BATCHES:
+        return False
+    counts, _ = np.histogram(instants, _BINS, (0.0, 1.0))
+    power = np.square(np.abs(np.fft.rfft(counts)[:25]))
+    is_wave = power[1] > MOST_WAVE * power[5:].mean()
+    return bool(is_wave and 2 * np.sqrt(power[1]) >= LEAST_WAVE * n)
 
 
 def slope_ratio(values: Values) -> float:

@@ -36,7 +36,7 @@ _STEP = 0.08  # in ln(load) between the loads at which the long-run law is simul
 _BELOW, _ABOVE = 1 / 1.5, 1.3  # of the lowest and highest probe: a capacity beyond is no answer
 _NEAR_BELOW, _NEAR_ABOVE = 0.4, 1.8
 _N_BLOCKS, _N_LAW_BLOCKS = 14, 30
-_LEAST_FALL = 0.1  # of the share of misses per e-fold load
+_LEAST_RISE = 0.1  # of the share of misses per e-fold load
 _FLOOR_SD, _INFLATION = 0.03, 1.3
 _LEAST_DF, _MOST_DF = 3.0, 12.0
 _LEAST_LOGS, _LEAST_CLUMPS = 25.0, 1.0
@@ -106,6 +106,24 @@ class _Candidate(NamedTuple):
     law: MissLaw
 
 
+class _LongRun(NamedTuple):
+    """Of a long run's requests: the wait in units of the scale, ln(1 + wait), the other columns,
+    and the probabilities of a miss."""
+
+    scaled: Array
+    logs: Array
+    others: Array
+    misses: Array
+
+
+class _Crossing(NamedTuple):
+    """The load at which the long run misses 1 − target, and the rise of the misses per e-fold load
+    there."""
+
+    level: float
+    rise: float
+
+
 class _Fit:
     def __init__(self, samples: Sequence[Sample], target: float, speed: Speed, law: Law) -> None:
         self._samples, self._target, self._speed, self._law = samples, target, speed, law
@@ -122,6 +140,7 @@ class _Fit:
         sizes = np.array([len(sample.missed) for sample in samples])
         self._reference = float(np.average(np.log(levels), weights=sizes))
         self._range = float(levels.min()) * _BELOW, float(levels.max()) * _ABOVE
+        self._beside_at: dict[float, tuple[Traffic, Array]] = {}
         self._beside = np.concatenate([self._others(s.traffic, s.level) for s in samples])
         sds = [_WAIT_SD] * 2 + [_LEVEL_SD] + [_OWN_SD] * len(self._own)
         sds += [_CLASS_SD] * (self._n_classes - 1)
@@ -143,10 +162,11 @@ class _Fit:
         temper = max(_TEMPER, _OF_DISPERSION * dispersion)
         parts: list[tuple[float, float, float, float]] = []
         for weight, candidate in self._weighted(candidates, best, temper):
-            level = self._crossing(candidate, start)
-            if level is not None and self._range[0] <= level <= self._range[1]:
-                parts.append((weight, math.log(level), *self._variance(candidate, level)))
-                start = level
+            crossing = self._crossing(candidate, start)
+            if crossing is not None and self._range[0] <= crossing.level <= self._range[1]:
+                variance = self._variance(candidate, crossing)
+                parts.append((weight, math.log(crossing.level), *variance))
+                start = crossing.level
         if not parts:
             return Refuted("no load near the probes has the required share of misses")
         weights, logs_of_level, variances, blocks = np.array(parts).T
@@ -233,16 +253,20 @@ class _Fit:
         pairs = zip(weights, candidates, strict=True)
         return [(weight, each) for weight, each in pairs if weight >= _LEAST_WEIGHT]
 
-    def _long_run(self, candidate: _Candidate, level: float) -> tuple[Array, Array]:
-        """Design and misses of a long run at a load, its run-in left out."""
-        traffic = self._law(level, _N_LAW)
-        waits_s = self._waits_s(traffic, candidate.unit, candidate.per_s)
+    def _long_run(self, candidate: _Candidate, level: float) -> _LongRun:
+        """A long run at a load, its run-in left out."""
+        if level not in self._beside_at:
+            traffic = self._law(level, _N_LAW)
+            self._beside_at[level] = traffic, self._others(traffic, level)
+        traffic, others = self._beside_at[level]
         first = int(_RUN_IN * len(traffic))
-        others = self._others(traffic, level)[first:]
-        design = self._design(waits_s[first:], candidate.scale_s, others)
-        return design, candidate.law.misses(design)
+        waits_s = self._waits_s(traffic, candidate.unit, candidate.per_s)[first:]
+        scaled, others = waits_s / candidate.scale_s, others[first:]
+        logs, effects = np.log1p(scaled), candidate.law.effects
+        eta = effects[0] + effects[1] * scaled + effects[2] * logs + others @ effects[3:]
+        return _LongRun(scaled, logs, others, expit(eta))
 
-    def _crossing(self, candidate: _Candidate, start: float) -> float | None:
+    def _crossing(self, candidate: _Candidate, start: float) -> _Crossing | None:
         """The load at which the long run misses 1 − target: from `start` in steps of 8 %, then
         between two of them, linear in log-odds. None beyond the probes."""
         goal = math.log((1 - self._target) / self._target)
@@ -250,7 +274,7 @@ class _Fit:
 
         def excess(k: int) -> float:
             if k not in seen:
-                share = float(self._long_run(candidate, math.exp(k * _STEP))[1].mean())
+                share = float(self._long_run(candidate, math.exp(k * _STEP)).misses.mean())
                 share = min(max(share, _TINY), 1 - _TINY)
                 seen[k] = math.log(share / (1 - share)) - goal
             return seen[k]
@@ -264,7 +288,9 @@ class _Fit:
             k += step
         if not low - 1 <= k <= high:
             return None
-        return math.exp((k + excess(k) / (excess(k) - excess(k + 1))) * _STEP)
+        odds = excess(k + 1) - excess(k)
+        rise = max(self._target * (1 - self._target) * odds / _STEP, _LEAST_RISE)
+        return _Crossing(math.exp((k - excess(k) / odds) * _STEP), rise)
 
     def _blocks(self) -> Iterator[slice]:
         """Stretches of the probes' requests, about 14 in all, at least one per probe."""
@@ -282,7 +308,7 @@ class _Fit:
         sums = np.array([rest[block].sum() for block in self._blocks()])
         return float(np.square(sums).sum() / max(variance.sum(), _TINY))
 
-    def _variance(self, candidate: _Candidate, level: float) -> tuple[float, float]:
+    def _variance(self, candidate: _Candidate, crossing: _Crossing) -> tuple[float, float]:
         """(variance of ln(capacity), effective number of blocks): the law's effects by a one-step
         jackknife over blocks of neighbours, through the long run (delta method), its own error
         added.
@@ -290,12 +316,10 @@ class _Fit:
         Source: D. Pregibon, Ann. Stat. 9(4), 1981 (one-step deletion); Bell & McCaffrey, Survey
         Methodology 28(2), 2002 (few clusters).
         """
-        design, shares = self._long_run(candidate, level)
-        gradient = ((shares * (1 - shares)) @ design) / len(shares)
-        less, more = (
-            float(self._long_run(candidate, level * by)[1].mean()) for by in (1 / 1.05, 1.05)
-        )
-        fall = max((more - less) / (2 * math.log(1.05)), _LEAST_FALL)
+        run = self._long_run(candidate, crossing.level)
+        spread, n = run.misses * (1 - run.misses), len(run.misses)
+        of_wait = np.array([spread.sum(), spread @ run.scaled, spread @ run.logs])
+        gradient = np.r_[of_wait, spread @ run.others] / n
         fitted = expit(candidate.design @ candidate.law.effects)
         scores = candidate.design * (self._missed - fitted)[:, None]
         spread, curvature = fitted * (1 - fitted), candidate.law.curvature
@@ -308,7 +332,7 @@ class _Fit:
         prior = np.linalg.solve(curvature, gradient)
         total = float(squares.sum()) * (len(squares) - 1) / len(squares)
         total += float(np.square(prior) @ self._penalty)
-        means = np.array([part.mean() for part in np.array_split(shares, _N_LAW_BLOCKS)])
+        means = np.array([part.mean() for part in np.array_split(run.misses, _N_LAW_BLOCKS)])
         total += float(means.var(ddof=1)) / _N_LAW_BLOCKS
         n_blocks = float(squares.sum()) ** 2 / max(float(np.square(squares).sum()), 1e-300)
-        return total / fall**2, n_blocks
+        return total / crossing.rise**2, n_blocks

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from statistics import NormalDist, median
 from typing import Literal
 
@@ -76,7 +77,7 @@ class Question:
     measure_s: float = 5.0
     is_integer: bool = False
     is_fixed: bool = False
-    law: Law | None = field(default=None, compare=False, repr=False)
+    law: Law | None = field(default=None, repr=False)
     no_law: str = ""
 
     def __post_init__(self) -> None:
@@ -126,7 +127,11 @@ class SearchState:
 
 def judge(question: Question, probes: Sequence[Probe]) -> SearchState:
     """The state of the search after the usable probes."""
-    usable = [probe for probe in probes if probe.is_usable]
+    return _judged(question, tuple(probe for probe in probes if probe.is_usable))
+
+
+@lru_cache(maxsize=4)  # a step of a search reads the state several times
+def _judged(question: Question, usable: tuple[Probe, ...]) -> SearchState:
     fine = [p.level for p in usable if p.attainment >= question.target]
     missed = [p.level for p in usable if p.attainment < question.target]
     if not fine and missed and not _can_go_down(question, missed):

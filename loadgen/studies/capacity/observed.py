@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.drive.first_failures import ALL_REFUSED
 from loadgen.measure.attainment import (
     MeasuredWindow,
     due_rows,
@@ -35,6 +34,8 @@ from loadgen.studies.capacity.probe import (
 
 LEAST_SEEN = 4
 """Misses per block assumed for a probe that was stopped in its warm-up."""
+NO_LOAD_HELPS = ("stopped_answering", "sick_replica", "payment", "too_long")
+"""Causes that end a search: no load is without them."""
 _FILLED = 2.0  # times the seconds of an answer, after which answers end as they begin
 _MOST_FAILED = 0.05  # of the requests that ended
 _MOST_RUN_DELAY = 0.2  # of a probe, that the load generator may wait for a core
@@ -50,8 +51,9 @@ def probe_of(
     name: str,
 ) -> Probe:
     """The probe of a finished run. A run that its own `stop_when` ended is saturated. A run with an
-    invalid measurement is untrusted, a run without a server, or with other prompts than were sent,
-    broken; neither is used."""
+    invalid measurement is untrusted; a run without a server, or with other prompts than were sent,
+    broken; a run behind a rate limit limited; none of them is used. The cause of misses counts only
+    where the target is missed."""
     run, summary = finished.run, finished.summary
     window, columns, due = measured_window(run), per_request(run), due_rows(run)
     shared = [parse_slo(text) for text in run.manifest.slo]
@@ -64,7 +66,12 @@ def probe_of(
     why, is_stopped = run.manifest.end_reason, run.manifest.ended == "stopped"
     if is_stopped and grade == "measured":
         grade = "saturated"
-    if gone := why_gone(run, due):
+    cause = summary.cause if sum(n_met) < target * sum(n_due) or not sum(n_due) else None
+    if cause is not None and cause.kind == "rate_limit":
+        grade, why = "limited", cause.sentence
+    elif cause is not None and cause.kind in NO_LOAD_HELPS:
+        grade, why = "broken", cause.sentence
+    elif gone := why_gone(run, due):
         grade, why = "broken", gone
     elif (waited := _run_delay(run)) > _MOST_RUN_DELAY:
         grade = "untrusted"
@@ -93,6 +100,8 @@ def probe_of(
         low=summary.attainment.low,
         high=summary.attainment.high,
         sent=sent_of(run, met_all, window.end_s),
+        cause="" if cause is None else cause.kind,
+        passed_per_s=None if cause is None else cause.passed_per_s,
     )
     grows = any(check.name == "load" and check.ok is False for check in summary.validity.checks)
     if grade in ("measured", "saturated") and grows and probe.n_due:
@@ -174,7 +183,7 @@ def why_gone(run: Run, due: Mask) -> str:
     or a single failure if it is the last request sent. Connections that the load generator could
     not open are not counted: the validity gate "client limits" covers them.
     """
-    if run.manifest.end_reason.startswith(ALL_REFUSED):
+    if run.manifest.end_kind == "refused":
         return run.manifest.end_reason
     if run.manifest.server_ended_s is not None:
         return run.manifest.end_reason or "the server ended"

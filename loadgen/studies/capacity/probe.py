@@ -9,16 +9,18 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.measure.cause import CauseKind
+
 N_BLOCKS = 16
 Array = NDArray[np.float64]
 Counts = tuple[int, ...]
 
-Grade = Literal["measured", "fine", "saturated", "untrusted", "broken"]
+Grade = Literal["measured", "fine", "saturated", "untrusted", "broken", "limited"]
 """measured: ran its full time. fine, saturated: ended early because the outcome was clear, or
 (saturated) its queue grew to the end. untrusted: the load generator, not the server, was the limit.
-broken: no server was reachable for part of it, or the server counted other prompts than were
-sent."""
-UNUSABLE: tuple[Grade, ...] = ("untrusted", "broken")
+broken: no server was reachable for part of it, it counted other prompts than were sent, or requests
+failed for a reason that no load changes. limited: a rate limit, not the server, decided."""
+UNUSABLE: tuple[Grade, ...] = ("untrusted", "broken", "limited")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,8 @@ class Probe:
     the window, and of the drain while a queue was left; None where that is too near the first
     answers to show a rate. `low` and `high` are the 95 % bounds of the attainment for dependent
     requests; None where the probe was too short for one. `sent` is None where the schedule does not
-    state all send times.
+    state all send times. `cause` is the kind of the cause of most misses, "" for none, and
+    `passed_per_s` the rate at which requests got past a rate limit, None if it is unknown.
     """
 
     level: float
@@ -61,6 +64,8 @@ class Probe:
     low: float | None = None
     high: float | None = None
     sent: Sent | None = None
+    cause: CauseKind | Literal[""] = ""
+    passed_per_s: float | None = None
 
     def __post_init__(self) -> None:
         if not len(self.due) == len(self.met) == N_BLOCKS:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from loadgen.manifest.json_section import JsonSection
 from loadgen.measure.statistics.proportions import wilson
 from loadgen.studies.capacity.dispersion import USUAL
+from loadgen.studies.capacity.limited import rate_limit_of
 from loadgen.studies.capacity.next_probe import Method, Question, SearchState, judge
 from loadgen.studies.capacity.probe import Probe
 
@@ -25,6 +26,8 @@ class Capacity:
     `outcome` found: as precise as requested. unsettled: the best estimate so far (`value` is None
     where the search has not seen both sides of the target). misses: even the lowest load tried
     misses the SLO. at_least: the highest load tried meets it, and the true value is at least `low`.
+    rate_limited: a rate limit, not latency, ended it; `value` is the rate that got through (None if
+    unknown), `low` the highest load below it that met the SLO, `cause` the sentence.
     `client_limit` is the lowest load that the load generator could not send properly, None if it
     could send all. `design_effect` is the number of requests that carry as much information as a
     single independent request. `slope` is the drop in attainment, in log-odds, per e-fold load.
@@ -48,6 +51,7 @@ class Capacity:
     is_interrupted: bool = False
     method: Method = "curve"
     why: str = ""
+    cause: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -71,7 +75,7 @@ class Capacity:
         return "; ".join(filter(None, self._result_and_ending()))
 
     def result(self) -> str:
-        """The sentence without the end of the search: `12.3 req/s [11.9, 12.7], 95 %`, or a
+        """The sentence without the end of the search: `between 40 and 66 req/s; promise 40`, or a
         bound."""
         return self._result_and_ending()[0]
 
@@ -90,8 +94,10 @@ class Capacity:
 
     def _result_and_ending(self) -> tuple[str, str]:
         """The result, and how a search ended that found no more than a bound, else ""."""
-        if interval := self.interval_text():
-            return f"{self.value_text()} {interval}", ""
+        if self.value is not None and self.low is not None and self.high is not None:
+            return range_text(self.low, self.high, self.unit), ""
+        if self.outcome == "rate_limited":
+            return self._up_to_limit(), "a rate limit, not latency, ended the search"
         if self.outcome == "contradictory":
             return f"contradictory probes: {self.why} (in {self.unit})", ""
         if self.outcome == "misses":
@@ -108,25 +114,32 @@ class Capacity:
             return text, "" if self.client_limit is not None else self._stopped()
         return "unknown", ""
 
+    def _up_to_limit(self) -> str:
+        met = "" if self.low is None else f"the SLO is met at {_rounded(self.low, 3)} {self.unit}"
+        if self.value is None:
+            return met or "unknown"
+        return f"about {_rounded(self.value, 3)} {self.unit}{f' ({met})' if met else ''}"
+
     def _stopped(self) -> str:
         return "interrupted" if self.is_interrupted else "the search stopped"
 
     def sureness(self) -> str:
-        """The precision and the cost of the result, for the second line."""
+        """The estimate, its precision and its cost, for the second line."""
         n = len(self.probes)
         spent = f"{n} {'probe' if n == 1 else 'probes'}, {_minutes(self.spent_s)}"
         if self.half_width is None:
             return self._doubt() + spent
-        reach = f"± {100 * self.half_width:.2g} %"
-        if self.half_width > _MOST_REACH:  # the ends are on the line before
-            reach = "a wide interval"
+        text = f"best estimate {self.value_text()}"
+        if self.half_width <= _MOST_REACH:  # else the bounds on the line before state it
+            text += f" ± {100 * self.half_width:.2g} %"
+        text += f" at {100 * self.confidence:g} % confidence"
         if self.outcome == "found":
-            return f"{reach} in {spent}"
+            return f"{text}; {spent}"
         if self.half_width <= self.precision:
-            return f"{reach}, not yet confirmed by long probes; {spent}"
-        return (
-            f"{reach}, requested ± {100 * self.precision:g} %: more time would narrow it; {spent}"
-        )
+            confirmed = "a second probe near it" if self.method == "schedule" else "long probes"
+            return f"{text}, not yet confirmed by {confirmed}; {spent}"
+        goal = f"± {100 * self.precision:g} %"
+        return f"{text}; more time would narrow it (requested {goal}); {spent}"
 
     def method_lines(self) -> list[str]:
         """How the value was estimated, where it is not by the schedule that was sent."""
@@ -172,6 +185,7 @@ class Answer(JsonSection, frozen=True, kw_only=True):
     is_interrupted: bool
     method: Method = "curve"
     why: str = ""
+    cause: str = ""
     half_width: float | None
     exit_code: int
     sentence: str
@@ -230,12 +244,19 @@ def conclude(
     state = judge(question, probes)
     untrusted_levels = [probe.level for probe in probes if probe.grade == "untrusted"]
     posterior = state.posterior
+    outcome, value, low, high = str(state.outcome), state.value, state.low, state.high
+    limit = rate_limit_of(probes)
+    if limit is not None and (value is None or (limit.per_s is not None and value > limit.per_s)):
+        outcome, low, high = "rate_limited", low if value is None else None, None
+        value = limit.per_s if unit == "req/s" else None
+    else:
+        limit = None
     return Capacity(
-        outcome=state.outcome,
+        outcome=outcome,
         unit=unit,
-        value=state.value,
-        low=state.low,
-        high=state.high,
+        value=value,
+        low=low,
+        high=high,
         confidence=question.confidence,
         attainment=question.target,
         precision=question.precision,
@@ -247,6 +268,7 @@ def conclude(
         is_interrupted=is_interrupted,
         method=state.method,
         why=state.why,
+        cause="" if limit is None else limit.sentence,
     )
 
 
@@ -255,6 +277,18 @@ def _client_limit(state: SearchState, untrusted_levels: Sequence[float]) -> floa
 
 
 _MOST_REACH = 0.5
+
+
+def range_text(low: float, high: float, unit: Unit) -> str:
+    """`between 40 and 66 req/s; promise 40`: both bounds rounded outwards to a unit of at most half
+    of the distance between the middle and a bound."""
+    if high <= low:
+        return f"{_rounded(low, 3)} {unit}"
+    step = 10.0 ** math.floor(math.log10((high - low) / 4))
+    least, most = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+    if least <= 0:
+        return f"up to {most:.6g} {unit}; no load can be promised yet"
+    return f"between {least:.6g} and {most:.6g} {unit}; promise {least:.6g}"
 
 
 def _digits(half_width: float) -> int:

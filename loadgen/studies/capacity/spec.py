@@ -19,6 +19,8 @@ from loadgen.workload.scaling import Over, offered_load, scaled, with_window
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import make_schedule
 
+PRECISION = 0.15
+"""What three minutes can give at some ten requests per second."""
 _LOADS_KEPT = 32
 _SHORTEST = 0.25  # of the scenario's window, where its rate is steady
 
@@ -37,7 +39,7 @@ class CapacitySpec:
     between: tuple[float, float] | None = None
     budget_s: float = math.inf
     confidence: float = 0.95
-    precision: float = 0.05
+    precision: float = PRECISION
 
     @property
     def unit(self) -> Unit:

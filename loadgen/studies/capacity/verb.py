@@ -75,13 +75,17 @@ def capacity(
     confidence: Annotated[str, typer.Option(help="Of the interval of the capacity.")] = "95%",
     precision: Annotated[
         str, typer.Option(help="The search ends when half the interval is this share of the value.")
-    ] = "5%",
+    ] = "15%",
     model: Model = "",
     engine: Engine = "",
     workers: Workers = "auto",
     wait_ready: WaitReady = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Print all probes and notes below the ten lines.")
+    ] = False,
 ) -> None:
     """Find the highest load that meets the SLO, with a confidence interval."""
+    from loadgen.studies.capacity.files import request_slos
     from loadgen.studies.capacity.run import opened, search_in
     from loadgen.studies.capacity.spec import CapacitySpec
     from loadgen.studies.capacity.view import table
@@ -120,7 +124,7 @@ def capacity(
         found = search_in(place, spec, stderr())
     end(
         found.to_json(),
-        lambda: table(found),
+        lambda: table(found, request_slos(scenario), is_full=full),
         as_json=study.json,
         exit_code=found.exit_code,
         files={"report": place.directory / "report.html"},

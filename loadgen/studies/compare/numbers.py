@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from loadgen.errors import UsageError
+from loadgen.errors import UsageError, nearest
 from loadgen.manifest.json_section import JsonSection
 from loadgen.measure.measures import Measure, Measured, measure
 from loadgen.measure.summary import NO_LIMIT
@@ -62,14 +63,26 @@ class Comparison(JsonSection, frozen=True, kw_only=True):
     pairing: str
 
 
-def compare(
-    a: Run | Sequence[Run], b: Run | Sequence[Run], options: Options | None = None, **changed: Any
-) -> Comparison:
-    """Runs of A against runs of B; `changed` are fields of Options.
+OneRun = Run | Path | str
+"""A run, or the path or the name of a recorded run or of a folder of runs."""
 
-    Raises UsageError for runs that are not comparable, naming the keys that differ, and for invalid
-    measures or margins.
+
+def compare(
+    a: OneRun | Sequence[OneRun],
+    b: OneRun | Sequence[OneRun],
+    options: Options | None = None,
+    **changed: Any,
+) -> Comparison:
+    """Runs of A against runs of B, each as objects, paths or names; `changed` are fields of
+    Options.
+
+    Raises UsageError for runs that are not comparable, naming the keys that differ, for a path
+    without a run, and for invalid measures or margins.
     """
+    known = [field.name for field in dataclasses.fields(Options)]
+    for name in changed:
+        if name not in known:
+            raise UsageError(f"unknown option '{name}'; {nearest(name, known)}")
     chosen = dataclasses.replace(options or Options(), **changed)
     sides = _measured(a), _measured(b)
     return judge_sides(sides[0], sides[1], chosen)
@@ -109,7 +122,7 @@ def judge_sides(a: Sequence[Measured], b: Sequence[Measured], options: Options) 
     )
 
 
-def measure_noise(runs: Run | Sequence[Run], metrics: Sequence[str] = ()) -> dict[str, Noise]:
+def measure_noise(runs: OneRun | Sequence[OneRun], metrics: Sequence[str] = ()) -> dict[str, Noise]:
     """The variation between equal runs, per measure (A/A comparison): relative; of shares, in
     points.
 
@@ -145,8 +158,14 @@ def noise_of_sides(measured: Sequence[Measured], metrics: Sequence[str] = ()) ->
     return found
 
 
-def _measured(runs: Run | Sequence[Run]) -> list[Measured]:
-    return [Measured(run) for run in ([runs] if isinstance(runs, Run) else runs)]
+def _measured(runs: OneRun | Sequence[OneRun]) -> list[Measured]:
+    from loadgen.studies.compare.sides import read_side
+
+    several = [runs] if isinstance(runs, (Run, Path, str)) else runs
+    measured: list[Measured] = []
+    for run in several:
+        measured += [Measured(run)] if isinstance(run, Run) else read_side(str(run))
+    return measured
 
 
 def _measures(

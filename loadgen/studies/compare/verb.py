@@ -203,6 +203,7 @@ def _measured(
             raise typer.Exit(INTERRUPTED) from None
         page = html or place.directory / "compare.html"
         comparison = _judged(sides, options, page)
+        place.cover(page)
         place.write(comparison)
     return comparison, page
 

@@ -251,8 +251,15 @@ def _sweep_file(
     """The sweep file that the flags name, with the flags on top, or one made of the flags. Without
     a scenario, `--resume` names that of its directory. `keys` are those of a sweep file, None where
     not set."""
+    from loadgen.archive import checksums
     from loadgen.studies.sweep.axes import read_axis
-    from loadgen.studies.sweep.spec import FILE, is_sweep_file, read_sweep_file, sweep_from_flags
+    from loadgen.studies.sweep.spec import (
+        FILE,
+        SCENARIO,
+        is_sweep_file,
+        read_sweep_file,
+        sweep_from_flags,
+    )
 
     on_top = {key: value for key, value in keys.items() if value is not None}
     axes = [read_axis(text) for text in over]
@@ -265,6 +272,7 @@ def _sweep_file(
             raise UsageError("--resume: name the directory of the study with --out")
         if not (study.out / FILE).is_file():
             raise UsageError(f"--resume: {study.out} holds no sweep (no {FILE})")
+        checksums.check_own(study.out, FILE, SCENARIO)
         return read_sweep_file(study.out / FILE, on_top)
     if source is not None and is_sweep_file(source):
         return read_sweep_file(Path(source), on_top)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -18,6 +18,7 @@ from loadgen.units import format_duration
 
 COLUMNS = ("p50(ttft)", "p99(ttft)", "p99(tpot)", "p99(itl)", "goodput", "attainment")
 """Measures in the page's table, after those of the trade-off."""
+_LOADS = {"arrivals.rate": "req/s", "arrivals.users": "users"}
 
 
 def tables(result: SweepResult) -> Group:
@@ -41,6 +42,8 @@ def tables(result: SweepResult) -> Group:
             style="" if row.is_front else "dim",
         )
     parts: list[RenderableType] = [Text(heading(result), style="bold"), table]
+    if line := answer(result):
+        parts.insert(0, Text(line.text, style="bold green" if line.is_bracketed else "bold yellow"))
     parts += [Text(f"note: {note}", style="yellow") for note in notes(result)]
     return Group(*parts)
 
@@ -73,7 +76,12 @@ def conclusion(result: SweepResult) -> tuple[str, list[str]]:
     judged = [row for row in rows if {"met", "missed"} & set(row.verdicts)]
     met = [row for row in judged if set(row.verdicts) == {"met"}]
     sentences = []
-    if judged:
+    if line := answer(result):
+        headline = line.text
+        if best := _largest(met, lambda row: row.measures["goodput"].value):
+            value = measure_text(best, "goodput")
+            sentences.append(f"Most goodput of the loads that met the SLO: {value}.")
+    elif judged:
         headline = f"{len(met)} of {len(rows)} cells met the SLO in every run"
         sentences += _limits(result, met) if result.along else []
         if best := _largest(met, lambda row: row.measures["goodput"].value):
@@ -89,6 +97,45 @@ def conclusion(result: SweepResult) -> tuple[str, list[str]]:
             f"{benefit_text(best)} {cost}."
         )
     return headline, sentences
+
+
+class Answer(NamedTuple):
+    """The loads that met the SLO, as a line; whether a load above them missed it."""
+
+    text: str
+    is_bracketed: bool
+
+
+def answer(result: SweepResult) -> Answer | None:
+    """The answer of a sweep over rates or users alone with an SLO: `between 40 and 66 req/s;
+    promise 40`, or the reason why there is none. Cells with a run that cannot be trusted do not
+    count. None for another sweep."""
+    unit = _LOADS.get(result.along)
+    rows = [row for row in result.rows if row.along is not None]
+    if unit is None or len(result.axes) > 1 or len(rows) < 2:
+        return None
+    trusted = sorted((r for r in rows if not r.n_untrusted), key=lambda row: row.along or 0.0)
+    judged = [row for row in trusted if {"met", "missed"} & set(row.verdicts)]
+    reason = next((run.reasons[0] for row in rows for run in row.runs
+                   if not run.is_trusted and run.reasons), "")  # fmt: skip
+    if not judged:
+        if not result.n_untrusted:
+            return None
+        because = reason or "the load generator was the limit"
+        return Answer(f"the sweep is not to be trusted because {because}", False)
+    n_met = next((k for k, row in enumerate(judged) if set(row.verdicts) != {"met"}), len(judged))
+    loads = [f"{row.along:.6g}" for row in judged]
+    if n_met == 0:
+        return Answer(f"below {loads[0]} {unit}: the lowest load missed the SLO", False)
+    if n_met < len(judged):
+        low, high = loads[n_met - 1], loads[n_met]
+        return Answer(f"between {low} and {high} {unit}; promise {low}", True)
+    text = f"at least {loads[-1]} {unit}: every load met the SLO"
+    if result.n_untrusted:
+        are = "is" if result.n_untrusted == 1 else "are"
+        text = f"at least {loads[-1]} {unit}; {result.n_untrusted} of the runs {are} not to be "
+        text += f"trusted: {reason}" if reason else "trusted"
+    return Answer(text, False)
 
 
 def _limits(result: SweepResult, met: Sequence[CellRow]) -> list[str]:
