@@ -630,6 +630,7 @@ def test_answers_are_compared_by_the_first_128_bytes_of_their_text():
     assert crc_of() == 0
     long = ["word "] * 40  # 200 bytes, by their shape
     assert crc_of(*long) == crc_of(*long, "x") == crc_of(*["wo", "rd "] * 40)
+    assert crc_of(*long) == crc_of("".join(long)) == crc_of(*["word word "] * 20)
     assert crc_of(*long) != crc_of(*long[:24])
     assert crc_of(*long) != crc_of("x", *long)
 

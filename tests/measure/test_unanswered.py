@@ -20,7 +20,7 @@ def ended(n, status, slo=(MEAN,), run=None):
     """200 due requests, the first n of which ended with a status and no token."""
     run = measured_run(slo=slo) if run is None else run
     rows, gone = run.request_rows, np.arange(20, 20 + n)
-    rows["status"][gone] = status
+    rows["status"][gone], rows["http_status"][gone] = status, 503
     for name in ("first_chunk_s", "first_token_s", "first_answer_s", "last_token_s"):
         rows[name][gone] = np.nan
     rows["output_tokens"][gone] = rows["chunks"][gone] = 0
@@ -31,12 +31,12 @@ def ended(n, status, slo=(MEAN,), run=None):
 def test_the_mean_of_the_survivors_of_an_outage_gives_no_verdict():
     summary = summarize(ended(180, Status.http_error))
     assert (summary.verdict, summary.exit_code) == ("no_verdict", 3)
-    assert summary.reasons == (
+    assert summary.reasons[-1] == (
         "mean(ttft) <= 500ms: met by the values of 20 of 200 due requests; the others have none "
         "(180 failed). At most 1 % may be left out, beside failures that an error_rate SLO "
-        "allows.",
+        "allows."
     )
-    assert summary.reason_kinds == ("unanswered",)
+    assert summary.reason_kinds == ("cause", "unanswered")
     (result,) = summary.slo
     assert (result.met, result.proven, result.n_needed, result.survives) == (None,) * 4
     (content,) = json.loads(json.dumps(summary.to_json()))["slo"]
@@ -87,7 +87,7 @@ def test_an_slo_in_which_failures_count_has_its_verdict(slo, verdict):
 
 def test_a_missed_mean_stays_missed():
     summary = summarize(ended(180, Status.http_error, ["mean(ttft) <= 1ms"]))
-    assert (summary.verdict, summary.reason_kinds) == ("missed", ("missed",))
+    assert (summary.verdict, summary.reason_kinds[-1]) == ("missed", "missed")
 
 
 ALL_KINDS = [Status.cancelled, Status.dropped, Status.not_released, Status.lost]
@@ -152,7 +152,7 @@ def test_answers_without_the_value_are_left_out_too():
 
 def test_rescoring_has_the_same_rule():
     summary = summarize(ended(180, Status.http_error, ()), [MEAN])
-    assert (summary.verdict, summary.reason_kinds) == ("no_verdict", ("unanswered",))
+    assert (summary.verdict, summary.reason_kinds[-1]) == ("no_verdict", "unanswered")
 
 
 @pytest.mark.faults

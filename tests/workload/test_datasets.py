@@ -160,8 +160,9 @@ def test_recorded_prompts_without_a_salt_are_counted_by_their_text(tmp_path):
     same = {"prompt": "What is a queue?"}
     assert counted([same, same, *LINES], salt="none") == 2
     assert counted([same] * 3, salt="none") == 1
-    tools = {**LINES[1], "tools": [{"type": "function", "function": {"name": "f"}}]}
-    assert counted([LINES[1], tools], salt="none") == 2
+    plain: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
+    tools = {**plain, "tools": [{"type": "function", "function": {"name": "f"}}]}
+    assert counted([plain, tools], salt="none") == 2
     assert counted([same] * 3) is None  # the salt makes each prompt new
     synthetic = scenario({"kind": "synthetic", "salt": "none"}, input_tokens=9, output_tokens=9)
     assert Prompts(synthetic.prompts, 0, b"").n_repeated is None
