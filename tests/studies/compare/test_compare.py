@@ -152,6 +152,7 @@ def test_runs_that_cannot_be_trusted_are_left_out_and_told():
     assert compare([bad], side(9, 3)).verdict == "invalid"
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(
     ("verdict", "codes"),
     [
