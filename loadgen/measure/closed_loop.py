@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from loadgen.measure.attainment import MeasuredWindow, came_due, measured_window
 from loadgen.measure.per_request import Mask
-from loadgen.measure.statistics.event_rate import coherence, event_rate
+from loadgen.measure.statistics.event_rate import coherence, event_rate, product, wider
 from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.statistics.percentiles import nearest_rank
 from loadgen.measure.wording import format_count, format_value
@@ -197,17 +197,40 @@ def closed_loop(
 
 
 def closed_rate(
-    run: Run, counted: Mask, window: MeasuredWindow, confidence: float, is_start_up: bool
+    run: Run,
+    counted: Mask,
+    window: MeasuredWindow,
+    confidence: float,
+    is_start_up: bool,
+    met: Mask | None = None,
 ) -> Interval:
-    """The rate of the releases of `counted` rows, with a two-sided interval; open where the run is
-    mostly start-up. A cycle of a user is a unit: a request, or a whole session or chain."""
-    sent_s = run.request_rows["released_s"][counted]
+    """The rate of the releases of `counted` rows (of those of them in `met`), with a two-sided
+    interval; open where the run is mostly start-up. A cycle of a user is a unit: a request, or a
+    whole session or chain."""
+    sent_s = run.request_rows["released_s"][counted if met is None else counted & met]
     sent_s = sent_s[np.isfinite(sent_s)]
     schedule = run.schedule_rows[counted]
     n_units = int(np.count_nonzero(schedule["after_failure"] | (schedule["n_parents"] == 0)))
     n_users = len(np.unique(schedule["session_id"]))
     cycle_s = window.length_s * n_users / n_units if n_units and not is_start_up else math.nan
-    return event_rate(sent_s, window.start_s, window.end_s, cycle_s, confidence)
+    return event_rate(sent_s, window.start_s, window.end_s, cycle_s, confidence, n_users)
+
+
+def closed_goodput(
+    run: Run,
+    counted: Mask,
+    met: Mask,
+    window: MeasuredWindow,
+    confidence: float,
+    is_start_up: bool,
+    share: Interval,
+) -> Interval:
+    """The rate of the `counted` releases times the `share` of them that met their SLOs, in `met`.
+    At least as wide as the interval of the rate of these releases alone: where requests are short,
+    more come and more are in time, so that the errors of rate and share add up."""
+    rate = closed_rate(run, counted, window, confidence, is_start_up)
+    of_met = closed_rate(run, counted, window, confidence, is_start_up, met)
+    return wider(product(rate, share), of_met)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ def _thinking(run: Run, window: MeasuredWindow) -> float | None:
     before_s = np.r_[-np.inf, shifted_s[:-1]]
     before_s[starts] = -np.inf
     busy = _time_in(window, np.maximum(begun_s, before_s), np.maximum(ended_s, before_s))
-    return max(0.0, float(present - busy) / window.length_s)
+    return max(0.0, round((present - busy) / window.length_s, 9))  # rounding errors are no user
 
 
 def _stays(run: Run, user: NDArray[np.intp]) -> NDArray[np.bool_]:

@@ -20,11 +20,10 @@ from loadgen.measure.attainment import (
     slos_by_class,
 )
 from loadgen.measure.catalog import Metric
-from loadgen.measure.closed_loop import closed_rate, is_closed, is_start_up
+from loadgen.measure.closed_loop import closed_goodput, is_closed, is_start_up
 from loadgen.measure.load import per_second, throughput
 from loadgen.measure.per_request import Mask, PerRequest, Samples, per_request
 from loadgen.measure.slo import parse_measure, parse_slo
-from loadgen.measure.statistics.event_rate import product
 from loadgen.measure.statistics.intervals import Interval, Values
 from loadgen.measure.statistics.percentiles import nearest_rank
 from loadgen.measure.statistics.proportions import wilson
@@ -166,8 +165,10 @@ class Measured:
             return share
         if is_closed(self.run):
             window, is_open = measured_window(self.run), is_start_up(self.run)
-            rate = closed_rate(self.run, self.due, window, confidence, is_open)
-            return replace(product(rate, share), value=self._of_run(name, n_due))
+            goodput = closed_goodput(
+                self.run, self.due, self.met, window, confidence, is_open, share
+            )
+            return replace(goodput, value=self._of_run(name, n_due))
         per_s = per_second(float(n_due), measured_window(self.run))
         return replace(share.times(per_s), value=self._of_run(name, n_due))
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from loadgen.measure.attainment import MeasuredWindow, errors, slos_met
 from loadgen.measure.catalog import METRICS
-from loadgen.measure.closed_loop import closed_rate
+from loadgen.measure.closed_loop import closed_goodput
 from loadgen.measure.load import Throughput, per_second, throughput
 from loadgen.measure.margins import Margins
 from loadgen.measure.per_request import Mask, PerRequest, Samples
@@ -56,12 +57,11 @@ class Scope:
     start_up: str = ""
     """Why the run is mostly the start of its closed loop, "" where it is not."""
 
-    def rate(self, confidence: float) -> Interval | None:
-        """The rate of the due requests of a closed loop with a two-sided interval; else None."""
-        if not self.is_closed_loop:
-            return None
+    def goodput(self, met: Mask, share: Interval, confidence: float) -> Interval:
+        """The goodput of a closed loop with a two-sided interval, for the share of due requests
+        that met their SLOs, in `met`."""
         run, due, window = self.run, self.due, self.window
-        return closed_rate(run, due, window, confidence, bool(self.start_up))
+        return closed_goodput(run, due, met, window, confidence, bool(self.start_up), share)
 
     def as_measured(self) -> JudgedScope:
         return self._at(self.columns, throughput(self.run, self.columns, self.window))
@@ -124,7 +124,9 @@ class Scope:
             length_s=self.window.length_s,
             meeting=samples.share(met, limited_metrics),
             failing=Samples(columns, counted).share(failed),
-            rate=self.rate(2 * self.confidence - 1),
+            goodput=partial(self.goodput, met, confidence=2 * self.confidence - 1)
+            if self.is_closed_loop
+            else None,
             requested_per_s=(
                 run.manifest.requested_rate_per_s if len(run.names.classes) == 1 else None
             ),

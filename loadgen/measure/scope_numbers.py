@@ -25,7 +25,6 @@ from loadgen.measure.slo import parse_slo
 from loadgen.measure.slo_result import Bound, SloResult
 from loadgen.measure.start_up import open_distribution, without_bounds
 from loadgen.measure.statistics.dependence import Dependence
-from loadgen.measure.statistics.event_rate import product
 from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.statistics.population import Population
 from loadgen.measure.statistics.proportions import wilson
@@ -179,8 +178,9 @@ def _goodput(scope: Scope, met: Mask, dependence: Dependence) -> Goodput:
     window, confidence = scope.window, scope.confidence
     n_met, n_due = count(met), count(scope.due)
     share = wilson(n_met, n_due, confidence, dependence.hit_times(confidence))
-    rate = scope.rate(confidence)
-    per_s = share.times(per_second(float(n_due), window)) if rate is None else product(rate, share)
+    per_s = share.times(per_second(float(n_due), window))
+    if scope.is_closed_loop:
+        per_s = scope.goodput(met, share, confidence)
     n_tokens = float(scope.columns.streamed_tokens[met].sum())
     requests_per_s = replace(per_s, value=per_second(float(n_met), window))
     return Goodput(requests_per_s, per_second(n_tokens, window))

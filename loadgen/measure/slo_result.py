@@ -10,7 +10,6 @@ from typing import Literal
 from loadgen.measure.catalog import METRICS, Unit
 from loadgen.measure.slo import Slo
 from loadgen.measure.statistics.dependence import LEAST_TIMES, Dependence
-from loadgen.measure.statistics.event_rate import product
 from loadgen.measure.statistics.intervals import BoundTimes, Interval
 from loadgen.measure.statistics.percentiles import fewest_samples
 from loadgen.measure.statistics.population import Population
@@ -208,8 +207,8 @@ class Shares:
 
     `meeting` and `failing` are the dependence between requests in meeting the SLOs and in failing
     (None: independent); `requested_per_s` is the rate that the scenario states, if any. `misses`
-    splits those that did not meet the SLOs (None: not known). `rate` is the rate of a closed loop
-    with one-sided bounds (None: the schedule gives the rate).
+    splits those that did not meet the SLOs (None: not known). `goodput` is the goodput of a closed
+    loop for a share with these bounds (None: the schedule gives the rate).
     """
 
     due: int
@@ -221,7 +220,7 @@ class Shares:
     requested_per_s: float | None = None
     misses: Misses | None = None
     counted: int | None = None
-    rate: Interval | None = None
+    goodput: Callable[[Interval], Interval] | None = None
 
     def met_bounds(self, confidence: float) -> Interval:
         """The share of requests that met the SLOs, with one-sided bounds.
@@ -331,8 +330,8 @@ def run_metric_result(
         times = _times_by_n(found, max(1, due), confidence)
         needed = needed_n(due - shares.met, due, least, confidence, times)
     share = shares.met_bounds(confidence)
-    if shares.rate is not None and slo.metric == "goodput":
-        goodput = replace(product(shares.rate, share), value=shares.met / length_s)
+    if shares.goodput is not None and slo.metric == "goodput":
+        goodput = replace(shares.goodput(share), value=shares.met / length_s)
         return _result(slo, goodput, due, needed, found)
     result = _result(slo, share.times(rate), due, needed, found)
     if least <= 1 or slo.metric != "goodput":

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.measure.statistics.event_rate import coherence, event_rate, product
+from loadgen.measure.statistics.event_rate import coherence, event_rate, product, wider
 from loadgen.measure.statistics.intervals import Interval
 
 
@@ -20,6 +20,23 @@ def test_the_interval_is_students_t_over_the_counts_of_the_batches():
     assert found.value == 10.0
     assert found.low == pytest.approx(10 - 2.7764 * math.sqrt(2.5 / 5), abs=1e-3)
     assert found.high == pytest.approx(10 + 2.7764 * math.sqrt(2.5 / 5), abs=1e-3)
+
+
+def test_equal_cycles_leave_the_ends_of_the_window_open():
+    """20 users with cycles of 1 s, ten cycles: no batch differs from another. Sending in turn, the
+    count has the variance 20/6, less nothing for coherence; all at once, 20²/6. t with 9 degrees
+    of freedom is 2.2622."""
+    in_turn = event_rate(np.arange(200) / 20, 0.0, 10.0, 1.0, 0.95, 20)
+    at_once = event_rate(np.repeat(np.arange(10.0), 20) + 0.4, 0.0, 10.0, 1.0, 0.95, 20)
+    assert in_turn.high == pytest.approx(20 * (1 + 2.2622 * math.sqrt(20 / 6) / 200), rel=1e-4)
+    assert at_once.high == pytest.approx(20 * (1 + 2.2622 * 20 / math.sqrt(6) / 200), rel=1e-4)
+    assert at_once.low == pytest.approx(20 * (1 - 2.2622 * 20 / math.sqrt(6) / 200), rel=1e-4)
+
+
+def test_the_wider_of_two_intervals_has_the_outer_bounds():
+    assert wider(Interval(5.0, 4.0, 6.0), Interval(5.1, 3.0, 5.5)) == Interval(5.0, 3.0, 6.0)
+    assert wider(Interval(5.0, 4.0, 6.0), Interval(5.1)) == Interval(5.0, 4.0, 6.0)
+    assert wider(Interval(5.0), Interval(5.1, 3.0, 5.5)) == Interval(5.0)
 
 
 def test_fewer_than_five_cycles_have_no_interval():
