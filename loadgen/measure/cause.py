@@ -32,6 +32,7 @@ CauseKind = Literal[
     "gateway_queue",
     "overload",
 ]
+_FAILED = (Status.http_error, Status.stream_error, Status.connect_error)
 _LEAST_SHARE = 0.01  # of the requests
 _LEAST_MISSED = 0.5  # of the missed requests
 _MOST_SHOWN = 200  # characters of a server's own sentence
@@ -184,6 +185,7 @@ def _groups(run: Run, among: Mask) -> list[_Group]:
     """The failures among some rows by their cause, the most frequent first. Errors that differ in
     their numbers only are the same."""
     rows = run.request_rows
+    among = among & np.isin(rows["status"], _FAILED)  # late answers may be many
     kinds, which, counts = np.unique(
         rows[["status", "http_status", "error_id"]][among], return_inverse=True, return_counts=True
     )

@@ -291,14 +291,15 @@ class Recording:
             self._stop("stopped", reason, self._scenario.phases.drain)
 
     def _has_stopped_answering(self, totals: Totals) -> bool:
-        """Ends the run if the server fell silent. Whole answers are silent by design."""
+        """Ends the run if the server fell silent, except under `stop_when: never`. Whole answers
+        are silent by design."""
         if not self._target.adapter.stream:
             return False
         silence = self._silence
         silence.note(totals.now_s, totals.in_flight, totals.heard_s)
         self._progress.quiet(silence.quiet_s if silence.is_notable else 0.0)
         reason = silence.reason(totals.in_flight)
-        if reason is None:
+        if reason is None or self._scenario.stop_when is None:
             return False
         self._progress.note(f"ending the run: {reason}")
         self._end_kind, self._silent_since_s = "silent", silence.since_s

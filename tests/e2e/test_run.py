@@ -260,6 +260,19 @@ def test_a_server_that_freezes_ends_the_run_and_was_not_overloaded(cli, tmp_path
     assert np.nanmax(done_s) < 20  # not the drain of 60 s
 
 
+def test_a_run_that_is_never_to_end_early_waits_for_a_server_that_freezes(cli, tmp_path):
+    result = cli(
+        "run", "--target=mock", "--engine=ttft=1ms,itl=1ms,stall=13s@1s", "--set=stop_when=never",
+        *flags(rate="20/s", seconds="2s"), "--set=phases.drain=60s", *cli.lenient, "--out=run",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "NO BYTE for" in result.stderr
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["ended"] == "completed"
+    counts, total = ledger(tmp_path / "run")
+    assert counts["ok"] == total
+
+
 def start(cli, *args, cwd):
     return subprocess.Popen(
         [sys.executable, "-m", "loadgen", *args],
