@@ -36,6 +36,7 @@ _LONG, _LEAST_LONG = 5.0, 2.0  # two probes near the target are as long as five 
 _LONG_FOR = 6.0  # … and as this many memories of the queue
 _AT_CAPACITY = 2.0  # times the precision, where that is more than `REACH_LOGIT`
 _UNCONFIRMED = 0.1  # relative error (too high) of a result from short probes alone
+_UNEXPLAINED = 0.2  # the same where probes are shorter and their schedule explains nothing
 _LEAST_WORTH, _WARM_WORTH = 10.0, 3.0  # independent requests of a probe, of its warm-up
 _PARTS = 6.0
 _APART_LOGIT, _APART_MOST = 0.5, 0.12
@@ -316,7 +317,8 @@ def _by_curve(question: Question, usable: Sequence[Probe], estimate: Posterior) 
     )
     if is_near and is_narrow:
         return settled
-    low *= 1 - _UNCONFIRMED / (1 + n_long / _LEAST_LONG)
+    unconfirmed = _UNCONFIRMED if question.law is None else _UNEXPLAINED
+    low *= 1 - unconfirmed / (1 + n_long / _LEAST_LONG)
     return _state("unsettled", question, estimate, (value, low, high))
 
 
