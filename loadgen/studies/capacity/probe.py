@@ -19,7 +19,7 @@ Grade = Literal["measured", "fine", "saturated", "untrusted", "broken"]
 broken: no server was reachable for part of it."""
 LEAST_BOUNDED = 100
 """Due requests from which a probe has bounds. Of the shorter ones, which end before a queue shows,
-one in four of those that proved a pass was wrong (`benchmarks/capacity_search.py`)."""
+one in five of those that proved a pass was wrong (`benchmarks/capacity_search.py`)."""
 UNUSABLE: tuple[Grade, ...] = ("untrusted", "broken")
 
 
