@@ -41,7 +41,7 @@ of 0.5 log-odds took twice as long where attainment stops falling at 80 %, and h
 With `--requests 3000`, 180 s at some 17 requests per second, drains count as spent. A search
 without an interval, or with contradictory probes, is not covered; `by_schedule` counts the
 intervals that the schedule gave, the others come from the curve (decision 64).
-`below_a_proven_load` counts estimates below a load at which a probe's own bound proves the target.
+`below_a_proven_load` counts estimates below a rate at which a probe's own bound proves the target.
 
 Where the budget ends a search before long probes confirm it, 82 to 90 of 100 intervals covered
 (M/D/1, M/M/8, M/D/64), nearly all misses too high; with the lower bound moved down, 98 to 100.
@@ -194,8 +194,11 @@ def searches(
         if state.value is None or state.low is None or state.high is None:
             continue
         methods.append(state.method)
-        refuted += any(p.low is not None and p.low >= target and p.level > state.value
-                       for p in probes if p.is_usable)  # fmt: skip
+        refuted += any(
+            p.low is not None and p.low >= target
+            and min(p.level, p.n_due / p.measured_s) > state.value * (1 + 1e-9)
+            for p in probes
+        )  # fmt: skip
         hits += state.low <= capacity <= state.high
         below += capacity < state.low
         widths.append(state.half_width)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from statistics import NormalDist, median
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,7 @@ _LONG, _LEAST_LONG = 5.0, 2.0  # two probes near the target are as long as five 
 _LONG_FOR = 6.0  # … and as this many memories of the queue
 _AT_CAPACITY = 2.0  # times the precision, where that is more than `REACH_LOGIT`
 _UNCONFIRMED = 0.1  # relative error (too high) of a result from short probes alone
+_UNEXPLAINED = 0.2  # the same where probes are shorter and their schedule explains nothing
 _LEAST_WORTH, _WARM_WORTH = 10.0, 3.0  # independent requests of a probe, of its warm-up
 _PARTS = 6.0
 _APART_LOGIT, _APART_MOST = 0.5, 0.12
@@ -216,7 +217,7 @@ def _consistent(
     them, its upper bound at most a load that is proven to miss."""
     estimate = states[0].posterior
     assert estimate is not None, "both sides of the target are seen"
-    passes, fails = _proven(question, usable)
+    passes, fails, doubted = _proven(question, usable)
     why = ""
     for state in states:
         if state.value is None or state.low is None or state.high is None:
@@ -241,30 +242,39 @@ def _consistent(
             "proven to miss it"
         )
     rates = [p for p in (passes, fails, states[-1].value or 0.0) if 0 < p < math.inf]
-    doubted = passes if passes > 0 else fails
     return SearchState(
         "contradictory", estimate, None, min(rates), max(rates), why=why, doubted=doubted
     )
 
 
-def _proven(question: Question, usable: Sequence[Probe]) -> tuple[float, float]:
-    """(the highest load that is proven to meet the target, else 0; the lowest that is proven to
-    miss it, else infinity).
+class _Proven(NamedTuple):
+    """The highest rate that is proven to meet the target, else 0; the lowest that is proven to miss
+    it, else infinity; the load of the probe to repeat where they contradict an estimate."""
 
-    Of many probes some are proven by luck: a proof falls when a probe at the same load, at least as
-    long, ends otherwise.
+    passes: float
+    fails: float
+    doubted: float
+
+
+def _proven(question: Question, usable: Sequence[Probe]) -> _Proven:
+    """The proofs of usable probes.
+
+    A probe proves the rate that it sent where that is less extreme than its load, as in a lull
+    between two bursts. Of many probes some are proven by luck: a proof falls when a probe at the
+    same load, at least as long, ends otherwise.
     """
     target = question.target
-    passes, fails = 0.0, math.inf
+    passes, fails, pass_level, fail_level = 0.0, math.inf, 0.0, math.inf
     for probe in usable:
+        sent = probe.level if question.law is None else probe.n_due / probe.measured_s
         repeats = [p for p in _at(probe.level, usable) if p.n_due >= probe.n_due]
         is_pass = probe.low is not None and probe.low >= target
         if is_pass and all(repeat.attainment >= target for repeat in repeats):
-            passes = max(passes, probe.level)
+            passes, pass_level = max((passes, pass_level), (min(sent, probe.level), probe.level))
         is_miss = probe.high is not None and probe.high < target
         if is_miss and all(repeat.attainment < target for repeat in repeats):
-            fails = min(fails, probe.level)
-    return passes, fails
+            fails, fail_level = min((fails, fail_level), (max(sent, probe.level), probe.level))
+    return _Proven(passes, fails, pass_level if passes > 0 else fail_level)
 
 
 def _at(level: float, probes: Sequence[Probe]) -> list[Probe]:
@@ -275,15 +285,16 @@ def _given(
     low: float, value: float, high: float, passes: float, fails: float, confidence: float
 ) -> float:
     """The median of the capacity given that it lies between `passes` and `fails`: unchanged where
-    neither lies on the wrong side of it, else of a log-normal with the interval's width."""
+    neither lies on the wrong side of it, else of a log-normal with that side of the interval."""
     if passes <= value <= fails:
         return value
-    normal = NormalDist(math.log(value), math.log(high / max(low, high / 1e3)) / 2
-                        / NormalDist().inv_cdf((1 + confidence) / 2))  # fmt: skip
+    reach = high / value if passes > value else value / max(low, value / 1e3)
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    normal = NormalDist(math.log(value), math.log(reach) / z)
     below = normal.cdf(math.log(passes)) if passes > 0 else 0.0
     above = normal.cdf(math.log(fails)) if math.isfinite(fails) else 1.0
     share = min(max((below + above) / 2, 1e-9), 1 - 1e-9)
-    return min(max(math.exp(normal.inv_cdf(share)), passes), fails)
+    return min(max(math.exp(normal.inv_cdf(share)), passes, low), fails, high)
 
 
 def _by_curve(question: Question, usable: Sequence[Probe], estimate: Posterior) -> SearchState:
@@ -306,7 +317,8 @@ def _by_curve(question: Question, usable: Sequence[Probe], estimate: Posterior) 
     )
     if is_near and is_narrow:
         return settled
-    low *= 1 - _UNCONFIRMED / (1 + n_long / _LEAST_LONG)
+    unconfirmed = _UNCONFIRMED if question.law is None else _UNEXPLAINED
+    low *= 1 - unconfirmed / (1 + n_long / _LEAST_LONG)
     return _state("unsettled", question, estimate, (value, low, high))
 
 
@@ -364,7 +376,8 @@ def _n_long(
     alone look like a cliff at too high a load. Long probes must therefore confirm the result, and
     near the apparent cliff: a far lower load was never in doubt.
     """
-    least = max(_LONG * _first_requests(question), _LONG_FOR * estimate.memory(question.target))
+    first = max(_FIRST_REQUESTS, _first_requests(question))
+    least = max(_LONG * first, _LONG_FOR * estimate.memory(question.target))
     least = 0.0 if question.is_fixed else least
     reach = max(_AT_CAPACITY * question.precision, REACH_LOGIT / estimate.slope)
     if question.is_integer:  # no level lies nearer to a cliff between two whole levels

@@ -22,7 +22,7 @@ broken: no server was reachable for part of it, it counted other prompts than we
 failed for a reason that no load changes. limited: a rate limit, not the server, decided."""
 LEAST_BOUNDED = 100
 """Due requests from which a probe has bounds. Of the shorter ones, which end before a queue shows,
-one in four of those that proved a pass was wrong (`benchmarks/capacity_search.py`)."""
+one in five of those that proved a pass was wrong (`benchmarks/capacity_search.py`)."""
 UNUSABLE: tuple[Grade, ...] = ("untrusted", "broken", "limited")
 
 

@@ -25,6 +25,7 @@ from loadgen.studies.capacity.next_probe import (
     _given,
     _in_order,
     _pays,
+    _proven,
     judge,
     next_probe,
 )
@@ -134,6 +135,16 @@ def test_the_estimate_is_the_median_of_what_a_proof_leaves_open():
     assert found == pytest.approx(10 * math.exp(0.6745 * sd), rel=1e-4)
     assert _given(8.0, 10.0, 12.0, 9.0, 11.0, 0.95) == 10.0
     assert 8.0 < _given(8.0, 10.0, 12.0, 0.0, 9.0, 0.95) < 9.0
+    assert 11.0 < _given(2.0, 10.0, 12.0, 11.0, math.inf, 0.95) < 12.0  # not beyond its bound
+
+
+def test_a_probe_between_two_bursts_proves_no_more_than_the_rate_it_sent():
+    """The probe at 12 sent 9.5 per second, and the one at 8 sent 10.6 in a burst."""
+    lull = replace(probe(12.0, 0.97, (0.94, 0.99), n=1600), measured_s=1600 / 9.5)
+    burst = replace(probe(8.0, 0.8, (0.75, 0.85), n=1600), measured_s=1600 / 10.6)
+    rates = Question(0.9, 4.0, law=Queue().law)
+    assert _proven(rates, [lull, burst]) == pytest.approx((9.5, 10.6, 12.0))
+    assert _proven(Question(0.9, 4.0), [lull, burst])[:2] == (12.0, 8.0)
 
 
 def state_of(value, reach, outcome="unsettled", method="schedule"):
@@ -151,7 +162,7 @@ def state_of(value, reach, outcome="unsettled", method="schedule"):
     ],
 )
 def test_the_schedule_answers_unless_the_curve_is_better(schedule, curve, first, why):
-    by_schedule, by_curve = state_of(10.0, *schedule), state_of(11.0, *curve, method="curve")
+    by_schedule, by_curve = state_of(10.0, *schedule), state_of(11.0, *curve, "curve")
     question, posterior = Question(0.9, 4.0), judge(Question(0.9, 4.0), NEAR).posterior
     states = [replace(one, posterior=posterior) for one in _in_order(by_schedule, by_curve)]
     answer = _consistent(question, NEAR, states)
