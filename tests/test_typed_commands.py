@@ -119,7 +119,7 @@ NAMES = {  # the line → a part of the error that names what to write
     R + "-R 100": "--rate 8",
     R + "--rate 8 --time 30s": "--duration 60s",
     R + "--rate 8 --streaming": "leave it out",
-    R + "--rate 8 --insecure": "ca_cert",
+    R + "--rate 8 --insecure": "--ca-cert FILE",
     R + "--rate 8 --benchmark-duration 30": "--duration 60s",
     R + "--concurrency 4 --max-error-rate 0.1": "stop_when",
     R + "--rate 1,2,4": "slobench sweep --over rate=1,2,4",
@@ -194,6 +194,17 @@ def test_brackets_in_texts_of_help_and_lists_are_shown():
             assert Text.from_markup(text).plain == text
     listed = CliRunner().invoke(app, ["list", "arrivals"]).stdout
     assert "E[size]" in re.sub(r"\s+", " ", listed)
+
+
+def test_a_list_is_names_unless_a_family_or_everything_is_asked_for():
+    short = CliRunner().invoke(app, ["list"]).stdout
+    whole = CliRunner().invoke(app, ["list", "--full"]).stdout
+    assert len(short.splitlines()) <= 30
+    assert len(whole.splitlines()) > 200
+    assert "arrivals" in short
+    assert "poisson" in short
+    assert "E[size]" not in short
+    assert "E[size]" in re.sub(r"\s+", " ", whole)
 
 
 @pytest.mark.parametrize(

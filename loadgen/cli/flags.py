@@ -78,6 +78,10 @@ ReusePreflight = Annotated[
         "e.g. 10m, and the server still lists the same models."
     ),
 ]
+CaCert = Annotated[
+    Path | None,
+    typer.Option("--ca-cert", help="A PEM file with the certificate authority of an https server."),
+]
 Engine = Annotated[
     str,
     typer.Option(help="Settings of `reference`, `sim` or `mock`, e.g. mode=chunked,shape=tiny."),

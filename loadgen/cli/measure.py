@@ -15,6 +15,7 @@ from rich.console import Console
 from loadgen.cli import parse
 from loadgen.cli.exit_codes import INTERRUPTED
 from loadgen.cli.flags import (
+    CaCert,
     Clear,
     Confidence,
     Engine,
@@ -61,6 +62,7 @@ def run(
     target: Target = None,
     model: Model = "",
     engine: Engine = "",
+    ca_cert: CaCert = None,
     out: RunDirectory = None,
     force: Force = False,
     workers: Workers = "auto",
@@ -103,7 +105,7 @@ def run(
         return
     if flags.states_no_traffic(traffic) and target is not None and not print_scenario:
         given = {"model": model, "engine": engine, "workers": workers, "wait-ready": wait_ready}
-        words = {**given, "out": out}
+        words = {**given, "ca-cert": ca_cert, "out": out}
         raise typer.Exit(_first_look(target, flags, traffic, words, as_json=json))
     scenario = parse.choose_scenario(flags, traffic)
     if print_scenario:
@@ -118,6 +120,7 @@ def run(
         transport=parse.read_transport(transport),
         engine=engine,
         model=model,
+        target_settings=parse.target_settings(ca_cert),
         confidence=parse.read_confidence(confidence),
         clear=clear,
         min_requests=min_requests or 0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import sys
@@ -141,6 +142,15 @@ def read_target(target: str | None, choices: str = "a target file, reference, si
             f"no target: add --target URL, {choices} (OPENAI_BASE_URL is not set either)"
         )
     return target
+
+
+def target_settings(ca_cert: Path | None) -> list[str]:
+    """`--ca-cert` as a setting on top of the target. Raises UsageError for no such file."""
+    if ca_cert is None:
+        return []
+    if not ca_cert.is_file():
+        raise UsageError(f"--ca-cert {ca_cert}: no such file")
+    return [f"ca_cert={json.dumps(str(ca_cert.resolve()))}"]
 
 
 def base_options(plugins: Sequence[Path] | None, **options: Any) -> RunOptions:

@@ -341,7 +341,7 @@ class _Simulation:
         if self._n_interrupts > self._n_handled:
             self._n_handled = self._n_interrupts
             self._progress.note("interrupted: the report covers the simulation so far")
-            self.client.stop("interrupted", "the interrupt", 0.0)
+            self.client.stop("interrupted", "you stopped the simulation", 0.0)
         if time.monotonic() >= self._next_beat:
             self._beat()
 

@@ -331,7 +331,8 @@ class Recording:
             if not self._epoch_ns:
                 raise KeyboardInterrupt
             self._n_interrupts += 1
-            self._signal = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            own = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            self._signal = self._options.stop_names.get(number, own)
 
         if threading.current_thread() is not threading.main_thread():
             yield

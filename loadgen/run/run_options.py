@@ -46,7 +46,8 @@ class RunOptions:
     live metrics; `early` may stop the run before its end. With fewer successful requests than
     `min_requests` the run has no verdict, with `clear` also if an SLO is neither proven nor clear.
     A server that slobench does not start may take `wait_ready_s` until it is ready; its last
-    preflight, if at most `reuse_preflight_s` old, counts for this run too.
+    preflight, if at most `reuse_preflight_s` old, counts for this run too. `stop_names` are the
+    names of signals that another program sends for its user.
     """
 
     out_dir: Path | None = None
@@ -69,6 +70,7 @@ class RunOptions:
     min_requests: int = 0
     wait_ready_s: float = 0.0
     reuse_preflight_s: float = 0.0
+    stop_names: Mapping[int, str] = field(default_factory=dict)
 
 
 def takes_run_options(function: F) -> F:

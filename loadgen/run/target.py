@@ -296,8 +296,11 @@ def _examined(
     if metrics is not None and found.fatal is None:
         checks.append(metrics[0])
     for check in checks:
-        if prints_all or check.ok is False:
+        if check.is_checked and (prints_all or check.ok is False):
             print_check(check, setup.console)
+    if prints_all and (n_left := sum(not check.is_checked for check in checks)):
+        left = f"{n_left} further {'check was' if n_left == 1 else 'checks were'} not made"
+        setup.console.print(f"{_MARKS[None]} {left}", style="dim", markup=False)
     found.or_raise()
     target = Target(
         kind=kind,

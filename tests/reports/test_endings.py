@@ -192,16 +192,16 @@ INCONCLUSIVE: not certain enough: 95 % confidence needs about 299 requests, 29.9
     (
         "interrupted",
         with_manifest(
-            measured_run(slo=["ttft <= 1s"]),
+            measured_run(n_failed=3, slo=["ttft <= 1s"]),
             ended="interrupted",
             end_reason="you stopped the run (Ctrl-C)",
         ),
         {},
         """\
 NO VERDICT: the run was interrupted: you stopped the run (Ctrl-C)
-    ttft <= 1s                   100 % of requests; p99 of the answers 146 ms, 15 % of the limit
-  ✓ attainment >= 99% (default)  100 % of requests, 200 of 200
-  traffic    asked 10/s, sent 10/s: 200 of 200 requests; 200 output tokens/s; none failed
+    ttft <= 1s                   98.5 % of requests; p99 of the answers 149 ms, 15 % of the limit
+  ✗ attainment >= 99% (default)  98.5 % of requests, 197 of 200
+  traffic    asked 10/s, sent 10/s: 200 of 200 requests; 198 output tokens/s; 3 failed (HTTP 503)
   next       measure again, to the end
 """,
     ),

@@ -1,5 +1,7 @@
 """The whole endings of studies as they stand on the terminal: known answers, reviewed as text."""
 
+from typing import Any
+
 from msgspec import structs
 
 from loadgen.measure.measures import Measured
@@ -109,7 +111,7 @@ def mode(name, goodput, ttft_s, tpot_s):
     )  # fmt: skip
 
 
-HEAD = {
+HEAD: dict[str, Any] = {
     "slobench": "1", "command": ["slobench"], "scenario": "chat", "scenario_text": "",
     "slo": ["ttft <= 1s"], "target": "sim", "settings": {}, "modes": ["chunked", "static"],
     "seeds": [3, 4], "confidence": 0.95, "n_untrusted": 0,

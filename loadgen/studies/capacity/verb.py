@@ -11,6 +11,7 @@ import typer
 
 from loadgen.cli import parse
 from loadgen.cli.flags import (
+    CaCert,
     Engine,
     Model,
     ScenarioFlags,
@@ -78,6 +79,7 @@ def capacity(
     ] = "15%",
     model: Model = "",
     engine: Engine = "",
+    ca_cert: CaCert = None,
     workers: Workers = "auto",
     wait_ready: WaitReady = None,
     full: Annotated[
@@ -103,6 +105,7 @@ def capacity(
         n_workers=parse.read_workers(workers),
         engine=engine,
         model=model,
+        target_settings=parse.target_settings(ca_cert),
         wait_ready_s=parse.read_wait_s(wait_ready),
     )
     spec = CapacitySpec(

@@ -246,7 +246,32 @@ def _judge_all(
     aside = set_aside([row for _, row in rows], options)
     judged = [(found, row) for (found, _), row in zip(rows, aside, strict=True)]
     minutes = 2 * float(np.mean([_minutes(run) for run in (*a, *b)]))
-    return [timed(row, minutes) for row in settle(judged, options.confidence)]
+    settled = _without_draws(settle(judged, options.confidence), a, b)
+    return [timed(row, minutes) for row in settled]
+
+
+_FOLLOW_THE_DRAW = ("goodput", "requests_per_s")
+
+
+def _without_draws(
+    rows: Sequence[ComparedMeasure], a: Sequence[Measured], b: Sequence[Measured]
+) -> list[ComparedMeasure]:
+    """The rows, with the rates of open loops that only follow the drawn schedules as the same: the
+    share of the offered rate differs by less than the margin."""
+    offered = [[m.summary.offered_rate_per_s for m in side] for side in (a, b)]
+    rates = [[rate for rate in side if rate] for side in offered]
+    if any(len(known) < len(side) for known, side in zip(rates, offered, strict=True)):
+        return list(rows)  # a closed loop: the server sets the rate
+    offered_change = float(np.mean(rates[1])) / float(np.mean(rates[0])) - 1
+    if offered_change == 0:
+        return list(rows)
+
+    def is_draw(row: ComparedMeasure) -> bool:
+        if row.measure not in _FOLLOW_THE_DRAW or row.verdict not in ("worse", "better"):
+            return False
+        return abs((1 + row.change) / (1 + offered_change) - 1) <= row.margin
+
+    return [dataclasses.replace(row, verdict="same") if is_draw(row) else row for row in rows]
 
 
 def _minutes(run: Measured) -> float:

@@ -14,6 +14,7 @@ import typer
 
 from loadgen.cli.exit_codes import INTERRUPTED, NO_VERDICT
 from loadgen.cli.flags import (
+    CaCert,
     Full,
     ScenarioFlags,
     StudyFlags,
@@ -31,6 +32,7 @@ from loadgen.cli.parse import (
     read_workers,
     shared_watch,
     slo_flags,
+    target_settings,
     with_unit,
 )
 from loadgen.cli.terminal import print_json, stderr, stdout
@@ -119,6 +121,7 @@ def sweep(
         str | None,
         typer.Option(help="`missed`: exit code 1 for a missed SLO; `no_verdict`: also 3."),
     ] = None,
+    ca_cert: CaCert = None,
     workers: Workers = "auto",
     wait_ready: WaitReady = None,
     full: Full = False,
@@ -141,11 +144,15 @@ def sweep(
     }  # fmt: skip
     if fail_on is not None and fail_on not in FAIL_ON:
         raise UsageError(f"--fail-on: unknown verdict '{fail_on}'; {nearest(fail_on, FAIL_ON)}")
-    of_runs = {"n_workers": read_workers(workers), "wait_ready_s": read_wait_s(wait_ready)}
+    of_runs = {
+        "n_workers": read_workers(workers),
+        "wait_ready_s": read_wait_s(wait_ready),
+        "target_settings": target_settings(ca_cert),
+    }
     is_new = not over and not study.resume
     if is_new and target is not None and flags.states_no_traffic(traffic):
         options = base_options(flags.plugin, engine=engine or "", model=model or "", **of_runs)
-        raise typer.Exit(_first_look(target, options, flags, traffic, study))
+        raise typer.Exit(_first_look(target, options, flags, traffic, study, ca_cert))
     file = _sweep_file(flags.scenario, study, over or [], keys)
     base = _base(file, flags, traffic, of_runs)
     spec = sweep_spec(file, base)
@@ -178,6 +185,7 @@ def _first_look(
     flags: ScenarioFlags,
     traffic: TrafficFlags,
     study: StudyFlags,
+    ca_cert: Path | None,
 ) -> int:
     """Finds five rates, prints the command of a sweep over them, and runs it; the exit code."""
     from loadgen.cli.lazy_verbs import command
@@ -196,6 +204,7 @@ def _first_look(
         return INTERRUPTED
     words = _first_sweep(target, options, input_len, output_len, slos, rates)
     words += [] if study.out is None else ["--out", str(study.out)]
+    words += [] if ca_cert is None else ["--ca-cert", str(ca_cert)]
     typer.echo(f"running: {shlex.join(['slobench', 'sweep', *words])}", err=True)
     code = command("sweep").main(
         args=[*words, *(["--json"] if study.json else [])],
