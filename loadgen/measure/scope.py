@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -29,11 +29,15 @@ from loadgen.measure.slo_result import (
 from loadgen.measure.start_up import of_start_up
 from loadgen.measure.statistics.dependence import Dependence
 from loadgen.measure.statistics.intervals import Interval
+from loadgen.measure.statistics.margin import LEAST_REVERSION
+from loadgen.measure.statistics.trend import reversion
 from loadgen.measure.unanswered import left_open
 from loadgen.measure.unmeasured import counts_for, settled
 from loadgen.measure.validity.error_bound import ErrorBound
 from loadgen.measure.validity.survival import with_error
 from loadgen.records import Run
+
+MANY_IN_FLIGHT = 8.0  # on average
 
 
 @dataclass(frozen=True)
@@ -153,8 +157,28 @@ class JudgedScope:
         return [
             replace(result, is_implied=implied, seconds_needed=self._seconds_needed(result))
             for slo, implied in with_implied(slos)
-            for result in [self.margins.with_margin(self._result(slo))]
+            for result in [self.margins.with_margin(self._settled(self._result(slo)))]
         ]
+
+    def _settled(self, result: SloResult) -> SloResult:
+        """The result, not proven met where many requests in flight have not settled: such a run
+        has seen only part of a slow wave of its load, which its latencies may hardly show."""
+        is_share = result.slo.quantile is not None or result.metric in ("attainment", "goodput")
+        if not (result.met and result.proven and is_share) or self._settling >= 1:
+            return result
+        n_needed = max(result.n + 1, math.ceil(result.n / max(self._settling, 1e-3)))
+        is_upper = METRICS[result.metric].direction == "lower"
+        low, high = (result.low, None) if is_upper else (None, result.high)
+        return replace(result, proven=False, n_needed=n_needed, low=low, high=high)
+
+    @cached_property
+    def _settling(self) -> float:
+        """How far the number in flight has settled: 1 and more is enough, as is a small number."""
+        order = self.columns.release_order
+        in_flight = self.columns.in_flight[order[self.due[order]]]
+        if not len(in_flight) or in_flight.mean() < MANY_IN_FLIGHT:
+            return math.inf
+        return reversion(in_flight) / LEAST_REVERSION
 
     def _result(self, slo: Slo) -> SloResult:
         metric, confidence = METRICS[slo.metric], self.confidence

@@ -13,7 +13,7 @@ from loadgen.measure.statistics.dependence import LEAST_TIMES, Dependence
 from loadgen.measure.statistics.intervals import BoundTimes, Interval
 from loadgen.measure.statistics.percentiles import fewest_samples
 from loadgen.measure.statistics.population import Population
-from loadgen.measure.statistics.proportions import exact_bounds, needed_n
+from loadgen.measure.statistics.proportions import exact_bounds, needed_n, proves, refutes
 from loadgen.measure.wording import format_count, format_value
 
 NoteKind = Literal["too_few_samples", "above_offered_rate", "unanswered", "start_up"]
@@ -230,14 +230,16 @@ class Shares:
         failures, by their own autocorrelation time, and that of the late answers, by theirs.
         """
         meeting = self.meeting or Dependence(self.due)
-        joint = exact_bounds(self.met, self.due, confidence, meeting.hit_times(confidence))
+        n_misses = self.due - self.met
+        times = meeting.hit_times(confidence, n_misses)
+        joint = exact_bounds(self.met, self.due, confidence, times)
         misses, half = self.misses, (1 + confidence) / 2
         if misses is None or not misses.unanswered:
             return joint
         if misses.answering.time_requests >= meeting.time_requests:
             return joint
         kinds = ((misses.unanswered, misses.answering), (misses.late, misses.lateness))
-        highs = [exact_bounds(n, self.due, half, d.bound_times(half)).high for n, d in kinds]
+        highs = [exact_bounds(n, self.due, half, d.miss_times(half, n)).high for n, d in kinds]
         if highs[0] is None or highs[1] is None:
             return joint
         return replace(joint, low=max(0.0, 1 - highs[0] - highs[1]))
@@ -248,7 +250,8 @@ def request_slo_result(
 ) -> SloResult:
     """The share of the due requests that met a per-request SLO; `n_own` of them by their own
     limit."""
-    share = exact_bounds(n_met, due, confidence, dependence.hit_times(confidence))
+    times = dependence.hit_times(confidence, due - n_met)
+    share = exact_bounds(n_met, due, confidence, times)
     return SloResult(
         slo, share.value, share.low, share.high, due, met=None, proven=None, n_needed=None,
         n_own=n_own, n_effective=dependence.n_effective, too_short=dependence.is_open,
@@ -256,10 +259,14 @@ def request_slo_result(
 
 
 def _times_by_n(
-    dependence: Dependence, n: int, confidence: float
+    dependence: Dependence, n: int, confidence: float, n_misses: int
 ) -> Callable[[int], BoundTimes | None]:
     """The autocorrelation times of a run of m samples, of which this run had n."""
-    return lambda m: dependence.of_run(dependence.n_requests * m / n).bound_times(confidence)
+
+    def times(m: int) -> BoundTimes | None:
+        return dependence.of_run(dependence.n_requests * m / n).miss_times(confidence, n_misses)
+
+    return times
 
 
 def percentile_result(slo: Slo, population: Population, confidence: float) -> SloResult:
@@ -279,10 +286,35 @@ def percentile_result(slo: Slo, population: Population, confidence: float) -> Sl
         )  # fmt: skip
     bounds = population.percentile_bounds(slo.quantile, confidence)
     n_misses, n = population.n_beyond(slo.limit), population.n
-    found = population.dependence(slo.quantile)
-    times = _times_by_n(found, n, confidence)
-    needed = needed_n(n_misses, n, slo.quantile, confidence, times)
+    found = population.dependence(slo.quantile, slo.limit)
+    times = _times_by_n(found, n, confidence, n_misses)
+    needed = needed_n(n_misses, n, slo.quantile, confidence, times) if n else None
+    if population.series is not None and n:
+        bounds = _at_the_limit(slo, bounds, n_misses, n, times(n), confidence)
     return _result(slo, bounds, n, needed, found)
+
+
+def _at_the_limit(
+    slo: Slo, bounds: Interval, n_misses: int, n: int, times: BoundTimes | None, confidence: float
+) -> Interval:
+    """The bounds of a percentile, in agreement with those of the share of samples within the limit,
+    which decide whether the SLO is proven: where they would not agree, a bound is the limit, or
+    open. The autocorrelation at the percentile of the run is that of another level, which may be
+    short by luck.
+    """
+    assert slo.quantile is not None
+    allowed, low, high = 1 - slo.quantile, bounds.low, bounds.high
+    if bounds.value <= slo.limit:
+        if times is not None and proves(n_misses, n, allowed, confidence, times[1]):
+            high = slo.limit if high is None else min(high, slo.limit)
+        elif high is not None and high <= slo.limit:
+            high = None
+    elif times is not None and refutes(n_misses, n, allowed, confidence, times[0]):
+        above = math.nextafter(slo.limit, math.inf)
+        low = above if low is None else max(low, above)
+    elif low is not None and low > slo.limit:
+        low = None
+    return Interval(bounds.value, low, high)
 
 
 def mean_result(slo: Slo, population: Population, confidence: float) -> SloResult:
@@ -312,8 +344,10 @@ def run_metric_result(
     if slo.metric == "error_rate":
         n = due if shares.counted is None else shares.counted
         found = shares.failing or Dependence(n)
-        bounds = exact_bounds(shares.failed, n, confidence, found.bound_times(confidence))
-        times = _times_by_n(found, n, confidence) if n else None
+        bounds = exact_bounds(
+            shares.failed, n, confidence, found.miss_times(confidence, shares.failed)
+        )
+        times = _times_by_n(found, n, confidence, shares.failed) if n else None
         needed = needed_n(shares.failed, n, 1 - slo.limit, confidence, times) if times else None
         return _result(slo, bounds, n, needed, found)
     if slo.metric not in ("attainment", "goodput"):
@@ -327,7 +361,7 @@ def run_metric_result(
     least = slo.limit / rate if rate else math.inf
     needed = None
     if least < 1 or slo.metric == "attainment":
-        times = _times_by_n(found, max(1, due), confidence)
+        times = _times_by_n(found, max(1, due), confidence, due - shares.met)
         needed = needed_n(due - shares.met, due, least, confidence, times)
     share = shares.met_bounds(confidence)
     if shares.goodput is not None and slo.metric == "goodput":

@@ -52,7 +52,8 @@ def sentence(
         return f"{result.text}: missed at {value}; it {result.note}"
     text = f"{result.text}: {'met' if result.met else 'missed'}"
     is_clear = result.certainty == "clear" and not is_open
-    if is_clear and result.met is False and result.margin is not None:
+    is_by_far = is_clear or (result.bound is not None and result.bound.value == _above(result))
+    if result.met is False and result.margin is not None and is_by_far and not is_open:
         return f"{text} by far: {result.margin.text}"
     if math.isinf(result.value):
         text += f" because too many requests failed or did not finish, n = {format_count(result.n)}"
@@ -90,6 +91,11 @@ def sentence(
     if n_wanted != result.n_needed:
         return f"{text}; clear of the limit from {needs}"
     return f"{text}; {level} needs {needs}"
+
+
+def _above(result: SloResult) -> float:
+    """The lower bound of a percentile of which only its limit is known (`percentile_result`)."""
+    return math.nextafter(result.limit, math.inf)
 
 
 def is_dependent(result: SloResult) -> bool:

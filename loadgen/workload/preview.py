@@ -273,7 +273,7 @@ def _proof(
 
 
 def _queued(confidence: float) -> Callable[[int], BoundTimes | None]:
-    return lambda n: Dependence(n, QUEUE_TIME).bound_times(confidence)
+    return lambda n: Dependence(n, QUEUE_TIME).miss_times(confidence, 0)
 
 
 def _share(slo: Slo) -> float | None:

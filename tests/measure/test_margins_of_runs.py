@@ -127,6 +127,18 @@ def test_a_pace_that_follows_the_requests_in_flight_is_no_queue():
     assert result.certainty == "clear"
 
 
+@pytest.mark.parametrize(("wave_s", "proven"), [(0.0, True), (1.5, False)])
+def test_nothing_is_proven_met_while_many_requests_in_flight_have_not_settled(wave_s, proven):
+    """20 in flight on average, and a slow wave of their number that first tokens do not show."""
+    run = measured_run(slo=["p90(ttft) <= 1s"])
+    n = len(run.request_rows)
+    answer_s = 2.0 + wave_s * np.sin(np.arange(n) / 30)
+    run.request_rows["done_s"] = run.request_rows["last_token_s"] + answer_s
+    (result,) = summarize(run).slo
+    assert (result.met, result.proven) == (True, proven)
+    assert (result.high is None, result.n_needed is not None) == (not proven, not proven)
+
+
 def test_a_kind_of_request_with_two_answers_is_named():
     run = waved(measured_run(slo=["ttft <= 10s", "attainment >= 95%"]))
     run.schedule_rows["input_tokens"] = 100

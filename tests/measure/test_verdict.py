@@ -20,7 +20,7 @@ from loadgen.measure.slo_result import (
     run_metric_result,
 )
 from loadgen.measure.statistics.dependence import Dependence
-from loadgen.measure.statistics.population import Population
+from loadgen.measure.statistics.population import Population, of_requests
 from loadgen.measure.verdict import (
     Decision,
     Reason,
@@ -42,6 +42,38 @@ def test_the_samples_that_a_mean_needs_grow_with_the_square_of_the_interval():
     """1 to 5 s: mean 3 s, upper bound 3 + 2.132 · √(2.5 / 5) s; 5 · (1.507 / 0.5)² = 45.4."""
     result = mean_result(parse_slo("mean(ttft) <= 3.5s"), Population(np.arange(1.0, 6.0)), 0.95)
     assert (result.met, result.proven, result.n_needed) == (True, False, 46)
+
+
+@given(
+    st.integers(20, 400), st.sampled_from([50, 90, 95]), st.floats(0.2, 3.0), st.floats(0, 0.97),
+    st.integers(0, 99),
+)  # fmt: skip
+def test_a_percentile_is_proven_at_the_limit_and_its_bounds_agree(n, percent, limit, memory, seed):
+    rng = np.random.default_rng(seed)
+    noise = rng.normal(size=n)
+    for k in range(1, n):
+        noise[k] = memory * noise[k - 1] + math.sqrt(1 - memory**2) * noise[k]
+    result = percentile_result(
+        parse_slo(f"p{percent}(ttft) <= {limit}s"), of_requests(np.exp(noise)), 0.95
+    )
+    if result.met:
+        assert result.proven is (result.high is not None and result.high <= limit)
+    else:
+        assert result.proven is (result.low is not None and result.low > limit)
+    assert (result.n_needed is None) or not result.proven
+
+
+def test_the_memory_at_the_limit_counts_and_not_that_at_the_percentile_of_the_run():
+    """A burst of 8 slow answers among 400: the P90 and its bound lie among fast answers with hardly
+    any memory, but the 2 % beyond the limit are a single event."""
+    values = np.random.default_rng(6).uniform(0.04, 0.06, 400)
+    values[200:208] = 1.0
+    population = of_requests(values)
+    at_the_percentile = population.percentile_bounds(0.9, 0.95).high
+    assert at_the_percentile is not None
+    assert at_the_percentile < 0.06
+    result = percentile_result(parse_slo("p90(ttft) <= 500ms"), population, 0.95)
+    assert (result.met, result.proven, result.high) == (True, False, None)
 
 
 @pytest.mark.parametrize(
