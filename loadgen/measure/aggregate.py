@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from loadgen.errors import RunInvalid, UsageError
+from loadgen.manifest.sections import Ended
 from loadgen.measure.cause import Cause, find_cause
 from loadgen.measure.counted_prompts import why_other_prompts
 from loadgen.measure.doubts import doubts, open_overload, overload
@@ -79,7 +80,8 @@ def summarize(
     )
     if decision.verdict == "met" and (other := _other_work(run, evidence.due)):
         decision = Decision("no_verdict", RunInvalid.exit_code, other)
-    return _summary(evidence, scope, proof, _with_cause(decision, proof.cause), least)
+    decision = _with_cause(decision, proof.cause, run.manifest.ended)
+    return _summary(evidence, scope, proof, decision, least)
 
 
 def _breakdown(proof: _Proof) -> Reason | None:
@@ -90,12 +92,16 @@ def _breakdown(proof: _Proof) -> Reason | None:
     return Reason("overloaded", proof.overload) if proof.overload else None
 
 
-def _with_cause(decision: Decision, cause: Cause | None) -> Decision:
-    """The decision with the cause as its first reason, unless the SLOs are met or it is there."""
+def _with_cause(decision: Decision, cause: Cause | None, ended: Ended) -> Decision:
+    """The decision with the cause as its first reason, of an interrupted run as its last, unless
+    the SLOs are met or it is there."""
     sentences = [reason.sentence for reason in decision.reasons]
     if cause is None or decision.verdict == "met" or cause.sentence in sentences:
         return decision
-    return replace(decision, reasons=(Reason("cause", cause.sentence), *decision.reasons))
+    found = Reason("cause", cause.sentence)
+    is_last = ended == "interrupted"
+    reasons = (*decision.reasons, found) if is_last else (found, *decision.reasons)
+    return replace(decision, reasons=reasons)
 
 
 def _other_work(run: Run, due: Mask) -> tuple[Reason, ...]:

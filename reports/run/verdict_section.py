@@ -281,7 +281,8 @@ def _no_verdict(summary: Summary, place: str) -> list[NextStep]:
             *_failures(summary),
             NextStep(f"Measure for at least {length} (--duration {length})."),
         ]
-    return of_cause(summary) or [NextStep(_again(summary))]
+    is_cause = summary.reason_kinds[:1] == ("cause",)
+    return (of_cause(summary) if is_cause else []) or [NextStep(_again(summary))]
 
 
 def _again(summary: Summary) -> str:

@@ -212,10 +212,12 @@ NO VERDICT: the run was interrupted: you stopped the run (Ctrl-C)
         ),
         {},
         """\
-MET with 95 % confidence: p50(ttft) <= 1s at 97.7 ms
+MET in this run: p50(ttft) <= 1s at 97.7 ms
   ✓ p50(ttft) <= 1s  97.7 ms, 9.8 % of the limit
   traffic    sent 10/s, closed loop: 200 of 200 requests; 200 output tokens/s; none failed
-  certainty  with 95 % confidence, p50(ttft) is at most 99.8 ms
+  certainty  in this run only: the run is too short for 95 % confidence
+  note       Mostly start-up: the 220 users begin together, and too few requests followed their
+             first answers.
   next       find how much more load meets the SLO:
              slobench capacity chat.yaml --slo 'ttft <= 1s' --attainment 50% --target sim
 """,
