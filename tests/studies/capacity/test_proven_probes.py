@@ -162,7 +162,7 @@ def state_of(value, reach, outcome="unsettled", method="schedule"):
     ],
 )
 def test_the_schedule_answers_unless_the_curve_is_better(schedule, curve, first, why):
-    by_schedule, by_curve = state_of(10.0, *schedule), state_of(11.0, *curve, "curve")
+    by_schedule, by_curve = state_of(10.0, *schedule), state_of(11.0, curve[0], curve[1], "curve")
     question, posterior = Question(0.9, 4.0), judge(Question(0.9, 4.0), NEAR).posterior
     states = [replace(one, posterior=posterior) for one in _in_order(by_schedule, by_curve)]
     answer = _consistent(question, NEAR, states)
