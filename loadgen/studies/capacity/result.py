@@ -133,7 +133,10 @@ class Capacity:
             return self._doubt() + spent
         text = f"best estimate {self.value_text()}"
         if self.half_width <= _MOST_REACH:  # else the bounds on the line before state it
-            text += f" ± {100 * self.half_width:.2g} %"
+            shown = f"{100 * self.half_width:.2g}"
+            if self.half_width > self.precision >= float(shown) / 100:  # 15.04 % is not 15 %
+                shown = f"{math.ceil(100 * self.half_width)}"
+            text += f" ± {shown} %"
         text += f" ({100 * self.confidence:g} %)"
         if self.outcome == "found":
             return f"{text}; {spent}"
