@@ -295,7 +295,8 @@ def _again(summary: Summary) -> str:
             "Check the server (slobench doctor --target URL); the report shows how the requests "
             "failed."
         )
-    if kinds - {"cause"} == {"ended_early"} and 2 * summary.counts["failed"] < summary.counts["due"]:
+    kinds -= {"cause"}
+    if kinds == {"ended_early"} and 2 * summary.counts["failed"] < summary.counts["due"]:
         return "Measure again, to the end."
     return "Fix the causes of failed requests and failed checks, and measure again."
 
