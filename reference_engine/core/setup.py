@@ -75,7 +75,9 @@ class Setup:
         if cost is not None:
             pieces = tuple((int(k), piece_s) for k, piece_s in cost.get("seq_pieces", ()))
             measured = tuple(
-                MeasuredSteps(**{key: v if key == "kind" else tuple(v) for key, v in steps.items()})
+                MeasuredSteps(
+                    steps["kind"], **{key: tuple(v) for key, v in steps.items() if key != "kind"}
+                )
                 for steps in cost.get("measured", ())
             )
             tuples = {"graph_rows": tuple(cost["graph_rows"]), "seq_pieces": pieces}

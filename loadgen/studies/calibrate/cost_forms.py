@@ -151,7 +151,7 @@ def solved(
 
     def weighted(weight: Column) -> Column:
         # R of the QR decomposition has the same least squares in k rows
-        small = np.linalg.qr(joined * weight[:, None], mode="r")
+        small = np.linalg.qr(joined * weight[:, None]).R
         c: Column = nnls(small[:, :-1], small[:, -1])[0]
         return c
 

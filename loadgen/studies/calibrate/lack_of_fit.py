@@ -193,8 +193,9 @@ def _posterior(
             for own, rows in zip(influences, parts, strict=True)
         ]
     )
-    middle = np.array(middles)
-    errors, deviations = 1 / middle - 1, np.maximum(deviations / middle**2, _LEAST_ERROR)
+    centres = np.array(middles)
+    errors: Column = 1 / centres - 1
+    deviations = np.maximum(deviations / centres**2, _LEAST_ERROR)
     rng = np.random.default_rng(0)
     variance = _WIDTHS[:, None] ** 2 + deviations**2  # [w, k]
     log_density = -0.5 * np.sum(errors**2 / variance + np.log(variance), axis=1)
