@@ -65,6 +65,12 @@ def test_known_costs_are_recovered_though_a_tenth_of_the_steps_is_slow(slow):
     assert fitted.is_right
 
 
+@pytest.mark.parametrize("n", [5, 256, 257, 3000])
+def test_coefficients_of_exact_steps_come_back_however_many_there_are(n):
+    table = np.random.default_rng(n).uniform(0, 1, (n, 3))
+    assert solved(table, table @ [2.0, 0.0, 3.0]) == pytest.approx([2.0, 0.0, 3.0], abs=1e-6)
+
+
 def test_least_squares_would_have_followed_the_slow_steps():
     """The reason for a robust fit: on the same steps, plain least squares is far off."""
     from scipy.optimize import nnls
