@@ -34,7 +34,7 @@ picture: .venv/dev ## docs/capacity.png again: a search of six minutes against t
 notebook: .venv/dev ## docs/example.ipynb again, executed against the mock server
 	@$(BIN)/python scripts/example_notebook.py
 
-docs: .venv/dev ## the docs site in build/site, with a gallery of every page
+docs: .venv/docs ## the docs site in build/site, with a gallery of every page
 	@$(BIN)/python scripts/gallery.py
 	@$(BIN)/mkdocs build --strict
 
@@ -60,6 +60,10 @@ clean: ## remove the environment and caches, keep runs/
 	@test -e reports/static/vega.js || \
 	  echo "built without npm: the figures of pages take Vega from vl-convert-python, installed with it"
 	$(BIN)/python -m compileall -q loadgen reference_engine reports targets slobench.py
+	@touch $@
+
+.venv/docs: pyproject.toml requirements.txt constraints.txt scripts/vega/package-lock.json | .venv/bin/python
+	$(PIP) install -q -c constraints.txt -e '.[docs]'
 	@touch $@
 
 .venv/dev: .venv/engine

@@ -1,6 +1,6 @@
 """slobench in a notebook or a script: `import slobench as sb`.
 
-    run = sb.run(sb.load_scenario("quickstart"), "http://localhost:8000")
+    run = sb.run("quickstart", "http://localhost:8000", rate="8/s", duration="30s")
     run.requests.ttft_s.describe(); sb.summarize(run).verdict
     sb.simulate("chat_poisson", policy=MyPolicy()); sb.testing.check_policy(MyPolicy)
 
@@ -21,11 +21,11 @@ except ModuleNotFoundError as error:
 if (_problem := problem()) is not None:
     raise ImportError(_problem)
 if TYPE_CHECKING:
-    from loadgen.exports.formats import export as export
     from loadgen.lab.engine_log import replay as replay
     from loadgen.lab.simulate import simulate as simulate
-    from loadgen.measure.aggregate import summarize as summarize
     from loadgen.run.execute import run as run
+    from loadgen.run.recorded import export as export
+    from loadgen.run.recorded import summarize as summarize
     from loadgen.run.shown_run import read_run as read_run
     from loadgen.studies.capacity.run import capacity as capacity
     from loadgen.studies.compare.numbers import compare as compare
@@ -43,12 +43,12 @@ _HOMES = {
     "simulate": "loadgen.lab.simulate",
     "replay": "loadgen.lab.engine_log",
     "read_run": "loadgen.run.shown_run",
-    "summarize": "loadgen.measure.aggregate",
+    "summarize": "loadgen.run.recorded",
     "compare": "loadgen.studies.compare.numbers",
     "measure_noise": "loadgen.studies.compare.numbers",
     "sweep": "loadgen.studies.sweep.run",
     "nightly": "loadgen.studies.nightly.run",
-    "export": "loadgen.exports.formats",
+    "export": "loadgen.run.recorded",
 }
 _MODULES = {"testing": "reference_engine.policy_testing.policy_check"}
 __all__ = [

@@ -94,12 +94,25 @@ def notes_behind(error: BaseException) -> list[str]:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """The end of an unknown-name message: the closest name if any is close, then all names.
+    """The end of an unknown-name message: the closest name if any is close, then all names. The
+    words of the OpenAI API count as ours: `prompt_tokens` is close to `input_tokens`.
 
     >>> nearest("poison", ["poisson", "gamma"])
     "did you mean 'poisson'? (known: gamma, poisson)"
+    >>> nearest("zzz", ["poisson"])
+    "known: poisson"
     """
     choices = sorted(known)
-    close = difflib.get_close_matches(word, choices, n=1, cutoff=0.5)
-    hint = f"did you mean '{close[0]}'? " if close else ""
-    return f"{hint}(known: {', '.join(choices) or 'none'})"
+    names = f"known: {', '.join(choices) or 'none'}"
+    close = [
+        (difflib.SequenceMatcher(None, choice, text).ratio(), choice)
+        for text in (word, _in_our_words(word))
+        for choice in difflib.get_close_matches(text, choices, n=1, cutoff=0.5)
+    ]
+    return f"did you mean '{max(close)[1]}'? ({names})" if close else names
+
+
+def _in_our_words(word: str) -> str:
+    for theirs, ours in (("prompt", "input"), ("completion", "output")):
+        word = word.replace(theirs, ours)
+    return word

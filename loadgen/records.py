@@ -92,10 +92,17 @@ REQUESTS = np.dtype(
         ("finish_s", "f8"),  # the finish reason in a chunk of its own; NaN = with a token, or none
         ("hidden_tokens", "u4"),  # of output_tokens: reasoning that was not streamed
         ("unknown_events", "u2"),  # events that are none of the API's, skipped
+        ("retry_after_s", "f4"),  # the Retry-After of a failed answer; NaN = none
+        ("answer_crc32", "u4"),  # of the first 128 bytes of the answer's text; 0 = unknown
     ]
 )
-LATER_REQUESTS = ("hidden_tokens", "unknown_events")
-"""Columns that older requests.parquet lack: 0 there."""
+LATER_REQUESTS = {
+    "hidden_tokens": 0,
+    "unknown_events": 0,
+    "retry_after_s": np.nan,
+    "answer_crc32": 0,
+}
+"""Columns that older requests.parquet lack, and their values there."""
 CHUNKS = np.dtype(
     [("request_id", "u4"), ("received_s", "f8"), ("tokens", "u2")]
 )  # tokens 0 = unknown
@@ -118,8 +125,24 @@ AFTER_DONE = "complete at [DONE]; then "
 """How the error of a successful request begins whose connection did not end properly."""
 
 
+OTHER_MODEL = "answered by model "
+"""How the note on a successful request begins whose answer states another model than requested; the
+name follows."""
+
+
 IN_STREAM = "error in the stream: "
 """How the error of a request begins to which the server reported an error inside a 200."""
+
+
+IN_ANSWER = "error in the answer: "
+"""The same of an answer that was requested as a whole."""
+
+
+IN_PLACE = "error in place of a stream: "
+"""The same of an error in place of a stream."""
+
+
+INSIDE = (IN_STREAM, IN_ANSWER, IN_PLACE)
 
 
 class Phase(IntEnum):
@@ -168,6 +191,16 @@ class FinishReason(IntEnum):
 CLIENT_LIMIT = " (the client's own limit)"
 """End of the reason of a `connect_error` if the client's machine had no port, file or memory left
 for a connection; no server was involved."""
+
+
+_LEAST_MISSING, _LEAST_SHARE = 2, 0.02
+
+
+def is_short(requested: Any, received: Any) -> Any:
+    """Whether an answer of so many tokens is truncated, where so many were requested as exact: more
+    than 2 tokens and more than 2 % are missing. Numbers or arrays."""
+    missing = requested - received
+    return (missing > _LEAST_MISSING) & (missing > _LEAST_SHARE * requested)
 
 
 def schedule_sha256(schedule: Schedule, edges: Edges | None = None) -> str:
@@ -245,7 +278,6 @@ class Run:
     names: Names = field(default_factory=Names)
     instrument: ClientReport = field(default_factory=ClientReport)
     server_rows: ServerRows = field(default_factory=lambda: np.empty(0, SERVER))
-    is_verified: bool = True
 
     @cached_property
     def schedule(self) -> pd.DataFrame:

@@ -24,6 +24,35 @@ ROOT_PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
 }
+WITHOUT_SEARCH = """\
+// A browser reads no index from a folder, so there the site has no search box.
+if (location.protocol === "file:")
+  for (const e of document.querySelectorAll("[data-md-component=search], label[for=__search]"))
+    e.remove();
+"""
+LANDING = """\
+# How much traffic can this LLM server take before it breaks its latency SLO?
+
+![Verdict and curve of a capacity search](capacity.png){ width=640 }
+
+```
+pip install .          # in a checkout; Python 3.11 or newer, no GPU
+slobench capacity --target http://localhost:8000 --input-len 512 --output-len 128 \\
+    --slo 'p99(ttft)<500ms' --budget 3m
+```
+
+The first line of the result is a range of request rates: promise its lower end. Any server with an
+OpenAI-compatible API can be measured; requests leave on time whether or not it keeps up, every
+token is stamped at the socket, and a run that cannot be trusted says so.
+
+- [Ten-minute tutorial](tutorial.md): check a server, measure it, find its capacity, compare.
+- [vLLM and SGLang end to end](vllm-and-sglang.md) · [gate a pull request](pull-requests.md) ·
+  [every night](nightly.md)
+- [How each number is defined](metrics.md), and [what each fault does](reliability.md)
+
+@PAGES@
+
+"""
 _OUTSIDE = re.compile(r"\]\((?:\.\./)+([^)#]+)(#[^)]*)?\)")
 _SPECIAL = re.compile(r"(`[^`]*`)|([<>*_\[\]])")  # but not in inline code
 _LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#]+)(#[^)]*)?\)")
@@ -36,6 +65,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         pages[name] = from_root((ROOT / source).read_text("utf-8"))
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
+    files.append(File.generated(config, "folder.js", content=WITHOUT_SEARCH))
     linked = {
         target
         for page in [*ROOT.glob("docs/**/*.md"), *(ROOT / name for name in ROOT_PAGES)]
@@ -45,7 +75,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if (ROOT / target).is_file():
             copied = File.generated(config, copy_of(target), abs_src_path=str(ROOT / target))
             files.append(copied)
-    for page in sorted(GALLERY.glob("*.html")):
+    for page in sorted([*GALLERY.glob("*.html"), *GALLERY.glob("*.png")]):
         copied = File.generated(config, f"gallery/{page.name}", abs_src_path=str(page))
         files.append(copied)
     return files
@@ -69,7 +99,9 @@ def of_root_page(page: Path) -> list[str]:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """Links to files outside docs/ lead to their copies."""
+    """Links to files outside docs/ lead to their copies; the home page begins with `landing`."""
+    if page.file.src_uri == "README.md":
+        markdown = landing() + markdown.replace("# Documentation", "## Documentation", 1)
     depth = "../" * page.file.src_uri.count("/")
 
     def moved(match: re.Match[str]) -> str:
@@ -150,16 +182,31 @@ def python_reference() -> str:
 
 
 def gallery() -> str:
-    """Links to the pages that scripts/gallery.py made."""
+    """Links to the pages that scripts/gallery.py made, with their thumbnails."""
     rows = [
-        f"| [{page.stem.replace('-', ' ')}](gallery/{page.name}) | "
-        f"`{page.with_suffix('.txt').read_text('utf-8').strip()}` |"
+        f"| {thumbnail(page)} | `{page.with_suffix('.txt').read_text('utf-8').strip()}` |"
         for page in sorted(GALLERY.glob("*.html"))
     ]
     text = "# Gallery\n\nEvery kind of page, made by `scripts/gallery.py` with the simulator.\n\n"
     if not rows:
         return f"{text}This site was built without them: `make docs` makes them first.\n"
     return text + "\n".join(["| page | command |", "|---|---|", *rows]) + "\n"
+
+
+def thumbnail(page: Path) -> str:
+    """A link to a page of the gallery, with a picture of its first screen where one was made."""
+    title, link = page.stem.replace("-", " "), f"gallery/{page.name}"
+    if not page.with_suffix(".png").is_file():
+        return f"[{title}]({link})"
+    picture = f"![First screen of the page: {title}](gallery/{page.stem}.png){{ width=320 }}"
+    return f"[{picture}<br>{title}]({link})"
+
+
+def landing() -> str:
+    """The beginning of the home page: what slobench answers, the first two commands, and pages."""
+    shown = [GALLERY / f"{name}.html" for name in ("run-met", "capacity", "run-invalid")]
+    pages = " ".join(thumbnail(page) for page in shown if page.is_file())
+    return LANDING.replace("@PAGES@", pages)
 
 
 def on_post_build(config: MkDocsConfig) -> None:

@@ -230,6 +230,16 @@ class Adapter(Plugin, ABC):
         """Whether requests, as they are sent, ask for answers of exactly `output_tokens`."""
         return self.ignore_eos
 
+    @property
+    def requested_model(self) -> str:
+        """The model that requests name as they are sent; "" for none."""
+        return self.model
+
+    def stated_model(self, event: bytes) -> str:
+        """The model that an event states; "" if it states none. Called for the first events of an
+        answer only."""
+        return ""
+
     @abstractmethod
     def decode(self, event: bytes) -> Delta:
         """Decode the data of an event (undecoded bytes, without `data:`). Raises ValueError for

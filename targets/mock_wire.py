@@ -19,6 +19,7 @@ from targets.mock_script import WRONG_USAGE, Script
 
 _WORDS = " the model of latency token and server time is stream a batch to request value cache"
 WORDS = tuple(" " + word for word in _WORDS.split())
+_COMMON = 6  # words with which every reply begins
 DONE = b"data: [DONE]\n\n"
 LAST_CHUNK = b"0\r\n\r\n"
 _SSE_HEAD = (
@@ -121,8 +122,8 @@ def _is_uuid(text: str | None) -> bool:
 
 @dataclass(frozen=True)
 class ReplyText:
-    """The events of a reply. `number` is part of its id; `continuous` adds running usage to every
-    event.
+    """The events of a reply. `number` is part of its id, and decides which words are capitals:
+    different prompts have different answers. `continuous` adds running usage to every event.
     """
 
     script: Script
@@ -163,6 +164,14 @@ class ReplyText:
     def n_events(self) -> int:
         return -(-self.tokens // self.script.coalesce)
 
+    def words(self, first: int, after: int) -> str:
+        """The text of the tokens [first, after); of the same length for every number."""
+        return "".join(map(self._word, range(first, after)))
+
+    def _word(self, k: int) -> str:
+        word = WORDS[k % len(WORDS)]
+        return word.upper() if k >= _COMMON and self.number >> (k - _COMMON) & 1 else word
+
     def role(self) -> bytes:
         delta = '"delta":{"role":"assistant","content":""}'
         return self._event(f'{{"index":0,{delta},"logprobs":null,"finish_reason":null}}', 0)
@@ -174,7 +183,7 @@ class ReplyText:
     def event(self, event: int) -> bytes:
         first = event * self.script.coalesce
         after = first + self.tokens_in(event)
-        text = "".join(WORDS[k % len(WORDS)] for k in range(first, after))
+        text = self.words(first, after)
         return self._event(self._choice(text, first, "null"), after)
 
     def broken_event(self) -> bytes:
@@ -192,7 +201,7 @@ class ReplyText:
 
     def whole(self) -> bytes:
         """The body of a reply that is not streamed."""
-        text = "".join(WORDS[k % len(WORDS)] for k in range(self.tokens))
+        text = self.words(0, self.tokens)
         content: JsonObject = {"text": text}
         if self.is_chat:
             content = {"message": {"role": "assistant", "content": text}}
@@ -264,7 +273,7 @@ class PersonaText(ReplyText):
     def event(self, event: int) -> bytes:
         wire, first = self.wire, event * self.script.coalesce
         after = first + self.tokens_in(event)
-        text: Any = "".join(WORDS[k % len(WORDS)] for k in range(first, after))
+        text: Any = self.words(first, after)
         is_reasoning = first < wire.reasoning
         if wire.is_parts:
             text = [{"type": "text", "text": text}]

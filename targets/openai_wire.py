@@ -90,6 +90,9 @@ _TEXTS = frozenset(("content", "text"))
 """Members that are never absent: without its text an event would be no token."""
 HEARTBEAT_WORDS = (b"ping", b"heartbeat", b"keepalive", b"keep-alive")
 
+_MODEL = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)+")')
+"""The model of an event. In a text the quotes around the key would be escaped."""
+
 _CHUNK_OBJECTS = ("chat.completion.chunk", "text_completion")
 
 _WHOLE_NUMBER = re.compile(rb"(?<=[:,\[ ])(0|[1-9][0-9]{0,8})(?=[,\]} ])")
@@ -128,6 +131,19 @@ class OpenAICodec(Adapter):
         """By the body, because `extra_body` may remove the fields."""
         body = msgspec.json.decode(self.encode(Request("", _TRIAL_TOKENS)).body)
         return body.get("ignore_eos") is True or body.get("min_tokens") == _TRIAL_TOKENS
+
+    @property
+    def requested_model(self) -> str:
+        return str(merge_body({"model": self.model}, self.extra_body).get("model", ""))
+
+    def stated_model(self, event: bytes) -> str:
+        match = _MODEL.search(event)
+        if match is None:
+            return ""
+        try:
+            return msgspec.json.decode(match[1], type=str)
+        except ValueError:
+            return ""
 
     def decode(self, event: bytes) -> Delta:
         if event.strip() == b"[DONE]":

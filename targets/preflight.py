@@ -9,6 +9,7 @@ with the place, the problem and the remedy; `Preflight.or_raise` raises it as Ta
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -42,6 +43,7 @@ from targets.probe_request import (
     speaks_tls,
 )
 from targets.prompt_lengths import Calibrate, FirstPrompts, LengthProbe, point_of
+from targets.readiness import STARTING
 
 _TOKENS = 16  # of the completion
 _MOST_CANDIDATES = 8  # models that are tried
@@ -158,6 +160,7 @@ class _Run:
     checks: dict[str, PreflightCheck] = field(default_factory=dict)
     models: Models = field(default_factory=lambda: Models(0, {}))
     fit: CharacterFit | None = None
+    waits_s: list[float] = field(default_factory=list)  # to first tokens
 
     def note(self, name: str, ok: bool | None, detail: str, *, is_stop: bool = False) -> None:
         assert name in CHECKS, name
@@ -171,7 +174,11 @@ class _Run:
     def result(self, fatal: str | None) -> Preflight:
         checks = (self.checks.get(name) or unchecked(name) for name in CHECKS)
         models = self.models.max_len if self.models.status == 200 else None
-        return Preflight(self.adapter, tuple(checks), self.fit, self.max_model_len, fatal, models)
+        waits_s = [seconds for seconds in self.waits_s if math.isfinite(seconds)]
+        longest_s = max(waits_s, default=0.0)
+        return Preflight(
+            self.adapter, tuple(checks), self.fit, self.max_model_len, fatal, models, longest_s
+        )
 
     async def check_reachable(self) -> None:
         for left in reversed(range(_ATTEMPTS)):
@@ -207,7 +214,9 @@ class _Run:
         name, ids = self.adapter.model or self.endpoint.model or deployment, self.models.ids
         reason = self.models.problem or "lists no model"
         if not name and not ids:
-            raise _Stop("models", f"{self.models.request} {reason}; name the model with --model")
+            is_starting = self.models.status in STARTING
+            remedy = _READY if is_starting else "; name the model with --model"
+            raise _Stop("models", f"{self.models.request} {reason}{remedy}")
         changes = {"model": name or ids[0], "sends_slos": self.models.is_bundled}
         if ids and hasattr(self.adapter, "version"):
             changes["version"] = self.models.version
@@ -344,7 +353,9 @@ class _Run:
 
     async def first_tokens(self, requests: Sequence[RunRequest]) -> list[ProbeAnswer]:
         """The answers to requests of the run, sent together, each up to its first token."""
-        return await asyncio.gather(*(self._first_token(r.payload) for r in requests))
+        answers = await asyncio.gather(*(self._first_token(r.payload) for r in requests))
+        self.waits_s += [answer.first_token_s for answer in answers]
+        return answers
 
     def check_run_requests(
         self, requests: Sequence[RunRequest], answers: Sequence[ProbeAnswer]
@@ -379,6 +390,7 @@ class _Run:
 
     def check_answer(self, answer: ProbeAnswer) -> None:
         """Check streaming, usage, length and finish reason of a usable answer."""
+        self.waits_s.append(answer.first_token_s)
         self._check_streaming(answer)
         self._check_usage(answer)
         stated = answer.usage.output_tokens if answer.usage else None
@@ -501,6 +513,9 @@ def _by_reason(refusals: Mapping[str, str]) -> str:
     return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in models.items())
 
 
+_READY = "; --wait-ready 5m waits until a server that is still loading answers"
+
+
 def _remedy(answer: ProbeAnswer) -> str:
     """The remedy for a completion that failed in the server."""
     if is_redirect(answer.status):
@@ -509,6 +524,10 @@ def _remedy(answer: ProbeAnswer) -> str:
         return (
             "; change or (with null) remove the field it names through extra_body in a target file"
         )
+    if answer.status == 402:
+        return "; the account does not pay for requests: top it up"
+    if answer.status in STARTING:
+        return _READY
     if answer.status == 429:
         return "; a rate limit applies or the server is full: it cannot be measured under load"
     if answer.status == 0 and not answer.is_transient:

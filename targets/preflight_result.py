@@ -75,6 +75,7 @@ class Preflight:
     """The result. `adapter` is the given codec with the model filled in and the features that the
     server rejects switched off. `fatal` is the reason why a run would be meaningless, if it would.
     `models` are those that the server lists, each with its longest sequence; None: no list.
+    `longest_wait_s` is the longest time to the first token of an answer, 0 without any.
     """
 
     adapter: Adapter
@@ -83,6 +84,7 @@ class Preflight:
     max_model_len: int | None = None
     fatal: str | None = None
     models: dict[str, int | None] | None = None
+    longest_wait_s: float = 0.0
 
     @property
     def model(self) -> str:

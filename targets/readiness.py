@@ -16,7 +16,7 @@ from targets.probe_request import connect, connect_problem, fetch_models, send_p
 
 _POLL_S = 0.5
 _ANSWER_S = 10.0  # limit of an attempt; then the next begins
-_STARTING = (502, 503, 504)  # of the server, or of a proxy in front of it
+STARTING = (502, 503, 504)  # of the server, or of a proxy in front of it
 
 
 async def await_ready(
@@ -50,12 +50,12 @@ async def not_ready(endpoint: Endpoint, model: str) -> str:
         return connect_problem(error, endpoint, _ANSWER_S).partition(";")[0]
     async with HttpSession(endpoint.route) as session:
         models = await fetch_models(session, endpoint, _ANSWER_S)
-        if not models.status or models.status in _STARTING:
+        if not models.status or models.status in STARTING:
             return f"{models.request}: {models.problem}"
         model = model or endpoint.model
         if models.status == 200 and not models.ids and not model:
             return f"{models.request} {models.problem or 'lists no model'}"
         adapter = endpoint.adapter(model=model or next(iter(models.ids), ""))
         answer = await send_probe(session, endpoint, adapter, Request("Hi", 1), _ANSWER_S)
-    is_starting = answer.status in _STARTING or (not answer.status and answer.problem is not None)
+    is_starting = answer.status in STARTING or (not answer.status and answer.problem is not None)
     return answer.problem or "" if is_starting else ""

@@ -78,6 +78,7 @@ OUTSIDE: dict[str, list[str]] = {
     "loadgen.lab": ["targets", "reports", "reference_engine"],
     "loadgen.cli": [
         "reports",
+        "targets.address",
         *(f"reference_engine.{name}" for name in ("serve", "serve_replicas")),
         "reference_engine.serving.serve_options",
     ],
@@ -132,6 +133,10 @@ PURE = [
     "reference_engine.simulator",
     "reference_engine.cluster",
     "loadgen.studies.capacity.probe",
+    "loadgen.studies.capacity.traffic",
+    "loadgen.studies.capacity.virtual_wait",
+    "loadgen.studies.capacity.miss_law",
+    "loadgen.studies.capacity.by_schedule",
     "loadgen.studies.capacity.result",
     "loadgen.studies.capacity.curve",
     "loadgen.studies.capacity.dispersion",

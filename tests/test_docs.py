@@ -6,6 +6,7 @@ import shlex
 from functools import cache
 from pathlib import Path
 
+import yaml
 from typer.main import get_command
 
 from loadgen.cli.app import app
@@ -182,12 +183,14 @@ def validity_checks():
 def finding_kinds():
     """The functions whose sentences `findings` collects: `_not_due` is the kind "not due"."""
     tree = ast.parse((ROOT / "loadgen" / "measure" / "findings.py").read_text())
-    (sentences,) = (
+    tuples = [
         node.value
         for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "sentences"
-    )
-    names = [node.func for node in ast.walk(sentences) if isinstance(node, ast.Call)]
+        if isinstance(node, ast.Assign)
+        and getattr(node.targets[0], "id", "") in ("of_answers", "sentences")
+    ]
+    assert len(tuples) == 2
+    names = [node.func for own in tuples for node in ast.walk(own) if isinstance(node, ast.Call)]
     return [n.id.strip("_").replace("_", " ") for n in names if isinstance(n, ast.Name)]
 
 
@@ -203,3 +206,14 @@ def test_each_validity_check_and_finding_is_explained():
 def test_every_decision_has_its_number_once():
     numbers = [path.name[:4] for path in sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))]
     assert numbers == [f"{n:04d}" for n in range(1, len(numbers) + 1)]
+
+
+def test_each_yaml_example_can_be_read():
+    broken = []
+    for page in PAGES:
+        for block in re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
+            try:
+                yaml.safe_load(block)
+            except yaml.YAMLError as error:
+                broken.append(f"{page.relative_to(ROOT)}: {error}")
+    assert not broken, "\n".join(broken)

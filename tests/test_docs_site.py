@@ -11,6 +11,7 @@ import pytest
 
 import slobench
 from loadgen.cli.lazy_verbs import VERBS
+from tests.browser import chromium, needs_chromium
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,7 +39,7 @@ def test_the_python_page_has_every_name_with_its_docstring(site):
     text = (site / "reference.html").read_text()
     missing = [name for name in slobench.__all__ if f"sb.{name}" not in text]
     assert missing == []
-    assert "Runs a scenario against" in text
+    assert "Runs a scenario" in text
     assert "RunOptions" in text
 
 
@@ -55,3 +56,19 @@ def test_a_page_needs_no_other_host(site):
     for name in ("index.html", "tutorial.html"):
         text = (site / name).read_text()
         assert not re.findall(r'(?:src|href)="https?://[^"]*\.(?:css|js|woff2?)', text)
+
+
+def test_the_home_page_begins_with_the_question_and_a_command(site):
+    text = html.unescape(re.sub(r"<[^>]+>", "", (site / "index.html").read_text()))
+    head = text[text.index("How much traffic can this LLM server take") :]
+    assert head.index("slobench capacity --target") < head.index("Find your question")
+
+
+@pytest.mark.e2e
+@needs_chromium
+def test_opened_from_a_folder_the_site_shows_no_search_that_cannot_work(site):
+    with chromium() as browser:
+        page = browser.new_page()
+        page.goto((site / "tutorial.html").as_uri())
+        assert page.locator(".md-search").count() == 0
+        assert page.get_by_role("heading", name="Ten-minute tutorial").is_visible()

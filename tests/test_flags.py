@@ -18,6 +18,7 @@ from loadgen.workload.renewal import Poisson
 from loadgen.workload.scenario import load_scenario
 from loadgen.workload.schedule import make_plan
 from loadgen.workload.traffic_flags import FLAGS
+from targets.endpoint import load_target
 
 LENGTHS: dict[str, Any] = {"input_len": 16, "output_len": 4}
 FILE = """\
@@ -327,3 +328,13 @@ def test_a_wrong_file_flag_is_one_line(files, flags, words):
         make_plan(chosen(**{"output_len": 4, **others, **flags}))
     assert words in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_certificate_of_the_command_line_is_that_of_the_target(tmp_path):
+    file = tmp_path / "our ca.pem"
+    file.write_text("-----BEGIN CERTIFICATE-----")
+    settings = parse.target_settings(file)
+    assert load_target("https://gw.example", {}, settings).ca_cert == file
+    assert parse.target_settings(None) == []
+    with pytest.raises(UsageError, match=r"--ca-cert .*no\.pem: no such file"):
+        parse.target_settings(tmp_path / "no.pem")

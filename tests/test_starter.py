@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from loadgen.cli.starter import own_source, pinned, write_starter
-from loadgen.errors import UsageError
+from loadgen.errors import TargetFileError, UsageError
 from loadgen.run.run_options import RunOptions
 from loadgen.studies.nightly.matrix import night_cells
 from loadgen.studies.nightly.spec import load_nightly
@@ -37,6 +37,36 @@ def test_the_files_load_as_they_are(tmp_path):
     inside = scenario_path.relative_to(tmp_path / "new")
     assert f"slobench validate {inside}" in commands
     assert any(c.startswith(f"slobench run {inside} --target reference") for c in commands)
+
+
+def test_with_a_url_each_file_measures_the_server_there(tmp_path):
+    write_starter(tmp_path, url="https://llm.example/v1/completions")
+    folder, workflows = tmp_path / "slobench", tmp_path / ".github" / "workflows"
+    endpoint = load_target(str(folder / "target.yaml"), {})
+    assert (endpoint.url, endpoint.api) == ("https://llm.example", "completions")
+    nightly = yaml.safe_load((folder / "nightly.yaml").read_text())
+    assert nightly["targets"] == ["target.yaml"]
+    assert not {"control", "engine", "modes"} & nightly.keys()
+    (cell,) = night_cells(
+        load_nightly(folder / "nightly.yaml"), folder / "nightly.yaml", RunOptions()
+    )
+    assert cell.control is None
+    for path in workflows.iterdir():
+        workflow = yaml.safe_load(path.read_text())
+        assert workflow["env"]["OPENAI_API_KEY"] == "${{ secrets.OPENAI_API_KEY }}"
+        assert "reference" not in path.read_text()
+        assert "[engine]" not in path.read_text()
+    assert (
+        "slobench run slobench/chat.yaml --target slobench/target.yaml --out runs/ci"
+        in (workflows / "slobench.yml").read_text()
+    )
+
+
+@pytest.mark.parametrize("url", ["llm.example", "http://", "ftp://llm.example"])
+def test_an_unusable_url_is_refused_and_nothing_is_written(tmp_path, url):
+    with pytest.raises(TargetFileError):
+        write_starter(tmp_path, url=url)
+    assert not list(tmp_path.iterdir())
 
 
 def test_nothing_is_overwritten_and_then_nothing_is_written(tmp_path):

@@ -45,6 +45,13 @@ DOES: dict[str, dict[str, Any]] = {  # the line → values of its scenario, by d
     f"run {T}{L}--users 8 -t 2m": {"phases.measure": "2m"},
     f"run {T}{L}--rate 8 --max-requests 100": {"phases": {"requests": 100}},
     f"run {T}{L}--users 8 --num-prompts 100 -t 2m": {"phases": {"requests": 100, "at_most": "2m"}},
+    f"run {T}{L}--rate 8": {"phases.measure": "20s"},  # at least
+    f"run {T}{L}--rate 2": {"phases.measure": "40s"},  # 59 + 2 √59 = 74 requests
+    f"run {T}{L}--rate 8 --slo 'p99(ttft)<1s'": {"phases.measure": "45s"},  # 299 + 2 √299
+    f"run {T}{L}--rate 8 --slo 'ttft<1s'": {"phases.measure": "45s"},  # by the default share
+    f"run {T}{L}--rate 1 --slo 'p99(ttft)<1s'": {"phases.measure": "2m"},  # at most
+    f"run {T}{L}--users 8": {"phases.measure": "1m"},
+    f"run {T}{L}--rate 8 --set phases.requests=50": {"phases": {"requests": 50}},
     f"run quickstart {T}--request-count 50": {"phases.requests": 50},
     f"run quickstart {T}--rate 3 --duration 30": {"arrivals.rate": "3/s", "phases.measure": "30s"},
     f"run quickstart {T}--concurrency 4": {"arrivals.kind": "users", "arrivals.users": 4},
@@ -99,7 +106,7 @@ NAMES = {  # the line → a part of the error that names what to write
     R + "--rate 8 --slo 'ttft<500'": "'500ms'",
     R + "--rate 8 --concurrency 32": "use one",
     R + "--rate 8req": "write e.g. '12/s'",
-    f"run {T}--rate 8": "--input-len, --output-len, --duration",
+    f"run {T}--rate 8": "--input-len, --output-len",
     f"run {L}--rate 8 --duration 60": "--target URL",
     "run localhost:8000": "write --target http://localhost:8000",
     "run http://localhost:8000/v1": "write --target http://localhost:8000/v1",
@@ -112,7 +119,7 @@ NAMES = {  # the line → a part of the error that names what to write
     R + "-R 100": "--rate 8",
     R + "--rate 8 --time 30s": "--duration 60s",
     R + "--rate 8 --streaming": "leave it out",
-    R + "--rate 8 --insecure": "ca_cert",
+    R + "--rate 8 --insecure": "--ca-cert FILE",
     R + "--rate 8 --benchmark-duration 30": "--duration 60s",
     R + "--concurrency 4 --max-error-rate 0.1": "stop_when",
     R + "--rate 1,2,4": "slobench sweep --over rate=1,2,4",
@@ -187,6 +194,17 @@ def test_brackets_in_texts_of_help_and_lists_are_shown():
             assert Text.from_markup(text).plain == text
     listed = CliRunner().invoke(app, ["list", "arrivals"]).stdout
     assert "E[size]" in re.sub(r"\s+", " ", listed)
+
+
+def test_a_list_is_names_unless_a_family_or_everything_is_asked_for():
+    short = CliRunner().invoke(app, ["list"]).stdout
+    whole = CliRunner().invoke(app, ["list", "--full"]).stdout
+    assert len(short.splitlines()) <= 30
+    assert len(whole.splitlines()) > 200
+    assert "arrivals" in short
+    assert "poisson" in short
+    assert "E[size]" not in short
+    assert "E[size]" in re.sub(r"\s+", " ", whole)
 
 
 @pytest.mark.parametrize(

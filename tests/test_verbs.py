@@ -193,7 +193,7 @@ def test_compare_tells_which_side_is_worse_and_exits_1(run, simulated, tmp_path)
     code, out, _ = run("compare", before, after, "--html", tmp_path / "c.html")
     assert code == 1
     assert out.startswith("WORSE: B is worse than A.")
-    assert "changed target.policy.kind: chunked → static" in out
+    assert "  changed    target.policy.kind: chunked → static; + 13 more: --full\n" in out
     assert (tmp_path / "c.html").read_text().startswith("<!doctype html>")
     assert run("compare", after, before, "--metric", "p50(ttft)")[0] == 0
     code, out, _ = run("compare", f"{before / '0'},{before / '1'}", before / "2", "--json")

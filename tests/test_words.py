@@ -142,14 +142,28 @@ def test_a_field_of_kinds_is_written_back_with_its_kind_first():
 @given(st.lists(st.text(min_size=1), max_size=5, unique=True), st.text())
 def test_nearest_lists_every_choice(choices, word):
     phrase = nearest(word, choices)
-    assert phrase.endswith(f"(known: {', '.join(sorted(choices)) or 'none'})")
+    names = f"known: {', '.join(sorted(choices)) or 'none'}"
+    assert phrase == names or phrase.endswith(f"'? ({names})")
 
 
 def test_nearest_suggests_only_what_is_near():
     assert nearest("poison", ["poisson", "gamma"]) == (
         "did you mean 'poisson'? (known: gamma, poisson)"
     )
-    assert nearest("zzz", ["poisson"]) == "(known: poisson)"
+    assert nearest("zzz", ["poisson"]) == "known: poisson"
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("prompt_tokens", "did you mean 'input_tokens'?"),
+        ("completion_tokens", "did you mean 'output_tokens'?"),
+        ("prompts", "did you mean 'prompts_file'?"),
+    ],
+)
+def test_nearest_takes_the_words_of_the_openai_api(word, hint):
+    known = ["input_tokens", "output_tokens", "prompts_file", "kind"]
+    assert nearest(word, known).startswith(hint)
 
 
 def test_every_error_has_the_exit_code_of_the_tree_in_the_docstring():

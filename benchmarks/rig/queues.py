@@ -10,7 +10,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.measure.statistics.dependence import Load, Series, of_share
 from loadgen.measure.statistics.intervals import Values
+from loadgen.measure.statistics.proportions import wilson
 from loadgen.studies.capacity.dispersion import clear
 from loadgen.studies.capacity.next_probe import (
     NextProbe,
@@ -20,10 +22,12 @@ from loadgen.studies.capacity.next_probe import (
     judge,
     next_probe,
 )
-from loadgen.studies.capacity.probe import Grade, Probe, in_blocks
+from loadgen.studies.capacity.probe import LEAST_BOUNDED, Grade, Probe, Sent, in_blocks
+from loadgen.studies.capacity.traffic import Traffic
 from rig.processes import lindley
 
 _LOOKS = 40  # at a probe, for an early end
+_LAW_SEED = 990_017
 
 
 @dataclass(frozen=True)
@@ -50,14 +54,30 @@ class Queue:
     ) -> tuple[Values, NDArray[np.bool_], Values]:
         """Instants of all arrivals before the horizon, whether each met its SLO, and the instants
         of their ends, from an empty system."""
+        instants_s = self.instants_s(rate, horizon_s, rng)
+        services_s = self.services_s(len(instants_s), rng)
+        waits_s, ends_s = self._served(instants_s, services_s)
+        return instants_s, waits_s <= self.limit_s, ends_s
+
+    def instants_s(self, rate: float, horizon_s: float, rng: np.random.Generator) -> Values:
+        """Instants of all arrivals before the horizon."""
         n = rate * horizon_s
         n = int(n + 8 * math.sqrt(n) * max(1.0, self.gaps)) + 50
         shape = 1 / self.gaps**2
         instants_s = np.cumsum(rng.gamma(shape, 1 / (shape * rate), n))
-        instants_s = instants_s[instants_s < horizon_s]
-        services_s = self.services_s(len(instants_s), rng)
-        waits_s, ends_s = self._served(instants_s, services_s)
-        return instants_s, waits_s <= self.limit_s, ends_s
+        return instants_s[instants_s < horizon_s]
+
+    def sent(
+        self, rate: float, horizon_s: float, rng: np.random.Generator
+    ) -> tuple[Traffic, NDArray[np.bool_], Values]:
+        """`arrive`, with what a client states of its requests: nothing but their instants."""
+        instants_s, met, ends_s = self.arrive(rate, horizon_s, rng)
+        return plain_traffic(instants_s), met, ends_s
+
+    def law(self, rate: float, n_requests: int) -> Traffic:
+        """The traffic of a long run; its seed is that of no search."""
+        rng = np.random.default_rng([_LAW_SEED, 0])
+        return plain_traffic(self.instants_s(rate, n_requests / rate, rng))
 
     def met(self, instants_s: Values, services_s: Values) -> NDArray[np.bool_]:
         """Whether each request of these arrivals and services met its SLO."""
@@ -154,6 +174,12 @@ class Queue:
         return (low + high) / 2
 
 
+def plain_traffic(instants_s: Values) -> Traffic:
+    """Requests of a single class without lengths."""
+    ones = np.ones(len(instants_s))
+    return Traffic(instants_s, ones, ones, ones, np.zeros(len(instants_s), np.int64))
+
+
 def shared_ends_s(instants_s: Values, services_s: Values) -> Values:
     """The instants at which requests leave a server that all share equally: a request leaves when
     the service that each present request received since its arrival equals its own.
@@ -180,10 +206,14 @@ def shared_ends_s(instants_s: Values, services_s: Values) -> Values:
     return ends_s
 
 
-def probe(queue: Queue, ask: NextProbe, target: float, rng: np.random.Generator) -> Probe:
-    """The queue probed as asked, ended early where it is clear."""
+def probe(
+    queue: Queue, ask: NextProbe, target: float, rng: np.random.Generator, drains: bool = False
+) -> Probe:
+    """The queue probed as asked, ended early where it is clear. With `drains` the time that the
+    queue takes to become empty counts as spent."""
     horizon_s = ask.warmup_s + ask.measure_s
-    instants_s, kept, ends_s = queue.arrive(ask.level, horizon_s, rng)
+    traffic, kept, ends_s = queue.sent(ask.level, horizon_s, rng)
+    all_s, all_kept = instants_s, kept = traffic.at_s, kept
     measured = instants_s >= ask.warmup_s
     instants_s, kept = instants_s[measured], kept[measured]
     grade: Grade = "measured"
@@ -196,12 +226,37 @@ def probe(queue: Queue, ask: NextProbe, target: float, rng: np.random.Generator)
             break
     n_ended = int(np.count_nonzero((ends_s >= ask.warmup_s) & (ends_s < end_s)))
     took_s = end_s - ask.warmup_s
-    ended_per_s = n_ended / took_s
-    return Probe(ask.level, due, met, ask.warmup_s, took_s, end_s, grade, served_per_s=ended_per_s)
+    ended_per_s = float(n_ended / took_s)
+    n_sent = int(np.searchsorted(all_s, end_s))
+    spent_s = float(max([end_s, *ends_s[:n_sent].tolist()])) if drains else float(end_s)
+    hits = kept[:n]
+    in_flight = np.arange(len(all_s)) - np.searchsorted(np.sort(ends_s), all_s)
+    load = Load(in_flight[measured][:n].astype(float))
+    latencies = Series((ends_s - all_s)[measured][:n], load)
+    is_bounded = n >= LEAST_BOUNDED
+    times = of_share(hits, [latencies]).hit_times(0.95) if is_bounded else None
+    share = wilson(int(hits.sum()), n, 0.95, times)
+    return Probe(
+        ask.level, due, met, ask.warmup_s, float(took_s), spent_s, grade, served_per_s=ended_per_s,
+        low=share.low, high=share.high, sent=sent_of(traffic, ~all_kept, n_sent),
+    )  # fmt: skip
+
+
+def sent_of(traffic: Traffic, missed: NDArray[np.bool_], n: int) -> Sent:
+    """The first n requests as a probe stores them."""
+    columns = (
+        np.rint(traffic.at_s * 1e6), traffic.input_tokens, traffic.new_tokens,
+        traffic.output_tokens, traffic.class_id, missed,
+    )  # fmt: skip
+    return Sent(*(tuple(np.rint(column[:n]).astype(np.int64).tolist()) for column in columns))
 
 
 def search(
-    queue: Queue, question: Question, rng: np.random.Generator, budget_s: float = math.inf
+    queue: Queue,
+    question: Question,
+    rng: np.random.Generator,
+    budget_s: float = math.inf,
+    drains: bool = False,
 ) -> tuple[SearchState, list[Probe]]:
     """A whole search, or what of it fits into the budget."""
     probes: list[Probe] = []
@@ -210,5 +265,5 @@ def search(
         fitting = fit_into(question, probes, ask, left_s)
         if fitting is None:
             break
-        probes.append(probe(queue, fitting, question.target, rng))
+        probes.append(probe(queue, fitting, question.target, rng, drains))
     return judge(question, probes), probes

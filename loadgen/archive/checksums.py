@@ -59,6 +59,15 @@ def expect(directory: Path, name: str, content: bytes) -> None:
         _write(directory, {**listed, name: digests})
 
 
+def replace(directory: Path, name: str, content: bytes) -> None:
+    """Replaces a file of a directory as a whole, and renews its digest. A directory without
+    checksums stays without."""
+    expect(directory, name, content)
+    with replacing(directory / name) as partial:
+        partial.write_bytes(content)
+    cover(directory, directory / name)
+
+
 def read(directory: Path) -> dict[str, tuple[str, ...]] | None:
     """File name → its digests; None without checksums. Raises RunInvalid for a damaged file."""
     path = directory / NAME
@@ -77,11 +86,26 @@ def read(directory: Path) -> dict[str, tuple[str, ...]] | None:
     return listed
 
 
+def missing(directory: Path) -> RunInvalid:
+    """The error for a directory whose checksums are missing."""
+    return RunInvalid(
+        f"{directory / NAME}: is missing: without it, nothing shows that the files there are "
+        f"unchanged; {_REMEDY}"
+    )
+
+
 def check(directory: Path, listed: Mapping[str, tuple[str, ...]], names: Iterable[str]) -> None:
     """Raises RunInvalid that names the first file that is damaged, missing or not listed."""
     for name in names:
         if (problem := problem_of(directory, listed, name)) is not None:
             raise RunInvalid(problem)
+
+
+def check_own(directory: Path, *names: str) -> None:
+    """`check` of files of a directory that must have checksums."""
+    if (listed := read(directory)) is None:
+        raise missing(directory)
+    check(directory, listed, names)
 
 
 def check_read(directory: Path, *names: str) -> None:
@@ -97,7 +121,7 @@ def problem_of(directory: Path, listed: Mapping[str, tuple[str, ...]], name: str
     path = directory / name
     remedy = "slobench report writes it again" if name in _REWRITTEN else _REMEDY
     if name not in listed:
-        return f"{path}: has no line in {NAME}: it is not of this run, or {NAME} is damaged"
+        return f"{path}: has no line in {NAME}: it was added later, or {NAME} is damaged"
     try:
         digest = _digest(path)
     except FileNotFoundError:

@@ -18,6 +18,7 @@ from loadgen.errors import RunInvalid, UsageError
 from loadgen.manifest.json_section import read_section
 from loadgen.manifest.self_report import ClientReport, SelfReport
 from loadgen.measure.attainment import derived, with_counted_window
+from loadgen.measure.closed_loop import counting_start, with_start_left_out
 from loadgen.measure.truncated import with_truncated
 from loadgen.records import Status
 from loadgen.whole_file import read_result
@@ -92,7 +93,7 @@ def collect(directory: Path, places: Sequence[Path]) -> list[KeptShare]:
     run = replace(
         run, manifest=manifest, instrument=ClientReport(tuple(reports), instrument.family_s)
     )
-    run = with_truncated(with_counted_window(run))
+    run = with_start_left_out(with_truncated(with_counted_window(counting_start(run))))
     store.write_run(directory, run, derived(run))
     shutil.rmtree(parts)
     for share in shares:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+import re
+import zlib
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
@@ -23,18 +26,33 @@ from loadgen.archive.sse import (
     SseEvent,
     plain_events,
 )
-from loadgen.records import IN_STREAM, FinishReason, Status, TokenSource
+from loadgen.records import (
+    IN_ANSWER,
+    IN_PLACE,
+    IN_STREAM,
+    OTHER_MODEL,
+    FinishReason,
+    Status,
+    TokenSource,
+)
 from targets.base import Adapter, Delta, Shape, Usage, is_possible_count
 
 _OK = Status.ok  # looking up an enum member takes 0.2 µs in Python 3.11
 _HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 _EXCERPT = 200
 _FIELDS = (b"data:", b"event:", b"id:", b"retry:", b":")  # no JSON or HTML begins so
-IN_ANSWER = "error in the answer: "
 _DATA_NAMES = (b"", b"message", b"data")  # events of another name need not be of the API
 _LINE_START = 20
+_ERROR_OBJECT = re.compile(rb'"error": ?["{]')
+_COUNTS = (b'"completion_tokens":', b'"output_tokens":')
+_NUMBER = re.compile(rb" ?(\d{1,9})\b")
+_RETRY_AFTER = re.compile(r"^retry-after(-ms)?: *(\d{1,9}(?:\.\d*)?)$", re.MULTILINE)
+# The limit itself, not what is left of it, which differs in every answer.
+_LIMIT = re.compile(r"(?!.*(?:remaining|reset|used))[^:]*rate-?limit-?[^:]*(?:limit|policy)[^:]*:")
 SEVERAL_CHOICES = "the stream has several choices, which cannot be told apart in time"
 _SHAPED_PARTS = 32  # below it, to decode every event takes less time than to find their shape
+_TEXT_BYTES = 128  # of an answer, by which it is compared with others
+_MODEL_PARTS = 4  # first parts in which the model is looked for
 _SHAPE_PARTS = 4  # first parts compared: perhaps a role chunk, and two tokens of different text
 
 
@@ -43,7 +61,8 @@ class EventRun(NamedTuple):
 
     `received_ns` has a time per event; `delta` is the content of the last event; `running` has
     each event's running token count, None if the events have no such count. `first_bytes` and
-    `n_bytes` are the bytes of text in the first event and in all; None: those of `delta`.
+    `n_bytes` are the bytes of text in the first event and in all, and `texts` the text of each, in
+    UTF-8; None: those of `delta`.
     """
 
     received_ns: list[int]
@@ -51,29 +70,45 @@ class EventRun(NamedTuple):
     running: list[int] | None = None
     first_bytes: int | None = None
     n_bytes: int = 0
+    texts: Iterable[bytes] | None = None
 
 
 @dataclass(slots=True)
 class _Text:
     """Bytes of text in the first token chunk and in all of an answer; unknown if a token has no
-    text (a tool call). The events with reasoning, and the bytes of their text."""
+    text (a tool call). The events with reasoning, and the bytes of their text. `start`: the first
+    `_TEXT_BYTES` of all text, or more."""
 
     first_bytes: int = 0
     n_bytes: int = 0
     is_known: bool = True
     reasoning_events: int = 0
     reasoning_bytes: int = 0
+    start: bytes = b""
 
     def add(self, run: EventRun) -> None:
-        first, n_bytes = run.first_bytes, run.n_bytes
-        if first is None:
-            first = n_bytes = len(run.delta.text.encode("utf-8", "surrogatepass"))
+        first, n_bytes, texts = run.first_bytes, run.n_bytes, run.texts
+        if first is None or texts is None:
+            text = run.delta.text.encode("utf-8", "surrogatepass")
+            first, n_bytes, texts = len(text), len(text), (text,)
+        if len(self.start) < _TEXT_BYTES:
+            self._begin(texts)
         self.is_known = self.is_known and n_bytes > 0
         self.first_bytes = self.first_bytes or first
         self.n_bytes += n_bytes
         if run.delta.text and not run.delta.is_answer:
             self.reasoning_events += len(run.received_ns)
             self.reasoning_bytes += n_bytes
+
+    def _begin(self, texts: Iterable[bytes]) -> None:
+        for text in texts:
+            self.start += text
+            if len(self.start) >= _TEXT_BYTES:
+                return
+
+    @property
+    def crc32(self) -> int:
+        return zlib.crc32(self.start[:_TEXT_BYTES]) if self.start else 0
 
 
 @dataclass(slots=True)
@@ -117,6 +152,8 @@ class Decoded:
     server: dict[str, float] = field(default_factory=dict)
     hidden_tokens: int = 0
     unknown_events: int = 0
+    retry_after_s: float = math.nan
+    answer_crc32: int = 0
 
     def fail(self, status: Status, error: str) -> None:
         """Records a failure, unless an earlier failure is recorded."""
@@ -135,6 +172,22 @@ def quick_status(exchange: Exchange) -> Status:
     return _OK if exchange.first_guess_ns else Status.stream_error
 
 
+def ends_suspiciously(exchange: Exchange, least_tokens: int = 0) -> bool:
+    """Whether the end of an answer looks like an error, or states fewer output tokens than
+    `least_tokens`: only decoding shows whether it is so. A search of the last bytes, because it is
+    made for every answer during the run."""
+    end = exchange.end_bytes()
+    if b'"error":' in end and _ERROR_OBJECT.search(end):
+        return True
+    if b"event: error" in end or b"event:error" in end:
+        return True
+    if not least_tokens:
+        return False
+    at = max(end.rfind(name) for name in _COUNTS)
+    count = _NUMBER.match(end, end.find(b":", at) + 1) if at >= 0 else None
+    return count is not None and int(count[1]) < least_tokens
+
+
 def decode(exchange: Exchange, adapter: Adapter) -> Decoded:
     """Decodes a response. Never raises for a malformed body: its status is `stream_error` with an
     excerpt, and the tokens before the fault are kept."""
@@ -144,6 +197,7 @@ def decode(exchange: Exchange, adapter: Adapter) -> Decoded:
         result.fail(exchange.outcome, exchange.error)
     if exchange.http_status not in (0, 200):
         result.fail(Status.http_error, _http_error(exchange, body.data, adapter))
+        result.retry_after_s = retry_after_s(exchange.limits)
         return result
     if not exchange.headers_ns:
         return result
@@ -156,19 +210,30 @@ def decode(exchange: Exchange, adapter: Adapter) -> Decoded:
         return result
     if not adapter.stream:
         _read_whole(body, adapter, result)
+        if result.status is Status.ok:
+            result.error = _other_model(body, adapter)
         return result
     if "text/event-stream" not in exchange.content_type.lower() and not _has_events(body.data):
         message = _message(body.data, adapter)
         if message:
-            result.fail(Status.stream_error, f"error in place of a stream: {message}")
+            result.fail(Status.stream_error, f"{IN_PLACE}{message}")
             return result
         kind = exchange.content_type or "no content-type"
         result.fail(Status.stream_error, f"not an event stream ({kind}): {_excerpt(body.data)}")
         return result
     _read_stream(body, adapter, result)
     if result.status is Status.ok:
-        result.error = exchange.error  # a note: the answer was complete (`AFTER_DONE`)
+        # a note: the answer was complete (`AFTER_DONE`), or is that of another model
+        result.error = exchange.error or _other_model(body, adapter)
     return result
+
+
+def _other_model(body: Body, adapter: Adapter) -> str:
+    """The note on an answer that states another model than requested; "" for none. The first part
+    that states a model counts: a search in every event would cost as much as decoding it."""
+    stated = filter(None, map(adapter.stated_model, body.parts[:_MODEL_PARTS]))
+    model, requested = next(stated, ""), adapter.requested_model
+    return f"{OTHER_MODEL}{model}" if model and requested and model != requested else ""
 
 
 def _read_whole(body: Body, adapter: Adapter, result: Decoded) -> None:
@@ -193,6 +258,8 @@ def _read_whole(body: Body, adapter: Adapter, result: Decoded) -> None:
     result.last_token_ns = body.times[-1]
     result.chunk_ns = [body.times[-1]]
     text = _Text(is_known=False)  # reasoning, too, came with the answer
+    text.add(EventRun([], delta))
+    result.answer_crc32 = text.crc32
     _count(result, usage.output_tokens, 0, [0], text)
 
 
@@ -254,6 +321,7 @@ def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
             result.server.update(delta.server)
     if result.chunk_ns:
         result.first_token_ns, result.last_token_ns = result.chunk_ns[0], result.chunk_ns[-1]
+    result.answer_crc32 = text.crc32
     _count(result, usage_tokens, reasoning_tokens, running_tokens, text)
     _check_end(result, is_done)
 
@@ -293,11 +361,13 @@ def _shaped_run(shape: Shape, body: Body, at: slice, counts: Sequence[int | None
     delta, running = shape.delta, [count or 0 for count in counts]
     received_ns, parts = body.times[at], body.parts[at]
     frame = len(shape.before) + sum(map(len, shape.after))
-    sizes = len(parts[0]) - frame, sum(map(len, parts)) - frame * len(parts)
+    begin = len(shape.before)
+    texts = (part[begin : part.find(b'"', begin)] for part in parts)  # lazy: few are read
+    more = len(parts[0]) - frame, sum(map(len, parts)) - frame * len(parts), texts
     if shape.count_index is None or delta.usage is None:
-        return EventRun(received_ns, delta, None, *sizes)
+        return EventRun(received_ns, delta, None, *more)
     usage = msgspec.structs.replace(delta.usage, output_tokens=running[-1])
-    return EventRun(received_ns, msgspec.structs.replace(delta, usage=usage), running, *sizes)
+    return EventRun(received_ns, msgspec.structs.replace(delta, usage=usage), running, *more)
 
 
 def _shape(parts: list[bytes], adapter: Adapter) -> Shape | None:
@@ -423,7 +493,18 @@ def _check_end(result: Decoded, is_done: bool) -> None:
 def _http_error(exchange: Exchange, body: bytes, adapter: Adapter) -> str:
     """The server's message if the body is in OpenAI's error format, else the start of the body."""
     message = _message(body, adapter)
-    return f"HTTP {exchange.http_status}: {message or _excerpt(body) or 'empty body'}"
+    text = f"HTTP {exchange.http_status}: {message or _excerpt(body) or 'empty body'}"
+    stated = [line for line in exchange.limits.splitlines() if _LIMIT.match(line)]
+    return f"{text} ({'; '.join(stated)})" if stated else text
+
+
+def retry_after_s(limits: str) -> float:
+    """Seconds to wait by the headers of a failed answer (`Exchange.limits`), NaN without a number.
+    RFC 9110 section 10.2.3; `retry-after-ms` is OpenAI's and Azure's."""
+    found = _RETRY_AFTER.search(limits)
+    if found is None:
+        return math.nan
+    return float(found[2]) * (1e-3 if found[1] else 1.0)
 
 
 def _message(body: bytes, adapter: Adapter) -> str | None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from loadgen.archive import store
 from loadgen.archive.directory_lock import held, is_empty
+from loadgen.archive.names import is_result
 from loadgen.archive.part_decoder import n_recorded
 from loadgen.errors import RunInvalid, SlobenchError, TargetError, UsageError, notes_behind
 from loadgen.measure.attainment import derived
@@ -51,7 +52,7 @@ def _filled(chosen: Path, replaced: Path | None) -> Iterator[Path]:
         raise
     if replaced is not None:
         shutil.rmtree(replaced)
-    _point_latest(chosen)
+    point_latest(chosen)
 
 
 def _rows_kept(directory: Path) -> str:
@@ -182,11 +183,11 @@ def free(path: Path) -> Path:
     return next(candidate for candidate in candidates if not candidate.exists())
 
 
-def _point_latest(directory: Path) -> None:
-    """Points the link `latest`, next to the run, at it, unless another file has that name or the
-    file system has no links."""
+def point_latest(directory: Path) -> None:
+    """Points the link `latest`, next to a run or a study, at it, unless another file has that name
+    or the file system has no links."""
     link = directory.parent / "latest"
-    is_ours = link.is_symlink() and (not link.exists() or (link / "manifest.json").is_file())
+    is_ours = link.is_symlink() and (not link.exists() or is_result(link))
     if is_ours or not (link.exists() or link.is_symlink()):
         with contextlib.suppress(OSError):
             link.unlink(missing_ok=True)

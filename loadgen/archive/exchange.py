@@ -9,6 +9,9 @@ from loadgen.records import AFTER_DONE, Status
 
 DONE_MARK = b"[DONE]"
 _DONE = re.compile(rb"(?:\A|[\r\n])data: ?\[DONE\]")
+_OF_LIMITS = (b"retry-after", b"ratelimit", b"rate-limit")
+_MOST_LIMITS, _MOST_VALUE = 1000, 100  # characters of all headers, and of one
+_END_BYTES = 512
 _FRAMING_BYTES = 32  # behind [DONE]
 _TAIL_BYTES = 2 * _FRAMING_BYTES
 
@@ -36,6 +39,7 @@ class Exchange:
     http_status: int = 0
     content_type: str = ""
     content_encoding: str = ""
+    limits: str = ""  # of a failed answer: headers with its rate limit (`add_limit`)
     n_bytes: int = 0  # of the parts
     is_chunked: bool = False
     length: int | None = None
@@ -50,6 +54,26 @@ class Exchange:
             self.outcome, self.error = outcome, error
         if not self.done_ns:
             self.done_ns = now_ns
+
+    @property
+    def read_ns(self) -> int:
+        """When the last bytes of the answer came, 0 before any."""
+        return self.times[-1] if self.times else self.headers_ns
+
+    def add_limit(self, name: bytes, value: bytes) -> None:
+        """Keeps a header of a failed answer if it states a rate limit, or when to come back."""
+        if len(self.limits) < _MOST_LIMITS and any(word in name for word in _OF_LIMITS):
+            text = value[:_MOST_VALUE].decode("latin-1").strip()
+            self.limits += f"{name[:_MOST_VALUE].decode('latin-1')}: {text}\n"
+
+    def end_bytes(self) -> bytes:
+        """The last bytes received, 512 to 1 024 if there are so many."""
+        end = b""
+        for part in reversed(self.parts):
+            end = part + end
+            if len(end) >= _END_BYTES:
+                break
+        return end[-2 * _END_BYTES :]
 
     def is_done(self) -> bool:
         """Whether the last event received so far is [DONE]: the answer is complete, whatever

@@ -123,12 +123,12 @@ def _masked(exchange: Exchange, secrets: SecretForms) -> Exchange:
     """An exchange without the secrets that its server repeated, of the same reads and sizes."""
     if not secrets:
         return exchange
-    texts = (exchange.error, exchange.content_type, exchange.content_encoding)
+    texts = (exchange.error, exchange.content_type, exchange.content_encoding, exchange.limits)
     body = b"".join(exchange.parts)
     if not (secrets.are_in(body) or any(secrets.are_in(text.encode()) for text in texts if text)):
         return exchange
     rest = iter(secrets.masked(body))
-    error, content_type, encoding = (
+    error, content_type, encoding, limits = (
         secrets.masked(text.encode()).decode(errors="replace") for text in texts
     )
     return replace(
@@ -137,6 +137,7 @@ def _masked(exchange: Exchange, secrets: SecretForms) -> Exchange:
         error=error,
         content_type=content_type,
         content_encoding=encoding,
+        limits=limits,
     )
 
 
@@ -391,6 +392,8 @@ class ExchangeColumns:
             decoded.finish_ns,
             _fitting(decoded.hidden_tokens, _MOST_U4),
             min(decoded.unknown_events, _MOST_U2),
+            decoded.retry_after_s,
+            decoded.answer_crc32,
         )
         self._at.append(row)
         self._lines.append(line)

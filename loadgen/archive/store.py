@@ -30,6 +30,7 @@ from loadgen.archive import checksums
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.manifest.sections import Manifest, read_client_report, read_manifest
 from loadgen.manifest.self_report import ClientReport
+from loadgen.measure.closed_loop import with_start_left_out
 from loadgen.records import (
     CHUNKS,
     EDGES,
@@ -283,10 +284,7 @@ def _read_manifest_file(
         raise RunInvalid(f"{path}: damaged manifest: {error}") from None
     manifest = read_manifest(content, str(path))
     if listed is None:
-        raise RunInvalid(
-            f"{directory / checksums.NAME}: is missing: without it, nothing shows that the files "
-            "of this run are unchanged; restore it from a copy, or measure again"
-        )
+        raise checksums.missing(directory)
     return manifest, read_client_report(content, str(path)), listed
 
 
@@ -323,26 +321,17 @@ def write_run(directory: Path, run: Run, derived: dict[str, NDArray[Any]]) -> No
     for name, rows in tables.items():
         added = derived if name == "requests.parquet" else {}
         _write_table(directory / name, rows, run.names, added, _marks(run.manifest))
-    manifest, encoded = directory / "manifest.json", _json_bytes(content)
     checksums.cover(directory, *(directory / name for name in tables))
-    checksums.expect(directory, manifest.name, encoded)
-    _write_bytes(manifest, encoded)
-    checksums.cover(directory, manifest)
+    checksums.replace(directory, "manifest.json", _json_bytes(content))
 
 
 def _replace_table(directory: Path, name: str, rows: NDArray[Any], run: Run) -> None:
-    content = to_parquet(rows, run.names, _marks(run.manifest))
-    checksums.expect(directory, name, content)
-    _write_bytes(directory / name, content)
-    checksums.cover(directory, directory / name)
+    checksums.replace(directory, name, to_parquet(rows, run.names, _marks(run.manifest)))
 
 
 def write_summary(directory: Path, summary: Mapping[str, object]) -> None:
     """Writes summary.json and renews its checksum."""
-    path, encoded = directory / "summary.json", _json_bytes(summary)
-    checksums.expect(directory, path.name, encoded)
-    _write_bytes(path, encoded)
-    checksums.cover(directory, path)
+    checksums.replace(directory, "summary.json", _json_bytes(summary))
 
 
 def read_summary(directory: Path) -> dict[str, Any]:
@@ -428,7 +417,7 @@ def read_run(directory: Path | str) -> Run:
     server = table(_SERVER, SERVER) if has_server else np.empty(0, SERVER)
     run = Run(manifest, schedule, requests, chunks, edges, names, instrument, server)
     _check_agreement(directory, run)
-    return run
+    return with_start_left_out(run)
 
 
 def _has_parts(directory: Path, manifest: Manifest, listed: Mapping[str, tuple[str, ...]]) -> bool:
@@ -578,7 +567,7 @@ def _read_table(
             rows[field] = _lookup([known.index(text) for text in words], codes)
             names = replace(names, **{texts: tuple(known)})
         elif field in LATER_REQUESTS and field not in table.column_names:
-            rows[field] = 0
+            rows[field] = LATER_REQUESTS[field]
         else:
             rows[field] = _numbers(table.column(field).combine_chunks())
     return rows, names

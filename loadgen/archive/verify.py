@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from loadgen.archive import checksums, store
+from loadgen.archive.names import runs_below
 from loadgen.errors import RunInvalid, SlobenchError, UsageError
 
 State = Literal["verified", "unfinished", "damaged"]
@@ -15,9 +16,9 @@ State = Literal["verified", "unfinished", "damaged"]
 
 @dataclass(frozen=True)
 class Verified:
-    """The result for one directory. `kind` is `run`, `baseline`, or `folder` for the files that a
-    night has besides its runs; `n_files` were compared with their checksums. `problems` are
-    sentences that begin with the path of a file."""
+    """The result for one directory. `kind` is `run`, `baseline`, or the verb of a study, for the
+    files that it has besides its runs. `n_files` were compared with their checksums. `problems` are
+    sentences that begin with the path of a file. A study is unfinished without its result."""
 
     path: str
     kind: str
@@ -29,31 +30,36 @@ class Verified:
         return asdict(self)
 
 
-CheckStore = Callable[[Path], tuple[str, int, tuple[str, ...]] | None]
-"""(kind, number of files, problems) of a store besides runs; None for another directory."""
+CheckStore = Callable[[Path], Verified | None]
+"""The result for a study or a baseline, without its runs; None for another directory."""
+_MARKS = {"study.json": 1, "key.json": 2}
+"""Files of studies and baselines, and how many levels below the directory they are."""
 
 
 def verify(path: Path, check_store: CheckStore = lambda path: None) -> list[Verified]:
-    """The results for a run directory, a store, or a folder with any of them at any depth. Raises
-    UsageError for a path without any."""
+    """The results for a run directory, a study, a baseline, or a folder with any of them at any
+    depth. Raises UsageError for a path without any."""
     if not path.is_dir():
         raise UsageError(f"{path}: not a directory")
-    if (store_result := _store(path, check_store)) is not None:
-        return [store_result]
     if (path / "manifest.json").is_file():
         return [_run(path)]
-    found = [_run(manifest.parent) for manifest in sorted(path.rglob("manifest.json"))
-             if not any(part.is_symlink() for part in manifest.parents)]  # fmt: skip
-    roots = sorted({key.parent.parent for key in path.rglob("key.json")})
-    stores = [_store(root, check_store) for root in roots]
-    found += [result for result in stores if result is not None]
-    if (path / checksums.NAME).exists():
-        problems = tuple(checksums.problems(path))
-        state: State = "damaged" if problems else "verified"
-        found.append(Verified(str(path), "folder", state, _n_files(path), problems))
-    if not found:
-        raise UsageError(f"{path}: holds no run, no night and no baseline")
-    return found
+    results = [_run(directory) for directory in runs_below(path)]
+    roots = {root for mark, depth in _MARKS.items() for root in _directories(path, mark, depth)}
+    stores = [check_store(root) for root in sorted({path, *roots})]
+    results += [result for result in stores if result is not None]
+    if not results:
+        raise UsageError(f"{path}: holds no run, no study and no baseline")
+    return results
+
+
+def _directories(path: Path, name: str, depth: int) -> list[Path]:
+    """The directories with a file of this name, `depth` levels above it; not through links below
+    `path`, such as runs/latest."""
+
+    def is_linked(file: Path) -> bool:
+        return any((path / part).is_symlink() for part in file.relative_to(path).parents[:-1])
+
+    return sorted(file.parents[depth - 1] for file in path.rglob(name) if not is_linked(file))
 
 
 def exit_code(results: list[Verified]) -> int:
@@ -92,15 +98,6 @@ def _summary_problem(directory: Path, run: str, n_requests: int) -> str:
         f"{path}: is of run {content.get('run')!r} with {scheduled} requests, and manifest.json of "
         f"{run!r} with {n_requests}"
     )
-
-
-def _store(path: Path, check_store: CheckStore) -> Verified | None:
-    checked = check_store(path)
-    if checked is None:
-        return None
-    kind, n_files, problems = checked
-    state: State = "damaged" if problems else "verified"
-    return Verified(str(path), kind, state, n_files, problems)
 
 
 def _n_files(directory: Path) -> int:

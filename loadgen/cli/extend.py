@@ -28,9 +28,13 @@ def list_(
         ),
     ] = None,
     plugin: Plugin = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="All families with parameters and descriptions.")
+    ] = False,
     json: Json = False,
 ) -> None:
-    """List the kinds that files and flags can name, with their parameters."""
+    """List the kinds that files and flags can name: the names of all families, or one family with
+    its parameters."""
     from loadgen.cli.kinds import FAMILIES, describe
 
     load_plugins(plugin)
@@ -40,8 +44,12 @@ def list_(
     if json:
         print_json(kinds)
         return
-    from loadgen.cli.kinds import tables
+    from loadgen.cli.kinds import names_of_families, tables
 
+    if family is None and not full:
+        stdout().print(names_of_families(kinds))
+        typer.echo("with parameters: slobench list FAMILY, or --full", err=True)
+        return
     stdout().print(tables(kinds))
 
 

@@ -39,6 +39,9 @@ Set = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output on stdout.")]
+Full = Annotated[
+    bool, typer.Option("--full", help="Print all tables and notes below the ten lines.")
+]
 Confidence = Annotated[
     str | None,
     typer.Option(help="E.g. 95%: no verdict if the confidence interval contains the limit."),
@@ -75,6 +78,10 @@ ReusePreflight = Annotated[
         "e.g. 10m, and the server still lists the same models."
     ),
 ]
+CaCert = Annotated[
+    Path | None,
+    typer.Option("--ca-cert", help="A PEM file with the certificate authority of an https server."),
+]
 Engine = Annotated[
     str,
     typer.Option(help="Settings of `reference`, `sim` or `mock`, e.g. mode=chunked,shape=tiny."),
@@ -97,8 +104,8 @@ Export = Annotated[
 FailOn = Annotated[
     str | None,
     typer.Option(
-        help="Exit code 1 for worse; 3 for `inconclusive` (or invalid), `invalid`. Default: worse, "
-        "or as a nightly file says."
+        help="`worse`: exit code 1 for worse, 3 for invalid; `inconclusive`: also 3 for "
+        "inconclusive. Default: worse, or as a nightly file says."
     ),
 ]
 

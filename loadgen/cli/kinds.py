@@ -52,6 +52,16 @@ def tables(entries: Mapping[str, Sequence[Mapping[str, Any]]]) -> Group:
     return Group(*(_table(family, kinds) for family, kinds in entries.items()))
 
 
+def names_of_families(entries: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
+    """The names of the kinds, a row per family."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column("family", no_wrap=True, style="bold")
+    table.add_column("kinds")
+    for family, kinds in entries.items():
+        table.add_row(family, ", ".join(kind["kind"] for kind in kinds))
+    return table
+
+
 def _kind(registry: Registry[Any], kind: str) -> JsonObject:
     try:
         cls: type[Plugin] = registry.get(kind)

@@ -14,6 +14,7 @@ from loadgen.cli.flags import (
     Clear,
     Confidence,
     Force,
+    Full,
     Json,
     Plugin,
     RunDirectory,
@@ -176,6 +177,7 @@ def simulate(
         Path | None,
         typer.Option(help="Explain why each SLO of such a run was missed."),
     ] = None,
+    full: Full = False,
     json: Json = False,
 ) -> None:
     """Run a scenario in virtual time on a simulated engine: shorthand for `run --target sim`.
@@ -208,7 +210,7 @@ def simulate(
         clear=clear,
     )
     scenario = parse.choose_scenario(flags, traffic)
-    raise typer.Exit(run_scenario(scenario, "sim", options, as_json=json))
+    raise typer.Exit(run_scenario(scenario, "sim", options, as_json=json, is_full=full))
 
 
 def _check_alone(flag: str, others: Mapping[str, Any]) -> None:

@@ -18,8 +18,10 @@ from typing import NoReturn
 from loadgen import shadowing
 from loadgen.endings import ending_signals
 
-_LEAST_BYTES = 256 << 20
-"""Of address space: with less, OpenBLAS ends the process with exit code 1 while it is loaded."""
+_LEAST_BYTES = 512 << 20
+"""Of address space; a run needs 550 MB. With less than 256, OpenBLAS ends the process with exit
+code 1 while it is loaded; with less than 400, CPython 3.11 sometimes repeats a MemoryError for ever
+or ends by a segmentation fault."""
 _NO_MEMORY = b"slobench: out of memory: raise the limit (ulimit -v), or send less\n"
 _OBJECTS = 200_000  # between two collections: importing creates half as many, and all of them stay
 

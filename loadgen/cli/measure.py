@@ -15,11 +15,13 @@ from rich.console import Console
 from loadgen.cli import parse
 from loadgen.cli.exit_codes import INTERRUPTED
 from loadgen.cli.flags import (
+    CaCert,
     Clear,
     Confidence,
     Engine,
     Export,
     Force,
+    Full,
     Json,
     MinRequests,
     Model,
@@ -60,6 +62,7 @@ def run(
     target: Target = None,
     model: Model = "",
     engine: Engine = "",
+    ca_cert: CaCert = None,
     out: RunDirectory = None,
     force: Force = False,
     workers: Workers = "auto",
@@ -88,6 +91,7 @@ def run(
             help="Write the verdict as JUnit XML, a test case per SLO; also after an error."
         ),
     ] = None,
+    full: Full = False,
     json: Json = False,
 ) -> None:
     """Send a scenario's traffic to a server, time every token, and check the SLO. With --target
@@ -101,7 +105,7 @@ def run(
         return
     if flags.states_no_traffic(traffic) and target is not None and not print_scenario:
         given = {"model": model, "engine": engine, "workers": workers, "wait-ready": wait_ready}
-        words = {**given, "out": out}
+        words = {**given, "ca-cert": ca_cert, "out": out}
         raise typer.Exit(_first_look(target, flags, traffic, words, as_json=json))
     scenario = parse.choose_scenario(flags, traffic)
     if print_scenario:
@@ -116,6 +120,7 @@ def run(
         transport=parse.read_transport(transport),
         engine=engine,
         model=model,
+        target_settings=parse.target_settings(ca_cert),
         confidence=parse.read_confidence(confidence),
         clear=clear,
         min_requests=min_requests or 0,
@@ -126,7 +131,13 @@ def run(
     )
     raise typer.Exit(
         run_scenario(
-            scenario, parse.read_target(target), options, exports, as_json=json, junit=junit
+            scenario,
+            parse.read_target(target),
+            options,
+            exports,
+            as_json=json,
+            is_full=full,
+            junit=junit,
         )
     )
 
@@ -163,9 +174,10 @@ def run_scenario(
     exports: Exports = (),
     *,
     as_json: bool = False,
+    is_full: bool = False,
     junit: Path | None = None,
 ) -> int:
-    """Runs, prints the table and the verdict, and returns the exit code."""
+    """Runs, prints the ending, and returns the exit code."""
     from loadgen.drive.shard_process import PreforkedShard
     from loadgen.run.execute import SIMULATED, execute, local_fleet
 
@@ -174,7 +186,7 @@ def run_scenario(
         open_fleet = partial(local_fleet, preforked=preforked) if has_processes else None
         console = Console(stderr=True, highlight=False, markup=False)
         finished = execute(scenario, target, options, console, open_fleet=open_fleet)
-    print_summary(finished.summary, as_json)
+    print_summary(finished.summary, as_json, is_full=is_full, directory=finished.directory)
     typer.echo(f"report: {finished.directory / 'report.html'}", err=True)
     write_exports(finished.directory, exports)
     if junit is not None:
@@ -199,13 +211,14 @@ def preview(
     json: Json = False,
 ) -> None:
     """Show a scenario's requests, and how many its SLOs need for a sure verdict. No network."""
+    from loadgen.workload.preview import missing_percentiles
     from loadgen.workload.preview import preview as planned_facts
     from loadgen.workload.schedule import make_plan
 
     scenario = parse.choose_scenario(flags, traffic)
     plan = make_plan(scenario)
     facts = planned_facts(scenario, *plan)
-    for note in scenario.notes():
+    for note in (*missing_percentiles(scenario, plan.schedule), *scenario.notes()):
         typer.echo(f"note: {note}", err=True)
     if html is not None:
         from reports.page import write_page
@@ -315,9 +328,19 @@ def fit(
     Console(stderr=True, highlight=False, markup=False).print(fit_tables(facts))
 
 
-@verbs.command(rich_help_panel=PANEL, epilog="Example: slobench init my-load-test")
+@verbs.command(
+    rich_help_panel=PANEL, epilog="Example: slobench init my-load-test --target http://host:8000"
+)
 def init(
     directory: Annotated[Path, typer.Argument(help="The directory for the files.")] = Path(),
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL",
+            help="The server that the files measure: its address, or an endpoint as pasted. "
+            "Default: the bundled engine.",
+        ),
+    ] = None,
     install: Annotated[
         str | None,
         typer.Option(
@@ -331,7 +354,7 @@ def init(
     from loadgen.cli.starter import own_source, pinned, write_starter
 
     source = own_source() if install is None else pinned(install)
-    for path in write_starter(directory, source):
+    for path in write_starter(directory, source, target or ""):
         typer.echo(f"wrote {path}")
     if not source:
         typer.echo(
@@ -340,6 +363,7 @@ def init(
             err=True,
         )
     change_directory = "" if directory == Path() else f"cd {directory} && "
+    measured = "reference" if target is None else "slobench/target.yaml"
     typer.echo(
-        f"next: {change_directory}slobench run slobench/chat.yaml --target reference", err=True
+        f"next: {change_directory}slobench run slobench/chat.yaml --target {measured}", err=True
     )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,6 +17,9 @@ import typer
 from loadgen.errors import UsageError, nearest
 from loadgen.plugins import load_plugin
 from loadgen.units import is_bare_number, parse_duration_s, parse_share
+from loadgen.workload.flag_values import slo_flags as slo_flags
+from loadgen.workload.flag_values import with_unit as with_unit
+from loadgen.workload.flag_values import with_units
 
 if TYPE_CHECKING:
     from loadgen.cli.flags import ScenarioFlags, TrafficFlags, WatchFlags
@@ -24,11 +29,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=str)
 
+_CONFIDENCE = 0.95
 NO_DEFAULTS: Mapping[str, object] = {}
-_ALL_AT_ONCE = (
-    "--rate inf: all requests at once measure only their own queue; use --concurrency N (N requests"
-    " in flight, the next starts when one ends), or --set 'arrivals={kind: burst, requests: N}'"
-)
 
 
 def choose_scenario(
@@ -43,18 +45,14 @@ def choose_scenario(
     `source` takes the place of `flags.scenario`; `settings` come before those of `--set`. Without a
     file, `defaults` hold the values of flags that the verb can do without."""
     from loadgen.workload.scenario import load_scenario, scenario_from_flags
-    from loadgen.workload.traffic_flags import FLAGS, LENGTHS, LOADS, flag_of
+    from loadgen.workload.traffic_flags import LENGTHS, LOADS, flag_of
 
     load_plugins(flags.plugin)
     source = source or flags.scenario
     values = {**(asdict(traffic) if traffic else {}), "seed": flags.seed}
     values["slo"] = slo_flags(flags.slo, flags.goodput)
     values = {name: value for name, value in values.items() if value is not None}
-    for name, flag in FLAGS.items():
-        if flag.unit and name in values:
-            values[name] = with_unit(values[name], flag.unit)
-    if values.get("rate") in ("inf", "inf/s"):
-        raise UsageError(_ALL_AT_ONCE)
+    values = with_units(values)
     settings = [*settings, *(flags.set_ or ())]
     if source is not None:
         return load_scenario(source, settings, flags=values)
@@ -68,14 +66,41 @@ def choose_scenario(
         others.pop("duration", None)  # it would limit the time for them
     values = {**others, **values}
     missing = [flag_of(name) for name in LENGTHS if name not in values and not has_lengths]
-    if "duration" not in values and "num_prompts" not in values and "trace" not in values:
-        missing.append("--duration (or --num-prompts)")
     if not has_trace and not any(name in values for name in LOADS):
         missing = ["--rate (or --concurrency)", *missing]
     if missing:
         flags_too = f", or add {', '.join(missing)}" if traffic else ""
         raise UsageError(f"no scenario: name one (see `slobench list scenarios`){flags_too}")
+    if not any(name in values for name in ("duration", "num_prompts", "trace")) and not any(
+        _sets(settings, f"phases{key}") for key in ("", ".measure", ".requests")
+    ):
+        values["duration"] = _length_for(values)
+        typer.echo(
+            f"length: {values['duration']}, as no flag states one (--duration, --num-prompts)",
+            err=True,
+        )
     return scenario_from_flags(**values, overrides=settings)
+
+
+def _length_for(values: Mapping[str, Any]) -> str:
+    """The length of a window with enough requests to be clear of the limits without a late answer,
+    20 s to 2 minutes; a minute for a closed loop, whose rate follows from the server."""
+    from loadgen.measure.slo import parse_slo, with_implied
+    from loadgen.measure.statistics.proportions import least_n
+    from loadgen.units import parse_rate_per_s, write_duration
+
+    try:
+        rate_per_s = parse_rate_per_s(values.get("rate"))
+    except ValueError:  # no rate, or a wrong one, which the validation of the scenario names
+        return "60s"
+    shares = [0.95]
+    for slo, _ in with_implied([parse_slo(text) for text in values.get("slo", ())]):
+        share = slo.limit if slo.metric == "attainment" else slo.quantile
+        shares += [] if share is None or share == 1 else [share]
+    n_requests = least_n(0, max(shares), _CONFIDENCE)
+    enough = n_requests + 2 * math.sqrt(n_requests)  # another draw has fewer
+    length_s = 5 * math.ceil(enough / rate_per_s / 5)
+    return write_duration(min(120, max(20, length_s)))
 
 
 def _sets(settings: Sequence[str], key: str) -> bool:
@@ -109,43 +134,6 @@ def load_plugins(paths: Sequence[Path] | None) -> None:
         load_plugin(path)
 
 
-def with_unit(text: str, unit: str) -> str:
-    """A flag's value with its unit: `8` as `8/s`. Files need the unit; on a command line the flag
-    leaves no doubt."""
-    return f"{text.strip()}{unit}" if is_bare_number(text) else text
-
-
-def slo_flags(slo: Sequence[str] | None, goodput: Sequence[str] | None) -> list[str] | None:
-    """The SLOs of `--slo` and `--goodput`; None where neither is given. `--slo` also takes the name
-    of a preset, and `<` for `<=`."""
-    from loadgen.measure.slo import from_goodput, parse_slo, with_allowed_operator
-    from loadgen.workload.presets import PRESETS, SloPreset, expanded
-
-    if not slo and not goodput:
-        return None
-    entries: list[str | SloPreset] = []
-    for text in slo or ():
-        name = text.strip().removeprefix("preset:")
-        if name in PRESETS:
-            entries.append(SloPreset(preset=name))
-            continue
-        try:
-            entries.append(parse_slo(with_allowed_operator(text)).text)
-        except ValueError as error:
-            raise UsageError(f"--slo: {error}{_nearest_preset(text)}") from None
-    try:
-        return [*expanded(entries), *from_goodput(goodput or ())]
-    except ValueError as error:
-        raise UsageError(f"--goodput {error}") from None
-
-
-def _nearest_preset(text: str) -> str:
-    """A hint for a text without an operator, which may be meant as a preset."""
-    from loadgen.workload.presets import PRESETS
-
-    return "" if set(text) & set("<>=≤≥") else f", or a preset: {nearest(text.strip(), PRESETS)}"
-
-
 def read_target(target: str | None, choices: str = "a target file, reference, sim or mock") -> str:
     """`--target`, else the environment's OPENAI_BASE_URL."""
     target = target or os.environ.get("OPENAI_BASE_URL")
@@ -154,6 +142,15 @@ def read_target(target: str | None, choices: str = "a target file, reference, si
             f"no target: add --target URL, {choices} (OPENAI_BASE_URL is not set either)"
         )
     return target
+
+
+def target_settings(ca_cert: Path | None) -> list[str]:
+    """`--ca-cert` as a setting on top of the target. Raises UsageError for no such file."""
+    if ca_cert is None:
+        return []
+    if not ca_cert.is_file():
+        raise UsageError(f"--ca-cert {ca_cert}: no such file")
+    return [f"ca_cert={json.dumps(str(ca_cert.resolve()))}"]
 
 
 def base_options(plugins: Sequence[Path] | None, **options: Any) -> RunOptions:

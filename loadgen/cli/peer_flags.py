@@ -37,7 +37,7 @@ HINTS: Mapping[str, tuple[str, ...]] = {
         *("--completions", "--chat", "--api"),
     ),
     _DURATION: ("--max-seconds", "--benchmark-duration", "--time", "-d", "-z"),
-    "name the certificate with ca_cert in a target file (docs/targets.md)": ("--insecure", "-k"),
+    "name the certificate of the server's authority: --ca-cert FILE": ("--insecure", "-k"),
     "write --num-prompts 500": (
         *("--iterations", "-i", "--number", "--num-requests", "-n", "--requests"),
     ),

@@ -17,6 +17,7 @@ from loadgen.cli.flags import (
     Clear,
     Confidence,
     Export,
+    Full,
     Goodput,
     Json,
     MinRequests,
@@ -36,7 +37,9 @@ Exports = Sequence[tuple[str, Path | None]]
 
 @verbs.command(rich_help_panel=PANEL, epilog="Example: slobench report runs/latest")
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run directories.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Runs, searches or studies: paths, or names in runs/.")
+    ],
     slo: Slo = None,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="With --slo: replace the verdict of the run.")
@@ -51,10 +54,14 @@ def report(
         bool, typer.Option("--pdf", help="Also the page as report.pdf (needs Chromium).")
     ] = False,
     svg: Annotated[bool, typer.Option("--svg", help="Also each figure as figures/*.svg.")] = False,
+    full: Full = False,
     json: Json = False,
 ) -> None:
-    """Compute the numbers of recorded runs again and rewrite their report.html. To check other
-    SLOs without changing the run: slobench rescore."""
+    """Compute the numbers of recorded runs again and rewrite their report.html; of a search or
+    another study, print the result that it has. To check other SLOs without changing the run:
+    slobench rescore."""
+    from loadgen.archive.names import directory_of
+    from loadgen.cli.study_files import stored_result
     from loadgen.run.conclude import check_replacement, conclude
     from loadgen.run.execute import engine_reader
     from reports.printed import find_browser
@@ -67,11 +74,21 @@ def report(
             "or write one table with slobench export"
         )
     browser = find_browser(os.environ.get("PATH", "")) if png or pdf else ""
-    if slo is not None and not overwrite:
-        for directory in runs:  # before any of them is written
+    directories = [directory_of(name) for name in runs]
+    studies = {directory: stored_result(directory) for directory in directories}
+    if slo is not None:
+        _refuse_studies([path for path, study in studies.items() if study is not None])
+        for directory in () if overwrite else directories:  # before any of them is written
             check_replacement(directory, slo)
     summaries = []
-    for directory in runs:
+    for directory in directories:
+        if (study := studies[directory]) is not None:
+            summaries.append(study.content)
+            if not json:
+                study.print(is_full=full)
+            typer.echo(f"report: {study.page}", err=True)
+            write_copies(study.page, browser, png=png, pdf=pdf, svg=svg)
+            continue
         summary = conclude(
             directory,
             slo,
@@ -82,12 +99,21 @@ def report(
         )
         summaries.append(summary.to_json())
         if not json:
-            print_summary(summary, as_json=False)
+            print_summary(summary, as_json=False, is_full=full, directory=directory)
         typer.echo(f"report: {directory / 'report.html'}", err=True)
         write_copies(directory / "report.html", browser, png=png, pdf=pdf, svg=svg)
         write_exports(directory, exports, slo)
     if json:  # an object for one run, a list for several
         print_json(summaries[0] if len(summaries) == 1 else summaries)
+
+
+def _refuse_studies(directories: Sequence[Path]) -> None:
+    """Raises UsageError: the SLOs of a study are a part of it."""
+    for directory in directories:
+        raise UsageError(
+            f"{directory}: --slo changes a run, and this is a search or another study; to check "
+            f"its runs against other SLOs: slobench rescore {directory} --slo …"
+        )
 
 
 def write_copies(page: Path, browser: str, *, png: bool, pdf: bool, svg: bool) -> None:
@@ -124,7 +150,13 @@ def write_copies(page: Path, browser: str, *, png: bool, pdf: bool, svg: bool) -
     epilog="Example: slobench rescore runs/latest --slo 'ttft<=300ms' --definition all",
 )
 def rescore(
-    run: Annotated[Path, typer.Argument(help="A run directory; its files stay as they are.")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="A run, or a search or folder with several: a path, or a name in runs/; its files "
+            "stay as they are."
+        ),
+    ],
     slo: Slo = None,
     goodput: Goodput = None,
     definition: Annotated[
@@ -132,14 +164,20 @@ def rescore(
         typer.Option(help="vllm, guidellm, aiperf, inference-perf, mlperf or all; repeatable."),
     ] = None,
     window: Annotated[
-        str | None, typer.Option(help="Another measured window: 30s:90s, or steady (MSER-5).")
+        str | None,
+        typer.Option(
+            help="Another measured window: 30s:90s, steady (MSER-5), or all, which counts the "
+            "start of a closed loop, too."
+        ),
     ] = None,
     confidence: Confidence = None,
     clear: Clear = False,
     min_requests: MinRequests = None,
+    full: Full = False,
     json: Json = False,
 ) -> None:
     """Check a recorded run against another SLO, window, or another tool's definitions."""
+    from loadgen.archive.names import runs_of
     from loadgen.archive.store import read_run
     from loadgen.measure.aggregate import summarize
     from loadgen.measure.attainment import with_window
@@ -152,21 +190,29 @@ def rescore(
     for name in definitions:
         if name not in tools:
             raise UsageError(f"--definition: unknown tool '{name}'; {nearest(name, tools)}")
-    recorded = read_run(run)
-    if window is not None:
-        recorded = with_window(recorded, window)
     slos = parse.slo_flags(slo, goodput)
     level = parse.read_confidence(confidence)
-    summary = summarize(recorded, slos, level, min_requests, clear)
     names = DEFINITIONS if "all" in definitions else dict.fromkeys(["slobench", *definitions])
-    rows = defined_values(recorded, tuple(names)) if definitions else []
-    if json:
-        print_json({**summary.to_json(), "definitions": plain_json([asdict(row) for row in rows])})
-    else:
-        print_summary(summary, as_json=False)
+    directories, contents, codes = runs_of([run]), [], []
+    for directory in directories:
+        recorded = read_run(directory)
+        if window is not None:
+            recorded = with_window(recorded, window)
+        summary = summarize(recorded, slos, level, min_requests, clear)
+        rows = defined_values(recorded, tuple(names)) if definitions else []
+        codes.append(summary.exit_code)
+        if json:
+            values = plain_json([asdict(row) for row in rows])
+            contents.append({**summary.to_json(), "definitions": values})
+            continue
+        if len(directories) > 1:
+            typer.echo(f"{directory}")
+        print_summary(summary, as_json=False, is_full=full, directory=directory)
         if rows:
             stdout().print(definitions_table(rows))
-    raise typer.Exit(summary.exit_code)
+    if json:  # an object for one run, a list for several
+        print_json(contents[0] if len(contents) == 1 else contents)
+    raise typer.Exit(max(codes))
 
 
 @verbs.command(
@@ -186,7 +232,8 @@ def export_(
         ),
     ],
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="Run directories; they share one table.")
+        list[Path] | None,
+        typer.Argument(help="Runs and searches: paths, or names in runs/; they share one table."),
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="A file. Default: standard output.")
@@ -196,6 +243,7 @@ def export_(
     ] = None,
 ) -> None:
     """Write recorded runs in a format for spreadsheets, notebooks or existing dashboards."""
+    from loadgen.archive.names import runs_of
     from loadgen.archive.store import read_run
     from loadgen.exports.formats import check_format, export, export_path
 
@@ -205,8 +253,8 @@ def export_(
     check_format(format_, rows)
     if output is None and format_ == "parquet" and sys.stdout.isatty():
         raise UsageError("parquet is binary: name a file with -o, e.g. -o runs.parquet")
-    once = {directory.resolve(): directory for directory in runs or []}  # runs/* has runs/latest
-    content = export([read_run(directory) for directory in once.values()], format_, output, rows)
+    directories = runs_of(runs or [])  # each once: runs/* has runs/latest
+    content = export([read_run(directory) for directory in directories], format_, output, rows)
     if output is None:
         sys.stdout.buffer.write(content)
     else:
@@ -268,18 +316,21 @@ def verify(
     paths: Annotated[
         list[Path],
         typer.Argument(
-            metavar="RUN...", help="Run directories, nights, baselines, or folders of them."
+            metavar="RUN...",
+            help="Runs, studies, baselines, or folders of them: paths, or names in runs/.",
         ),
     ],
     json: Json = False,
 ) -> None:
     """Compare recorded files with their checksums and with each other; changes nothing. Exit code 0
     if all are intact, 3 if any is damaged or unfinished."""
+    from loadgen.archive.names import directory_of
     from loadgen.archive.verify import exit_code
     from loadgen.archive.verify import verify as verified
     from loadgen.cli.study_files import check_store
 
-    results = [result for path in paths for result in verified(path, check_store)]
+    results = [result for path in map(directory_of, paths)
+               for result in verified(path, check_store)]  # fmt: skip
     for result in () if json else results:
         typer.echo(f"{result.state:<10}  {result.path} ({result.kind}, {result.n_files} files)")
         for problem in result.problems:

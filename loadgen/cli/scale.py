@@ -253,7 +253,7 @@ def collect(
     own = [] if cache is None else [cache / UNCONFIRMED]
     for share in collect_rows(run, source or own):
         typer.echo(f"collected share {share.shard} from {share.folder}", err=True)
-    print_summary(conclude(run, None, None, cache), as_json=False)
+    print_summary(conclude(run, None, None, cache), as_json=False, directory=run)
     typer.echo(f"report: {run / 'report.html'}", err=True)
 
 

@@ -12,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from loadgen.errors import UsageError
+from targets.address import parse_url
 
 SCENARIO = """\
 # A chat service with many users: replace the numbers by your own (slobench fit TRACE).
@@ -38,9 +39,15 @@ api: chat
 labels: {gpu: none, engine: unknown}
 """
 
+OWN_TARGET = """\
+# The server under test. A key is read from the environment (OPENAI_API_KEY, or the variable that
+# api_key_env names), never from this file.
+url: @URL@
+labels: {gpu: unknown, engine: unknown}
+"""
+
 WORKFLOW = """\
-# Checks the scenario on every push and measures the bundled engine with it; point --target at
-# slobench/target.yaml to measure a server of your own.
+# Checks the scenario on every push and measures @WHAT@
 name: slobench
 on: [push, workflow_dispatch]
 @ENV@
@@ -53,7 +60,7 @@ jobs:
         with: {python-version: "3.11"}
 @INSTALL@
       - run: slobench validate slobench/chat.yaml
-      - run: slobench run slobench/chat.yaml --target reference --out runs/ci --junit runs/junit.xml
+      - run: slobench run slobench/chat.yaml --target @TARGET@ --out runs/ci --junit runs/junit.xml
       - uses: actions/upload-artifact@v4
         if: always()
         with: {name: slobench-report, path: runs}
@@ -71,7 +78,7 @@ phases: {warmup: 5s, measure: 30s, drain: 10s}
 
 NIGHTLY = """\
 # The nightly measurement: slobench nightly slobench/nightly.yaml
-# For a server of your own write  targets: [target.yaml]  and remove modes and engine.
+# For a server of your own: slobench init --target URL
 schema: 1
 targets: [reference]
 scenarios: [steady.yaml]
@@ -85,8 +92,21 @@ margins: {default: 5%, error_rate: 1%}
 baseline: baseline
 """
 
+OWN_NIGHTLY = """\
+# The nightly measurement: slobench nightly slobench/nightly.yaml
+# Without a control, a slower machine or network looks like a slower server: docs/nightly.md
+schema: 1
+targets: [target.yaml]
+scenarios: [steady.yaml]
+repeats: 10
+metrics: [p50(ttft), p50(tpot), error_rate]
+margins: {default: 5%, error_rate: 1%}
+baseline: baseline
+"""
+
 NIGHTLY_WORKFLOW = """\
-# Measures every night and fails if it is worse than before. The cache holds the baseline.
+# Measures every night; fails if it is worse than before, or could not be measured. The cache holds
+# the baseline.
 name: slobench nightly
 on:
   schedule:
@@ -134,33 +154,45 @@ env:
   # Write it here, or set the repository variable SLOBENCH.
   SLOBENCH: ${{ vars.SLOBENCH@DEFAULT@ }}"""
 
+_KEY = """
+  # The key of the server, if it needs one: a secret of the repository.
+  OPENAI_API_KEY: ${{ secrets.OPENAI_API_KEY }}"""
+
 _INSTALL = """\
       - name: Install slobench
         run: |
           case "$SLOBENCH" in
             "") echo "::error::SLOBENCH is empty: see the first lines of this file"; exit 1 ;;
-            *://*) python -m pip install "slobench[engine] @ $SLOBENCH" ;;
-            *) python -m pip install "$SLOBENCH[engine]" ;;
+            *://*) python -m pip install "slobench@EXTRA@ @ $SLOBENCH" ;;
+            *) python -m pip install "$SLOBENCH@EXTRA@" ;;
           esac"""
 
-FILES = {
-    "slobench/chat.yaml": SCENARIO,
-    "slobench/target.yaml": TARGET,
-    "slobench/steady.yaml": STEADY,
-    "slobench/nightly.yaml": NIGHTLY,
-    ".github/workflows/slobench.yml": WORKFLOW,
-    ".github/workflows/slobench-nightly.yml": NIGHTLY_WORKFLOW,
-}
-"""Path inside the project → content."""
 
-
-def write_starter(directory: Path, source: str = "") -> list[Path]:
-    """Writes the files and returns their paths. The workflows install slobench from `source`
-    (`pinned`) unless a repository variable states another. Raises UsageError, and writes nothing,
-    if one of them exists; also if one cannot be written."""
+def write_starter(directory: Path, source: str = "", url: str = "") -> list[Path]:
+    """Writes the files and returns their paths. They measure the server at `url`, without one the
+    bundled engine. The workflows install slobench from `source` (`pinned`) unless a repository
+    variable states another. Raises UsageError, and writes nothing, if a file exists; also if one
+    cannot be written; TargetFileError for an unusable `url`."""
+    if url:
+        parse_url(url)
     default = f" || '{source}'" if source else ""
-    marks = {"@ENV@": _ENV.replace("@DEFAULT@", default), "@INSTALL@": _INSTALL}
-    paths = {directory / name: _filled(text, marks) for name, text in FILES.items()}
+    marks = {
+        "@ENV@": _ENV.replace("@DEFAULT@", default) + (_KEY if url else ""),
+        "@INSTALL@": _INSTALL,
+        "@EXTRA@": "" if url else "[engine]",
+        "@WHAT@": "the server of slobench/target.yaml." if url else "the bundled engine with it.",
+        "@TARGET@": "slobench/target.yaml" if url else "reference",
+        "@URL@": json.dumps(url),
+    }
+    files = {
+        "slobench/chat.yaml": SCENARIO,
+        "slobench/target.yaml": OWN_TARGET if url else TARGET,
+        "slobench/steady.yaml": STEADY,
+        "slobench/nightly.yaml": OWN_NIGHTLY if url else NIGHTLY,
+        ".github/workflows/slobench.yml": WORKFLOW,
+        ".github/workflows/slobench-nightly.yml": NIGHTLY_WORKFLOW,
+    }
+    paths = {directory / name: _filled(text, marks) for name, text in files.items()}
     if there := [str(path) for path in paths if path.exists()]:
         raise UsageError(f"{', '.join(there)}: already there; nothing was written")
     try:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from loadgen.archive.verify import Verified
 
 _FILES = ("loadgen.studies.nightly.run",)
 """Modules with `check_file`: the content of a file in words, None for another kind of file."""
-_STORES = ("loadgen.studies.nightly.baseline",)
-"""Modules with `check_store`: the files of a store and their problems, None for no store."""
+_STORES = ("loadgen.studies.study", "loadgen.studies.nightly.baseline")
+"""Modules with `check_store`: the files of a study or a baseline and their problems, None for any
+other directory."""
 
-
-class StoreCheck(NamedTuple):
-    """The number of files of a store, and the problems, sentences that begin with a path."""
-
-    kind: str
-    n_files: int
-    problems: tuple[str, ...]
+_RESULTS = ("loadgen.studies.stored",)
+"""Modules with `stored_result`: the result of a study in a directory, None for another one."""
 
 
 def check_file(path: Path) -> str | None:
@@ -27,10 +26,16 @@ def check_file(path: Path) -> str | None:
     return content
 
 
-def check_store(path: Path) -> StoreCheck | None:
+def check_store(path: Path) -> Verified | None:
     """The check of a directory that a study keeps; None for any other."""
-    found = _first(_STORES, "check_store", path)
-    return None if found is None else StoreCheck(*found)
+    found: Verified | None = _first(_STORES, "check_store", path)
+    return found
+
+
+def stored_result(directory: Path) -> Any:
+    """The result of a study with its JSON, its page and its text for the terminal
+    (`loadgen.studies.stored`); None for a directory without a study."""
+    return _first(_RESULTS, "stored_result", directory)
 
 
 def _first(modules: tuple[str, ...], check: str, path: Path) -> Any:

@@ -36,6 +36,7 @@ from targets.route import Route
 
 _IDLE_S = 3600.0  # idle connections stay open until the server closes them or the run ends
 # Headers that aiohttp must not add: the payload states its own.
+_FAILED = 400  # and above: HTTP statuses of failed answers
 _NO_AUTO_HEADERS = ("user-agent", "accept", "accept-encoding", "content-type")
 
 
@@ -95,6 +96,9 @@ class AiohttpClient:
     def in_flight(self, most: int) -> tuple[int, Sequence[int]]:
         return len(self._running), ()  # aiohttp does not expose its sockets
 
+    def has_read_since(self, at_ns: int) -> bool:
+        return any(exchange.read_ns > at_ns for exchange, _ in self._running.values())
+
     async def close(self) -> None:
         running = [task for _, task in self._running.values()]
         for task in running:
@@ -144,6 +148,8 @@ class AiohttpClient:
             exchange.http_status = response.status
             exchange.content_type = response.headers.get("content-type", "")
             exchange.content_encoding = response.headers.get("content-encoding", "").strip().lower()
+            for name, value in response.raw_headers if response.status >= _FAILED else ():
+                exchange.add_limit(name.lower(), value)
             if isinstance(response, _Response):
                 exchange.remote = response.remote
             await self._read(exchange, response)

@@ -33,6 +33,7 @@ from targets.rotation import format_address
 
 _HEAD_END = b"\r\n\r\n"
 _SHORT_READ = 16  # bytes; longer than the rest of a [DONE] that two reads share
+_FAILED = 400  # and above: HTTP statuses of failed answers
 _CONNECT_AT_ONCE = 64  # half of the shortest listen backlog in common use (128)
 
 
@@ -157,6 +158,8 @@ class Connection(asyncio.Protocol):
             self._body_until_eof, exchange.length = False, int(value)
         elif key == b"transfer-encoding":
             self._body_until_eof, exchange.is_chunked = False, True
+        elif self._parser.get_status_code() >= _FAILED:
+            exchange.add_limit(key, value)
 
     def on_headers_complete(self) -> None:
         exchange = self._exchange
@@ -200,6 +203,11 @@ class Connection(asyncio.Protocol):
     def exchange(self) -> Exchange | None:
         """The request in flight, if any."""
         return self._exchange
+
+    @property
+    def read_ns(self) -> int:
+        """When the last bytes came, 0 before any."""
+        return self._read_ns
 
     def is_usable(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
@@ -326,6 +334,9 @@ class Client:
         step = max(1, -(-len(busy) // most))
         self._turn += 1
         return len(busy), [c.descriptor() for c in busy[self._turn % step :: step]]
+
+    def has_read_since(self, at_ns: int) -> bool:
+        return any(connection.read_ns > at_ns for connection in self._busy.values())
 
     async def close(self) -> None:
         # With an empty pool, `forget` need not search it for each closed connection.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ ALL_REFUSED = "the run's requests are refused; the preflight's were not"
 
 _LEAST_REFUSED = 3  # requests with the same 4xx
 _LEAST_FAILED = 10  # requests with another failure, which may be chance
+_LIMITED = re.compile(r"rate[ _-]?limit|too many requests", re.IGNORECASE)  # a 429 inside a 200
 _OVERLOADED = (429, 503, 504, 529)  # answers to the load, not to the request
 
 
@@ -37,6 +39,9 @@ class FirstFailures:
             return
         if not self.n:
             self.status, self.reason = http_status, reason()
+            if is_unreadable and _LIMITED.search(self.reason):
+                self._is_over = True
+                return
         self.n += 1
 
     def message(self) -> tuple[int, int, str]:

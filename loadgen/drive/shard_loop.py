@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.archive.decode import answer_text, decode, quick_status
+from loadgen.archive.decode import answer_text, decode, ends_suspiciously, quick_status
 from loadgen.archive.exchange import Exchange
 from loadgen.archive.part_decoder import PartDecoder
 from loadgen.archive.store import MORE, Part, append_more, part_bytes
@@ -29,7 +29,7 @@ from loadgen.drive.task import ShardTask
 from loadgen.drive.transport import Transport
 from loadgen.drive.worker_messages import part_messages
 from loadgen.manifest.self_report import ConnectionsReport, DecodingReport, SelfReport
-from loadgen.records import ON_PURPOSE, Edges, Schedule, Status
+from loadgen.records import ON_PURPOSE, Edges, Schedule, Status, TokenSource, is_short
 from loadgen.timer import EARLY_NS, make_quiet_timer, make_timer
 from loadgen.workload.more_units import Continuation
 
@@ -85,6 +85,10 @@ class Shard:
         self._encoded_until_s, self._is_writing = 0.0, False
         self._n_released = self._n_sent = self._n_withdrawn = 0
         self._by_status = [0] * len(Status)
+        self._has_exact_lengths = task.has_exact_lengths
+        self._output_tokens = array(
+            "I", np.ascontiguousarray(task.schedule["output_tokens"]).tobytes()
+        )
         self._first_failures, self._redact = FirstFailures(), task.head.redact
         self._samples: dict[str, list[float]] = {}  # since the last progress message
         self._clear_samples()
@@ -94,7 +98,7 @@ class Shard:
             has_gaps=task.is_watched,
             is_streamed=task.adapter.stream,
         )
-        self._n_beats = 0
+        self._n_beats, self._beat_ns, self._heard_ns, self._heard_s = 0, 0, 0, 0.0
         sessions = np.ascontiguousarray(task.schedule["session_id"])
         last = np.zeros(int(sessions.max(initial=0)) + 1, np.int32)
         last[sessions] = np.arange(n)  # of equal sessions the last write stays
@@ -226,6 +230,9 @@ class Shard:
         status, samples = self._status(exchange), self._samples
         self._continue(exchange.row)
         self._by_status[status] += 1
+        is_given_up = status in (Status.timeout, Status.cancelled)  # by us
+        heard_ns = exchange.read_ns if is_given_up else exchange.done_ns
+        self._heard_ns = max(self._heard_ns, heard_ns)
         self._first_failures.ended(status, exchange.http_status, lambda: self._error_of(exchange))
         self._n_withdrawn += exchange.error.startswith(ON_PURPOSE)
         released_s = self._recorder.released_s[exchange.row]
@@ -241,6 +248,8 @@ class Shard:
             if self._is_quoted(exchange.row):
                 self._payloads.answered(exchange.row, lambda: answer_text(exchange, self._adapter))
             self._loop.call_soon(self._prepare, exchange.row)
+        if status is Status.truncated:  # a conversation goes on after it
+            status = Status.ok
         self._dispatcher.ended(exchange.row, status, self._seconds(exchange.done_ns))
 
     def _error_of(self, exchange: Exchange) -> str:
@@ -251,14 +260,24 @@ class Shard:
 
     def _status(self, exchange: Exchange) -> Status:
         """The status of an ended request. It is decoded if the release of a child depends on it, so
-        that an error inside a 200 response releases no child, and if no token was seen in a 200
-        response, so that an unusual form is not taken for a failure."""
-        status = quick_status(exchange)
-        is_unseen = status is Status.stream_error and exchange.outcome is None
-        if not is_unseen and not (self._is_decisive[exchange.row] and status is Status.ok):
+        that an error inside a 200 response releases no child, if the response ends like an error or
+        short of an exact length, and if no token was seen in a 200 response, so that an unusual
+        form is not taken for a failure."""
+        status, row = quick_status(exchange), exchange.row
+        requested = self._output_tokens[row] if self._has_exact_lengths else 0
+        if status is Status.ok:
+            is_clear = not self._is_decisive[row]
+            is_clear = is_clear and not ends_suspiciously(exchange, requested)
+        else:
+            is_clear = status is not Status.stream_error or exchange.outcome is not None
+        if is_clear:
             return status
         try:
-            return decode(exchange, self._adapter).status
+            decoded = decode(exchange, self._adapter)
+            is_counted = decoded.token_source is TokenSource.usage
+            if decoded.status is Status.ok and is_counted:
+                return Status.truncated if is_short(requested, decoded.output_tokens) else Status.ok
+            return decoded.status
         except Exception:  # a codec's bug on this body; the recorder records it
             return Status.stream_error
 
@@ -273,6 +292,7 @@ class Shard:
         self._live_samples.add_rows(rows)
         first = len(self._sessions)
         self._sessions.frombytes(np.ascontiguousarray(rows["session_id"]).tobytes())
+        self._output_tokens.frombytes(np.ascontiguousarray(rows["output_tokens"]).tobytes())
         for flags in (self._is_last, self._has_late_children, self._is_decisive):
             flags += bytes(len(rows))
         row_of, goes_on = self._dispatcher.families.row, rows["after_failure"].tolist()
@@ -334,6 +354,14 @@ class Shard:
         if self._is_writing:
             self._loop.call_later(_WRITE_EVERY_S, self._write_parts)
 
+    def _last_heard_s(self) -> float:
+        """When a byte came last, or a request ended otherwise than by us, as far as the progress
+        messages tell."""
+        since_ns, self._beat_ns = self._beat_ns, time.monotonic_ns()
+        if self._heard_ns > since_ns or self._client.has_read_since(since_ns):
+            self._heard_s = self._seconds(self._beat_ns)
+        return self._heard_s
+
     def _report(self) -> None:
         self._write_message(
             "beat",
@@ -345,6 +373,7 @@ class Shard:
             waiting=self._dispatcher.n_waiting,
             by_status=self._by_status,
             withdrawn=self._n_withdrawn,
+            heard_s=self._last_heard_s(),
             failed_alike=self._first_failures.message(),
             **{name: [round(s, 6) for s in samples] for name, samples in self._samples.items()},
             **self._live_samples.take(),

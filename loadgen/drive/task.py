@@ -39,4 +39,5 @@ class ShardTask:
     slo_limits_s: tuple[LimitsS, ...] = ()  # by class_id, for servers that schedule by them
     decodes_meanwhile: bool = False  # in a process of its own, for which a core is idle
     more: MoreUnits | None = None  # for users of a closed loop who get through their rows
+    has_exact_lengths: bool = False  # the server accepted them: shorter answers are truncated
     is_watched: bool = False  # whether to report gaps between tokens, for live metrics

@@ -68,6 +68,9 @@ class Transport(Protocol):
         `most` of them. Successive calls return different ones. No descriptors where the transport
         cannot access its sockets."""
 
+    def has_read_since(self, at_ns: int) -> bool:
+        """Whether a byte for a request in flight came after `at_ns` (monotonic)."""
+
     async def close(self) -> None:
         """Closes every connection."""
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from loadgen.manifest.sections import Manifest
 from loadgen.measure.attainment import due_rows, measured_window
+from loadgen.measure.closed_loop import counting_start
 from loadgen.measure.per_request import Seconds, TokenGaps, event_gaps, per_request
 from loadgen.measure.slo import parse_slo
 from loadgen.records import Run
@@ -38,6 +39,7 @@ def vllm_bench(run: Run) -> dict[str, Any]:
 
     Source: vLLM, vllm/benchmarks/serve.py (`calculate_metrics`, `benchmark`, `main_async`).
     """
+    run = counting_start(run)  # as that tool does
     outputs = _Outputs(run)
     return {**_setup(run, len(outputs.is_ok)), **outputs.result(_goodput_limits_s(run))}
 

@@ -38,12 +38,14 @@ from loadgen.manifest.sections import (
     TransferSection,
 )
 from loadgen.measure.attainment import derived, with_counted_window
+from loadgen.measure.closed_loop import with_start_left_out
 from loadgen.records import Run
 from loadgen.run.execute import VIRTUAL_TIME, Opener, Record
 from loadgen.run.manifest import completed, manifest
 from loadgen.run.run_options import Early, RunSetup
 from loadgen.run.shown_run import ShownRun, shown
-from loadgen.workload.scenario import Scenario, load_scenario
+from loadgen.workload.flag_values import KEYWORDS, scenario_of
+from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan, make_plan
 from reference_engine.cluster.kv_links import KvLinks
 from reference_engine.cluster.transfers import Transfers
@@ -130,10 +132,12 @@ def simulate(
     """Runs a scenario on a simulated engine; no request is sent.
 
     `policy` is a batching mode as an object, otherwise `mode` names one; further settings are those
-    of `--engine` (`shape`, `hardware`, `token_budget`, …, and the mode's own). With `out_dir` the
-    run is also written there. Raises UsageError for invalid settings.
+    of `--engine` (`shape`, `hardware`, `token_budget`, …, and the mode's own), and flags on the
+    scenario (`rate`, `slo`, …). With `out_dir` the run is also written there. Raises UsageError for
+    invalid settings.
     """
-    chosen = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
+    flags = {name: settings.pop(name) for name in KEYWORDS if name in settings}
+    chosen = scenario_of(scenario, flags)
     options = sim_options(settings)
     console = Console(quiet=True)
     if out_dir is None:
@@ -183,7 +187,8 @@ def record(
     done = completed(planned, scenario, how, reason, ended_s, 0, 0, started_utc)
     done = msgspec.structs.replace(done, clock="virtual", engine=simulation.engine_section())
     names = replace(scenario.names(), errors=found.errors)
-    run = with_counted_window(Run(done, plan.schedule, requests, chunks, plan.edges, names))
+    recorded = Run(done, plan.schedule, requests, chunks, plan.edges, names)
+    run = with_start_left_out(with_counted_window(recorded))
     if directory is not None:
         store.write_schedule(directory, run)
         store.write_run(directory, run, derived(run))
@@ -336,7 +341,7 @@ class _Simulation:
         if self._n_interrupts > self._n_handled:
             self._n_handled = self._n_interrupts
             self._progress.note("interrupted: the report covers the simulation so far")
-            self.client.stop("interrupted", "the interrupt", 0.0)
+            self.client.stop("interrupted", "you stopped the simulation", 0.0)
         if time.monotonic() >= self._next_beat:
             self._beat()
 

@@ -67,6 +67,7 @@ class Totals:
     waiting: int
     withdrawn: int  # cancelled on purpose: counted as ended, not as failed
     measured: int  # released after the warm-up
+    heard_s: float | None = None  # when the last byte came; None: a worker does not state it
     failed_alike: Sequence[tuple[int, int, str]] = ()  # by shard: `FirstFailures.message`
 
     @property
@@ -118,6 +119,7 @@ class Progress:
         self._ttft, self._lateness = LiveCounts(), LiveCounts()
         self._live: Live | None = None
         self._note = ""
+        self._quiet_s = 0.0
         self._next_line_s, self._next_draw_s = _PLAIN_EVERY_S, 0.0
 
     def __enter__(self) -> Progress:
@@ -165,6 +167,10 @@ class Progress:
             self._warned = warning
         return totals
 
+    def quiet(self, for_s: float) -> None:
+        """Shows from now on how long no byte has come from the server; 0: it answers."""
+        self._quiet_s = for_s
+
     def note(self, text: str) -> None:
         """Shows a message at once, such as the reason why the run ends early."""
         self._note = text
@@ -179,7 +185,10 @@ class Progress:
         summed = ("released", "in_flight", "waiting", "withdrawn", "measured")
         alike = [tuple(beat["failed_alike"]) for beat in beats if "failed_alike" in beat]
         sums = {key: sum(beat[key] for beat in beats) for key in summed}
-        return Totals(now_s, by_status, **sums, failed_alike=alike)
+        heard = [beat.get("heard_s") for beat in beats]
+        known_s = [at_s for at_s in heard if at_s is not None]
+        heard_s = max(known_s) if known_s and len(known_s) == len(heard) else None
+        return Totals(now_s, by_status, **sums, heard_s=heard_s, failed_alike=alike)
 
     def _facts(self, totals: Totals) -> list[str]:
         elapsed_s = min(totals.now_s, self._window_s)
@@ -201,6 +210,8 @@ class Progress:
         ]
         if self._n_measured is not None:
             facts[0] = f"{totals.measured}/{self._n_measured} measured requests"
+        if self._quiet_s:
+            facts[2] += f", NO BYTE for {self._quiet_s:.0f} s"
         if totals.now_s > self._window_s or self._share(totals) >= 1:
             facts[0] = "draining"
         return facts
@@ -215,7 +226,11 @@ class Progress:
         """TPOT, tokens per second and the SLOs, for the line of a run without a terminal."""
         if self._figures is None:
             return []
-        slos = [f"{_name(slo)} {slo.shown} {_WORDS[slo.is_met]}" for slo in self._figures.slos()]
+        before = " before" if self._quiet_s else ""
+        slos = [
+            f"{_name(slo)} {slo.shown} {_WORDS[slo.is_met]}{before if slo.is_met else ''}"
+            for slo in self._figures.slos()
+        ]
         return [
             f"TPOT {_percentiles(self._figures.latencies['tpot_s'])}",
             f"{format_number(self._figures.tokens_per_s)} tokens/s",
@@ -248,6 +263,9 @@ class Progress:
             if len(self._figures.classes) > 1:
                 _draw_classes(view, self._figures)
             view.append(lateness, "dim")
+        if self._quiet_s:
+            text = f"\n! no byte from the server for {self._quiet_s:.0f} s"
+            view.append(f"{text}, {totals.in_flight} requests in flight", "bold red")
         if warning := self._present_warning():
             view.append(f"\n! {warning}", "bold red")
         if self._note:

@@ -10,6 +10,7 @@ from typing import Literal
 from loadgen.live.live_histogram import LiveCounts
 from loadgen.measure.catalog import METRICS, PASSES_UNDEFINED, Unit
 from loadgen.measure.slo import IMPLIED_ATTAINMENT, Slo, parse_slo, with_implied
+from loadgen.measure.unanswered import MOST_SHARE
 from loadgen.measure.wording import format_value
 
 
@@ -34,8 +35,9 @@ class Tally:
 @dataclass(frozen=True, slots=True)
 class SloSoFar:
     """An SLO with its value so far, in the unit of its metric; None where the value is not known
-    before the report. A per-request limit shows the percentile that the attainment requires:
-    `aggregate` p99 for 99 %."""
+    before the report. `is_met` None: not known, or the mean of too few of the requests. A
+    per-request limit shows the percentile that the attainment requires: `aggregate` p99 for
+    99 %."""
 
     text: str
     class_name: str
@@ -78,6 +80,9 @@ def _so_far(slo: Slo, tally: Tally, class_name: str, share: float) -> SloSoFar:
         value = _latency(slo, tally, quantile)
     else:
         value = _of_run(slo.metric, tally)
+    is_met = None if value is None else slo.holds(value)
+    if is_met and slo.aggregate == "mean" and tally.n_failed > MOST_SHARE * tally.n:
+        is_met = None  # by the others alone
     return SloSoFar(
         text=slo.text,
         class_name=class_name,
@@ -87,7 +92,7 @@ def _so_far(slo: Slo, tally: Tally, class_name: str, share: float) -> SloSoFar:
         operator=slo.operator,
         limit=slo.limit,
         value=value,
-        is_met=None if value is None else slo.holds(value),
+        is_met=is_met,
     )
 
 

@@ -17,6 +17,9 @@ from loadgen.manifest.self_report import ClientReport
 
 SCHEMA = 3
 Ended = Literal["running", "completed", "stopped", "interrupted"]
+EndKind = Literal["other", "refused", "silent"]
+"""Why a run was stopped: its first requests all failed alike, the server fell silent, or another
+reason."""
 
 
 class LimitsSection(JsonSection, frozen=True):
@@ -86,7 +89,8 @@ class TargetSection(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     answers have the planned length. `prompt_fit` is (tokens of the chat template, tokens per
     character of a prompt). `metrics` are the addresses of the server's own metrics, empty where
     they were not read; `prompt_words` is the number of words with a known length in tokens.
-    `stream` False: answers were requested as a whole.
+    `stream` False: answers were requested as a whole. `recorded_prompts` is the number of different
+    recorded prompts that are sent without a salt; None: every prompt is new.
     """
 
     kind: str
@@ -106,6 +110,7 @@ class TargetSection(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     metrics: tuple[str, ...] | None = None
     prompt_words: int | None = None
     stream: bool = True
+    recorded_prompts: int | None = None
 
 
 class PreflightLine(JsonSection, frozen=True):
@@ -127,13 +132,15 @@ class WindowSection(JsonSection, frozen=True, omit_defaults=True):
     """Planned lengths of warm-up, measured window and drain, seconds. `ended_s` is the time, since
     the run's epoch, at which releasing stopped early; None where it did not. `requests`: the number
     of measured requests that ended the window during the run, so that `measure_s` is its actual
-    length; None for a window of planned length."""
+    length; None for a window of planned length. `started_s`: the time, since the epoch, at which
+    the start of a closed loop ends, which the figures leave out; None where nothing is left out."""
 
     warmup_s: float
     measure_s: float
     drain_s: float
     ended_s: float | None = None
     requests: int | None = None
+    started_s: float | None = None
 
 
 class InstrumentLimits(JsonSection, frozen=True):
@@ -296,7 +303,9 @@ class Manifest(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     where it did not. `n_bad_messages`, `workers` and `live` (metric → quantiles) belong to a
     distributed run, `engine` to a simulated one, and `scrapes` to a run that read the server's
     metrics; they are None for other runs. With fewer successful requests than `min_requests` the
-    run has no verdict. `dead_workers` are the numbers of the workers that died during the run. The
+    run has no verdict. `silent_since_s`: no byte came any more after this time, for which the run
+    was stopped. `too_long_at` are the first `file:line` of prompts that the server refused for
+    their length. `dead_workers` are the numbers of the workers that died during the run. The
     schedule has `n_requests` planned rows, which `schedule_sha256` covers,
     and `extended_rows` that were added during the run for users of a closed loop who got through
     theirs.
@@ -324,6 +333,9 @@ class Manifest(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     started_utc: str
     ended: Ended
     end_reason: str
+    end_kind: EndKind = "other"
+    silent_since_s: float | None = None
+    too_long_at: tuple[str, ...] = ()
     requested_rate_per_s: float | None = None
     transport: str | None = None
     epoch_monotonic_s: float | None = None

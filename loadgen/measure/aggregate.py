@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from loadgen.errors import RunInvalid, UsageError
+from loadgen.manifest.sections import Ended
+from loadgen.measure.cause import Cause, find_cause
+from loadgen.measure.counted_prompts import why_other_prompts
 from loadgen.measure.doubts import doubts, open_overload, overload
 from loadgen.measure.drivers import drivers
 from loadgen.measure.evidence import Evidence, recorded_evidence
 from loadgen.measure.fairness import fairness
 from loadgen.measure.findings import findings, token_marks
+from loadgen.measure.in_flight import in_flight
 from loadgen.measure.judging_slos import other_slos, own_slos
+from loadgen.measure.load import change_through
 from loadgen.measure.per_request import Mask, without_own
 from loadgen.measure.run_results import RunResults, run_results
 from loadgen.measure.scope import Scope
 from loadgen.measure.search_command import capacity_command
-from loadgen.measure.server_load import backends, server_findings, server_summary
+from loadgen.measure.server_load import Backend, backends, server_findings, server_summary
 from loadgen.measure.slo import needs_stream
 from loadgen.measure.slo_result import Certainty
 from loadgen.measure.stalls import stalls
 from loadgen.measure.stimulus import stimulus
-from loadgen.measure.summary import Summary, Validity, ValidityCheck
+from loadgen.measure.summary import ERROR_GATE, Summary, Validity, ValidityCheck, gate
 from loadgen.measure.truncated import why_not_met
 from loadgen.measure.validity.checks import is_disturbed, is_trusted
 from loadgen.measure.validity.survival import Imprecise, imprecise, instrument_check
@@ -60,49 +65,92 @@ def summarize(
         run, slos = without_own(run), other_slos(run, slo)
     if not run.manifest.target.stream and (problem := needs_stream(slos.stated)) is not None:
         raise UsageError(f"--slo {problem}")
-    evidence = recorded_evidence(run, slos)
-    scope = evidence.whole(confidence or DEFAULT_CONFIDENCE)
-    proof = _proof(evidence, run_results(evidence, scope, required))
+    level = confidence or DEFAULT_CONFIDENCE
+    evidence = recorded_evidence(run, slos, level)
+    scope = evidence.whole(level)
+    proof = _proof(evidence, scope, run_results(evidence, scope, required))
     decision = decide(
         proof.results.judged,
         doubts(run, proof.checks, evidence.due),
-        proof.overload,
+        _breakdown(proof),
         scope.confidence,
         required,
         n_ok=proof.results.whole.counts[Status.ok.name],
         min_requests=least,
     )
-    if decision.verdict == "met" and (missing := why_not_met(run, evidence.due)):
-        decision = Decision(
-            "no_verdict", RunInvalid.exit_code, (Reason("tokens_missing", missing),)
-        )
+    if decision.verdict == "met" and (other := _other_work(run, evidence.due)):
+        decision = Decision("no_verdict", RunInvalid.exit_code, other)
+    decision = _with_cause(decision, proof.cause, run.manifest.ended)
     return _summary(evidence, scope, proof, decision, least)
+
+
+def _breakdown(proof: _Proof) -> Reason | None:
+    """What makes a run missed whatever its SLOs: a server that stopped answering, or an
+    overload."""
+    if proof.cause is not None and proof.cause.kind == "stopped_answering":
+        return Reason("cause", proof.cause.sentence)
+    return Reason("overloaded", proof.overload) if proof.overload else None
+
+
+def _with_cause(decision: Decision, cause: Cause | None, ended: Ended) -> Decision:
+    """The decision with the cause as its first reason, of an interrupted run as its last, unless
+    the SLOs are met or it is there."""
+    sentences = [reason.sentence for reason in decision.reasons]
+    if cause is None or decision.verdict == "met" or cause.sentence in sentences:
+        return decision
+    found = Reason("cause", cause.sentence)
+    is_last = ended == "interrupted"
+    reasons = (*decision.reasons, found) if is_last else (found, *decision.reasons)
+    return replace(decision, reasons=reasons)
+
+
+def _other_work(run: Run, due: Mask) -> tuple[Reason, ...]:
+    """The reasons why a run that met its SLOs is not the run that was planned."""
+    found = (
+        Reason("tokens_missing", why_not_met(run, due)),
+        Reason("other_prompts", why_other_prompts(run, due)),
+    )
+    return tuple(reason for reason in found if reason.sentence)
 
 
 @dataclass(frozen=True, slots=True)
 class _Proof:
     """What the results of a run prove: less than they state if the run was overloaded (a sentence,
     "" for none), nothing if a gate of the `checks` failed. `imprecise` are the percentiles that the
-    load generator's own delays may have moved too far."""
+    load generator's own delays may have moved too far. `cause` is that of most misses."""
 
     results: RunResults
     checks: tuple[ValidityCheck, ...]
     overload: str
     imprecise: Sequence[Imprecise]
+    addresses: tuple[Backend, ...]
+    cause: Cause | None
 
 
-def _proof(evidence: Evidence, results: RunResults) -> _Proof:
+def _proof(evidence: Evidence, scope: Scope, results: RunResults) -> _Proof:
     run, columns, due, error = evidence.run, evidence.columns, evidence.due, evidence.error
     excess = overload(run, columns, due, evidence.checks, results.whole.counts)
+    addresses = tuple(backends(run, columns, due))
+    cause = find_cause(
+        run, columns, due, due & ~scope.meets(columns), evidence.window, addresses, excess,
+        is_missed=any(result.met is False for result in results.judged),
+    )  # fmt: skip
+    has_stopped = cause is not None and cause.kind == "stopped_answering"
     unsure = ""
-    if excess:
+    if excess or has_stopped:
         results = results.without_needs()
         unsure = open_overload(run, columns, error, due, evidence.window)
+    elif why := change_through(run, columns, due, evidence.window):
+        results = results.without_needs(why)
     too_large = imprecise(run, columns, error, due, run.manifest.instrument_limits)
     is_late = is_disturbed(evidence.checks)
-    own_error = instrument_check(run, results.judged, too_large, is_late, unsure)
+    if has_stopped:  # the SLOs do not decide
+        own_error = gate(ERROR_GATE, True, "no delay of the load generator silences a server")
+    else:
+        own_error = instrument_check(run, results.judged, too_large, is_late, unsure)
     checks = (*evidence.checks, own_error)
-    return _Proof(results if is_trusted(checks) else results.unproven(), checks, excess, too_large)
+    results = results if is_trusted(checks) else results.unproven()
+    return _Proof(results, checks, excess, too_large, addresses, cause)
 
 
 def _summary(
@@ -110,7 +158,9 @@ def _summary(
 ) -> Summary:
     run, columns, due, window = evidence.run, evidence.columns, evidence.due, evidence.window
     whole, met = proof.results.whole, due & scope.meets(columns)
-    sent, addresses = stimulus(run, columns, window), tuple(backends(run, columns, due))
+    sent, addresses, cause = stimulus(run, columns, window), proof.addresses, proof.cause
+    helps = cause is None or cause.is_about_load
+    noted = (cause.sentence,) if cause is not None and decision.verdict == "met" else ()
     return Summary(
         run=run.manifest.run,
         verdict=decision.verdict,
@@ -134,9 +184,21 @@ def _summary(
             proof.checks,
             stalls(run, columns, due),
             tuple(map(str, proof.imprecise)),
+            why_other_prompts(run, due),
         ),
         findings=(
-            *findings(run, columns, due, window, evidence.limits, proof.checks, sent, addresses),
+            *noted,
+            *findings(
+                run,
+                columns,
+                due,
+                window,
+                evidence.limits,
+                proof.checks,
+                sent,
+                addresses,
+                evidence.loop,
+            ),
             *server_findings(run, columns),
         ),
         classes=proof.results.classes,
@@ -145,15 +207,21 @@ def _summary(
         server=server_summary(run, columns, window),
         backends=addresses,
         stimulus=sent,
-        capacity_command=capacity_command(run, evidence.slos.stated, is_own=evidence.slos.is_own),
+        capacity_command=(
+            capacity_command(run, evidence.slos.stated, is_own=evidence.slos.is_own)
+            if helps
+            else ""
+        ),
         min_requests=min_requests,
         made_under=evidence.slos.made_under,
         judged_by=evidence.slos.judged_by,
         marks=token_marks(columns, run, due),
         http_statuses=_http_statuses(run, due),
-        is_verified=run.is_verified,
         certainty=certainty_of(decision.verdict, proof.results.judged),
         is_overloaded=any(reason.kind == "overloaded" for reason in decision.reasons),
+        cause=cause,
+        closed_loop=evidence.loop,
+        in_flight=in_flight(run, window),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,11 +15,13 @@ from loadgen.measure.catalog import PASSES_UNDEFINED
 from loadgen.measure.per_request import Mask, PerRequest, per_request
 from loadgen.measure.slo import Slo, own_slo, parse_slo
 from loadgen.measure.stalls import stalled_rows
+from loadgen.measure.statistics.dependence import autocorrelation_time
 from loadgen.measure.statistics.time_series import mser5
 from loadgen.measure.statistics.trend import has_trend
 from loadgen.records import Phase, Run, Status
 from loadgen.units import parse_duration_s
 
+WARMUP_ERRORS = 4.0
 LEAST_STEADY = 50  # successful requests that show a steady state
 _APART_S = 1e-6  # of the end of a counted window from the releases before and after it
 
@@ -37,10 +40,12 @@ class MeasuredWindow:
 
 def measured_window(run: Run) -> MeasuredWindow:
     """From the end of warm-up for `measure_s`, or until the run stopped releasing, whichever came
-    first."""
+    first; without the start of a closed loop (`closed_loop`)."""
     window = run.manifest.window
     start_s = window.warmup_s
     end_s, ended_s = start_s + window.measure_s, window.ended_s
+    if window.started_s is not None:
+        start_s = max(start_s, window.started_s)
     return MeasuredWindow(start_s, end_s if ended_s is None else max(start_s, min(end_s, ended_s)))
 
 
@@ -95,16 +100,28 @@ def warmup_rows(run: Run) -> Mask:
         return planned
     released_s = run.request_rows["released_s"]
     moved &= np.isfinite(released_s)
-    warmup: Mask = np.where(moved, released_s < measured_window(run).start_s, planned)
+    warmup: Mask = np.where(moved, released_s < run.manifest.window.warmup_s, planned)
     return warmup
+
+
+def start_rows(run: Run) -> Mask:
+    """Rows after the warm-up that belong to the start of a closed loop, which the measured window
+    leaves out; those of other classes in that time as well."""
+    started_s = run.manifest.window.started_s
+    if started_s is None:
+        return np.zeros(len(run.schedule_rows), bool)
+    released_s = run.request_rows["released_s"]
+    at_s = np.where(np.isnan(released_s), run.schedule_rows["scheduled_s"], released_s)
+    start: Mask = (at_s < started_s) & ~warmup_rows(run)
+    return start
 
 
 def due_rows(run: Run) -> Mask:
     """Rows that had to be served in the measured window.
 
-    Not due: warm-up; a row whose parents failed or did not finish, so that it was never released; a
-    row planned after an interrupted run had stopped releasing; a row that another worker released
-    after the last of `window.requests`; a withdrawn row.
+    Not due: warm-up and the start of a closed loop; a row whose parents failed or did not finish,
+    so that it was never released; a row planned after an interrupted run had stopped releasing; a
+    row that another worker released after the last of `window.requests`; a withdrawn row.
     """
     return came_due(run) & ~_is_drawn(run)
 
@@ -120,7 +137,7 @@ def came_due(run: Run) -> Mask:
     """`due_rows` and `withdrawn_rows` together."""
     schedule, status = run.schedule_rows, run.request_rows["status"]
     unreleased = status == Status.not_released
-    came: Mask = ~warmup_rows(run)
+    came: Mask = ~(warmup_rows(run) | start_rows(run))
     if run.manifest.window.requests is not None:
         came &= ~(run.request_rows["released_s"] >= measured_window(run).end_s)
     if unreleased.any():
@@ -142,6 +159,14 @@ def failed_rows(run: Run) -> Mask:
     status = run.request_rows["status"]
     failed: Mask = due_rows(run) & (status != Status.ok) & (status != Status.cancelled)
     return failed
+
+
+def errors(run: Run) -> tuple[Mask, Mask]:
+    """The rows of `error_rate`: those that failed, of those that count. A failure in the start of a
+    closed loop counts, although the start is no part of any other figure."""
+    status, start = run.request_rows["status"], start_rows(run) & ~_is_drawn(run)
+    broken = (status != Status.ok) & (status != Status.cancelled)
+    return failed_rows(run) | (start & broken), due_rows(run) | start
 
 
 def _is_drawn(run: Run) -> Mask:
@@ -238,11 +263,15 @@ def derived(run: Run) -> dict[str, NDArray[np.generic]]:
 
 
 def with_window(run: Run, text: str) -> Run:
-    """The run measured over `30s:90s` (from its start), or over `steady`: from where TTFT has
-    settled (MSER-5). Requests scheduled after the window are left out.
+    """The run measured over `30s:90s` (from its start), over `steady`: from where TTFT has settled
+    (MSER-5), or over `all`, the start of a closed loop included. Requests scheduled after the
+    window are left out.
 
     Raises UsageError for a window that is malformed, empty or not found.
     """
+    if text == "all":
+        bare = structs.replace(run.manifest.window, started_s=None)
+        return replace(run, manifest=structs.replace(run.manifest, window=bare))
     start_s, end_s = _steady(run) if text == "steady" else _ends(text)
     window = measured_window(run)
     if not start_s < end_s or start_s >= window.end_s:
@@ -254,7 +283,9 @@ def with_window(run: Run, text: str) -> Run:
     schedule["phase"] = np.where(due_s[kept] < start_s, Phase.warmup, Phase.measure)
     ids = schedule["request_id"]
     length_s = min(end_s, window.end_s) - start_s
-    changed = structs.replace(run.manifest.window, warmup_s=start_s, measure_s=length_s)
+    changed = structs.replace(
+        run.manifest.window, warmup_s=start_s, measure_s=length_s, started_s=None
+    )
     return replace(
         run,
         manifest=structs.replace(run.manifest, window=changed),
@@ -269,7 +300,7 @@ def _ends(text: str) -> tuple[float, float]:
     first, colon, last = text.partition(":")
     try:
         if not colon:
-            raise ValueError("expected START:END, e.g. 30s:90s, or steady")
+            raise ValueError("expected START:END, e.g. 30s:90s, steady or all")
         return parse_duration_s(first), parse_duration_s(last)
     except ValueError as error:
         raise UsageError(f"--window {text}: {error}") from None
@@ -294,10 +325,16 @@ def _steady(run: Run) -> tuple[float, float]:
 def steady_from(ttft_s: NDArray[np.float64]) -> int | None:
     """The number of values, in order of release, before the steady state; None without any.
 
-    It begins where MSER-5 cuts. A cut in the second half is no sign of a warm-up, because a queue
-    near capacity has calm and busy stretches of its own: then nothing is cut. What remains must
-    have no trend.
+    It begins where MSER-5 cuts. A queue has calm and busy stretches of its own, and a cut that
+    drops a busy stretch at the start leaves a calm run. So nothing is cut in the second half, and
+    nothing whose mean differs from that of the rest by less than four standard errors, with the
+    autocorrelation time of the rest. What remains must have no trend.
     """
     found = mser5(ttft_s)
     cut = found.cut if found.is_found else 0
+    if cut:
+        first, rest = ttft_s[:cut], ttft_s[cut:]
+        variance = float(np.var(rest)) * autocorrelation_time(rest) * (1 / cut + 1 / len(rest))
+        if abs(first.mean() - rest.mean()) <= WARMUP_ERRORS * math.sqrt(variance):
+            cut = 0
     return None if has_trend(ttft_s[cut:]) else cut

@@ -16,10 +16,14 @@ from loadgen.records import Run
 
 
 def doubts(run: Run, checks: Sequence[ValidityCheck], due: Mask) -> list[Reason]:
-    """Reasons for which no verdict can be given."""
+    """Reasons for which no verdict can be given. A run that ended because its server froze has a
+    verdict."""
     reasons = []
     ended = run.manifest.ended
-    if ended != "completed":
+    if ended != "completed" and run.manifest.end_kind == "refused":
+        text = "The run was stopped, because its first requests all failed alike."
+        reasons.append(Reason("ended_early", text))
+    elif ended != "completed" and run.manifest.end_kind != "silent":
         why = run.manifest.end_reason.rstrip(".")
         reasons.append(Reason("ended_early", f"The run was {ended}{f': {why}' if why else ''}."))
     reasons += [Reason("invalid", _sentence(c)) for c in checks if c.is_gate and c.ok is False]

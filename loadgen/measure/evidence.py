@@ -15,6 +15,7 @@ from loadgen.measure.attainment import (
     meets,
     meets_own,
 )
+from loadgen.measure.closed_loop import ClosedLoop, closed_loop, is_closed
 from loadgen.measure.judging_slos import JudgingSlos, brought, tightest_brought
 from loadgen.measure.load import load_through
 from loadgen.measure.per_request import Mask, PerRequest, Seconds, per_request
@@ -39,7 +40,13 @@ class Evidence:
     limits: Sequence[Slo]
     lateness_s: Seconds
     error: ErrorBound
+    loop: ClosedLoop | None
     checks: tuple[ValidityCheck, ...]
+
+    @property
+    def start_up(self) -> str:
+        """Why the run is mostly the start of its closed loop, "" where it is not."""
+        return self.loop.start_up_text if self.loop and self.loop.is_start_up else ""
 
     def whole(self, confidence: float) -> Scope:
         """All traffic, judged by the SLOs that were stated for all of it or brought to it."""
@@ -59,6 +66,8 @@ class Evidence:
             limits=limits,
             error=self.error,
             confidence=confidence,
+            is_closed_loop=is_closed(run),
+            start_up=self.start_up,
         )
 
     def of_class(self, name: str, confidence: float) -> Scope:
@@ -81,15 +90,18 @@ class Evidence:
             limits=[(slo, everywhere) for slo in (*shared, *own, *brought(columns))],
             error=error_bound(part, self.lateness_s[in_class]),
             confidence=confidence,
+            is_closed_loop=self.run.manifest.classes[name].is_closed_loop,
+            start_up=self.start_up,
         )
 
 
-def recorded_evidence(run: Run, slos: JudgingSlos) -> Evidence:
+def recorded_evidence(run: Run, slos: JudgingSlos, confidence: float) -> Evidence:
     """The evidence of a run. Raises RunInvalid for tables that do not fit together."""
     window, columns, due = measured_window(run), per_request(run), due_rows(run)
     limits = [*slos.stated, *tightest_brought(columns, due)]
     load = load_through(run, columns, due, window)
     lateness_s = own_lateness(run, columns)
+    waits_s = columns.ttft_s if columns.is_streamed else columns.e2e_s
     return Evidence(
         run,
         slos,
@@ -99,6 +111,7 @@ def recorded_evidence(run: Run, slos: JudgingSlos) -> Evidence:
         limits,
         lateness_s,
         error=error_bound(run, lateness_s),
+        loop=closed_loop(run, waits_s, columns.is_streamed, confidence),
         checks=tuple(checks(run, columns, due, limits, load)),
     )
 

@@ -6,14 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from loadgen.measure.answers import other_model, same_prompts, same_text
 from loadgen.measure.attainment import (
     MeasuredWindow,
     came_due,
+    start_rows,
     unfinished_rows,
     warmup_rows,
     withdrawn_rows,
 )
 from loadgen.measure.catalog import METRICS, NEEDS_STREAM
+from loadgen.measure.closed_loop import ClosedLoop
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.server_load import Backend, pinned
 from loadgen.measure.slo import Slo
@@ -23,6 +26,11 @@ from loadgen.measure.truncated import failed_midway, truncated_text
 from loadgen.measure.unmeasured import one_piece
 from loadgen.measure.wording import format_count, format_number, format_value
 from loadgen.records import AFTER_DONE, Run, Status, TokenSource
+
+NO_LIMITS = (
+    "No per-request limit was given, so goodput counts every successful request, and there is no "
+    "attainment."
+)
 
 
 def findings(
@@ -34,15 +42,27 @@ def findings(
     checks: Sequence[ValidityCheck],
     sent: Stimulus,
     addresses: Sequence[Backend],
+    loop: ClosedLoop | None = None,
 ) -> list[str]:
     """All findings that apply, the most consequential first."""
-    failed_checks = [
-        f"{check.name.capitalize()}: {check.detail}."
+    of_answers = (
+        _other_model(run, due),
+        _same_text(run, columns, due),
+        _same_prompts(run, due),
+    )
+    failed = [
+        check
         for check in checks
         if check.ok is False and not check.is_gate
+        if check.name != "load" or run.manifest.end_kind != "silent"  # no queue: a frozen server
     ]
+    failed.sort(key=lambda check: check.name not in ("cache", "input lengths"))
+    failed_checks = [f"{check.name.capitalize()}: {check.detail}." for check in failed]
     sentences = (
         _server_ended(run),
+        _start_up(loop),
+        _open_rate(loop),
+        _lock_step(loop),
         _shortened(run, window),
         _too_few(run),
         _unfinished(run, due),
@@ -67,7 +87,39 @@ def findings(
         _disk_writes(run),
         _goodput_without_limits(slos),
     )
-    return failed_checks + [sentence for sentence in sentences if sentence]
+    return [text for text in (*of_answers, *failed_checks, *sentences) if text]
+
+
+def _start_up(loop: ClosedLoop | None) -> str:
+    """A closed loop whose users had hardly begun."""
+    if loop is None or not loop.is_start_up:
+        return ""
+    return (
+        f"Mostly start-up: the {format_count(loop.users)} users begin together, and too few "
+        "requests followed their first answers. All requests are counted, so that the figures "
+        f"describe the start; {loop.needs_text}."
+    )
+
+
+def _open_rate(loop: ClosedLoop | None) -> str:
+    """A closed loop that is too short for an interval of its rate."""
+    if loop is None or loop.is_start_up or loop.requests_needed is None or loop.users == 1:
+        return ""
+    return (
+        "The rate has no interval, because the run is too short after the start of its users: "
+        f"{loop.needs_text}."
+    )
+
+
+def _lock_step(loop: ClosedLoop | None) -> str:
+    """Users of a closed loop that send together."""
+    if loop is None or not loop.is_in_lock_step:
+        return ""
+    return (
+        f"The {format_count(loop.users)} users send in lock-step, together in waves, because their "
+        "answers take equally long. Latencies hold for these waves; different lengths or think "
+        "times separate the users."
+    )
 
 
 def _server_ended(run: Run) -> str:
@@ -83,17 +135,18 @@ def _server_ended(run: Run) -> str:
 
 def _shortened(run: Run, window: MeasuredWindow) -> str:
     planned_s = run.manifest.window.measure_s
-    if window.length_s >= planned_s:
+    length_s = window.end_s - run.manifest.window.warmup_s
+    if length_s >= planned_s:
         return ""
     return (
-        f"The measured window is {format_value(window.length_s, 's')} long, not "
+        f"The measured window is {format_value(length_s, 's')} long, not "
         f"{format_value(planned_s, 's')} as planned."
     )
 
 
 def _too_few(run: Run) -> str:
     """Fewer requests than the window was to have, because the longest time for them was over."""
-    wanted, n = run.manifest.window.requests, int(np.count_nonzero(came_due(run)))
+    wanted, n = run.manifest.window.requests, _released(run)
     if wanted is None or n >= wanted or run.manifest.ended != "completed":
         return ""
     return (
@@ -101,6 +154,11 @@ def _too_few(run: Run) -> str:
         f"{format_value(run.manifest.window.measure_s, 's')}, the longest time for them; "
         "phases.at_most sets it."
     )
+
+
+def _released(run: Run) -> int:
+    """The requests that came due after the warm-up, the start of a closed loop included."""
+    return int(np.count_nonzero(came_due(run) | start_rows(run)))
 
 
 def unfinished_text(run: Run, n: int, n_due: int) -> str:
@@ -165,11 +223,11 @@ def _withdrawn(run: Run) -> str:
 
 def _not_due(run: Run, due: Mask) -> str:
     """Requests of the window that never became due."""
-    if (wanted := run.manifest.window.requests) and np.count_nonzero(came_due(run)) >= wanted:
+    if (wanted := run.manifest.window.requests) and _released(run) >= wanted:
         return ""  # more sessions were planned than the window needed
     closed = [traffic.is_closed_loop for traffic in run.manifest.classes.values()]
     again = np.isin(run.schedule_rows["class_id"], np.flatnonzero(closed))
-    others = ~warmup_rows(run) & ~due & ~withdrawn_rows(run)
+    others = ~(warmup_rows(run) | start_rows(run) | due | withdrawn_rows(run))
     n = int(np.count_nonzero(others & ~again))  # closed loops plan more requests than they send
     if not n:
         return ""
@@ -194,6 +252,21 @@ def _below_template(run: Run, due: Mask) -> str:
         f"{format_count(n)} requests were planned with fewer tokens than the chat template alone "
         f"needs (at least {least_tokens}), so the server counts more tokens than planned."
     )
+
+
+def _other_model(run: Run, due: Mask) -> str:
+    """Answers that state another model than requested."""
+    return other_model(run, due)
+
+
+def _same_prompts(run: Run, due: Mask) -> str:
+    """Recorded prompts that were sent several times."""
+    return same_prompts(run, due)
+
+
+def _same_text(run: Run, columns: PerRequest, due: Mask) -> str:
+    """Answers with the same text to different prompts."""
+    return same_text(run, columns, due)
 
 
 def _token_counts(columns: PerRequest, run: Run, due: Mask) -> str:
@@ -385,7 +458,4 @@ def _disk_writes(run: Run) -> str:
 def _goodput_without_limits(slos: Sequence[Slo]) -> str:
     if any(slo.scope == "request" for slo in slos):
         return ""
-    return (
-        "No per-request limit was given, so goodput counts every successful request, and there "
-        "is no attainment."
-    )
+    return NO_LIMITS

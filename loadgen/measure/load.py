@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from loadgen.measure.attainment import MeasuredWindow
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.statistics.population import BLOCK
+from loadgen.measure.statistics.trend import has_trend, has_wave
 from loadgen.records import Run, Status, Times
 
 LEAST_DUE = 40
@@ -129,6 +130,20 @@ def falls_behind(run: Run, columns: PerRequest, due: Mask) -> bool:
     early_s, late_s = (float(np.quantile(ttft_s[part], 0.5, method="higher"))
                        for part in (first, last))  # fmt: skip
     return n_late >= 2 * n_expected + LEAST_LATE and late_s >= SLOWER_BY * early_s
+
+
+def change_through(run: Run, columns: PerRequest, due: Mask, window: MeasuredWindow) -> str:
+    """How the load changed through the window, so that a longer run would be another run, as a
+    sentence; "" where nothing shows it, and with fewer than 40 requests."""
+    rows = columns.release_order[due[columns.release_order]]
+    released_s = run.request_rows["released_s"][rows]
+    rows = rows[np.isfinite(released_s)]
+    if len(rows) < LEAST_DUE or window.length_s <= 0:
+        return ""
+    if has_wave((run.request_rows["released_s"][rows] - window.start_s) / window.length_s):
+        return "the rate of requests changed through the window"
+    waits_s = (columns.ttft_s if columns.is_streamed else columns.e2e_s)[rows]
+    return "latency changed through the window" if has_trend(waits_s[np.isfinite(waits_s)]) else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -14,14 +15,25 @@ from loadgen.measure.per_request import Mask, PerRequest, Seconds
 from loadgen.measure.slo import Slo
 from loadgen.measure.slo_result import Margin, SloResult
 from loadgen.measure.statistics.dependence import Dependence, Load, Series
-from loadgen.measure.statistics.margin import is_clear, is_missed_by_far, margin_ratios, rises
+from loadgen.measure.statistics.margin import growth, is_clear, is_missed_by_far, margin_ratios
+from loadgen.measure.statistics.proportions import first_n
 from loadgen.measure.wording import format_count, format_value
 from loadgen.records import Run
 
 LEAST_OF_A_KIND = 3  # answers of a kind of request that a run may be called clear for
 LONGEST_TENTH = 0.9
 _WORST_GAP = {"itl_s": "max_itl_s", "icl_s": "max_stall_s"}
+_PACES = ("tpot_s", "max_itl_s", "max_stall_s", *_WORST_GAP)  # nothing queues for a token
+_GROWTH = {
+    "latency": "latency rose through the window",
+    "limit": "latency may rise to the limit in as many requests again",
+    "in_flight": "requests in flight rose through the window",
+}
 _WAITS = ("ttft_s", "ttft_from_send_s", "ttfat_s", "e2e_s", "e2e_from_send_s")
+
+
+Part = tuple[Slo, Seconds, Seconds, Seconds]
+"""A limit with the values, limits and margin ratios of all rows, NaN where it does not apply."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +69,7 @@ class Margins:
     def _answered(self) -> Mask:
         return self.due & self.columns.is_ok & self.columns.has_token
 
-    def _ratios_by_limit(self, slo: Slo) -> Iterator[tuple[Slo, Seconds, Seconds, Seconds]]:
-        """Per limit: the values, limits and margin ratios of all rows, NaN where it does not
-        apply."""
+    def _ratios_by_limit(self, slo: Slo) -> Iterator[Part]:
         if slo.quantile is None:
             limits = [(own, rows) for own, rows in self.limits if own.scope == "request"]
         else:
@@ -96,25 +106,35 @@ class Margins:
         if not len(ratios) or ratios.max() > 1:
             return None
         series = Series(ratios, Load(self.columns.in_flight[rows]))
-        time = series.at(share).time_requests
-        if not is_clear(ratios, 1 - allowed, time, self.confidence, n_failed, self.failing):
+        time, largest = series.at(share).time_requests, float(ratios.max())
+        within = partial(is_clear, largest=largest, share=1 - allowed, time=time)
+        has_margin = within(
+            len(ratios), confidence=self.confidence, n_failed=n_failed, failing=self.failing
+        )
+        enough = None
+        if not has_margin and not n_failed:
+            enough = first_n(lambda n: within(n, confidence=self.confidence), len(ratios))
+        if not has_margin and enough is None:
             return None
-        largest = float(ratios.max())
-        why = self._growth(ratios) or self._thin_kind()
+        why = self._growth(parts, counted) or self._thin_kind()
+        if not has_margin:
+            return None if why else Margin(largest, False, "", enough)
         if why:
             return Margin(largest, False, why)
         return Margin(largest, True, _closest(parts, int(rows[ratios.argmax()]), len(rows)))
 
-    def _growth(self, ratios: Seconds) -> str:
-        if rises(ratios):
-            return "latency rose through the window"
+    def _growth(self, parts: Sequence[Part], counted: Mask) -> str:
+        """Why the load may still be growing; "" where nothing shows it."""
         order = self.columns.release_order
-        rows = order[self.due[order] & np.isfinite(self.run.request_rows["released_s"][order])]
-        return (
-            "requests in flight rose through the window"
-            if rises(self.columns.in_flight[rows])
-            else ""
-        )
+        for slo, values, _, ratios in parts:
+            rows = order[counted[order] & np.isfinite(ratios[order])]
+            in_flight, is_wait = self.columns.in_flight[rows], slo.metric not in _PACES
+            kind = growth(values[rows], ratios[rows], in_flight, is_wait)
+            if kind == "queue":
+                return f"the queue has not settled within {format_count(len(rows))} requests"
+            if kind is not None:
+                return _GROWTH[kind]
+        return ""
 
     def _thin_kind(self) -> str:
         """The first kind of scheduled request with fewer than 3 answers; "" without any."""
@@ -157,7 +177,7 @@ class Margins:
         return Margin(math.inf, True, f"{text} {format_value(slo.limit, 's')} or had no answer")
 
 
-def _closest(parts: Sequence[tuple[Slo, Seconds, Seconds, Seconds]], row: int, n: int) -> str:
+def _closest(parts: Sequence[Part], row: int, n: int) -> str:
     """`the slowest of 62 took 16 ms, 64 times below 1 s`: the request closest to its limit."""
     found = [part for part in parts if not math.isnan(part[3][row])]
     if not found:
@@ -174,32 +194,19 @@ def _closest(parts: Sequence[tuple[Slo, Seconds, Seconds, Seconds]], row: int, n
 
 
 def _kinds(run: Run) -> Iterator[tuple[str, Mask]]:
-    """The kinds of scheduled requests, with their rows: classes, turn positions, and the longest
-    tenth of the inputs and outputs."""
+    """The kinds of scheduled requests, with their rows: classes, the turns after the first, and the
+    longest tenth of the inputs and outputs. The deepest turns, which are always few, are those with
+    the longest inputs."""
     schedule = run.schedule_rows
     for k, name in enumerate(run.names.classes):
         rows = schedule["class_id"] == k
         if rows.any():
             yield f"class {name}", rows
-    turns = turn_positions(run)
-    for turn in range(2, int(turns.max(initial=1)) + 1):
-        yield f"turn {turn}", turns == turn
+    is_later = schedule["context"] > 0  # than the first turn
+    if is_later.any():
+        yield "later turns of a conversation", is_later
     for name in ("input", "output"):
         tokens = schedule[f"{name}_tokens"]
         if len(tokens) and tokens.max() > tokens.min():
             least = int(np.quantile(tokens, LONGEST_TENTH, method="higher"))
             yield f"{name}s of {format_count(least)} tokens and more", tokens >= least
-
-
-def turn_positions(run: Run) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """The position of each scheduled request in its conversation, from 1; a request whose prompt
-    holds no earlier answer is the first."""
-    schedule = run.schedule_rows
-    order = np.lexsort((schedule["request_id"], schedule["session_id"]))
-    sessions = schedule["session_id"][order]
-    starts = (schedule["context"][order] == 0) | np.r_[True, sessions[1:] != sessions[:-1]]
-    places = np.arange(len(order))
-    firsts = np.maximum.accumulate(np.where(starts, places, 0))
-    turns = np.empty(len(order), np.int64)
-    turns[order] = places - firsts + 1
-    return turns

@@ -13,13 +13,14 @@ from loadgen.errors import UsageError
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import (
     due_rows,
-    failed_rows,
+    errors,
     limited_rows,
     measured_window,
     meets_own,
     slos_by_class,
 )
 from loadgen.measure.catalog import Metric
+from loadgen.measure.closed_loop import closed_goodput, is_closed, is_start_up
 from loadgen.measure.load import per_second, throughput
 from loadgen.measure.per_request import Mask, PerRequest, Samples, per_request
 from loadgen.measure.slo import parse_measure, parse_slo
@@ -141,7 +142,7 @@ class Measured:
         """A value per *due* request (NaN: has none), in the order of the schedule, so that two runs
         of the same schedule pair up. Not for gap metrics."""
         if measure.metric.name == "error_rate":
-            return failed_rows(self.run)[self.due].astype(np.float64)
+            return errors(self.run)[0][self.due].astype(np.float64)
         if measure.metric.name == "attainment":
             return self.met[self.due].astype(np.float64)
         assert measure.metric.scope != "gap", "a request has several gaps"
@@ -152,24 +153,33 @@ class Measured:
         if name == "attainment" and not self.has_limits:
             return Interval(math.nan)
         if name == "error_rate":
-            failed = failed_rows(self.run)
-            times = self._samples.share(failed).bound_times(confidence)
-            return wilson(int(np.count_nonzero(failed)), n_due, confidence, times)
+            failed, counted = errors(self.run)
+            times = Samples(self.columns, counted).share(failed).bound_times(confidence)
+            n = int(np.count_nonzero(counted))
+            return wilson(int(np.count_nonzero(failed)), n, confidence, times)
         if name not in ("attainment", "goodput"):
             return Interval(self._of_run(name, n_due))
         times = self._samples.share(self.met).hit_times(confidence)
         share = wilson(int(np.count_nonzero(self.met)), n_due, confidence, times)
         if name == "attainment":
             return share
+        if is_closed(self.run):
+            window, is_open = measured_window(self.run), is_start_up(self.run)
+            goodput = closed_goodput(
+                self.run, self.due, self.met, window, confidence, is_open, share
+            )
+            return replace(goodput, value=self._of_run(name, n_due))
         per_s = per_second(float(n_due), measured_window(self.run))
         return replace(share.times(per_s), value=self._of_run(name, n_due))
 
     def _of_run(self, name: str, n_due: int) -> float:
         if name == "attainment" and not self.has_limits:
             return math.nan
-        if name in ("attainment", "error_rate"):
-            rows = self.met if name == "attainment" else failed_rows(self.run)
-            return float(np.count_nonzero(rows)) / n_due if n_due else math.nan
+        if name == "error_rate":
+            failed, counted = errors(self.run)
+            return float(np.count_nonzero(failed)) / int(counted.sum()) if n_due else math.nan
+        if name == "attainment":
+            return float(np.count_nonzero(self.met)) / n_due if n_due else math.nan
         window = measured_window(self.run)
         if name == "goodput":
             return per_second(float(np.count_nonzero(self.met)), window)

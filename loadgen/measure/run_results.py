@@ -28,9 +28,15 @@ class RunResults:
         of_classes = [_named(name, r) for name, found in self.classes.items() for r in found.slo]
         return [*self.whole.slo, *of_classes]
 
-    def without_needs(self) -> RunResults:
-        """The results of an overloaded run: in a longer run they would look worse, not clearer."""
-        return self._with_each(lambda r: replace(r, n_needed=None, seconds_needed=None))
+    def without_needs(self, why: str = "") -> RunResults:
+        """The results of a run that a longer run would not make more certain: of an overloaded run
+        they would look worse, and load that changed, for the reason `why`, would change again."""
+
+        def without(result: SloResult) -> SloResult:
+            no_length = why if result.n_needed else ""
+            return replace(result, n_needed=None, seconds_needed=None, no_length=no_length)
+
+        return self._with_each(without)
 
     def unproven(self) -> RunResults:
         """The results of an INVALID run, which proves nothing."""
@@ -75,7 +81,7 @@ def _class_summary(
     return ClassSummary(
         tenant=stated.tenant,
         priority=stated.priority,
-        verdict=decide(found.slo, doubts, "", confidence, required, n_ok).verdict,
+        verdict=decide(found.slo, doubts, None, confidence, required, n_ok).verdict,
         counts=found.counts,
         requested_rate_per_s=found.rates.requested_per_s,
         offered_rate_per_s=found.rates.offered_per_s,

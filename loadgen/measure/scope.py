@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 
 import numpy as np
 
-from loadgen.measure.attainment import MeasuredWindow, failed_rows, slos_met
+from loadgen.measure.attainment import MeasuredWindow, errors, slos_met
 from loadgen.measure.catalog import METRICS
+from loadgen.measure.closed_loop import closed_goodput
 from loadgen.measure.load import Throughput, per_second, throughput
 from loadgen.measure.margins import Margins
 from loadgen.measure.per_request import Mask, PerRequest, Samples
@@ -24,11 +26,18 @@ from loadgen.measure.slo_result import (
     request_slo_result,
     run_metric_result,
 )
+from loadgen.measure.start_up import of_start_up
 from loadgen.measure.statistics.dependence import Dependence
+from loadgen.measure.statistics.intervals import Interval
+from loadgen.measure.statistics.margin import LEAST_REVERSION
+from loadgen.measure.statistics.trend import reversion
+from loadgen.measure.unanswered import left_open
 from loadgen.measure.unmeasured import counts_for, settled
 from loadgen.measure.validity.error_bound import ErrorBound
 from loadgen.measure.validity.survival import with_error
 from loadgen.records import Run
+
+MANY_IN_FLIGHT = 8.0  # on average
 
 
 @dataclass(frozen=True)
@@ -48,13 +57,22 @@ class Scope:
     """Every SLO that can count for attainment, with the rows that it applies to."""
     error: ErrorBound
     confidence: float
+    is_closed_loop: bool = False
+    start_up: str = ""
+    """Why the run is mostly the start of its closed loop, "" where it is not."""
+
+    def goodput(self, met: Mask, share: Interval, confidence: float) -> Interval:
+        """The goodput of a closed loop with a two-sided interval, for the share of due requests
+        that met their SLOs, in `met`."""
+        run, due, window = self.run, self.due, self.window
+        return closed_goodput(run, due, met, window, confidence, bool(self.start_up), share)
 
     def as_measured(self) -> JudgedScope:
         return self._at(self.columns, throughput(self.run, self.columns, self.window))
 
     def with_errors(self, measured: Sequence[SloResult]) -> tuple[SloResult, ...]:
         """The results of the SLOs as measured, each with its instrument error; without a verdict
-        where answers without TPOT or ITL decide."""
+        where answers without TPOT or ITL decide, or where the SLO leaves too many requests out."""
         results = with_error(
             self.run,
             self.columns,
@@ -67,9 +85,15 @@ class Scope:
             [(slo, rows) for slo, rows in self.limits if slo.scope == "request"],
         )
         rates = throughput(self.run, self.columns, self.window)
-        return settled(
+        found = settled(
             results, self.columns, self.due, lambda c: self._at(c, rates).results(self.slos)
         )
+        found = of_start_up(found, self.start_up) if self.start_up else found
+        allowed = [
+            slo.limit for slo, rows in self.limits if slo.metric == "error_rate" and rows.all()
+        ]
+        most_failed = max(allowed, default=0.0)
+        return left_open(found, self.run.request_rows, self.columns, self.due, most_failed)
 
     def _at(self, columns: PerRequest, rates: Throughput) -> JudgedScope:
         """The requests with these latencies: as measured, or shifted by the instrument error."""
@@ -85,7 +109,8 @@ class Scope:
         )
 
     def _shares(self, columns: PerRequest, met: Mask, samples: Samples) -> Shares:
-        run, failed = self.run, failed_rows(self.run) & ~columns.is_ok
+        run, (failed, counted) = self.run, errors(self.run)
+        failed &= ~columns.is_ok
         is_unanswered = self.due & ~(columns.is_ok & columns.has_token)
         is_late = self.due & ~met & ~is_unanswered
         limited_metrics = tuple({slo.metric: 0 for slo in self.slos if slo.scope == "request"})
@@ -99,9 +124,13 @@ class Scope:
             due=count(self.due),
             met=count(met),
             failed=count(failed),
+            counted=count(counted),
             length_s=self.window.length_s,
             meeting=samples.share(met, limited_metrics),
-            failing=samples.share(failed),
+            failing=Samples(columns, counted).share(failed),
+            goodput=partial(self.goodput, met, confidence=2 * self.confidence - 1)
+            if self.is_closed_loop
+            else None,
             requested_per_s=(
                 run.manifest.requested_rate_per_s if len(run.names.classes) == 1 else None
             ),
@@ -128,8 +157,28 @@ class JudgedScope:
         return [
             replace(result, is_implied=implied, seconds_needed=self._seconds_needed(result))
             for slo, implied in with_implied(slos)
-            for result in [self.margins.with_margin(self._result(slo))]
+            for result in [self.margins.with_margin(self._settled(self._result(slo)))]
         ]
+
+    def _settled(self, result: SloResult) -> SloResult:
+        """The result, not proven met where many requests in flight have not settled: such a run
+        has seen only part of a slow wave of its load, which its latencies may hardly show."""
+        is_share = result.slo.quantile is not None or result.metric in ("attainment", "goodput")
+        if not (result.met and result.proven and is_share) or self._settling >= 1:
+            return result
+        n_needed = max(result.n + 1, math.ceil(result.n / max(self._settling, 1e-3)))
+        is_upper = METRICS[result.metric].direction == "lower"
+        low, high = (result.low, None) if is_upper else (None, result.high)
+        return replace(result, proven=False, n_needed=n_needed, low=low, high=high)
+
+    @cached_property
+    def _settling(self) -> float:
+        """How far the number in flight has settled: 1 and more is enough, as is a small number."""
+        order = self.columns.release_order
+        in_flight = self.columns.in_flight[order[self.due[order]]]
+        if not len(in_flight) or in_flight.mean() < MANY_IN_FLIGHT:
+            return math.inf
+        return reversion(in_flight) / LEAST_REVERSION
 
     def _result(self, slo: Slo) -> SloResult:
         metric, confidence = METRICS[slo.metric], self.confidence

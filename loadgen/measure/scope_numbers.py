@@ -12,16 +12,18 @@ from loadgen.measure.attainment import (
     MeasuredWindow,
     came_due,
     failed_rows,
+    start_rows,
     unfinished_rows,
     warmup_rows,
     withdrawn_rows,
 )
 from loadgen.measure.catalog import METRICS, Metric
 from loadgen.measure.load import Throughput, inside, per_second
-from loadgen.measure.per_request import Mask, PerRequest, Samples
+from loadgen.measure.per_request import Mask, Samples
 from loadgen.measure.scope import Scope, count
 from loadgen.measure.slo import parse_slo
 from loadgen.measure.slo_result import Bound, SloResult
+from loadgen.measure.start_up import open_distribution, without_bounds
 from loadgen.measure.statistics.dependence import Dependence
 from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.statistics.population import Population
@@ -67,28 +69,35 @@ def scope_numbers(
     meeting = judged.shares.meeting or Dependence(judged.shares.due)
     of_share = [r for r in plain if r.metric == "attainment"] or judged.results([_ANY_SHARE])
     share_bound = min(of_share, key=lambda result: result.met is not False).bound
+    goodput = _goodput(scope, judged.met, meeting)
+    attainment = _attainment(due, judged.met, scope.limited, meeting, level, share_bound)
+    metrics = _distributions(judged.samples, level)
+    if scope.start_up:
+        attainment = without_bounds(attainment)
+        metrics = {name: open_distribution(found) for name, found in metrics.items()}
     return ScopeNumbers(
         counts=_counts(scope.run, due),
         rates=_rates(scope.run, window, requested_per_s, is_closed_loop),
         throughput=judged.rates,
-        metrics=_distributions(judged.samples, level),
+        metrics=metrics,
         slo=scope.with_errors(plain),
-        attainment=_attainment(due, judged.met, scope.limited, meeting, level, share_bound),
-        goodput=_goodput(scope.columns, due, judged.met, meeting, window, level),
+        attainment=attainment,
+        goodput=goodput,
     )
 
 
 def _counts(run: Run, due: Mask) -> dict[str, int]:
     by_status = np.bincount(run.request_rows["status"][due], minlength=len(Status))
-    n_warmup = count(warmup_rows(run))
+    n_warmup, n_start = count(warmup_rows(run)), count(start_rows(run))
     n_scheduled, n_due = len(run.schedule_rows), count(due)
     n_withdrawn = count(withdrawn_rows(run))
     return {
         "scheduled": n_scheduled,
         "warmup": n_warmup,
+        "start": n_start,
         "due": n_due,
         "withdrawn": n_withdrawn,
-        "not_due": n_scheduled - n_warmup - n_due - n_withdrawn,
+        "not_due": n_scheduled - n_warmup - n_start - n_due - n_withdrawn,
         "failed": count(failed_rows(run)),
         "unfinished": count(unfinished_rows(run)),
         **{status.name: int(by_status[status]) for status in Status},
@@ -164,17 +173,14 @@ def _attainment(
     )
 
 
-def _goodput(
-    columns: PerRequest,
-    due: Mask,
-    met: Mask,
-    dependence: Dependence,
-    window: MeasuredWindow,
-    confidence: float,
-) -> Goodput:
-    n_met, n_due = count(met), count(due)
+def _goodput(scope: Scope, met: Mask, dependence: Dependence) -> Goodput:
+    """The goodput; in a closed loop its interval includes the error of the rate."""
+    window, confidence = scope.window, scope.confidence
+    n_met, n_due = count(met), count(scope.due)
     share = wilson(n_met, n_due, confidence, dependence.hit_times(confidence))
     per_s = share.times(per_second(float(n_due), window))
-    n_tokens = float(columns.streamed_tokens[met].sum())
+    if scope.is_closed_loop:
+        per_s = scope.goodput(met, share, confidence)
+    n_tokens = float(scope.columns.streamed_tokens[met].sum())
     requests_per_s = replace(per_s, value=per_second(float(n_met), window))
     return Goodput(requests_per_s, per_second(n_tokens, window))

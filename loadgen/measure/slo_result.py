@@ -11,11 +11,12 @@ from loadgen.measure.catalog import METRICS, Unit
 from loadgen.measure.slo import Slo
 from loadgen.measure.statistics.dependence import LEAST_TIMES, Dependence
 from loadgen.measure.statistics.intervals import BoundTimes, Interval
+from loadgen.measure.statistics.percentiles import fewest_samples
 from loadgen.measure.statistics.population import Population
-from loadgen.measure.statistics.proportions import exact_bounds, needed_n
+from loadgen.measure.statistics.proportions import exact_bounds, needed_n, proves, refutes
 from loadgen.measure.wording import format_count, format_value
 
-NoteKind = Literal["too_few_samples", "above_offered_rate"]
+NoteKind = Literal["too_few_samples", "above_offered_rate", "unanswered", "start_up"]
 Certainty = Literal["proven", "clear", "in_run", "too_close"]
 CERTAINTIES: tuple[Certainty, ...] = ("too_close", "in_run", "clear", "proven")
 """From weak to strong."""
@@ -56,11 +57,13 @@ class Bound:
 class Margin:
     """The margin of a result. `ratio` is the largest (x − median) / (limit − median) of the
     requests (+inf: missed). `is_clear`: the result is clear of its limit, and `text` describes the
-    margin; else `text` is why it is not, although the margin would be large enough."""
+    margin; else `text` is why it is not, although the margin would be large enough ("": there are
+    too few requests for this margin, of which about `n_clear` are enough)."""
 
     ratio: float
     is_clear: bool
     text: str
+    n_clear: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +77,12 @@ class SloResult:
     that met it, with the same kind of bounds. Such SLOs are judged together through attainment, so
     `met` and `proven` are None. `is_implied`: not stated by the user; see `with_implied`. `n_own`
     of the `n` requests had a limit of their own. `note` is the reason, of `note_kind`, if no server
-    could have met the SLO (`above_offered_rate`), or if there is no verdict on it
-    (`too_few_samples`); in the second case `met` is None, and `n_needed` samples are enough for a
-    verdict. The n samples are worth `n_effective` independent samples
-    (None: not estimated); `too_short`: the run is too short for any bound. `seconds_needed` is
-    `n_needed` at the rate of the run.
+    could have met the SLO (`above_offered_rate`), or if there is no verdict on it (`met` is None):
+    `too_few_samples`, where `n_needed` samples are enough for a verdict, and `unanswered`, where it
+    leaves too many requests out (`measure.unanswered`). The n samples are worth `n_effective`
+    independent samples (None: not estimated); `too_short`: the run is too short for any bound.
+    `seconds_needed` is `n_needed` at the rate of the run. Neither exists where a longer run would
+    not help, for the reason `no_length`.
 
     `error`: how far the load generator's own delays can have moved `value`, in its unit. `survives`
     is whether `met` is the same with that error added or subtracted (None: `met` is None), and
@@ -106,6 +110,7 @@ class SloResult:
     error_reaches_limit: bool = False
     survives: bool | None = None
     margin: Margin | None = None
+    no_length: str = ""
 
     @property
     def certainty(self) -> Certainty | None:
@@ -117,8 +122,22 @@ class SloResult:
             return "proven"
         if self.margin is not None and self.margin.is_clear:
             return "clear"
-        is_long = bool(self.n_needed) and (self.seconds_needed or 0.0) > MOST_SECONDS
+        is_long = (self.seconds_of(self.n_wanted) or 0.0) > MOST_SECONDS
         return "too_close" if is_long else "in_run"
+
+    @property
+    def n_wanted(self) -> int | None:
+        """The number of samples from which the result would be clear of its limit, or else proven;
+        None where it is, and where no number is known."""
+        if self.n_needed is None or self.margin is None or self.margin.n_clear is None:
+            return self.n_needed
+        return min(self.n_needed, self.margin.n_clear)
+
+    def seconds_of(self, n: int | None) -> float | None:
+        """The length of a run of n samples, at the rate of this run."""
+        if not n or not self.n_needed or self.seconds_needed is None:
+            return None
+        return self.seconds_needed * n / self.n_needed
 
     @property
     def text(self) -> str:
@@ -183,10 +202,14 @@ class Misses:
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The counts behind shares and rates: requests due, requests that met all SLOs, failed
-    requests. `meeting` and `failing` are the dependence between requests in meeting the SLOs and in
-    failing (None: independent); `requested_per_s` is the rate that the scenario states, if any.
-    `misses` splits those that did not meet the SLOs (None: not known)."""
+    """The counts behind shares and rates: requests due, requests that met all SLOs, and the
+    `failed` of the `counted` requests (None: of those due) in the error rate.
+
+    `meeting` and `failing` are the dependence between requests in meeting the SLOs and in failing
+    (None: independent); `requested_per_s` is the rate that the scenario states, if any. `misses`
+    splits those that did not meet the SLOs (None: not known). `goodput` is the goodput of a closed
+    loop for a share with these bounds (None: the schedule gives the rate).
+    """
 
     due: int
     met: int
@@ -196,6 +219,8 @@ class Shares:
     failing: Dependence | None = None
     requested_per_s: float | None = None
     misses: Misses | None = None
+    counted: int | None = None
+    goodput: Callable[[Interval], Interval] | None = None
 
     def met_bounds(self, confidence: float) -> Interval:
         """The share of requests that met the SLOs, with one-sided bounds.
@@ -205,14 +230,16 @@ class Shares:
         failures, by their own autocorrelation time, and that of the late answers, by theirs.
         """
         meeting = self.meeting or Dependence(self.due)
-        joint = exact_bounds(self.met, self.due, confidence, meeting.hit_times(confidence))
+        n_misses = self.due - self.met
+        times = meeting.hit_times(confidence, n_misses)
+        joint = exact_bounds(self.met, self.due, confidence, times)
         misses, half = self.misses, (1 + confidence) / 2
         if misses is None or not misses.unanswered:
             return joint
         if misses.answering.time_requests >= meeting.time_requests:
             return joint
         kinds = ((misses.unanswered, misses.answering), (misses.late, misses.lateness))
-        highs = [exact_bounds(n, self.due, half, d.bound_times(half)).high for n, d in kinds]
+        highs = [exact_bounds(n, self.due, half, d.miss_times(half, n)).high for n, d in kinds]
         if highs[0] is None or highs[1] is None:
             return joint
         return replace(joint, low=max(0.0, 1 - highs[0] - highs[1]))
@@ -223,7 +250,8 @@ def request_slo_result(
 ) -> SloResult:
     """The share of the due requests that met a per-request SLO; `n_own` of them by their own
     limit."""
-    share = exact_bounds(n_met, due, confidence, dependence.hit_times(confidence))
+    times = dependence.hit_times(confidence, due - n_met)
+    share = exact_bounds(n_met, due, confidence, times)
     return SloResult(
         slo, share.value, share.low, share.high, due, met=None, proven=None, n_needed=None,
         n_own=n_own, n_effective=dependence.n_effective, too_short=dependence.is_open,
@@ -231,10 +259,14 @@ def request_slo_result(
 
 
 def _times_by_n(
-    dependence: Dependence, n: int, confidence: float
+    dependence: Dependence, n: int, confidence: float, n_misses: int
 ) -> Callable[[int], BoundTimes | None]:
     """The autocorrelation times of a run of m samples, of which this run had n."""
-    return lambda m: dependence.of_run(dependence.n_requests * m / n).bound_times(confidence)
+
+    def times(m: int) -> BoundTimes | None:
+        return dependence.of_run(dependence.n_requests * m / n).miss_times(confidence, n_misses)
+
+    return times
 
 
 def percentile_result(slo: Slo, population: Population, confidence: float) -> SloResult:
@@ -254,15 +286,35 @@ def percentile_result(slo: Slo, population: Population, confidence: float) -> Sl
         )  # fmt: skip
     bounds = population.percentile_bounds(slo.quantile, confidence)
     n_misses, n = population.n_beyond(slo.limit), population.n
-    found = population.dependence(slo.quantile)
-    times = _times_by_n(found, n, confidence)
-    needed = needed_n(n_misses, n, slo.quantile, confidence, times)
+    found = population.dependence(slo.quantile, slo.limit)
+    times = _times_by_n(found, n, confidence, n_misses)
+    needed = needed_n(n_misses, n, slo.quantile, confidence, times) if n else None
+    if population.series is not None and n:
+        bounds = _at_the_limit(slo, bounds, n_misses, n, times(n), confidence)
     return _result(slo, bounds, n, needed, found)
 
 
-def fewest_samples(quantile: float) -> int:
-    """The smallest n that has a percentile: ⌈1 / (1 − q)⌉ samples, so that one lies beyond it."""
-    return math.ceil(round(1 / (1 - quantile), 6))
+def _at_the_limit(
+    slo: Slo, bounds: Interval, n_misses: int, n: int, times: BoundTimes | None, confidence: float
+) -> Interval:
+    """The bounds of a percentile, in agreement with those of the share of samples within the limit,
+    which decide whether the SLO is proven: where they would not agree, a bound is the limit, or
+    open. The autocorrelation at the percentile of the run is that of another level, which may be
+    short by luck.
+    """
+    assert slo.quantile is not None
+    allowed, low, high = 1 - slo.quantile, bounds.low, bounds.high
+    if bounds.value <= slo.limit:
+        if times is not None and proves(n_misses, n, allowed, confidence, times[1]):
+            high = slo.limit if high is None else min(high, slo.limit)
+        elif high is not None and high <= slo.limit:
+            high = None
+    elif times is not None and refutes(n_misses, n, allowed, confidence, times[0]):
+        above = math.nextafter(slo.limit, math.inf)
+        low = above if low is None else max(low, above)
+    elif low is not None and low > slo.limit:
+        low = None
+    return Interval(bounds.value, low, high)
 
 
 def mean_result(slo: Slo, population: Population, confidence: float) -> SloResult:
@@ -290,11 +342,14 @@ def run_metric_result(
     """An SLO on a number of the run; shares get exact bounds, throughputs none."""
     due, length_s = shares.due, shares.length_s
     if slo.metric == "error_rate":
-        found = shares.failing or Dependence(due)
-        bounds = exact_bounds(shares.failed, due, confidence, found.bound_times(confidence))
-        times = _times_by_n(found, due, confidence) if due else None
-        needed = needed_n(shares.failed, due, 1 - slo.limit, confidence, times) if times else None
-        return _result(slo, bounds, due, needed, found)
+        n = due if shares.counted is None else shares.counted
+        found = shares.failing or Dependence(n)
+        bounds = exact_bounds(
+            shares.failed, n, confidence, found.miss_times(confidence, shares.failed)
+        )
+        times = _times_by_n(found, n, confidence, shares.failed) if n else None
+        needed = needed_n(shares.failed, n, 1 - slo.limit, confidence, times) if times else None
+        return _result(slo, bounds, n, needed, found)
     if slo.metric not in ("attainment", "goodput"):
         return _result(slo, Interval(throughput(slo.metric)), due, None)
     rate = 1.0
@@ -306,9 +361,12 @@ def run_metric_result(
     least = slo.limit / rate if rate else math.inf
     needed = None
     if least < 1 or slo.metric == "attainment":
-        times = _times_by_n(found, max(1, due), confidence)
+        times = _times_by_n(found, max(1, due), confidence, due - shares.met)
         needed = needed_n(due - shares.met, due, least, confidence, times)
     share = shares.met_bounds(confidence)
+    if shares.goodput is not None and slo.metric == "goodput":
+        goodput = replace(shares.goodput(share), value=shares.met / length_s)
+        return _result(slo, goodput, due, needed, found)
     result = _result(slo, share.times(rate), due, needed, found)
     if least <= 1 or slo.metric != "goodput":
         return result

@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from loadgen.measure.attainment import MeasuredWindow
+from loadgen.measure.cause import Cause
+from loadgen.measure.closed_loop import ClosedLoop
 from loadgen.measure.drivers import Drivers
 from loadgen.measure.fairness import Fairness
+from loadgen.measure.in_flight import InFlight
 from loadgen.measure.load import Throughput
 from loadgen.measure.server_load import Backend, ServerSummary
 from loadgen.measure.slo_result import Bound, Certainty, SloResult
@@ -111,19 +114,22 @@ def timing(name: str, ok: bool | None, detail: str) -> ValidityCheck:
 class Validity:
     """Whether the run is valid, and every check behind that. `stalls` None: the load generator did
     not look for its own stalls. `imprecise`: the percentiles that its own delays can move too far
-    for a comparison with another run."""
+    for a comparison with another run. `other_prompts`: the sentence on prompts that the server did
+    not count as they were sent, "" for none."""
 
     trusted: bool
     checks: tuple[ValidityCheck, ...]
     stalls: Stalls | None = None
     imprecise: tuple[str, ...] = ()
+    other_prompts: str = ""
 
     @property
     def why_not_comparable(self) -> tuple[str, ...]:
         """The reasons why the numbers cannot be compared with those of another run; empty if they
         can. The verdict on this run's own SLOs does not matter here."""
         broken = [c for c in self.checks if c.is_gate and c.ok is False and c.name != ERROR_GATE]
-        return (*(f"{check.name}: {check.detail}." for check in broken), *self.imprecise)
+        reasons = (*(f"{check.name}: {check.detail}." for check in broken), *self.imprecise)
+        return (*reasons, self.other_prompts) if self.other_prompts else reasons
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +157,8 @@ class Summary:
     """Everything that the CLI prints, summary.json holds and the report shows. Seconds throughout.
 
     `reason_kinds` has the kind of each of the `reasons` (`verdict.Reason`).
-    `counts`: scheduled = warmup + due + withdrawn + not_due; each status counts due rows;
+    `counts`: scheduled = warmup + start (of a closed loop) + due + withdrawn + not_due; each status
+    counts due rows;
     `unfinished` were cancelled at the end of the drain, `failed` ended without success before.
     Requests per second of the measured window: `requested_rate_per_s` by the scenario's arrivals,
     `offered_rate_per_s` by the schedule drawn from them, `achieved_rate_per_s` as sent; `rate_note`
@@ -166,9 +173,12 @@ class Summary:
     verdict. `made_under` are the SLOs that the run was made under, `judged_by` the SLOs that judge
     it here; an SLO of a class begins with the name of the class. `marks` has, by metric, the reason
     why its values are doubtful; `http_statuses` counts the HTTP errors of due requests by status.
-    `is_verified` is False for a run directory of an earlier version, which has no checksums;
     `is_overloaded`: the run was missed because the server fell behind (reason `overloaded`).
-    `certainty` is that of the verdict (`verdict.certainty_of`).
+    `certainty` is that of the verdict (`verdict.certainty_of`). `cause` is the cause of most
+    misses, None where the latencies are all there is to say; its sentence is the first of the
+    `reasons` (of the `findings` of a run that met its SLOs). `closed_loop` has the users,
+    their start and the rate with its interval (None without a closed loop), `in_flight` the
+    requests in flight and the users that think.
     """
 
     run: str
@@ -202,9 +212,11 @@ class Summary:
     judged_by: tuple[str, ...] = ()
     marks: Mapping[str, str] = field(default_factory=dict)
     http_statuses: Mapping[str, int] = field(default_factory=dict)
-    is_verified: bool = True
     is_overloaded: bool = False
     certainty: Certainty | None = None
+    cause: Cause | None = None
+    closed_loop: ClosedLoop | None = None
+    in_flight: InFlight | None = None
 
     @property
     def has_other_slos(self) -> bool:

@@ -3,16 +3,16 @@ lengths."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from loadgen.manifest.sections import Manifest
+from loadgen.manifest.sections import PreflightLine
 from loadgen.measure.per_request import Mask
 from loadgen.measure.wording import format_count, format_value
-from loadgen.records import IN_STREAM, Run, Status, TokenSource
+from loadgen.records import IN_STREAM, Run, Status, TokenSource, is_short
 
-_LEAST_MISSING, _LEAST_SHARE = 2, 0.02  # more than both
 _MOST_MISSING = 0.05  # of the requested tokens, in a run that is met
 NATURAL_ENDS = "measure with extra_body: {ignore_eos: null, min_tokens: null} in a target file"
 """How to run without exact lengths."""
@@ -20,9 +20,9 @@ REASON = "ended short of the requested tokens, which the server had accepted as 
 """The error of such an answer."""
 
 
-def has_exact_lengths(manifest: Manifest) -> bool:
+def has_exact_lengths(preflight: Sequence[PreflightLine]) -> bool:
     """Whether the preflight proved that answers have exactly the requested length."""
-    return any(line.check == "ignore_eos" and line.ok is True for line in manifest.preflight)
+    return any(line.check == "ignore_eos" and line.ok is True for line in preflight)
 
 
 def with_truncated(run: Run) -> Run:
@@ -42,12 +42,11 @@ def _short_rows(run: Run) -> Mask:
     """Successful answers short by more than 2 tokens and by more than 2 %, by the server's own
     count."""
     rows = run.request_rows
-    if not has_exact_lengths(run.manifest):
+    if not has_exact_lengths(run.manifest.preflight):
         return np.zeros(len(rows), bool)
     requested = run.schedule_rows["output_tokens"].astype(np.int64)
-    missing = requested - rows["output_tokens"]
     is_counted = rows["token_source"] == TokenSource.usage
-    is_missing = missing > np.maximum(_LEAST_MISSING, _LEAST_SHARE * requested)
+    is_missing = is_short(requested, rows["output_tokens"])
     short: Mask = is_missing & is_counted & (rows["status"] == Status.ok)
     return short
 
@@ -55,7 +54,7 @@ def _short_rows(run: Run) -> Mask:
 def why_not_met(run: Run, due: Mask) -> str:
     """The reason why a run cannot be met although its SLOs are: too many of the requested tokens
     are missing; "" for none."""
-    if not has_exact_lengths(run.manifest):
+    if not has_exact_lengths(run.manifest.preflight):
         return ""
     status = run.request_rows["status"]
     answered = due & ((status == Status.ok) | (status == Status.truncated))
@@ -106,7 +105,7 @@ def failed_midway(run: Run, due: Mask) -> str:
         f"{got} of {asked} tokens on average: {usual.removeprefix(IN_STREAM)}"
     )
     text = text if text.endswith((".", "!", "?")) else f"{text}."
-    if not has_exact_lengths(run.manifest):
+    if not has_exact_lengths(run.manifest.preflight):
         return text
     return (
         f"{text} The shorter answers of the preflight succeeded. If the server cannot go on behind "

@@ -14,8 +14,10 @@ from loadgen.measure.wording import format_count, format_value
 DEFAULT_CONFIDENCE = 0.95
 Verdict = Literal["met", "missed", "no_verdict"]
 ReasonKind = Literal[
+    "cause",
     "ended_early",
     "tokens_missing",
+    "other_prompts",
     "invalid",
     "nothing_due",
     "too_few_successful",
@@ -26,17 +28,23 @@ ReasonKind = Literal[
     "met",
     "unproven",
     "too_few_samples",
+    "unanswered",
+    "start_up",
     "no_value",
 ]
 
 
 def sentence(
-    result: SloResult, confidence: float, is_overloaded: bool = False, is_open: bool = False
+    result: SloResult,
+    confidence: float,
+    is_overloaded: bool = False,
+    required: Certainty | None = None,
 ) -> str:
     """The result of an SLO as a sentence, for the reasons of a verdict: the value, and whether it
     is proven. A growing queue (`is_overloaded`) has no lasting percentile that a longer run could
-    prove. `is_open`: the result is not certain enough for a verdict, so that the samples that it
-    needs count, and not its margin."""
+    prove. A result that is less certain than `required` gives no verdict, so that the samples that
+    it needs count, and not its margin."""
+    is_open = required is not None
     if result.met is None:
         return f"{result.text}: {result.note or 'no value, because there are no samples'}"
     if result.note:
@@ -44,7 +52,8 @@ def sentence(
         return f"{result.text}: missed at {value}; it {result.note}"
     text = f"{result.text}: {'met' if result.met else 'missed'}"
     is_clear = result.certainty == "clear" and not is_open
-    if is_clear and result.met is False and result.margin is not None:
+    is_by_far = is_clear or (result.bound is not None and result.bound.value == _above(result))
+    if result.met is False and result.margin is not None and is_by_far and not is_open:
         return f"{text} by far: {result.margin.text}"
     if math.isinf(result.value):
         text += f" because too many requests failed or did not finish, n = {format_count(result.n)}"
@@ -57,8 +66,8 @@ def sentence(
     if is_clear and result.margin is not None:
         clear = f"clear of the limit: {result.margin.text}"
         return f"{text}; {clear}. Only a kind of slowness absent from the run could change this"
-    if result.margin is not None and not result.margin.is_clear and not result.proven:
-        text += f"; not clear of the limit, because {result.margin.text}"
+    if result.margin is not None and not result.margin.is_clear and result.margin.text:
+        text += "" if result.proven else f"; not clear of the limit, because {result.margin.text}"
     if result.is_implied and not is_open and not result.proven:
         return f"{text}; the share of 99 % is a default: --slo 'attainment >= 95%' sets another"
     if is_dependent(result):
@@ -71,11 +80,22 @@ def sentence(
         if bound is None or bound.value is None or math.isinf(bound.value):
             return f"{text}, with {level}"
         return f"{text}; {bound.at_level(result.unit, confidence)}"
+    if result.no_length:
+        return f"{text}, without {level}; no length of run is advised, because {result.no_length}"
     if result.n_needed is None:
         return f"{text}, without {level}"
     if result.certainty == "too_close":
         return f"{text}; {level} takes more than an hour at this rate: try another rate"
-    return f"{text}; {level} needs about {format_count(result.n_needed)} samples{duration(result)}"
+    n_wanted = result.n_needed if required == "proven" else result.n_wanted
+    needs = f"about {format_count(n_wanted or 0)} samples{duration(result, n_wanted)}"
+    if n_wanted != result.n_needed:
+        return f"{text}; clear of the limit from {needs}"
+    return f"{text}; {level} needs {needs}"
+
+
+def _above(result: SloResult) -> float:
+    """The lower bound of a percentile of which only its limit is known (`percentile_result`)."""
+    return math.nextafter(result.limit, math.inf)
 
 
 def is_dependent(result: SloResult) -> bool:
@@ -89,11 +109,10 @@ def worth(result: SloResult) -> str:
     return f"as informative as {count} independent samples"
 
 
-def duration(result: SloResult) -> str:
-    """`, 9 minutes at this rate`; "" where no rate is known."""
-    if result.seconds_needed is None:
-        return ""
-    return f", {format_value(result.seconds_needed, 's')} at this rate"
+def duration(result: SloResult, n: int | None) -> str:
+    """`, 9 minutes at this rate`, the length of a run of n samples; "" where no rate is known."""
+    seconds = result.seconds_of(n)
+    return "" if seconds is None else f", {format_value(seconds, 's')} at this rate"
 
 
 def error_note(result: SloResult) -> str:
@@ -110,10 +129,13 @@ def error_note(result: SloResult) -> str:
 class Reason:
     """A reason for a verdict: a sentence for people, and its kind for programs.
 
-    Of the run: `ended_early`, `invalid` (a failed validity gate), `nothing_due`,
-    `too_few_successful` (`--min-requests`), `none_successful`, `no_slo`, `overloaded`. Of an SLO:
+    Of the run: `cause` (`cause.Cause`), `ended_early`, `invalid` (a failed validity gate),
+    `nothing_due`, `too_few_successful` (`--min-requests`), `none_successful`, `no_slo`,
+    `overloaded`; `tokens_missing` and `other_prompts` (met, but with another workload than
+    planned). Of an SLO:
     `met`, `missed`, `unproven` (met or missed, but not with the required confidence),
-    `too_few_samples` (of a percentile), `no_value`.
+    `too_few_samples` (of a percentile), `unanswered` (it leaves too many requests out), `start_up`
+    (the start of a closed loop can have decided it), `no_value`.
     """
 
     kind: ReasonKind
@@ -132,7 +154,7 @@ class Decision:
 def decide(
     results: Sequence[SloResult],
     doubts: Sequence[Reason],
-    overload: str,
+    breakdown: Reason | None,
     confidence: float,
     required: Certainty | None,
     n_ok: int,
@@ -142,9 +164,10 @@ def decide(
 
     `doubts` (an invalid measurement, a run cut short) allow no verdict, nor do fewer successful
     requests (`n_ok`) than `min_requests`, nor a run without any. Otherwise a missed SLO or
-    an `overload` makes the run missed; otherwise all SLOs are met. A result that is less certain
-    than `required` counts as open, and an open SLO gives no verdict. A run without any SLO has no
-    verdict either, which is a failure only if none of its due requests was successful.
+    a `breakdown` (an overload, a frozen server) makes the run missed; otherwise all SLOs are met. A
+    result that is less certain than `required` counts as open, and an open SLO gives no verdict. A
+    run without any SLO has no verdict either, which is a failure only if none of its due requests
+    was successful, or if the server froze.
     """
     judged = [result for result in results if result.scope == "run"]
     none_successful = Reason("none_successful", "No request was successful.")
@@ -154,6 +177,8 @@ def decide(
         fewer = f"fewer than the {format_count(min_requests)} that --min-requests requires"
         text = f"{format_count(n_ok)} requests were successful, {fewer}."
         return Decision("no_verdict", 3, (Reason("too_few_successful", text),))
+    if not judged and breakdown is not None and breakdown.kind == "cause":
+        return Decision("no_verdict", 3, (breakdown,))
     if not judged and not n_ok:
         return Decision("no_verdict", 3, (none_successful,))
     if not judged:
@@ -161,15 +186,15 @@ def decide(
         return Decision("no_verdict", 0, (no_slo,))
     open_ = [r for r in judged if r.met is None or _is_below(r, required)]
     missed = [r for r in judged if r.met is False and not _is_below(r, required)]
-    if missed or overload:
-        reasons = [Reason("overloaded", overload)] if overload else []
-        reasons += [_reason(r, "missed", confidence, bool(overload)) for r in missed]
+    if missed or breakdown:
+        reasons = [breakdown] if breakdown else []
+        reasons += [_reason(r, "missed", confidence, breakdown is not None) for r in missed]
         return Decision("missed", 1, tuple(reasons))
     if open_:
         return Decision(
             "no_verdict",
             3,
-            tuple(_reason(r, _why_open(r), confidence, is_open=True) for r in open_),
+            tuple(_reason(r, _why_open(r), confidence, required=required) for r in open_),
         )
     if not n_ok:
         return Decision("no_verdict", 3, (none_successful,))
@@ -196,13 +221,15 @@ def certainty_of(verdict: Verdict, results: Sequence[SloResult]) -> Certainty | 
 
 def _reason(
     result: SloResult, kind: ReasonKind, confidence: float, is_overloaded: bool = False,
-    is_open: bool = False,
+    required: Certainty | None = None,
 ) -> Reason:  # fmt: skip
-    return Reason(kind, f"{sentence(result, confidence, is_overloaded, is_open)}.")
+    return Reason(kind, f"{sentence(result, confidence, is_overloaded, required)}.")
 
 
 def _why_open(result: SloResult) -> ReasonKind:
     """The kind of reason for which an SLO gives no verdict."""
     if result.met is not None:
         return "unproven"
-    return "too_few_samples" if result.note_kind == "too_few_samples" else "no_value"
+    if result.note_kind in ("too_few_samples", "unanswered", "start_up"):
+        return result.note_kind
+    return "no_value"

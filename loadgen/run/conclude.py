@@ -138,10 +138,14 @@ def write_results(
 
 def parent_search(directory: Path) -> Searched | None:
     """The capacity search that a run was a probe of; None where there is none, or where its file
-    cannot be read: the page of a probe does without it."""
+    cannot be read: the page of a probe does without it. Raises RunInvalid for a file that was
+    changed."""
     home = directory.absolute().parent.parent
     if directory.absolute().parent.name != "probes" or not (home / "capacity.json").is_file():
         return None
+    if (listed := checksums.read(home)) is None:
+        return None
+    checksums.check(home, listed, ["capacity.json"])
     try:
         content = json.loads(read_result(home / "capacity.json"))
         answer = content["answer"]

@@ -3,11 +3,10 @@ the summary and writes the page."""
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from loadgen.records import Run, Status
 from loadgen.registry import Plugin, Registry
 from loadgen.run.manifest import surroundings
 from loadgen.run.preload import Preload
-from loadgen.run.run_options import RunOptions, RunSetup, takes_run_options
+from loadgen.run.run_options import RunOptions, RunSetup, split_keywords, takes_run_options
 from loadgen.run.shard_tasks import shard_count
 from loadgen.run.shown_run import ShownRun, shown
 from loadgen.run.target import Server, Target, open_target
@@ -82,20 +81,22 @@ class FinishedRun:
 
 @takes_run_options
 def run(
-    scenario: Scenario,
+    scenario: Scenario | Path | str,
     target: str,
     out_dir: Path | str | None = None,
     **options: Any,
 ) -> ShownRun:
-    """Runs a scenario against `target` (a URL, a target file, `reference`, `sim` or `mock`) and
-    records it.
+    """Runs a scenario (a file, or the name of a shipped one) against `target` (a URL, a target
+    file, `reference`, `sim` or `mock`) and records it.
 
     Without `out_dir` the run is written to `runs/<scenario>-<time>`; further options are the fields
-    of RunOptions. Raises UsageError, TargetError or RunInvalid; a failed request is a row.
+    of RunOptions, and the flags of `slobench run` that change a scenario (`rate="8/s"`,
+    `duration="30s"`, `slo=["p99(ttft) <= 500ms"]`). Raises UsageError, TargetError or RunInvalid; a
+    failed request is a row.
     """
-    options.setdefault("environ", dict(os.environ))
-    run_options = RunOptions(out_dir=Path(out_dir) if out_dir else None, **options)
-    finished = execute(scenario, target, run_options, Console(quiet=True))
+    chosen, run_options = split_keywords(scenario, options)
+    run_options = replace(run_options, out_dir=Path(out_dir) if out_dir else None)
+    finished = execute(chosen, target, run_options, Console(quiet=True))
     return shown(finished.run, finished.directory)
 
 
@@ -118,6 +119,11 @@ def execute(
     if not scenario.stream and target in OPENERS.names():
         raise UsageError(f"--target {target} streams every answer: remove stream: false")
     plan = make_plan(scenario)
+    if server is None and any(slo.quantile for slo in scenario.all_slos()):
+        from loadgen.workload.preview import missing_percentiles  # not needed by other runs
+
+        for problem in missing_percentiles(scenario, plan.schedule):
+            console.print(f"note: {problem}", style="yellow", soft_wrap=True, markup=False)
     for note in scenario.notes() if server is None else ():
         console.print(f"note: {note}", style="dim", soft_wrap=True, markup=False)
     with run_directory(scenario.name, options.out_dir, options.force) as directory:

@@ -32,7 +32,8 @@ ModelLengths = dict[str, int | None]
 @dataclass(frozen=True)
 class KnownPreflight:
     """The result of a preflight: the models that the server listed, the fields of the adapter, the
-    prompt fit, the lines, and the URLs of the server's metrics. `at_utc_s` is its time, seconds
+    prompt fit, the lines, the URLs of the server's metrics, and the longest time to a first token.
+    `at_utc_s` is its time, seconds
     since 1970."""
 
     at_utc_s: float
@@ -41,6 +42,7 @@ class KnownPreflight:
     fit: PromptFit
     checks: tuple[PreflightLine, ...]
     metrics: tuple[str, ...]
+    longest_wait_s: float = 0.0
     schema: int = _SCHEMA
 
     @property

@@ -29,27 +29,32 @@ from loadgen.drive.live_sample import FIELDS
 from loadgen.drive.shards import OnBeat, Outcome
 from loadgen.endings import ending_signals
 from loadgen.live.early_warning import EarlyWarning
-from loadgen.live.progress import Progress
+from loadgen.live.progress import Progress, Totals
 from loadgen.live.run_figures import RunFigures
 from loadgen.live.watched import WatchedRun
 from loadgen.live.watching import run_labels, watching
 from loadgen.manifest.json_section import JsonObject
-from loadgen.manifest.sections import Ended, Manifest, Scrapes
+from loadgen.manifest.sections import Ended, EndKind, Manifest, Scrapes
 from loadgen.manifest.self_report import ClientReport
 from loadgen.measure.attainment import derived, with_counted_window
+from loadgen.measure.cause import is_too_long
+from loadgen.measure.closed_loop import with_start_left_out
 from loadgen.measure.truncated import with_truncated
-from loadgen.records import CHUNKS, SERVER, Run, empty_requests
+from loadgen.records import CHUNKS, SERVER, Run, Status, empty_requests
 from loadgen.run.example_requests import head_of
 from loadgen.run.manifest import completed, instrument_limits, manifest
 from loadgen.run.run_options import RunSetup
 from loadgen.run.shard_tasks import Job
-from loadgen.run.stop_rules import StopRules, stop_rules
+from loadgen.run.stop_rules import Silence, StopRules, stop_rules
 from loadgen.run.target import Target
+from loadgen.workload.prompts import Prompts
 from loadgen.workload.schedule import more_units
 from targets.scrape import Scraped, Scraper
 
 _INTERRUPT_DRAIN_S = 10.0
 _OF_GAPS = ("max_itl_s", "max_stall_s")  # need the gaps between tokens
+_MOST_PLACES = 10
+_TTFT = ("ttft_s", "ttft_from_send_s")
 _DEAD_DRAIN_S = 1.0  # for responses already on their way when the server ended
 
 
@@ -94,6 +99,7 @@ class Recording:
         self._family: Cpu = {}
         self._ended: Ended = "completed"
         self._end_reason = ""
+        self._end_kind: EndKind = "other"
         self._ended_s: float | None = None
         self._has_ended_window = False
         self._server_ended_s: float | None = None
@@ -116,6 +122,9 @@ class Recording:
         if setup.options.watch is not None:
             labels = run_labels(scenario, target.to_manifest(), setup.name)
             self._watched = WatchedRun(labels, schedule)
+        limits_s = [slo.limit for slo in scenario.all_slos() if slo.metric in _TTFT]
+        self._silence = Silence(target.longest_wait_s, max(limits_s, default=0.0))
+        self._silent_since_s: float | None = None
         self._rules = StopRules()
         if (when := scenario.stop_when) is not None:
             self._rules = stop_rules(when.error_rate, when.over, when.saturated)
@@ -157,6 +166,8 @@ class Recording:
                 raise
             run = self._assembled(self._completed(planned.manifest, outcome), parts_dir, outcome)
             run = with_truncated(with_counted_window(_with_server(run, scraped())))
+            run = _with_places(run, job.prompts())
+            run = with_start_left_out(run)
             with keep_elsewhere(directory, run, self._options.cache_dir):
                 store.write_run(directory, run, derived(run))
         shutil.rmtree(parts_dir)
@@ -258,11 +269,16 @@ class Recording:
         if self._ended != "completed":
             return
         self._end_window(message["measured"], totals.measured)
-        reason = refused(totals.failed_alike, totals.n_ended) or self._rules.reason(
+        if self._has_stopped_answering(totals):
+            return
+        refusal = refused(totals.failed_alike, totals.n_ended)
+        if refusal is not None:
+            self._end_kind = "refused"
+        reason = refusal or self._rules.reason(
             totals.now_s,
             n_released=totals.released,
             n_ended=totals.n_ended,
-            n_failed=totals.n_failed,
+            n_failed=totals.n_failed - totals.by_status[Status.truncated],  # missed, not hopeless
             ttft_s=message["ttft_s"],
             e2e_s=message["e2e_s"],
         )
@@ -273,6 +289,22 @@ class Recording:
         if reason is not None:
             self._progress.note(f"ending the run: {reason}")
             self._stop("stopped", reason, self._scenario.phases.drain)
+
+    def _has_stopped_answering(self, totals: Totals) -> bool:
+        """Ends the run if the server fell silent, except under `stop_when: never`. Whole answers
+        are silent by design."""
+        if not self._target.adapter.stream:
+            return False
+        silence = self._silence
+        silence.note(totals.now_s, totals.in_flight, totals.heard_s)
+        self._progress.quiet(silence.quiet_s if silence.is_notable else 0.0)
+        reason = silence.reason(totals.in_flight)
+        if reason is None or self._scenario.stop_when is None:
+            return False
+        self._progress.note(f"ending the run: {reason}")
+        self._end_kind, self._silent_since_s = "silent", silence.since_s
+        self._stop("stopped", reason, min(_DEAD_DRAIN_S, self._scenario.phases.drain))
+        return True
 
     def _end_window(self, n_of_worker: int, n_measured: int) -> None:
         """Ends the releases when several workers together have released the measured requests of a
@@ -299,7 +331,8 @@ class Recording:
             if not self._epoch_ns:
                 raise KeyboardInterrupt
             self._n_interrupts += 1
-            self._signal = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            own = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+            self._signal = self._options.stop_names.get(number, own)
 
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -346,6 +379,7 @@ class Recording:
         last_reason = refused(totals.failed_alike, totals.n_ended, is_final=True)
         if last_reason is not None and self._ended == "completed":
             self._ended, self._end_reason, self._ended_s = "stopped", last_reason, totals.now_s
+            self._end_kind = "refused"
         reason = self._end_reason
         if outcome.dead:
             shard, last_words = next(iter(outcome.dead.items()))
@@ -362,7 +396,11 @@ class Recording:
             now_utc,
         )
         content = msgspec.structs.replace(
-            content, server_ended_s=self._server_ended_s, dead_workers=tuple(outcome.dead)
+            content,
+            end_kind=self._end_kind,
+            silent_since_s=self._silent_since_s,
+            server_ended_s=self._server_ended_s,
+            dead_workers=tuple(outcome.dead),
         )
         if outcome.remote is None:
             return content
@@ -370,6 +408,23 @@ class Recording:
         return msgspec.structs.replace(
             content, n_bad_messages=remote.n_bad, workers=remote.workers, live=remote.live
         )
+
+
+def _with_places(run: Run, prompts: Prompts) -> Run:
+    """The run with the first `file:line` of recorded prompts that the server refused for their
+    length."""
+    rows, errors = run.request_rows, run.names.errors
+    places: list[str] = []
+    for row in np.flatnonzero(np.isin(rows["status"], (Status.http_error, Status.stream_error))):
+        place = prompts.place(run.schedule_rows[row])
+        if not place or len(places) == _MOST_PLACES:
+            break
+        error = errors[rows["error_id"][row]]
+        if place not in places and is_too_long(int(rows["http_status"][row]), error):
+            places.append(place)
+    if not places:
+        return run
+    return replace(run, manifest=msgspec.structs.replace(run.manifest, too_long_at=tuple(places)))
 
 
 def _with_server(run: Run, scraped: Scraped) -> Run:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+
+from loadgen.errors import UsageError, nearest
+from loadgen.workload.flag_values import KEYWORDS, scenario_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,7 +46,8 @@ class RunOptions:
     live metrics; `early` may stop the run before its end. With fewer successful requests than
     `min_requests` the run has no verdict, with `clear` also if an SLO is neither proven nor clear.
     A server that slobench does not start may take `wait_ready_s` until it is ready; its last
-    preflight, if at most `reuse_preflight_s` old, counts for this run too.
+    preflight, if at most `reuse_preflight_s` old, counts for this run too. `stop_names` are the
+    names of signals that another program sends for its user.
     """
 
     out_dir: Path | None = None
@@ -65,19 +70,41 @@ class RunOptions:
     min_requests: int = 0
     wait_ready_s: float = 0.0
     reuse_preflight_s: float = 0.0
+    stop_names: Mapping[int, str] = field(default_factory=dict)
 
 
 def takes_run_options(function: F) -> F:
-    """A function of the Python API whose `**options` are fields of RunOptions: its signature lists
-    them by name, so that notebooks complete them and `help` shows them."""
+    """A function of the Python API whose `**options` are fields of RunOptions and flags on the
+    scenario (`rate`, `duration`, `slo`, …): its signature lists them by name, so that notebooks
+    complete them and `help` shows them."""
     signature = inspect.signature(function)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     options = inspect.signature(RunOptions).parameters.values()
     names = {parameter.name for parameter in own}
     further = [p.replace(kind=p.KEYWORD_ONLY) for p in options if p.name not in names]
-    listed = signature.replace(parameters=[*own, *further])
+    flags = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+        for name in KEYWORDS
+        if name not in names
+    ]
+    listed = signature.replace(parameters=[*own, *further, *flags])
     function.__signature__ = listed  # type: ignore[attr-defined]
     return function
+
+
+def split_keywords(
+    scenario: Scenario | Path | str, keywords: Mapping[str, Any]
+) -> tuple[Scenario, RunOptions]:
+    """The scenario with the flags among the keywords of a Python function, and the options of its
+    runs. Raises UsageError, also for an unknown keyword."""
+    flags = {name: value for name, value in keywords.items() if name in KEYWORDS}
+    options = {name: value for name, value in keywords.items() if name not in KEYWORDS}
+    known = [f.name for f in fields(RunOptions)]
+    for name in options:
+        if name not in known:
+            raise UsageError(f"unknown option '{name}'; {nearest(name, [*known, *KEYWORDS])}")
+    options.setdefault("environ", dict(os.environ))
+    return scenario_of(scenario, flags), RunOptions(**options)
 
 
 class RunSetup(NamedTuple):

@@ -12,6 +12,7 @@ import numpy as np
 
 from loadgen.drive.dispatch import Bounds
 from loadgen.drive.task import ShardTask
+from loadgen.measure.truncated import has_exact_lengths
 from loadgen.run.cores import affine_cores, known_ceiling, our_quota, workers_for
 from loadgen.run.example_requests import head_of, sent_tenants
 from loadgen.run.target import Target
@@ -109,6 +110,7 @@ def shard_task(job: Job, share: Share, prompts: Prompts) -> ShardTask:
         part_path=job.parts_dir / f"shard-{number}.npz",
         slo_limits_s=scenario.limits_by_class(),
         more=job.more,
+        has_exact_lengths=has_exact_lengths(job.target.checks),
         is_watched=job.is_watched,
     )
 

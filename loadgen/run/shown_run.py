@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from loadgen.archive import store
+from loadgen.archive.names import directory_of
 from loadgen.records import Run
 
 if TYPE_CHECKING:
@@ -51,9 +52,11 @@ def shown(run: Run, directory: Path | None) -> ShownRun:
 
 
 def read_run(directory: Path | str) -> ShownRun:
-    """Reads a recorded run; from the workers' parts if its process ended before it merged them.
+    """Reads a recorded run by its path or its name in runs/; from the workers' parts if its process
+    ended before it merged them.
 
     Raises UsageError if `directory` is no run directory, RunInvalid that names the file if it is
     damaged.
     """
-    return shown(store.read_run(directory), Path(directory))
+    found = directory_of(directory)
+    return shown(store.read_run(found), found)

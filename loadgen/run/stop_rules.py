@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.measure.silence import is_silence
 from loadgen.measure.statistics.robust_line import median_slope
 from loadgen.units import format_duration
 
@@ -21,6 +22,8 @@ _MIN_GROWTH = 10  # requests
 _SLOWER_BY = 1.5
 _MIN_SETTLED = 20  # finished requests, before a window can count as settled
 _MAX_TTFTS = 32  # per step
+_LONGEST_STEP_S = 1.0  # between two progress messages
+_NOTABLE_S = 2.0
 _BINS_S: NDArray[np.float64] = np.geomspace(1e-3, 1e4, 141)  # 12 % wide
 _LONG = 0.95
 
@@ -153,6 +156,47 @@ class Saturation:
             return False
         long = bisect_left(np.cumsum(self._n_took).tolist(), _LONG * n_took)
         return long < len(_BINS_S) and bool(self._times_s[first] >= _BINS_S[long])
+
+
+@dataclass
+class Silence:
+    """Stops a run when its server stops answering (`measure.silence`): no byte comes from anybody
+    while requests are in flight. `longest_gap_s` is the longest such time so far, with that of the
+    preflight; a time within `limit_s`, the TTFT that the SLOs allow, is none.
+    """
+
+    longest_gap_s: float = 0.0
+    limit_s: float = 0.0
+    quiet_s: float = 0.0
+    since_s: float = 0.0
+    _now_s: float = 0.0
+    _heard_s: float = 0.0
+
+    def note(self, now_s: float, in_flight: int, heard_s: float | None) -> None:
+        """Adds the state at `now_s`; `heard_s` is when the last byte came, None if unknown."""
+        step_s, self._now_s = now_s - self._now_s, now_s
+        is_heard = heard_s is not None and heard_s > self._heard_s
+        if is_heard or heard_s is None or not in_flight:
+            if is_heard:
+                self.longest_gap_s = max(self.longest_gap_s, self.quiet_s)
+            self.quiet_s, self.since_s = 0.0, now_s
+            self._heard_s = self._heard_s if heard_s is None else heard_s
+        else:  # a machine that slept hears nothing, either
+            self.quiet_s += min(step_s, _LONGEST_STEP_S)
+
+    @property
+    def is_notable(self) -> bool:
+        """Whether the present silence is longer than any before it, and than a few seconds."""
+        return self.quiet_s > max(_NOTABLE_S, 2 * self.longest_gap_s)
+
+    def reason(self, in_flight: int) -> str | None:
+        """The reason to stop now, or None."""
+        if self.quiet_s <= self.limit_s or not is_silence(self.quiet_s, self.longest_gap_s):
+            return None
+        return (
+            f"the server stopped answering at second {self.since_s:.3g}: no byte came for "
+            f"{self.quiet_s:.3g} s, with {in_flight} requests in flight"
+        )
 
 
 @dataclass

@@ -63,7 +63,8 @@ class Target:
     """A server that passed its preflight; `adapter` sends only fields that it accepts. `ended`
     returns how a server that slobench started has ended, None while it runs and for other servers.
     `metrics` are the URLs of the server's own metrics, empty where they cannot be read. `prompts`
-    are the scenario's prompts with the salt of the preflight, if it made some.
+    are the scenario's prompts with the salt of the preflight, if it made some. `longest_wait_s` is
+    the longest time to a first token in the preflight.
     """
 
     kind: str
@@ -74,6 +75,7 @@ class Target:
     ended: Callable[[], str | None] = lambda: None
     metrics: tuple[str, ...] = ()
     prompts: Prompts | None = None
+    longest_wait_s: float = 0.0
 
     def to_manifest(self) -> TargetSection:
         """The target section of the manifest, without secrets."""
@@ -86,6 +88,7 @@ class Target:
             prompt_fit=(self.fit.overhead, self.fit.step),
             metrics=tuple(url.partition("?")[0] for url in self.metrics),
             prompt_words=0 if self.fit.words is None else len(self.fit.words.words),
+            recorded_prompts=None if self.prompts is None else self.prompts.n_repeated,
         )
 
 
@@ -293,8 +296,11 @@ def _examined(
     if metrics is not None and found.fatal is None:
         checks.append(metrics[0])
     for check in checks:
-        if prints_all or check.ok is False:
+        if check.is_checked and (prints_all or check.ok is False):
             print_check(check, setup.console)
+    if prints_all and (n_left := sum(not check.is_checked for check in checks)):
+        left = f"{n_left} further {'check was' if n_left == 1 else 'checks were'} not made"
+        setup.console.print(f"{_MARKS[None]} {left}", style="dim", markup=False)
     found.or_raise()
     target = Target(
         kind=kind,
@@ -304,6 +310,7 @@ def _examined(
         checks=[PreflightLine(c.check, c.ok, c.detail) for c in checks],
         metrics=endpoint.metrics_urls() if metrics is not None and metrics[1] else (),
         prompts=prompts,
+        longest_wait_s=found.longest_wait_s,
     )
     return target, found.models or {}
 
@@ -328,7 +335,9 @@ def _slos(scenario: Scenario) -> list[Slo]:
 def _kept(target: Target, models: ModelLengths) -> KnownPreflight:
     fields = target.adapter.model_dump(mode="json", exclude={"extra_body"})  # it may hold secrets
     checks = tuple(target.checks)
-    return KnownPreflight(time.time(), models, fields, target.fit, checks, target.metrics)
+    return KnownPreflight(
+        time.time(), models, fields, target.fit, checks, target.metrics, target.longest_wait_s
+    )
 
 
 def _reused(
@@ -352,6 +361,7 @@ def _reused(
             fit=known.fit,
             checks=[PreflightLine(REUSED, None, line), *known.checks],
             metrics=known.metrics,
+            longest_wait_s=known.longest_wait_s,
         )
     print_check(PreflightCheck(REUSED, None, f"not reused: {reason}"), console)
     return None

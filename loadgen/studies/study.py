@@ -1,8 +1,9 @@
 """Plumbing that all studies share: directory, lock, resume, result file, and the end of a verb.
 
-    <out>/study.json     the study and its definition; `--resume` continues the same definition only
-    <out>/<name>.json    the result, typed, replaced as a whole
-    <out>/…              the files of the study's own
+    <out>/study.json         the study and its definition; `--resume` continues the same definition
+    <out>/<name>.json        the result, typed, replaced as a whole
+    <out>/checksums.sha256   of these and of the files that `Place` writes; readers compare
+    <out>/…                  the files of the study's own
 
 A new study needs a `Study`, a verb, and a line in `loadgen.cli.lazy_verbs`.
 """
@@ -20,21 +21,25 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 import msgspec
 import typer
 
-from loadgen.archive.directory import make_directory, reserved
+from loadgen.archive import checksums
+from loadgen.archive.directory import make_directory, point_latest, reserved
 from loadgen.archive.directory_lock import NAME as LOCK
 from loadgen.archive.directory_lock import held
+from loadgen.archive.names import MARKER as MARKER
+from loadgen.archive.verify import State, Verified
 from loadgen.cli.terminal import print_json, stdout
-from loadgen.errors import RunInvalid, UsageError
+from loadgen.errors import RunInvalid, SlobenchError, UsageError
 from loadgen.manifest.json_section import JsonSection, encoded, read_section
 from loadgen.run.manifest import recorded_command, version
-from loadgen.studies.cells.cell import differing
-from loadgen.whole_file import read_result, replacing
+from loadgen.studies.cells.cell import CELL_FILE, differing
+from loadgen.whole_file import SUFFIX, read_result
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
+    from reports.ending import Ending
+
 R = TypeVar("R", bound=JsonSection)
-MARKER = "study.json"
 _LOGS = "servers"
 NO_DEFINITION: Mapping[str, Any] = {}
 
@@ -69,20 +74,16 @@ class Study(Generic[R]):
         return f"{self.name}.json"
 
     def read(self, directory: Path) -> R:
-        """The result in a directory. Raises UsageError for none, and for a file that is damaged."""
-        path = directory / self.file
+        """The result in a directory. Raises UsageError for none, RunInvalid that names the file if
+        it was changed or cannot be read."""
+        path, listed = directory / self.file, checksums.read(directory)
+        if not path.exists() and self.file not in (listed or ()):
+            raise UsageError(f"{directory}: holds no result of a {self.noun} ({self.file})")
+        checksums.check_own(directory, self.file)
         try:
-            content = json.loads(read_result(path))
-        except FileNotFoundError:
-            raise UsageError(
-                f"{directory}: holds no result of a {self.noun} ({self.file})"
-            ) from None
+            return read_section(json.loads(read_result(path)), self.result, str(path))
         except (OSError, ValueError) as error:
-            raise UsageError(f"{path}: cannot be read: {error}") from None
-        try:
-            return read_section(content, self.result, str(path))
-        except RunInvalid as error:
-            raise UsageError(str(error)) from None
+            raise RunInvalid(f"{path}: cannot be read: {error}") from None
 
     @contextlib.contextmanager
     def opened(
@@ -99,7 +100,7 @@ class Study(Generic[R]):
         `resume` continues the study in `out`, which must have the same `definition`. If an error
         ends a study before any work is stored, a directory made here is removed. Raises UsageError
         for a directory with other content, for a study that `resume` does not name, and for one in
-        use.
+        use; RunInvalid for a study whose study.json was changed.
         """
         if resume and out is None:
             raise UsageError("--resume: name the directory of the study with --out")
@@ -114,9 +115,11 @@ class Study(Generic[R]):
             with held(directory, f"--out {directory}", f"the {self.noun} {label}".rstrip()):
                 marker = self._entered(directory, label, resume, definition, command)
                 yield Place(self, directory, marker, resume)
+                if not (directory.parent / MARKER).is_file():  # not a part of another study
+                    point_latest(directory)
         except BaseException:
             if is_new and not self._has_work(directory):
-                _remove(directory, (MARKER, *self.before))
+                _remove(directory, (MARKER, checksums.NAME, *self.before))
             raise
 
     def default(self, label: str) -> Path:
@@ -140,6 +143,8 @@ class Study(Generic[R]):
             if resume:
                 raise UsageError(f"--resume: {directory} holds no {self.noun}; leave out --resume")
             return self._begun(path, label, definition, command)
+        if resume and has_work:
+            checksums.check_own(directory, MARKER)
         marker = _read_marker(path)
         if marker.study != self.name:
             raise UsageError(
@@ -170,12 +175,15 @@ class Study(Generic[R]):
             command=list(recorded_command(command)),
             definition=_plain(definition),
         )
-        _write_section(path, marker)
+        _write_section(path.parent, MARKER, marker)
+        if checksums.read(path.parent) is None:
+            checksums.begin(path.parent, [MARKER])
         return marker
 
     def _has_work(self, directory: Path) -> bool:
         """Whether a directory holds more than the files that are written before the first run."""
-        before = {MARKER, LOCK, f"{self.file}.partial", f"{MARKER}.partial"}
+        before = {LOCK, MARKER, checksums.NAME}
+        before |= {name + SUFFIX for name in (self.file, MARKER, checksums.NAME)}
         return any(
             path.is_file() and path.name not in self.before
             for entry in directory.iterdir()
@@ -197,20 +205,22 @@ class Place(Generic[R]):
 
     def write(self, result: R) -> None:
         """Replaces the result file as a whole."""
-        _write_section(self.directory / self.study.file, result)
+        _write_section(self.directory, self.study.file, result)
 
-    def write_text(self, name: str, text: str) -> Path:
-        """Replaces another file of the study as a whole; its path."""
-        path = self.directory / name
-        with replacing(path) as partial:
-            partial.write_text(text, encoding="utf-8")
-        return path
+    def write_text(self, name: str, text: str) -> None:
+        """Replaces another file of the study as a whole."""
+        checksums.replace(self.directory, name, text.encode())
+
+    def cover(self, *paths: Path) -> None:
+        """Adds files that the study wrote in another way to its checksums."""
+        checksums.cover(self.directory, *paths)
 
     def stored(self) -> R | None:
-        """The result of the study to resume; None without one. Raises UsageError for a damaged
-        file."""
-        is_stored = self.is_resumed and (self.directory / self.study.file).is_file()
-        return self.study.read(self.directory) if is_stored else None
+        """The result of the study to resume; None without one. Raises RunInvalid for a file that
+        was changed or removed."""
+        listed = checksums.read(self.directory) or {}
+        is_stored = (self.directory / self.study.file).exists() or self.study.file in listed
+        return self.study.read(self.directory) if self.is_resumed and is_stored else None
 
     @property
     def continuing(self) -> str:
@@ -228,6 +238,30 @@ class Place(Generic[R]):
         )
 
 
+def check_store(directory: Path) -> Verified | None:
+    """The files of a study besides its runs, compared with their checksums; None for another
+    directory."""
+    if not (directory / MARKER).is_file():
+        return None
+    try:
+        listed = checksums.read(directory)
+        if listed is None:
+            raise checksums.missing(directory)
+        study = _read_marker(directory / MARKER).study
+    except SlobenchError as error:
+        return Verified(str(directory), "study", "damaged", 0, (str(error),))
+    result = f"{study}.json"
+    there = [result] * (directory / result).exists()
+    there += [f"{path.parent.name}/{CELL_FILE}" for path in directory.glob(f"*/{CELL_FILE}")]
+    names = sorted({MARKER, *there, *listed})
+    found = (checksums.problem_of(directory, listed, name) for name in names)
+    problems = tuple(problem for problem in found if problem is not None)
+    state: State = "verified" if result in there else "unfinished"
+    if problems:
+        state = "damaged"
+    return Verified(str(directory), study, state, len(names), problems)
+
+
 def end(
     content: Mapping[str, Any],
     shown: Callable[[], RenderableType],
@@ -235,18 +269,40 @@ def end(
     as_json: bool,
     exit_code: int,
     files: Mapping[str, Path],
+    ending: Callable[[], Ending] | None = None,
+    is_full: bool = False,
 ) -> NoReturn:
-    """Ends a verb: the result on standard output, as JSON or as `shown()`, whose lines are not
-    wrapped if it is a string; then a line for each of `files` (word → path) on standard error."""
+    """Ends a verb: the result on standard output, as JSON or as text (`print_result`); then a line
+    for each of `files` (word → path) on standard error."""
     if as_json:
         print_json(content)
-    elif isinstance(text := shown(), str):
-        typer.echo(text)
     else:
-        stdout().print(text)
+        print_result(shown, ending, is_full=is_full)
     for word, path in files.items():
         typer.echo(f"{word}: {path}", err=True)
     raise typer.Exit(exit_code)
+
+
+def print_result(
+    shown: Callable[[], RenderableType],
+    ending: Callable[[], Ending] | None = None,
+    *,
+    is_full: bool = False,
+) -> None:
+    """Prints the `ending` of a result, with `is_full` or without an ending also `shown()`, whose
+    lines are not wrapped if it is a string."""
+    out = stdout()
+    if ending is not None:
+        from reports.ending import rendered
+
+        out.print(rendered(ending(), out.width), soft_wrap=True)
+        if not is_full:
+            return
+        out.print()
+    if isinstance(text := shown(), str):
+        typer.echo(text)
+    else:
+        out.print(text)
 
 
 def _read_marker(path: Path) -> Marker:
@@ -256,10 +312,9 @@ def _read_marker(path: Path) -> Marker:
         raise UsageError(f"{path}: cannot be read ({error}); choose another --out") from None
 
 
-def _write_section(path: Path, section: JsonSection) -> None:
-    text = msgspec.json.format(encoded(section), indent=1)
-    with replacing(path) as partial:
-        partial.write_bytes(text + b"\n")
+def _write_section(directory: Path, name: str, section: JsonSection) -> None:
+    content = msgspec.json.format(encoded(section), indent=1)
+    checksums.replace(directory, name, content + b"\n")
 
 
 def _plain(value: Mapping[str, Any]) -> dict[str, Any]:

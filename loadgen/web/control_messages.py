@@ -176,8 +176,8 @@ class ClassCounts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Frame(_Message, frozen=True):
     """All counts of a shard so far. `histograms` holds an HdrHistogram for each metric, in
-    microseconds and in its own compressed encoding; `use` is the last `ThreadMeter.so_far`, empty
-    before the first."""
+    microseconds and in its own compressed encoding; `heard_s` is when the last byte came; `use` is
+    the last `ThreadMeter.so_far`, empty before the first."""
 
     run: str
     shard: Count
@@ -192,6 +192,7 @@ class Frame(_Message, frozen=True):
     histograms: dict[str, bytes]
     classes: dict[str, ClassCounts]
     measured: Count = 0
+    heard_s: float | None = None
     use: Annotated[list[float | None], msgspec.Meta(max_length=4)] = []
 
 

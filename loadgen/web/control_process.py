@@ -29,7 +29,7 @@ from loadgen.run.execute import FinishedRun, execute
 from loadgen.run.run_options import RunOptions, RunSetup
 from loadgen.web.assignment import environ_for
 from loadgen.web.form import RunForm, read_form
-from loadgen.web.relay_pipe import ENDING, Begin, Note, Recording, RelayPipe, RunEnded
+from loadgen.web.relay_pipe import ENDING, STOP, Begin, Note, Recording, RelayPipe, RunEnded
 from loadgen.web.remote_fleet import RemoteFleet
 from reports.run.verdict_section import slo_head, slo_rows
 from targets.endpoint import DEFAULT_KEY_ENV
@@ -122,10 +122,11 @@ def run_with_workers(line: RelayPipe, form: RunForm, workers: Sequence[str]) -> 
         environ=environ,
         cache_dir=cache_dir(os.environ),
         plugins=form.plugin_files(),
+        stop_names={STOP: "Stop on the page"},
     )
     console = Console(stderr=True, highlight=False, markup=False)
     finished = execute(scenario, form.target, options, console, open_fleet=fleet)
-    print_summary(finished.summary, as_json=False)
+    print_summary(finished.summary, as_json=False, directory=finished.directory)
     typer.echo(f"report: {finished.directory / 'report.html'}", err=True)
     return finished
 

@@ -30,6 +30,7 @@ _POINT_S = 0.5
 Facts = JsonObject
 NO_SLOS: Mapping[str, Sequence[Slo]] = MappingProxyType({})
 _USE = ("window_s", "cpu_share", "run_delay_share", "throttled_share")
+_KEPT = ("now_s", "heard_s", "by_status")
 _SUMS = ("released", "sent", "in_flight", "waiting", "withdrawn", "measured")
 
 
@@ -65,6 +66,7 @@ class FrameBuilder:
         self._counts = {metric: LiveCounts() for metric in METRICS}
         self._last: JsonObject = {
             "now_s": 0.0,
+            "heard_s": None,
             "by_status": [0] * len(Status),
             **dict.fromkeys(_SUMS, 0),
         }
@@ -73,7 +75,7 @@ class FrameBuilder:
     def take(self, beat: Mapping[str, Any]) -> list[Ended]:
         """Adds a beat of the shard; returns the requests that ended in it."""
         self._use = list(beat.get("use", self._use))
-        self._last = {"now_s": beat["now_s"], **{key: beat[key] for key in ("by_status", *_SUMS)}}
+        self._last = {key: beat[key] for key in (*_KEPT, *_SUMS)}
         for _, counts, _ in beat["gaps"]:
             self._add_gaps(counts)
         return [self._end(dict(zip(FIELDS, values, strict=True))) for values in beat["ended"]]

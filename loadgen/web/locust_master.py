@@ -134,7 +134,7 @@ class Master:
                 self._kill_frozen("stopped, and interrupted twice: killed")
             self.is_stopping = True
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._process.pid, signal.SIGINT)
+                os.kill(self._process.pid, signal.SIGINT if is_interrupt else relay_pipe.STOP)
 
     def _is_frozen(self) -> bool:
         """Whether a signal (SIGSTOP) stopped the control process."""

@@ -7,6 +7,7 @@ decoded.
 from __future__ import annotations
 
 import select
+import signal
 import socket
 from typing import Any
 
@@ -16,6 +17,8 @@ from loadgen.endings import ending_signals
 from loadgen.manifest.json_section import JsonObject
 
 ENDING = frozenset(ending_signals())
+STOP = signal.SIGTERM
+"""What the master sends to the control process for Stop on the page; Ctrl-C is SIGINT."""
 """Signals that end a run. The control process starts with them blocked and unblocks them itself."""
 
 

@@ -258,6 +258,7 @@ def _beat_of(
     return {
         "kind": "beat",
         "now_s": frame.now_s,
+        "heard_s": frame.heard_s,
         "released": frame.released,
         "sent": frame.sent,
         "in_flight": frame.in_flight,

@@ -129,6 +129,14 @@ class Prompts:
         return bool(self._recorded)
 
     @property
+    def n_repeated(self) -> int | None:
+        """The number of different recorded prompts, if they are sent without a salt; None for
+        prompts of which each is new."""
+        if self._is_salted or not self._recorded:
+            return None
+        return len({(prompt.messages, repr(prompt.fields)) for prompt in self._recorded})
+
+    @property
     def is_common_words(self) -> bool:
         """Whether any common words may replace the text, because no tokenizer sets its length."""
         return self._is_common_words and self._tokenizer is None

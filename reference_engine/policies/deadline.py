@@ -8,8 +8,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field, PrivateAttr
 
 from loadgen.units import Seconds
-from reference_engine.policies.ranked import RankedPolicy, prefill_s
-from reference_engine.policies.sorted_queue import SortedQueue
+from reference_engine.policies.ranked import LatestStarts, RankedPolicy, prefill_s
 from reference_engine.state.cost_model import StepShape
 from reference_engine.state.plan import Plan, View
 from reference_engine.state.sequence import Request
@@ -37,8 +36,7 @@ class Deadline(RankedPolicy):
     ttft_slo: Annotated[Seconds, Field(gt=0)] = 1.0
     starvation: Annotated[Seconds, Field(gt=0)] = 30.0
 
-    # By latest start: the waiting requests that can meet their deadline.
-    _in_time: SortedQueue = PrivateAttr(default_factory=SortedQueue)
+    _in_time: LatestStarts = PrivateAttr(default_factory=LatestStarts)
 
     def on_arrival(self, request: Request, view: View) -> None:
         due_s = self._due_s(request)
@@ -46,7 +44,7 @@ class Deadline(RankedPolicy):
         waits.enter(request, view.now_s)
         overdue_s = waits.queued_s(request.id) + self.starvation
         self._ranking.put(request, (0.0, due_s), overdue_s)
-        self._in_time.put(request, (due_s - _needed_s(request, view),))
+        self._in_time.put(request, due_s - _needed_s(request, view))
 
     def on_finish(self, request: Request, view: View) -> None:
         super().on_finish(request, view)
@@ -77,13 +75,7 @@ class Deadline(RankedPolicy):
         """Rank requests that can no longer meet their deadline behind the others; each only once,
         so that a step costs little."""
         start_s = view.now_s + _prefilling_s(view)
-        late = []
-        for (latest_s,), request in self._in_time.walk(view):
-            if latest_s >= start_s:
-                break
-            late.append(request)
-        for request in late:
-            self._in_time.drop(request.id)
+        for request in self._in_time.take_hopeless(view, start_s):
             overdue_s = self._ranking.overdue_s(request.id)
             self._ranking.put(request, (1.0, request.arrived_s), overdue_s)
 

@@ -122,6 +122,34 @@ def prefill_s(n_tokens: int, cost: CostModel) -> float:
     return cost.estimate(StepShape(1, n_tokens, n_tokens * n_tokens / 2))
 
 
+class LatestStarts:
+    """Waiting requests that can still meet a deadline, by the instant (seconds) at which each must
+    start for that."""
+
+    __slots__ = ("_queue",)
+
+    def __init__(self) -> None:
+        self._queue = SortedQueue()
+
+    def put(self, request: Request, latest_s: float) -> None:
+        self._queue.put(request, (latest_s,))
+
+    def drop(self, request_id: str) -> None:
+        self._queue.drop(request_id)
+
+    def take_hopeless(self, view: View, start_s: float) -> list[Request]:
+        """The requests that can no longer meet their deadline if the next to start does so at
+        `start_s` (seconds); each is returned once."""
+        hopeless = []
+        for (latest_s,), request in self._queue.walk(view):
+            if latest_s >= start_s:
+                break
+            hopeless.append(request)
+        for request in hopeless:
+            self._queue.drop(request.id)
+        return hopeless
+
+
 class Ranking:
     """Live requests by rank: overdue requests first, then by the key they were filed under. A
     running request is overdue if it was when it was admitted."""

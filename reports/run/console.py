@@ -1,42 +1,35 @@
-"""A run's results in the terminal: verdict, SLOs, latencies, notes; at most 100 columns."""
+"""A run's results in the terminal with `--full`: all SLOs, latencies and notes; 100 columns."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from loadgen.measure.definitions import Rescored
 from loadgen.measure.server_load import describe_server
-from loadgen.measure.summary import Summary
+from loadgen.measure.statistics.percentiles import Percentile
+from loadgen.measure.summary import Distribution, Summary
 from loadgen.measure.wording import format_count, format_value
+from reports.redaction import redact
 from reports.run import tables, verdict_section
 
 if TYPE_CHECKING:
     from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
-_STYLES = {"met": "bold green", "missed": "bold red", "unknown": "bold", "invalid": "bold yellow"}
 _PERCENTILES = ("p50", "p90", "p99")
-_NO_OUTCOMES = tuple(f"counts.{key}" for key in ("scheduled", "warmup", "due", "not_due"))
+_PLANNED = ("scheduled", "warmup", "start", "due", "not_due")
+_NO_OUTCOMES = tuple(f"counts.{key}" for key in _PLANNED)
 
 
 def table(summary: Summary) -> Group:
-    """A rich renderable, understandable without colour."""
+    """All tables and notes of a run (`--full`), understandable without colour."""
     from rich.console import Group
     from rich.text import Text
 
-    banner = verdict_section.banner(summary)
-    sure = f" ({banner.sure})" if banner.sure else ""
-    if summary.certainty == "clear" and banner.tone in ("met", "missed"):
-        sure = f", {banner.sure}" if summary.verdict == "met" else f" {banner.sure}"
-    verdict = Text(f"{banner.word}{sure}", style=_STYLES[banner.tone])
-    parts: list[Text | Table] = [verdict]
-    parts += [Text(f"  {reason}", overflow="fold") for reason in banner.reasons]
-    if summary.has_other_slos:
-        parts.append(Text(f"  {verdict_section.slos_text(summary)}", overflow="fold"))
-    step = verdict_section.search_step(summary) if summary.verdict == "missed" else None
-    if step is not None:
-        parts.append(Text(f"  {step.text} {step.command}", overflow="fold"))
+    parts: list[Text | Table] = []
     if slo_rows := verdict_section.slo_rows(summary):
         parts.append(_slos(verdict_section.slo_head(summary), slo_rows))
     parts.append(_latencies(summary))
@@ -47,7 +40,7 @@ def table(summary: Summary) -> Group:
     if len(summary.backends) > 1:
         parts.append(_filled(tables.BACKEND_HEAD, tables.backend_rows(summary)))
     parts += [Text(f"  {line}", overflow="fold") for line in _rates(summary)]
-    parts += [Text(f"note: {finding}", overflow="fold") for finding in summary.findings]
+    parts += [Text(f"note: {redact(finding)}", overflow="fold") for finding in summary.findings]
     return Group(*parts)
 
 
@@ -57,14 +50,20 @@ def _latencies(summary: Summary) -> Table:
     grid = _grid("latency", "n", *(f"{key} [{summary.confidence:.0%}]" for key in _PERCENTILES))
     for name in tables.MAIN_METRICS:
         found, title = summary.metrics[name], tables.marked_title(summary, name)
-        cells = [tables.duration_with_interval(found.percentiles[key]) for key in _PERCENTILES]
+        cells = [_percentile(found, found.percentiles, key) for key in _PERCENTILES]
         grid.add_row(title, format_count(found.n), *map(Text, cells))
         if name in ("ttft_s", "e2e_s") and found.with_failures != found.percentiles:
             failures = found.with_failures
-            cells = [tables.duration_with_interval(failures[key]) for key in _PERCENTILES]
+            cells = [_percentile(found, failures, key) for key in _PERCENTILES]
             n_due = format_count(summary.counts["due"])
             grid.add_row(f"  {tables.FAILURES}", n_due, *map(Text, cells))
     return grid
+
+
+def _percentile(found: Distribution, view: Mapping[str, Percentile], key: str) -> str:
+    if not tables.has_percentile(found.n, key) and not math.isinf(view[key].value):
+        return "–"
+    return tables.duration_with_interval(view[key])
 
 
 def definitions_table(rows: Sequence[Rescored]) -> Group:
@@ -131,15 +130,17 @@ def _rates(summary: Summary) -> list[str]:
         attainment = f"{format_value(share.value, 'share')} ({basis})"
     bound = tables.goodput_bound(summary, summary.confidence)
     return [
-        f"goodput {format_value(goodput.value, 'per_s')} {bound}",
+        f"goodput {format_value(goodput.value, 'per_s')} {bound}".rstrip(),
         f"attainment {attainment}",
         f"rate {tables.rate_text(summary)}",
+        *([] if summary.closed_loop is None else [f"start: {summary.closed_loop.text}"]),
+        *([text] if (text := tables.in_flight_text(summary)) else []),
         f"output tokens {format_value(rates.output_tokens_per_s, 'per_s')};"
         f" {outcomes or 'no requests due'}",
         *([tables.fairness_text(summary)] if summary.fairness else []),
         *([] if summary.server is None else [f"server: {describe_server(summary.server)}"]),
         *tables.mark_notes(summary),
-        f"[…]: two-sided {100 * summary.confidence:g} % confidence intervals; … in them: too few"
-        " samples for this bound",
+        f"[ ]: two-sided {100 * summary.confidence:g} % confidence intervals, as far as the samples"
+        " have them; –: too few samples for this percentile",
         "* fewer than ten independent samples lie beyond this percentile",
     ]

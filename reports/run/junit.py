@@ -14,6 +14,7 @@ from xml.etree import ElementTree as ET
 from loadgen.measure.slo_result import SloResult
 from loadgen.measure.summary import Summary
 from loadgen.records import Status
+from reports.redaction import redact
 
 _UNPRINTABLE = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0 §2.2
 _COUNTS = (("failure", "failures"), ("error", "errors"), ("skipped", "skipped"))
@@ -66,7 +67,7 @@ def junit_of_run(summary: Summary) -> str:
     """A case per SLO, and a case for the validity of the run. A missed SLO is a failure. A run that
     cannot be trusted is an error, and a run without an SLO or with too few requests is skipped.
     SLOs of single requests count together, in attainment."""
-    reasons, is_trusted = "; ".join(summary.reasons), summary.validity.trusted
+    reasons, is_trusted = redact("; ".join(summary.reasons)), summary.validity.trusted
     if not is_trusted:
         run = Case("run", "error", reasons, "invalid")
     elif summary.verdict == "no_verdict":

@@ -51,7 +51,12 @@ def _latencies(summary: Summary) -> list[tuple[str, list[str]]]:
     rows = []
     for name in tables.MAIN_METRICS:
         found = summary.metrics[name]
-        shown = [tables.percentile_text(found.percentiles[key], "s") for key in _PERCENTILES]
+        shown = [
+            tables.percentile_text(found.percentiles[key], "s")
+            if tables.has_percentile(found.n, key)
+            else "–"
+            for key in _PERCENTILES
+        ]
         rows.append((tables.marked_title(summary, name), [format_count(found.n), *shown]))
     return rows
 

@@ -22,6 +22,7 @@ from reports.redaction import redact
 from reports.run import tables, verdict_section
 from reports.run.causes import cause_figures
 from reports.run.embedded_rows import embedded_rows
+from reports.run.ending import ending
 from reports.run.engine_section import (
     EngineSection,
     blocker_rows,
@@ -92,7 +93,7 @@ def render(
         place=place,
         summary=summary,
         banner=verdict_section.banner(summary),
-        headline=verdict_section.headline(summary),
+        ending=ending(summary, place),
         verdict_section=verdict_section,
         tables=tables,
         subject=_subject(run),
@@ -122,6 +123,10 @@ def render(
 def _redacted(summary: Summary) -> Summary:
     """The summary without secrets: some of its sentences quote error messages."""
     checks = tuple(replace(c, detail=redact(c.detail)) for c in summary.validity.checks)
+    cause = summary.cause
+    if cause is not None:
+        sentence, message = redact(cause.sentence), redact(cause.message)
+        cause = replace(cause, sentence=sentence, message=message)
     return replace(
         summary,
         reasons=tuple(map(redact, summary.reasons)),
@@ -130,6 +135,7 @@ def _redacted(summary: Summary) -> Summary:
         made_under=tuple(map(redact, summary.made_under)),
         judged_by=tuple(map(redact, summary.judged_by)),
         validity=replace(summary.validity, checks=checks),
+        cause=cause,
     )
 
 
@@ -146,11 +152,15 @@ def _subject(run: Run) -> str:
 
 
 def _window(summary: Summary) -> str:
-    window = summary.window
-    return (
+    window, loop = summary.window, summary.closed_loop
+    text = (
         f"Measured from {window.start_s:g} s to {window.end_s:g} s of the run:"
         f" {format_value(window.length_s, 's')}."
     )
+    if loop is not None:
+        text += f" Start: {loop.text}."
+    flight = tables.in_flight_text(summary)
+    return f"{text} {flight[:1].upper()}{flight[1:]}." if flight else text
 
 
 def _points_note(shown: Frames, n_unfinished: int) -> str:

@@ -13,7 +13,7 @@ from typing import Literal
 from loadgen.measure.catalog import METRICS, Unit
 from loadgen.measure.fairness import TenantShare
 from loadgen.measure.statistics.intervals import Interval
-from loadgen.measure.statistics.percentiles import Percentile
+from loadgen.measure.statistics.percentiles import Percentile, fewest_samples
 from loadgen.measure.summary import (
     NO_LIMIT,
     PERCENTILES,
@@ -45,8 +45,13 @@ class TableCell:
     title: str = ""
 
 
+def has_percentile(n: int, key: str) -> bool:
+    """Whether n samples have the percentile `p99`: one of them lies beyond it."""
+    return n >= fewest_samples(PERCENTILES[key])
+
+
 def between(interval: Interval | Percentile, unit: Unit) -> str:
-    """`[95.9 ms, 100 ms]`; an ellipsis for a bound that the samples cannot give."""
+    """`[95.9 ms, 100 ms]`; `[≥ 95.9 ms]` with one bound, "" without any."""
     return _bracketed(interval, lambda end: format_value(end, unit))
 
 
@@ -61,14 +66,16 @@ def duration_with_interval(percentile: Percentile) -> str:
         number, own_unit = duration_parts(end)
         return number if own_unit == unit else format_duration(end)
 
-    return f"{text} {_bracketed(percentile, bound)}"
+    return f"{text} {_bracketed(percentile, bound)}".rstrip()
 
 
 def _bracketed(interval: Interval | Percentile, text: Callable[[float], str]) -> str:
-    ends = interval.low, interval.high
-    if ends == (None, None):
-        return "[…]"
-    return f"[{', '.join('…' if end is None else text(end) for end in ends)}]"
+    low, high = interval.low, interval.high
+    if low is not None and high is not None:
+        return f"[{text(low)}, {text(high)}]"
+    if low is not None:
+        return f"[≥ {text(low)}]"
+    return "" if high is None else f"[≤ {text(high)}]"
 
 
 def rate_text(found: Summary | ClassSummary, has_achieved: bool = True) -> str:
@@ -80,13 +87,37 @@ def rate_text(found: Summary | ClassSummary, has_achieved: bool = True) -> str:
         f"{word} {'n/a' if rate is None else format_value(rate, 'per_s')}"
         for word, rate in rates.items()
     )
+    loop = found.closed_loop if isinstance(found, Summary) else None
+    if loop is not None and loop.is_all_traffic:
+        text += f" {between(loop.rate, 'per_s')}" if has_achieved else ""
     return f"{text} ({found.rate_note})" if found.rate_note else text
+
+
+def achieved_basis(summary: Summary) -> str:
+    """The rates beside the achieved rate, and its interval in a closed loop."""
+    loop, text = summary.closed_loop, rate_text(summary, has_achieved=False)
+    if loop is None or not loop.is_all_traffic:
+        return text
+    return f"{between(loop.rate, 'per_s')}; {text}"
+
+
+def in_flight_text(summary: Summary) -> str:
+    """`in flight 3.6 on average, at most 9; 36.4 of 40 users thinking`."""
+    found = summary.in_flight
+    if found is None or math.isnan(found.mean):
+        return ""
+    text = f"in flight {format_number(found.mean)} on average, at most {format_count(found.max)}"
+    if found.thinking is None:
+        return text
+    loop = summary.closed_loop
+    users = "users" if loop is None else f"of {format_count(loop.users)} users"
+    return f"{text}; {format_number(found.thinking)} {users} thinking"
 
 
 def attainment_basis(share: Attainment, confidence: float) -> str:
     """`62 of 62 due; at least 95.3 % with 95 % confidence`."""
     basis = f"{format_count(share.met or 0)} of {format_count(share.due)} due"
-    if share.bound is None:
+    if share.bound is None or share.bound.value is None:
         return basis
     return f"{basis}; {share.bound.at_level('share', confidence)}"
 
@@ -94,7 +125,7 @@ def attainment_basis(share: Attainment, confidence: float) -> str:
 def goodput_bound(found: Summary | ClassSummary, confidence: float) -> str:
     """The bound that an SLO on goodput is judged by; without such an SLO the two-sided interval."""
     for result in found.slo:
-        if result.metric == "goodput" and result.bound is not None:
+        if result.metric == "goodput" and result.bound and result.bound.value is not None:
             return result.bound.at_level("per_s", confidence)
     return between(found.goodput.requests_per_s, "per_s")
 
@@ -135,7 +166,9 @@ def _class_row(name: str, found: ClassSummary, confidence: float) -> list[TableC
             format_value(share.value, "share"),
             f"{path}.attainment.value",
             "share",
-            "" if share.bound is None else share.bound.at_level("share", confidence),
+            ""
+            if share.bound is None or share.bound.value is None
+            else share.bound.at_level("share", confidence),
         ),
         TableCell(
             format_value(goodput.value, "per_s"),
@@ -145,9 +178,7 @@ def _class_row(name: str, found: ClassSummary, confidence: float) -> list[TableC
         ),
     ]
     for metric, key in _CLASS_PERCENTILES:
-        percentile, unit = found.metrics[metric].percentiles[key], METRICS[metric].unit
-        where = f"{path}.metrics.{metric}.percentiles.{key}.value"
-        cells.append(TableCell(percentile_text(percentile, unit), where, unit))
+        cells.append(_percentile_cell(found.metrics[metric], metric, key, f"{path}.", small=False))
     word = {"met": "✓ met", "missed": "✗ missed", "no_verdict": "no verdict"}[found.verdict]
     return [*cells, TableCell(word)]
 
@@ -257,17 +288,30 @@ def mark_notes(summary: Summary) -> list[str]:
 
 
 def _percentile_cells(found: Distribution, name: str, view: str) -> list[TableCell]:
+    return [_percentile_cell(found, name, key, view=view) for key in found.percentiles]
+
+
+def _percentile_cell(
+    found: Distribution,
+    name: str,
+    key: str,
+    path: str = "",
+    view: str = "percentiles",
+    small: bool = True,
+) -> TableCell:
+    """A percentile with its interval; `–` where the samples are too few to have it."""
     unit = METRICS[name].unit
-    percentiles = found.percentiles if view == "percentiles" else found.with_failures
-    return [
-        TableCell(
-            percentile_text(percentile, unit),
-            f"metrics.{name}.{view}.{key}.value",
-            unit,
-            small=between(percentile, unit) if percentile.value < float("inf") else "",
-        )
-        for key, percentile in percentiles.items()
-    ]
+    percentile = (found.percentiles if view == "percentiles" else found.with_failures)[key]
+    if not has_percentile(found.n, key) and not math.isinf(percentile.value):
+        needed = format_count(fewest_samples(PERCENTILES[key]))
+        return TableCell("–", title=f"{key} needs at least {needed} samples")
+    shown = small and math.isfinite(percentile.value)
+    return TableCell(
+        percentile_text(percentile, unit),
+        f"{path}metrics.{name}.{view}.{key}.value",
+        unit,
+        small=between(percentile, unit) if shown else "",
+    )
 
 
 def percentile_text(percentile: Percentile, unit: Unit) -> str:
@@ -277,23 +321,24 @@ def percentile_text(percentile: Percentile, unit: Unit) -> str:
 
 
 def _latency_tile(summary: Summary, metric: str) -> tuple[str, TableCell]:
-    """The 99th percentile of a latency against its limit: that of an SLO on this percentile, else
-    that of each request."""
+    """The 99th percentile of a latency, or the highest that its samples have, against its limit:
+    that of an SLO on this percentile, else that of each request."""
     found = summary.metrics[metric]
-    shown, whole = found.percentiles["p99"], found.with_failures.get("p99")
+    key = next((k for k in ("p99", "p95", "p90") if has_percentile(found.n, k)), "p50")
+    shown, whole = found.percentiles[key], found.with_failures.get(key)
     limits = {(r.scope, r.slo.quantile): r.limit for r in summary.slo
               if r.metric == metric and math.isfinite(r.limit)}  # fmt: skip
-    limit_s = limits.get(("run", 0.99), limits.get(("request", None)))
+    limit_s = limits.get(("run", PERCENTILES[key]), limits.get(("request", None)))
     cell = TableCell(
         percentile_text(shown, "s"),
-        f"metrics.{metric}.percentiles.p99.value",
+        f"metrics.{metric}.percentiles.{key}.value",
         "s",
         _against_limit(
             shown.value if whole is None else whole.value, limit_s, summary.validity.trusted
         ),
         f"{METRICS[metric].meaning} Successful requests only.",
     )
-    return f"p99 {marked_title(summary, metric)}", cell
+    return f"{key} {marked_title(summary, metric)}", cell
 
 
 def _against_limit(value_s: float, limit_s: float | None, is_trusted: bool) -> str:
@@ -347,7 +392,7 @@ def tiles(summary: Summary) -> list[tuple[str, TableCell]]:
                 format_value(summary.achieved_rate_per_s, "per_s"),
                 "achieved_rate_per_s",
                 "per_s",
-                rate_text(summary, has_achieved=False),
+                achieved_basis(summary),
                 "Requests sent inside the measured window; requested: the mean rate of the"
                 " scenario's arrivals; offered: the schedule drawn from them.",
             ),
@@ -477,9 +522,10 @@ def _figure(value: float | None) -> str:
 def count_rows(summary: Summary) -> list[tuple[str, TableCell]]:
     """Numbers of requests: scheduled, warm-up, due, not due, and the due requests by status
     (without zeros), HTTP errors by HTTP status."""
-    names = {"scheduled": "scheduled", "warmup": "warm-up", "due": "due"}
-    names |= {"withdrawn": "cancelled on purpose", "not_due": "never due"}
-    rows = [(names[key], key) for key in names if summary.counts[key] or key != "withdrawn"]
+    names = {"scheduled": "scheduled", "warmup": "warm-up", "start": "start of the users"}
+    names |= {"due": "due", "withdrawn": "cancelled on purpose", "not_due": "never due"}
+    rare = ("start", "withdrawn")
+    rows = [(names[key], key) for key in names if summary.counts[key] or key not in rare]
     by_http_status = [(f"HTTP {status}", status) for status in summary.http_statuses]
     cells = [
         (word, TableCell(format_count(summary.counts[key]), f"counts.{key}")) for word, key in rows

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
 from loadgen.measure.catalog import METRICS
-from loadgen.measure.slo_result import Bound, SloResult
+from loadgen.measure.slo_result import SloResult
 from loadgen.measure.summary import ClassSummary, Summary
 from loadgen.measure.verdict import error_note, is_dependent
 from loadgen.measure.wording import format_count, format_value
+from reports.ending import NextStep, Tone
 from reports.run.tables import TableCell
-
-Tone = Literal["met", "missed", "unknown", "invalid"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +56,32 @@ def headline(summary: Summary) -> str:
     its limit. "" for an invalid run, and without a value to show."""
     if not summary.validity.trusted or not summary.counts["due"]:
         return ""
-    parts = [_share_met(summary), *map(_against_limit, run_slos(summary))]
+    parts = [_share_facts(summary), *map(_against_limit, run_slos(summary))]
     shown = [part for part in parts if part]
     return f"{'; '.join(shown)}." if shown else ""
 
 
-def _share_met(summary: Summary) -> str:
-    """`62 of 62 requests met TTFT ≤ 1 s (target 95 %; at least 95.3 % with 95 % confidence)`."""
+def share_met(summary: Summary) -> str:
+    """`62 of 62 requests met TTFT ≤ 1 s`; "" without a limit that counts for attainment."""
     share = summary.attainment
     limits = [r for r in _all_slos(summary) if r.scope == "request"]
     if share.met is None or share.reason or not limits:
         return ""
     is_common = all(r in summary.slo and math.isfinite(r.limit) and not r.n_own for r in limits)
     met = " and ".join(map(_limit_words, limits)) if is_common else "all their limits"
+    return f"{format_count(share.met)} of {format_count(share.due)} requests met {met}"
+
+
+def _share_facts(summary: Summary) -> str:
+    """`62 of 62 requests met TTFT ≤ 1 s (target 95 %; at least 95.3 % with 95 % confidence)`."""
+    share, shown = summary.attainment, share_met(summary)
+    if not shown:
+        return ""
     targets = [r.limit for r in summary.slo if r.metric == "attainment"]
     facts = [f"target {format_value(target, 'share')}" for target in targets]
-    if share.bound is not None:
+    if share.bound is not None and share.bound.value is not None:
         facts.append(share.bound.at_level("share", summary.confidence))
-    n = f"{format_count(share.met)} of {format_count(share.due)} requests met {met}"
-    return f"{n} ({'; '.join(facts)})" if facts else n
+    return f"{shown} ({'; '.join(facts)})" if facts else shown
 
 
 def _limit_words(result: SloResult) -> str:
@@ -156,41 +161,31 @@ def _bound(result: SloResult, path: str) -> TableCell:
     bound = result.bound
     if bound is None:
         return TableCell("–")
-    if bound.value is None or math.isinf(bound.value):
-        return TableCell(bound.text(result.unit), small=_why_open(result, bound))
+    if bound.value is None:
+        return TableCell("run too short" if result.too_short else "too few samples")
+    if math.isinf(bound.value):
+        return TableCell("failures")
     return TableCell(bound.text(result.unit), f"{path}.bound.value", result.unit)
-
-
-def _why_open(result: SloResult, bound: Bound) -> str:
-    if bound.value:
-        return ""
-    return "run too short" if result.too_short else "too few samples"
 
 
 def _proof(result: SloResult) -> TableCell:
     word = {None: "–", True: "yes", False: "no"}[result.proven]
     if result.certainty == "clear":
         return TableCell("no", small="clear of the limit" if result.met else "missed by far")
-    if result.n_needed is None:
+    if result.n_wanted is None:
         return TableCell(word)
-    return TableCell(word, small=f"needs n ≈ {format_count(result.n_needed)}")
+    if result.n_wanted != result.n_needed:
+        return TableCell(word, small=f"clear from n ≈ {format_count(result.n_wanted)}")
+    return TableCell(word, small=f"needs n ≈ {format_count(result.n_wanted)}")
 
 
 _MANY_FAILURES = 0.01  # of the due requests
 
 
-@dataclass(frozen=True, slots=True)
-class NextStep:
-    """A step for the reader, and the command that does it ("" for none)."""
-
-    text: str
-    command: str = ""
-
-
 def is_inconclusive(summary: Summary) -> bool:
     """Whether a valid run lacks only samples for a verdict: an SLO was met or missed in the run,
     but not with the required confidence."""
-    kinds = summary.reason_kinds
+    kinds = [kind for kind in summary.reason_kinds if kind != "cause"]
     return bool(kinds) and all(kind == "unproven" for kind in kinds)
 
 
@@ -214,17 +209,17 @@ def next_steps(summary: Summary, place: str, is_probe: bool = False) -> list[Nex
         return _repair(summary)
     if summary.verdict == "no_verdict" and not is_inconclusive(summary):
         return _no_verdict(summary, place)
-    steps = [*_failures(summary), *_longer(summary), *_unreachable(summary)]
-    if summary.verdict == "missed" and not _unreachable(summary):
-        steps += _missed(summary)
+    steps = [*_failures(summary), *of_cause(summary), *_longer(summary), *unreachable(summary)]
+    if summary.verdict == "missed" and not unreachable(summary) and not of_cause(summary):
+        steps += missed_causes(summary)
     search = None if is_probe else search_step(summary)
     return [*steps, *([search] if search else [])]
 
 
 def search_step(summary: Summary) -> NextStep | None:
-    """The search for the highest load that meets the SLO; None where it has no command or would not
-    help."""
-    if not summary.capacity_command or summary.verdict == "no_verdict" or _unreachable(summary):
+    """The search for the highest load that meets the SLO; None where it has no command (also where
+    no load would help, `Cause.is_about_load`) or would not help."""
+    if not summary.capacity_command or summary.verdict == "no_verdict" or unreachable(summary):
         return None
     if summary.counts["truncated"] > _MANY_FAILURES * summary.counts["due"]:
         return None  # at no load are short answers whole
@@ -232,7 +227,7 @@ def search_step(summary: Summary) -> NextStep | None:
     return NextStep(f"Find how much{more} load meets the SLO:", summary.capacity_command)
 
 
-def _unreachable(summary: Summary) -> list[NextStep]:
+def unreachable(summary: Summary) -> list[NextStep]:
     """How to give the server a chance, if all that the run missed was out of reach of any server at
     the offered rate."""
     missed = _missed_slos(summary)
@@ -242,6 +237,12 @@ def _unreachable(summary: Summary) -> list[NextStep]:
     most = max(r.limit for r in missed)
     offered = f"Offer more than {format_value(most, 'per_s')} (--rate, arrivals.rate)"
     return [NextStep(f"{offered}: goodput cannot exceed the offered rate.")]
+
+
+def of_cause(summary: Summary) -> list[NextStep]:
+    """The step that follows from the cause of the misses."""
+    advice = "" if summary.cause is None or summary.verdict == "met" else summary.cause.advice
+    return [NextStep(advice)] if advice else []
 
 
 def _repair(summary: Summary) -> list[NextStep]:
@@ -266,7 +267,7 @@ def _no_verdict(summary: Summary, place: str) -> list[NextStep]:
     if summary.exit_code == 0:
         return [
             NextStep(
-                "State an SLO, e.g. --slo 'p99(ttft) <= 500ms'; to check this run against it"
+                "State an SLO (--slo 'p99(ttft) <= 500ms'); to check this run against it"
                 " without measuring again:",
                 f"slobench rescore {place} --slo 'p99(ttft) <= 500ms'",
             )
@@ -275,13 +276,28 @@ def _no_verdict(summary: Summary, place: str) -> list[NextStep]:
     times = [r.n_needed / r.n for r in run_slos(summary) if r.met is None and r.n and r.n_needed]
     times += [least / n_ok] if 0 < n_ok < least else []
     if times:
-        length = format_value(max(times) * summary.window.length_s, "s")
+        length = _whole_seconds(max(times) * summary.window.length_s)
         return [
             *_failures(summary),
-            NextStep(f"Measure for at least {length} (--duration, phases.measure)."),
+            NextStep(f"Measure for at least {length} (--duration {length})."),
         ]
-    text = "Fix the causes of failed requests and failed checks below, and measure again."
-    return [NextStep(text)]
+    is_cause = summary.reason_kinds[:1] == ("cause",)
+    return (of_cause(summary) if is_cause else []) or [NextStep(_again(summary))]
+
+
+def _again(summary: Summary) -> str:
+    """How to measure again after a run without a verdict, by the reason for that."""
+    kinds = set(summary.reason_kinds)
+    if "nothing_due" in kinds:
+        return "Measure for longer (--duration), or with a shorter warm-up (--warmup)."
+    if "none_successful" in kinds:
+        return (
+            "Check the server (slobench doctor --target URL); the report shows how the requests "
+            "failed."
+        )
+    if kinds - {"cause"} == {"ended_early"} and 2 * summary.counts["failed"] < summary.counts["due"]:
+        return "Measure again, to the end."
+    return "Fix the causes of failed requests and failed checks, and measure again."
 
 
 def _failures(summary: Summary) -> list[NextStep]:
@@ -296,32 +312,41 @@ def _longer(summary: Summary) -> list[NextStep]:
     """The length of a run that would make the open SLOs certain. An SLO of a class needs requests
     of that class."""
     parts: dict[str, Summary | ClassSummary] = {"": summary, **summary.classes}
+    is_open = summary.verdict == "no_verdict"
     needs = [
-        (result.n_needed * summary.window.length_s / part.counts["due"], result.n_needed, name)
+        (n * summary.window.length_s / part.counts["due"], n, name, n == result.n_needed)
         for name, part in parts.items()
         for result in part.slo
-        if result.certainty == "in_run" and result.n_needed and part.counts["due"]
-        if summary.verdict == "no_verdict" or not result.is_implied
+        for n in [result.n_needed if is_open else result.n_wanted]
+        if result.certainty == "in_run" and n and part.counts["due"]
+        if is_open or not result.is_implied
         if summary.verdict != "missed" or result.met is False  # what the run missed comes first
     ]
     if not needs:
         return []
-    length_s, n_needed, name = max(needs)
+    length_s, n_needed, name, is_proof = max(needs)
     requests = f"requests of {name}" if name else "requests"
+    sure = (
+        f"reach {100 * summary.confidence:g} % confidence" if is_proof else "be clear of the limit"
+    )
     return [
         NextStep(
-            f"Measure for {_whole_minutes(length_s)} (phases.measure) to reach"
-            f" {100 * summary.confidence:g} % confidence: about {format_count(n_needed)}"
+            f"Measure for {_whole_minutes(length_s)} (--duration"
+            f" {_whole_minutes(length_s)}) to {sure}: about {format_count(n_needed)}"
             f" {requests} are needed, which take {format_value(length_s, 's')}."
         )
     ]
+
+
+def _whole_seconds(length_s: float) -> str:
+    return f"{math.ceil(length_s)}s" if length_s <= 120 else _whole_minutes(length_s)
 
 
 def _whole_minutes(length_s: float) -> str:
     return f"{-int(-length_s // 60)}m"
 
 
-def _missed(summary: Summary) -> list[NextStep]:
+def missed_causes(summary: Summary) -> list[NextStep]:
     """The part of a request that grew most among the slowest requests, where it is known."""
     split = {} if summary.drivers is None else summary.drivers.split
     if len(split) < 2:

@@ -1,5 +1,7 @@
 """What recorded bytes mean. The wire text is written by hand, in the shape of the OpenAI API."""
 
+import json
+import math
 from itertools import pairwise
 
 import msgspec
@@ -7,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.archive.decode import answer_text, decode, quick_status
+from loadgen.archive.decode import answer_text, decode, ends_suspiciously, quick_status
 from loadgen.archive.exchange import Exchange
 from loadgen.records import FinishReason, Status, TokenSource
 from targets.openai_chat import OpenAIChat
@@ -229,6 +231,70 @@ def test_an_http_error_tells_the_servers_own_message():
     result = decode(exchange(body, status=404, content_type="application/json"), ADAPTER)
     assert result.status is Status.http_error
     assert result.error == "HTTP 404: model not found"
+
+
+COUNTED = [ROLE, *[token("a")] * 70, FINISH, usage(64), DONE]
+ENDS = [
+    (COUNTED, 64, False),
+    (COUNTED, 65, True),
+    (COUNTED, 0, False),
+    ([token("a"), b'data: {"error": {"message": "out of memory"}}\n\n'], 0, True),
+    ([token("a"), b'data: {"error":"out of memory"}\n\n', DONE], 0, True),
+    ([token("a"), b"event: error\ndata: out of memory\n\n"], 0, True),
+    ([token("a"), b'data: {"choices":[{"delta":{},"finish_reason":"stop"}],"error":null}\n\n'], 0,
+     False),
+    ([token(r"\"error\": {"), FINISH, DONE], 0, False),  # in the text of the answer
+    ([token("a"), FINISH, DONE], 64, False),  # no usage: nothing is known
+    ([b'data: {"error":{"message":"early"}}\n\n', *[token("a")] * 30, FINISH, DONE], 0, False),
+    ([token("a"), b'data: {"usage":{"output_tokens": 8,"input_tokens":70}}\n\n'], 64, True),
+    ([], 64, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reads", "least_tokens", "is_suspicious"), ENDS)
+def test_the_end_of_an_answer_shows_what_to_decode_during_the_run(
+    reads, least_tokens, is_suspicious
+):
+    assert ends_suspiciously(exchange(*reads), least_tokens) is is_suspicious
+    whole = exchange(b"".join(reads)) if reads else exchange()
+    assert ends_suspiciously(whole, least_tokens) is is_suspicious
+
+
+RATE_LIMITED = b'{"error":{"message":"slow down"}}'
+LIMITS = [
+    ("x-ratelimit-limit-requests: 10\nx-ratelimit-remaining-requests: 0\n",
+     "x-ratelimit-limit-requests: 10"),
+    ("anthropic-ratelimit-tokens-limit: 80000\nanthropic-ratelimit-tokens-reset: 2026\n",
+     "anthropic-ratelimit-tokens-limit: 80000"),
+    ('ratelimit-policy: "burst";q=100;w=60\nratelimit: "burst";r=0;t=30\n',
+     'ratelimit-policy: "burst";q=100;w=60'),
+    ("x-rate-limit-limit: 5\nratelimit-limit: 6\n", "x-rate-limit-limit: 5; ratelimit-limit: 6"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("limits", "shown"), LIMITS)
+def test_the_error_of_a_failed_answer_states_its_limits_and_not_what_is_left(limits, shown):
+    result = decode(exchange(RATE_LIMITED, status=429, limits=limits), ADAPTER)
+    assert result.error == f"HTTP 429: slow down ({shown})"
+
+
+@pytest.mark.parametrize(
+    ("limits", "seconds"),
+    [
+        ("retry-after: 7\n", 7.0),
+        ("retry-after-ms: 250\nretry-after: 1\n", 0.25),
+        ("x-ratelimit-limit: 9\nretry-after: 0.5\n", 0.5),
+        ("retry-after: Fri, 31 Dec 2027 23:59:59 GMT\n", math.nan),
+        ("retry-after: -1\n", math.nan),
+        ("", math.nan),
+    ],
+)
+def test_retry_after_is_a_number_of_seconds(limits, seconds):
+    result = decode(exchange(RATE_LIMITED, status=503, limits=limits), ADAPTER)
+    assert (
+        result.error == f"HTTP 503: slow down{' (x-ratelimit-limit: 9)' if 'x-' in limits else ''}"
+    )
+    assert result.retry_after_s == pytest.approx(seconds, nan_ok=True)
 
 
 def test_an_http_error_with_another_body_tells_its_head():
@@ -510,3 +576,79 @@ def test_a_whole_answer_that_is_none_is_a_failure(body, words):
     result = decoded_whole(body)
     assert result.status is Status.stream_error
     assert words in result.error
+
+
+def of_model(model, text="a", first=b""):
+    """An answer of two tokens whose events state a model; `first` comes before them."""
+    head = b'data: {"id":"x","model":%s,"choices"' % json.dumps(model).encode()
+    tokens = [token(word).replace(b'data: {"choices"', head) for word in (text, "b")]
+    return decode(exchange(first, *tokens, FINISH, DONE), ADAPTER)
+
+
+@pytest.mark.faults
+def test_an_answer_of_another_model_has_a_note_with_its_name():
+    found = of_model("small")
+    assert (found.status, found.error) == (Status.ok, "answered by model small")
+    assert of_model('a "b" é').error == 'answered by model a "b" é'
+    assert of_model("m").error == ""
+
+
+def test_an_answer_that_states_no_model_has_no_note():
+    assert decode(exchange(token("a"), FINISH, DONE), ADAPTER).error == ""
+    assert of_model(None).error == of_model("").error == of_model(7).error == ""
+    assert of_model("m", text='{\\"model\\": \\"small\\"}').error == ""
+
+
+def test_the_first_event_that_states_a_model_counts():
+    filters = b'data: {"model":"","choices":[],"prompt_filter_results":[]}\n\n'  # Azure
+    assert of_model("small", first=filters).error == "answered by model small"
+    assert of_model("small", first=ROLE.replace(b"{", b'{"model":"m",', 1)).error == ""
+
+
+def test_the_model_of_the_extra_body_is_the_model_that_was_requested():
+    adapter = OpenAIChat(model="m", extra_body={"model": "small"})
+    answer = exchange(ROLE.replace(b"{", b'{"model":"small",', 1), token("a"), FINISH, DONE)
+    assert decode(answer, adapter).error == ""
+    assert decode(answer, ADAPTER).error == "answered by model small"
+    assert decode(answer, OpenAIChat()).error == ""  # decoded from a file without the model
+
+
+def test_a_failure_and_a_bad_end_come_before_the_note_on_the_model():
+    answer = ROLE.replace(b"{", b'{"model":"small",', 1)
+    assert "without finish_reason" in decode(exchange(answer, token("a")), ADAPTER).error
+    ended = exchange(answer, token("a"), FINISH, DONE, error="complete at [DONE]; then reset")
+    assert decode(ended, ADAPTER).error == "complete at [DONE]; then reset"
+
+
+def crc_of(*words, adapter=ADAPTER):
+    return decode(exchange(ROLE, *map(token, words), FINISH, DONE), adapter).answer_crc32
+
+
+def test_answers_are_compared_by_the_first_128_bytes_of_their_text():
+    """CRC-32 by the check value of its definition: 0xCBF43926 for "123456789"."""
+    assert crc_of("1234", "567", "89") == crc_of("123456789") == 0xCBF43926
+    assert crc_of() == 0
+    long = ["word "] * 40  # 200 bytes, by their shape
+    assert crc_of(*long) == crc_of(*long, "x") == crc_of(*["wo", "rd "] * 40)
+    assert crc_of(*long) == crc_of("".join(long)) == crc_of(*["word word "] * 20)
+    assert crc_of(*long) != crc_of(*long[:24])
+    assert crc_of(*long) != crc_of("x", *long)
+
+
+def test_reasoning_belongs_to_the_text_that_is_compared():
+    def answer(first):
+        return decode(exchange(token(first, "reasoning"), token("b"), FINISH, DONE), ADAPTER)
+
+    assert answer("a").answer_crc32 != answer("c").answer_crc32
+
+
+def test_a_whole_answer_is_compared_and_states_its_model_too():
+    body = (
+        b'{"model":"small","choices":[{"index":0,"message":{"content":"123456789"},'
+        b'"finish_reason":"stop"}]}'
+    )
+    found = decode(
+        exchange(body, content_type="application/json"), OpenAIChat(model="m", stream=False)
+    )
+    assert (found.status, found.answer_crc32) == (Status.ok, 0xCBF43926)
+    assert found.error == "answered by model small"

@@ -184,6 +184,19 @@ def test_a_secret_that_a_server_repeats_reaches_no_file(tmp_path):
     assert statuses(tmp_path, 2) == [Status.ok] * 2
 
 
+def test_a_secret_in_the_headers_of_a_failed_answer_reaches_no_file(tmp_path):
+    recorder = recorder_of(tmp_path, n=1, part_requests=1, secrets=SecretForms([KEY]))
+    failed = answered(0)
+    failed.http_status, failed.limits = 429, f"x-ratelimit-limit-key: {KEY}\nretry-after: 2\n"
+    recorder.released(0, 0.5)
+    recorder.ended(failed)
+    recorder.write()
+    (path,) = tmp_path.iterdir()
+    assert KEY.encode() not in path.read_bytes()
+    kept = next(read_whole(path)[1]).exchange
+    assert kept.limits == f"x-ratelimit-limit-key: {'*' * len(KEY)}\nretry-after: 2\n"
+
+
 @pytest.mark.skipif(not may_fork(), reason="this process has other threads")
 def test_a_frozen_helper_is_killed_and_costs_no_row(tmp_path):
     helper = DecoderProcess(PartDecoder(1, OpenAIChat()), is_idle=False)

@@ -191,10 +191,11 @@ def test_a_part_survives_its_file(tmp_path):
 def test_requests_recorded_before_hidden_tokens_were_counted_have_none(recorded):
     run, directory = recorded
     path = directory / "requests.parquet"
-    later = ["hidden_tokens", "unknown_events"]
+    later = ["hidden_tokens", "unknown_events", "retry_after_s"]
     parquet.write_table(parquet.read_table(path).drop_columns(later), path)
     checksums.cover(directory, path)
     rows = store.read_run(directory).request_rows
     assert not rows["hidden_tokens"].any()
     assert not rows["unknown_events"].any()
+    assert np.isnan(rows["retry_after_s"]).all()
     assert rows["status"].tolist() == run.request_rows["status"].tolist()

@@ -39,6 +39,14 @@ def test_a_full_server_refuses_nothing(status):
     assert shard(*[(Status.http_error, status)] * 20)[0] == 0
 
 
+def test_a_rate_limit_inside_an_answer_refuses_nothing():
+    failures = FirstFailures()
+    for _ in range(20):
+        reason = "error in the stream: Rate limit exceeded: free-models-per-min"
+        failures.ended(Status.stream_error, 200, reason.__str__)
+    assert failures.message()[0] == 0
+
+
 def test_failures_that_may_be_chance_need_ten():
     broken = (Status.http_error, 500)
     page = (Status.stream_error, 200)

@@ -7,6 +7,7 @@ import socket
 import ssl
 import struct
 import subprocess
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -151,6 +152,7 @@ def meaning(exchange):
         "text": answer_text(exchange, ADAPTER),
         "body": Body(exchange).data,
         "finish": found.finish_reason,
+        "limits": exchange.limits,
     }
 
 
@@ -181,6 +183,9 @@ SERVERS = {
     "gzip though identity was asked": (
         [HEAD + b"content-encoding: gzip\r\ncontent-length: 4\r\n\r\n\x1f\x8b\x08\x00"], {}),
     "an HTTP error": ([b"HTTP/1.1 503 Busy\r\ncontent-length: %d\r\n\r\n" % len(BUSY), BUSY], {}),
+    "a rate limit": (
+        [b"HTTP/1.1 429 Slow\r\nRetry-After: 3\r\nX-RateLimit-Limit: 9 \r\nx-other: 1\r\n"
+         b"content-length: %d\r\n\r\n" % len(BUSY), BUSY], {}),
     "a redirect": ([b"HTTP/1.1 302 Found\r\nlocation: /x\r\ncontent-length: 0\r\n\r\n"], {}),
     "a page": ([b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 3\r\n\r\n<p>"], {}),
     "100 Continue first": ([b"HTTP/1.1 100 Continue\r\n\r\n", WHOLE], {}),
@@ -190,6 +195,37 @@ SERVERS = {
         [b"HTTP/1.1 101 Switching\r\nupgrade: x\r\nconnection: upgrade\r\n\r\n"],
         {"keep_open": False}),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("status", "kept"),
+    [("429 Slow", "retry-after: 3\nx-ratelimit-limit: 9\n"), ("200 OK", "")],
+)
+def test_the_rate_limit_of_a_failed_answer_is_kept_and_of_no_other(status, kept):
+    head = b"Retry-After: 3\r\nX-RateLimit-Limit: 9 \r\nx-other: 1\r\ncontent-length: 0\r\n\r\n"
+
+    async def scenario(kind):
+        answer = b"HTTP/1.1 " + status.encode() + b"\r\n" + head
+        async with serving(answering(answer)) as (host, port):
+            client = make(kind, asyncio.get_running_loop(), Route(host=host, port=port))
+            return [exchange.limits for exchange in await send_all(client, request(), 1)]
+
+    assert by_both(scenario) == ([kept], [kept])
+
+
+def test_bytes_for_requests_in_flight_are_seen_and_silence_is_too():
+    async def scenario(kind):
+        async with serving(held(CHUNKED, chunk(TOKENS[0]))) as (host, port):
+            client = make(kind, asyncio.get_running_loop(), Route(host, port))
+            client.send(0, request())
+            begin_ns = time.monotonic_ns()
+            while not client.has_read_since(begin_ns):
+                await asyncio.sleep(0.001)
+            seen = client.has_read_since(time.monotonic_ns())
+            await client.close()
+            return seen
+
+    assert by_both(scenario) == (False, False)
 
 
 @pytest.mark.parametrize("server", SERVERS)

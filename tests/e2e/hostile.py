@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 TOKENS = 6
+CANNED_TOKENS = 16
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close() sends RST
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 MODELS = b'{"object":"list","data":[{"id":"m","object":"model"}]}'
@@ -43,10 +44,11 @@ LAST = b"0\r\n\r\n"
 class Hostile:
     """`treat(number)` names what happens to a request: one of the methods below. A context manager;
     `url` is where it listens. Nothing here sleeps: what is to come later comes with the arrival of
-    later requests, and `written_ns[number]` is when it did."""
+    later requests, and `written_ns[number]` is when it did. `bodies[number]` is what was sent."""
 
     def __init__(self, treat):
         self._treat, self.written_ns = treat, {}
+        self.bodies: dict[int, bytes] = {}
         self._n_arrived, self._arrivals, self._number = 0, threading.Condition(), -1
         self._until: dict[int, list[asyncio.Event]] = {}
         self._is_up, self._thread = threading.Event(), threading.Thread(target=self._run)
@@ -94,7 +96,7 @@ class Hostile:
         head = await reader.readuntil(b"\r\n\r\n")
         fields = dict(line.split(": ", 1) for line in head.decode().split("\r\n")[1:] if line)
         fields = {name.lower(): value for name, value in fields.items()}
-        await reader.readexactly(int(fields.get("content-length", 0)))
+        body = await reader.readexactly(int(fields.get("content-length", 0)))
         if head.startswith(b"GET"):
             kind = b"content-type: application/json\r\n"
             size = b"content-length: %d\r\n\r\n" % len(MODELS)
@@ -104,6 +106,7 @@ class Hostile:
         how = "well"
         if number >= 0:
             self._arrived()
+            self.bodies[number] = body
             how = self._treat(number)
         self._number = number
         await getattr(self, how)(writer)
@@ -131,6 +134,16 @@ class Hostile:
             await writer.drain()
         writer.write(chunk(END + USAGE + DONE) + LAST)
 
+    async def canned(self, writer):
+        """The same text for every prompt, of another model than requested."""
+        text = token("unavailable ").replace(b'{"choices"', b'{"model": "small", "choices"')
+        usage = event({}, usage={"prompt_tokens": 9, "completion_tokens": CANNED_TOKENS})
+        writer.write(HEAD + chunk(ROLE))
+        for _ in range(CANNED_TOKENS):
+            writer.write(chunk(text))
+            await writer.drain()
+        writer.write(chunk(END + usage + DONE) + LAST)
+
     async def spaced(self, writer):
         """Tokens in a form that a search for `"content":` misses."""
         text = token().replace(b'"content":', b'"content" :')
@@ -138,6 +151,18 @@ class Hostile:
 
     async def refused(self, writer):
         body = b'{"error":{"message":"this id is refused"}}'
+        head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+        writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+        await writer.drain()
+
+    async def broken(self, writer):
+        """An error in the stream after some tokens."""
+        error = b'data: {"error":{"message":"Unexpected token","code":500}}\n\n'
+        writer.write(HEAD + chunk(ROLE) + 3 * chunk(token()) + chunk(error) + LAST)
+        await writer.drain()
+
+    async def too_long(self, writer):
+        body = b'{"error":{"message":"maximum context length is 64 tokens"}}'
         head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
         writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
         await writer.drain()

@@ -87,7 +87,8 @@ def test_no_server_is_a_reason(monkeypatch, capsys):
     out = capsys.readouterr().out
     assert end.value.exit_code == 3
     assert out.startswith("NOT FIT FOR MEASURING\n  http://127.0.0.1:9: connection refused")
-    assert out.count("not checked") == 14
+    assert out.count("not checked") == 1
+    assert "14 more" in out
     assert out.count("→") == 1, "a check that was left out has no consequence"
 
 

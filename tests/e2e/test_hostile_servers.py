@@ -3,6 +3,7 @@ what can be known of it is right."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import pytest
 from loadgen.archive.store import read_run
 from loadgen.records import Status
 from targets.embed import mock
-from tests.e2e.hostile import TOKENS, Hostile
+from tests.e2e.hostile import CANNED_TOKENS, TOKENS, Hostile
 
 pytestmark = pytest.mark.e2e
 
@@ -57,6 +58,64 @@ def test_tokens_that_the_quick_search_misses_do_not_end_the_run(cli, tmp_path):
     assert (run.request_rows["output_tokens"] == TOKENS).all()
 
 
+@pytest.mark.faults
+def test_a_canned_answer_of_another_model_is_two_notes_in_the_terminal(cli, tmp_path):
+    with Hostile(lambda number: "canned") as server:
+        result = cli(
+            "run", f"--target={server.url}", *flags("20/s", "1s"), f"--output-len={CANNED_TOKENS}",
+            *cli.lenient, cwd=tmp_path,
+        )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    n = summary["counts"]["ok"]
+    assert n >= 20
+    notes = " ".join(result.stdout.split())
+    for words in (
+        f"{n} of {n} answers state the model 'small', not 'm', which was requested.",
+        f"{n} of {n} answers have the same text, although their prompts differ",
+    ):
+        assert f"note {words}" in notes
+        assert any(finding.startswith(words) for finding in summary["findings"])
+
+
+def test_errors_inside_answers_that_are_all_alike_end_the_run_without_a_verdict(cli, tmp_path):
+    with Hostile(lambda number: "broken") as server:
+        result = cli(
+            "run", f"--target={server.url}", *flags("20/s", "30s"), "--slo=ttft<=1s",
+            *cli.lenient, cwd=tmp_path,
+        )  # fmt: skip
+    assert result.returncode == 3, result.stderr
+    run = accounted(tmp_path / "run")
+    assert (run.manifest.ended, run.manifest.end_kind) == ("stopped", "refused")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["verdict"], summary["cause"]["kind"]) == ("no_verdict", "failed_alike")
+    assert 'with an error inside the answer: "Unexpected token".' in summary["reasons"][0]
+    status = run.request_rows["status"]
+    assert np.count_nonzero(status == Status.stream_error) >= 10
+    assert np.count_nonzero(status == Status.not_released) > 400
+
+
+def test_a_prompt_that_is_refused_for_its_length_is_named_by_file_and_line(cli, tmp_path):
+    lines = [json.dumps({"prompt": f"question {k}", "output_tokens": TOKENS}) for k in range(5)]
+    (tmp_path / "data.jsonl").write_text("\n".join(lines))
+    with Hostile(lambda number: "too_long" if number % 5 in (1, 3) else "well") as server:
+        result = cli(
+            "run", f"--target={server.url}", "--rate=20/s", "--duration=1s",
+            "--set=arrivals.kind=constant", "--dataset=data.jsonl", "--slo=ttft<=1s", "--out=run",
+            *cli.lenient, cwd=tmp_path,
+        )  # fmt: skip
+    assert result.returncode == 1, result.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["cause"]["kind"] == "too_long"
+    sent = [int(re.findall(rb"question (\d)", server.bodies[number])[0]) for number in (1, 3)]
+    places = [f"data.jsonl:{k + 1}" for k in sent]
+    assert summary["cause"]["places"] == places
+    assert (
+        f"8 of 20 requests are longer than the server accepts ({places[0]}, {places[1]}), "
+        'HTTP 400: "maximum context length is 64 tokens".' in summary["reasons"][0]
+    )
+
+
 def test_a_run_whose_requests_are_all_refused_ends_at_once_without_a_verdict(cli, tmp_path):
     with Hostile(lambda number: "refused") as server:
         result = cli(
@@ -70,7 +129,8 @@ def test_a_run_whose_requests_are_all_refused_ends_at_once_without_a_verdict(cli
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["verdict"] == "no_verdict"
     words = "the run's requests are refused; the preflight's were not: HTTP 400: this id is refused"
-    assert words in summary["reasons"][0]
+    assert words in run.manifest.end_reason
+    assert 'failed alike with HTTP 400: "this id is refused".' in summary["reasons"][0]
     assert words in (tmp_path / "run" / "report.html").read_text().replace("&#39;", "'")
 
 

@@ -224,6 +224,55 @@ def test_a_dead_server_ends_the_run_early_with_the_reason(cli, tmp_path):
     assert counts["not_released"] > 0
 
 
+def test_truncated_answers_are_seen_during_the_run_and_do_not_end_it(cli, tmp_path):
+    result = cli(
+        "run", "--target=mock", "--engine=ttft=1ms,itl=1ms,fail=short:60%,seed=137",
+        "--set=stop_when.over=1s",
+        *flags(rate="20/s", seconds="6s"), *cli.lenient, "--slo=ttft<=500ms", "--out=run",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert result.returncode == 1, result.stderr
+    line = next(line for line in result.stderr.splitlines() if line.startswith("5/6 s"))
+    assert "failed 0" not in line
+    assert "attainment >= 99% 100 % ok" not in line
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["ended"] == "completed"
+
+
+@pytest.mark.faults
+def test_a_server_that_freezes_ends_the_run_and_was_not_overloaded(cli, tmp_path):
+    result = cli(
+        "run", "--target=mock", "--engine=ttft=1ms,itl=1ms,stall=1h@1s",
+        *flags(rate="20/s", seconds="3s"), "--set=phases.drain=60s", *cli.lenient,
+        "--slo=ttft<=500ms", "--out=run", cwd=tmp_path,
+    )  # fmt: skip
+    assert result.returncode == 1, result.stderr
+    assert "NO BYTE for" in result.stderr
+    assert " ok before" in result.stderr
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert (manifest["ended"], manifest["end_kind"]) == ("stopped", "silent")
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["verdict"], summary["cause"]["kind"]) == ("missed", "stopped_answering")
+    assert 0.5 < summary["cause"]["since_s"] < 2.5
+    assert summary["capacity_command"] == ""
+    counts, _ = ledger(tmp_path / "run")
+    assert counts["cancelled"] > 20
+    done_s = read_run(tmp_path / "run").request_rows["done_s"]
+    assert np.nanmax(done_s) < 20  # not the drain of 60 s
+
+
+def test_a_run_that_is_never_to_end_early_waits_for_a_server_that_freezes(cli, tmp_path):
+    result = cli(
+        "run", "--target=mock", "--engine=ttft=1ms,itl=1ms,stall=13s@1s", "--set=stop_when=never",
+        *flags(rate="20/s", seconds="2s"), "--set=phases.drain=60s", *cli.lenient, "--out=run",
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert "NO BYTE for" in result.stderr
+    assert json.loads((tmp_path / "run" / "manifest.json").read_text())["ended"] == "completed"
+    counts, total = ledger(tmp_path / "run")
+    assert counts["ok"] == total
+
+
 def start(cli, *args, cwd):
     return subprocess.Popen(
         [sys.executable, "-m", "loadgen", *args],

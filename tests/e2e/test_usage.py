@@ -32,7 +32,7 @@ LONG = ["--rate=5/s", "--input-len=400", "--output-len=4", "--duration=1s"]
         (["run", *QUICK, "--target=mock", "--engine=fail=401:100%"], 3, "401"),
         (["run", *QUICK, "--target=mock", "--engine=fail=notsse:100%"], 3, "event stream"),
         (["run", *LONG, "--target=mock", "--engine=max_model_len=300"], 3, "--max-model-len"),
-        (["report", "nowhere"], 2, "not a run directory"),
+        (["report", "nowhere"], 2, "no such run or search"),
         (["run", *QUICK, "--target=mock", "--out=/dev/null/x"], 2, "cannot be made"),
         (["list", "arival"], 2, "did you mean 'arrivals'"),
         (["serve", "--device=toy", "--port=99999"], 2, "--port"),

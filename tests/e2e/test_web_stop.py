@@ -74,6 +74,8 @@ def test_a_stop_keeps_ended_requests_and_the_next_run_has_the_late_joiner(cli, t
             until(url, lambda told: shards(url) == ["idle", "running", "running"])
             stop_twice(url)
             the_end_came_soon(tmp_path / "run")
+            manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+            assert manifest["end_reason"].endswith("(Stop on the page)")
             assert post(f"{url}/swarm", **FORM)["success"]
             told = until(url, is_sending)
             assert len(told["facts"]["shards"]) == 3

@@ -190,7 +190,7 @@ def test_a_report_can_export_beside_itself(cli, directory, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["export", "nowhere", "-f", "csv"], "nowhere: not a run directory"),
+        (["export", "nowhere", "-f", "csv"], "nowhere: no such run or search here or in runs/"),
         (["report", "nowhere", "--export", "xml"], "--export: unknown export format 'xml'"),
         (
             ["report", "a", "b", "--export", "csv=x.csv"],

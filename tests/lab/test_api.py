@@ -6,6 +6,7 @@ from dataclasses import fields
 import pytest
 
 import slobench as sb
+from loadgen.errors import UsageError
 from loadgen.run.run_options import RunOptions
 from loadgen.studies.sweep.spec import SweepFile
 
@@ -29,7 +30,7 @@ def test_the_signature_lists_each_option_of_a_run(function):
 
 
 def test_an_unknown_option_of_a_run_is_an_error_before_anything_is_written(tmp_path):
-    with pytest.raises(TypeError, match="engin"):
+    with pytest.raises(UsageError, match="'engin'; did you mean 'engine'"):
         sb.run(sb.load_scenario("quickstart"), "sim", tmp_path / "run", engin="shape=8b")
     assert not (tmp_path / "run").exists()
 

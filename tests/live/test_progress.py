@@ -78,6 +78,28 @@ def test_the_live_view_of_a_closed_loop_shows_no_planned_rate():
     assert line.startswith("6/60 s · sent 12 (2.0/s) · in flight 3")
 
 
+def test_the_live_view_shows_a_silence_until_a_byte_comes():
+    lines, screen = io.StringIO(), io.StringIO()
+    for out, is_terminal in ((lines, False), (screen, True)):
+        console = Console(file=out, width=200, force_terminal=is_terminal)
+        with Progress(console, 100, 60.0, is_closed_loop=False) as progress:
+            progress.quiet(3.4)
+            progress.beat(0, beat(6.0, ok=6, timeout=2))
+            progress.quiet(0.0)
+            progress.beat(0, beat(12.0, ok=6, timeout=2))
+    quiet, loud = lines.getvalue().splitlines()
+    assert "in flight 3, NO BYTE for 3 s" in quiet
+    assert "NO BYTE" not in loud
+    assert "! no byte from the server for 3 s, 3 requests in flight" in screen.getvalue()
+
+
+def test_the_last_byte_is_that_of_any_shard_and_unknown_where_a_shard_does_not_state_it():
+    with Progress(Console(file=io.StringIO()), 100, 60.0, is_closed_loop=False) as progress:
+        progress.beat(0, {**beat(6.0, ok=6, timeout=2), "heard_s": 5.5})
+        assert progress.beat(1, {**beat(6.0, ok=6, timeout=2), "heard_s": 4.0}).heard_s == 5.5
+        assert progress.beat(1, beat(6.0, ok=6, timeout=2)).heard_s is None
+
+
 def test_what_was_cancelled_on_purpose_or_at_the_drain_has_not_failed():
     out = io.StringIO()
     with Progress(Console(file=out, width=200), 100, 60.0, is_closed_loop=False) as progress:
@@ -114,6 +136,12 @@ def test_failed_requests_are_infinitely_slow_in_a_percentile():
     assert (worst.value, worst.is_met, worst.shown) == (math.inf, False, "p99 ∞")
     assert so_far("max(ttft) <= 1s", n_failed=0).value == pytest.approx(0.98, rel=1e-3)
     assert so_far("mean(ttft) <= 1s").value == pytest.approx(0.495, rel=1e-3)
+
+
+def test_a_mean_is_not_met_so_far_by_the_requests_that_are_left():
+    assert so_far("mean(ttft) <= 1s", n_ok=98, n_failed=2).is_met is None
+    assert so_far("mean(ttft) <= 1s", n_ok=99, n_failed=1).is_met is True
+    assert so_far("mean(ttft) <= 100ms").is_met is False
 
 
 def test_a_limit_per_request_shows_the_percentile_that_the_attainment_requires():

@@ -277,6 +277,20 @@ def test_299_samples_without_a_miss_prove_nothing_where_neighbours_are_alike():
     assert needed_n(0, 299, 0.99, 0.95, lambda n: (5.0, 5.0)) == 896
 
 
+def test_misses_that_were_not_seen_come_in_runs_twice_as_long_at_most():
+    """τ = 20 of 1 000: the variance is taken for that of a τ of 92, the runs for those of 40."""
+    found = Dependence(1000, 20.0)
+    times = found.bound_times(0.95)
+    assert times is not None
+    low, high = times
+    assert 90 < high < 94
+    assert found.miss_times(0.95, 0) == (low, 40.0)
+    assert found.hit_times(0.95, 0) == (40.0, low)
+    assert found.miss_times(0.95, 1) == (low, high)
+    assert Dependence(1000).miss_times(0.95, 0) == (1.0, 1.0)
+    assert Dependence(300, 20.0).miss_times(0.95, 0) is None
+
+
 def test_without_times_a_percentile_has_a_value_and_no_bounds():
     found = percentile(np.arange(1.0, 101.0), 0.9, 0.95, times=None)
     assert (found.value, found.low, found.high) == (90.0, None, None)

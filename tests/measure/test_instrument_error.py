@@ -122,16 +122,22 @@ def test_a_result_that_the_error_can_turn_is_invalid(slo: str, lag_s: float) -> 
     assert f"Remedy: {found.remedy}." in summary.reasons[0]
 
 
-def test_a_client_so_starved_that_its_error_reaches_the_limit_is_invalid_whatever_it_measured() -> (
-    None
-):
-    """A P50 of 2 s against 100 ms: 150 ms of error leave 1.85 s, and yet the client saw nothing."""
+def test_a_miss_stands_where_the_whole_error_cannot_turn_it() -> None:
+    """A P50 of 2 s against 100 ms: 150 ms of error, more than the limit, leave 1.85 s."""
     for slo in (["p50(ttft) <= 100ms"], ["ttft <= 100ms"], ["mean(ttft) <= 100ms"]):
         run = measured_run(ttft_s=2.0, slo=slo)
-        assert summarize(lagging(run, 0.01)).verdict == "missed"
-        starved = summarize(lagging(run, 0.15))
+        disturbed = summarize(lagging(run, 0.15))
+        assert (disturbed.verdict, disturbed.validity.trusted) == ("missed", True)
+        assert any(result.error_reaches_limit for result in disturbed.slo)
+        starved = summarize(lagging(run, 9.0))  # any of it may be the client's own
         assert (starved.verdict, starved.validity.trusted) == ("no_verdict", False)
-        assert any(result.error_reaches_limit for result in starved.slo)
+
+
+def test_an_error_as_large_as_the_limit_never_leaves_a_met_slo() -> None:
+    for slo in (["p50(ttft) <= 150ms"], ["ttft <= 150ms"], ["mean(ttft) <= 150ms"]):
+        run = measured_run(ttft_s=0.01, slo=slo)
+        assert summarize(lagging(run, 0.1)).verdict == "met"
+        assert summarize(lagging(run, 0.15)).verdict == "no_verdict"
 
 
 def test_one_certain_miss_decides_whatever_other_results_are_open() -> None:
@@ -449,14 +455,12 @@ def result(met: bool | None, survived: bool | None, reaches: bool) -> SloResult:
     )  # fmt: skip
 
 
-def test_survival_is_the_same_result_at_both_ends_and_an_error_below_the_limit() -> None:
-    assert survives(True, True, True, False)
-    assert not survives(True, False, True, False)
-    assert survives(False, False, False, False)
-    assert not survives(False, False, True, False)
-    assert not survives(True, True, True, True)
-    assert not survives(False, False, False, True)
-    assert not survives(True, None, True, False)
+def test_survival_is_the_same_result_at_both_ends() -> None:
+    assert survives(True, True, True)
+    assert not survives(True, False, True)
+    assert survives(False, False, False)
+    assert not survives(False, False, True)
+    assert not survives(True, None, True)
 
 
 def test_what_leaves_a_verdict_open() -> None:
@@ -465,9 +469,8 @@ def test_what_leaves_a_verdict_open() -> None:
     starved = result(False, False, True)
     assert unsettled([met, missed]) == []
     assert unsettled([met, open_met]) == [open_met]
-    assert unsettled([missed, open_met, open_missed]) == []
+    assert unsettled([missed, open_met, open_missed, starved]) == []
     assert unsettled([open_missed, met]) == [open_missed]
-    assert unsettled([missed, starved]) == [starved]
     assert unsettled([result(None, None, False)]) == []
 
 
@@ -512,7 +515,9 @@ def test_a_larger_error_never_makes_an_invalid_run_valid_and_never_turns_a_resul
         assert all(r.error + 1e-9 >= e for r, e in zip(summary.slo, error, strict=True))
         was_valid, error = summary.validity.trusted, [r.error for r in summary.slo]
         if summary.validity.trusted:
-            assert summary.verdict == ("missed" if False in as_measured else "met")
+            has_open = any(r.met is None for r in summary.slo if r.scope == "run")
+            open_or_met = "no_verdict" if has_open else "met"  # too many failures for a mean
+            assert summary.verdict == ("missed" if False in as_measured else open_or_met)
 
 
 @given(st.floats(0.0, 0.5), st.sampled_from([1, -1]))

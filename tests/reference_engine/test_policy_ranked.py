@@ -65,7 +65,7 @@ def test_the_same_traffic_gives_the_same_plans(mode, coming):
 @given(coming=traffic, starvation_ms=st.integers(10, 200))
 def test_no_later_arrival_overtakes_an_overdue_request(mode, coming, starvation_ms):
     """The bound on waiting: after `starvation`, a request waits for those only that were overdue
-    before it. (Requests with a TTFT SLO of their own are overdue earlier in sjf.)"""
+    before it. (In sjf, requests with a TTFT SLO have another instant.)"""
     starvation_s = starvation_ms / 1e3
     coming = [Arrival(a.at_s, a.n_prompt, a.n_output, a.tenant, a.priority) for a in coming]
     since: dict[str, float] = {}
@@ -173,6 +173,65 @@ def test_an_answer_longer_than_predicted_is_predicted_again():
     engine.admit(request("new", prompt(5), 60))
     assert [entry.request_id for entry in engine.plan.preempt] == ["peer"]
     assert engine.policy.explain("long", engine.state.view())["predicted_output_left"] == 50
+
+
+def with_slo(n_running: int = 3, **knobs: Any) -> Rig:
+    """One slot, taken by `running` for another `n_running` steps of 10 ms or less. Reading 100
+    tokens takes 1 s by the cost model, so 20 times the prefill is 0.2 s per token."""
+    lengths = dict.fromkeys(("hopeless", "large", "no_slo", "small", "waiting", "shorter"), 1)
+    predictor = KnownLengths(running=n_running, **lengths)
+    engine = sjf(predictor, cost=StepCost(token_s=0.01), prompt_weight=1, aging=0, **knobs)
+    engine.admit(request("running", prompt(1), n_running))
+    engine.step()
+    return engine
+
+
+def test_sjf_puts_requests_that_can_no_longer_meet_their_slo_last():
+    engine = with_slo(preempt="never")
+    engine.admit(
+        request("hopeless", prompt(50), 1, ttft_slo_s=0.3),  # 0.5 s to read
+        request("large", prompt(100), 1, ttft_slo_s=5.0),
+        request("no_slo", prompt(120), 1),
+    )
+    hopeless = engine.policy.explain("hopeless", engine.state.view())["hopeless"]
+    assert not hopeless  # it has not been planned yet
+    assert admitted_order(engine) == ["large", "no_slo", "hopeless"]
+
+
+def test_a_hopeless_request_preempts_no_other():
+    for slo_s, gives_way in [(3.0, ["running"]), (0.3, [])]:
+        engine = with_slo(n_running=90)
+        engine.admit(request("small", prompt(50), 1, ttft_slo_s=slo_s))
+        assert [entry.request_id for entry in engine.plan.preempt] == gives_way
+        hopeless = engine.policy.explain("small", engine.state.view())["hopeless"]
+        assert hopeless is not gives_way
+
+
+@pytest.mark.parametrize(("waited_s", "first"), [(29.9, "small"), (30.1, "large")])
+def test_a_hopeless_request_is_overdue_after_ten_times_starvation(waited_s, first):
+    engine = with_slo(preempt="never")
+    engine.admit(request("large", prompt(100), 1, arrived_s=0.0, ttft_slo_s=0.1))
+    assert engine.plan.items == ()
+    engine.clock.advance(waited_s - engine.clock.now_s())
+    engine.admit(request("small", prompt(5), 1, arrived_s=waited_s))
+    assert admitted_order(engine)[0] == first
+
+
+@pytest.mark.parametrize(
+    ("tokens", "waited_s", "first"),
+    [
+        (10, 1.9, "shorter"),
+        (10, 2.1, "waiting"),  # 20 times 0.1 s
+        (100, 2.9, "shorter"),  # half of its SLO is no reason
+        (100, 3.1, "waiting"),  # `starvation` is: 20 times 1 s would be later
+    ],
+)
+def test_with_an_slo_a_request_is_overdue_by_its_own_prefill(tokens, waited_s, first):
+    engine = with_slo(preempt="never")
+    engine.admit(request("waiting", prompt(tokens), 1, arrived_s=0.0, ttft_slo_s=5.0))
+    engine.clock.advance(waited_s - engine.clock.now_s())
+    engine.admit(request("shorter", prompt(5), 1, arrived_s=waited_s))
+    assert admitted_order(engine)[0] == first
 
 
 # --- priority

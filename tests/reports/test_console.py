@@ -1,4 +1,4 @@
-"""The terminal's result: fits 100 columns, needs no colour, begins with the verdict."""
+"""The tables of the terminal (`--full`): at most 100 columns, understandable without colour."""
 
 import io
 import math
@@ -9,7 +9,9 @@ from rich.console import Console
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.records import Run
+from reports.ending import rendered
 from reports.run.console import table
+from reports.run.ending import ending
 from reports.run.tables import duration_with_interval
 from tests.runs import measured_run, starved, traffic, two_classes, with_manifest, with_shard
 
@@ -27,7 +29,9 @@ SLO = [
 def printed(run: Run, width: int = 100, confidence: float | None = None) -> str:
     out = io.StringIO()
     console = Console(file=out, width=width, highlight=False, color_system=None)
-    console.print(table(summarize(run, confidence=confidence)))
+    summary = summarize(run, confidence=confidence)
+    console.print(rendered(ending(summary, "runs/x"), width), soft_wrap=True)
+    console.print(table(summary))
     return out.getvalue()
 
 
@@ -49,13 +53,13 @@ def test_no_line_is_longer_than_100_columns(run: Run) -> None:
 
 def test_the_verdict_is_a_word_and_its_reasons_follow() -> None:
     lines = printed(measured_run(slo=["p50(ttft) <= 50ms"])).splitlines()
-    assert lines[0] == "MISSED (with 95 % confidence)"
-    assert lines[1].strip().startswith("p50(ttft) <= 50ms: missed at 97.7 ms, n = 200")
+    assert lines[0] == "MISSED with 95 % confidence: p50(ttft) <= 50ms at 97.7 ms"
+    assert lines[1] == "  ✗ p50(ttft) <= 50ms  97.7 ms, 195 % of the limit"
 
 
 def test_what_is_proven_of_a_class_makes_the_verdict_sure() -> None:
     lines = printed(two_classes(chat=["p50(ttft) <= 50ms"], rag=["ttft <= 500ms"])).splitlines()
-    assert lines[0] == "MISSED (with 95 % confidence)"
+    assert lines[0].startswith("MISSED with 95 % confidence: chat: p50(ttft) <= 50ms at ")
 
 
 def test_verdict_promises_latencies_and_notes_come_in_that_order() -> None:
@@ -69,7 +73,7 @@ def test_verdict_promises_latencies_and_notes_come_in_that_order() -> None:
 
 def test_an_invalid_run_says_so_in_words() -> None:
     text = printed(starved(measured_run(slo=SLO)))
-    assert text.splitlines()[0] == "INVALID: NO VERDICT (the measurement cannot be trusted)"
+    assert text.splitlines()[0] == "INVALID, no verdict: the measurement cannot be trusted"
     flat = " ".join(text.split())
     assert "Cause: a worker used 99 % of a core, so its own CPU was full." in flat
     assert "Remedy: use more workers (--workers), or lower the rate." in flat
@@ -80,9 +84,9 @@ def test_an_invalid_run_says_so_in_words() -> None:
 def test_the_instrument_error_stands_beside_the_value_that_it_may_be_part_of() -> None:
     lag = {"n": 2000, "p50": 0.0, "p99": 0.019, "max": 0.019}
     text = printed(with_shard(measured_run(slo=["p50(ttft) <= 1s"]), loop_lag_s=lag))
-    assert text.splitlines()[0] == "MET (with 95 % confidence)"
-    flat = " ".join(text.split())
-    assert "p50(ttft) <= 1s: met at 97.7 ms + up to 19.2 ms instrument error, n = 200" in flat
+    lines = text.splitlines()
+    assert lines[0] == "MET with 95 % confidence: p50(ttft) <= 1s at 97.7 ms"
+    assert "97.7 ms, 9.8 % of the limit; + up to 19.2 ms instrument error" in lines[1]
 
 
 def test_percentiles_come_with_interval_n_and_mark() -> None:
@@ -90,7 +94,7 @@ def test_percentiles_come_with_interval_n_and_mark() -> None:
     line = next(line for line in text.splitlines() if line.startswith("TTFT "))
     assert " 200 " in line
     assert "97.7 ms [95.8, 100]" in line
-    assert "146 ms* [136, …]" in line
+    assert "146 ms* [≥ 136]" in line
 
 
 def test_without_a_per_request_limit_there_is_no_attainment() -> None:
@@ -119,7 +123,7 @@ def test_the_three_rates_stand_in_a_line() -> None:
     assert "  rate requested 10.5/s, offered 10/s, achieved 10/s\n" in printed(open_loop)
     closed = with_manifest(measured_run(), classes={"default": traffic(is_closed_loop=True)})
     assert (
-        "  rate requested n/a, offered n/a, achieved 10/s"
+        "  rate requested n/a, offered n/a, achieved 10/s […]"
         " (closed loop: the server's speed sets the rate)\n"
     ) in printed(closed)
 
@@ -137,7 +141,7 @@ def test_words_in_brackets_are_text_not_markup() -> None:
 def test_a_verdict_by_proof_only_says_what_is_missing() -> None:
     run = measured_run(n_failed=1, slo=["attainment >= 99%"])
     assert "INCONCLUSIVE" in printed(run, confidence=0.95)
-    assert "; 95 % confidence needs about" in printed(run, confidence=0.95)
+    assert ": 95 % confidence needs about" in printed(run, confidence=0.95)
 
 
 def test_each_class_has_a_line_with_its_own_numbers_and_verdict() -> None:
@@ -169,8 +173,8 @@ def test_http_errors_are_counted_by_status() -> None:
         (Percentile(0.98, 0.9, 1.2, few=True), "980 ms* [900, 1.2 s]"),
         (Percentile(1.0, 0.98, 1.2, few=False), "1 s [980 ms, 1.2]"),
         (Percentile(1.0, 0.98, math.inf, few=True), "1 s* [980 ms, ∞]"),
-        (Percentile(1.0, None, 1.2, few=False), "1 s […, 1.2]"),
-        (Percentile(1.0, None, None, few=False), "1 s […]"),
+        (Percentile(1.0, None, 1.2, few=False), "1 s [≤ 1.2]"),
+        (Percentile(1.0, None, None, few=False), "1 s"),
         (Percentile(math.inf, 1.0, math.inf, few=True), "∞"),
         (Percentile(math.nan, None, None, few=True), "–"),
     ],
@@ -180,5 +184,5 @@ def test_a_bound_repeats_no_unit(percentile: Percentile, text: str) -> None:
 
 
 def test_the_outcomes_are_the_requests_that_came_due() -> None:
-    line = next(x for x in printed(measured_run(n_failed=3)).splitlines() if "output tokens" in x)
+    line = next(x for x in printed(measured_run(n_failed=3)).splitlines() if "; ok " in x)
     assert line.endswith("; ok 197, HTTP 503 3")

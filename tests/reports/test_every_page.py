@@ -36,7 +36,7 @@ from loadgen.studies.nightly.result import CellResult, NightResult, NightRun
 from loadgen.studies.nightly.values import trend
 from loadgen.studies.nightly.verdict import History, judge_night
 from loadgen.studies.sweep.result import SweepResult
-from loadgen.studies.sweep.view import conclusion
+from loadgen.studies.sweep.view import answer, conclusion
 from loadgen.workload.preview import preview
 from loadgen.workload.scenario import load_scenario, scenario_from_flags
 from loadgen.workload.schedule import make_plan
@@ -353,8 +353,7 @@ def test_a_sweep_shows_what_its_json_says(pages):
 
 def test_a_sweep_begins_with_its_conclusion(pages):
     banner = pages["sweep"].text.partition('class="banner')[2].partition("</section>")[0]
-    assert '<h2 id="verdict">2 of 2 cells met the SLO in every run</h2>' in banner
-    assert "<li>SLO: met up to arrivals.rate 16/s.</li>" in banner
+    assert '<h2 id="verdict">at least 16 req/s: every load met the SLO</h2>' in banner
     said = json.loads(json.dumps(pages["sweep"].said))
 
     def conclude():
@@ -362,14 +361,39 @@ def test_a_sweep_begins_with_its_conclusion(pages):
 
     said["rows"][1]["verdicts"] = {"missed": 1}
     headline, sentences = conclude()
-    assert headline == "1 of 2 cells met the SLO in every run"
-    assert sentences[0] == "SLO: met up to arrivals.rate 4/s, missed at 16/s."
-    assert sentences[1].startswith("Most goodput among them: rate 4/s, ")
+    assert headline == "between 4 and 16 req/s; promise 4"
+    assert sentences[0].startswith("Most goodput of the loads that met the SLO: ")
     said["rows"][0]["verdicts"] = {"missed": 1}
-    assert conclude()[1][0] == "SLO: met at no load, missed at 4/s."
+    assert conclude()[0] == "below 4 req/s: the lowest load missed the SLO"
+    said["axes"].append({"key": "engine.mode", "values": ["chunked"]})
+    for row in said["rows"]:
+        row["factors"]["engine.mode"] = "chunked"
+    headline, sentences = conclude()
+    assert headline == "0 of 2 cells met the SLO in every run"
+    assert sentences[0] == "SLO: met at no load, missed at 4/s."
     for row in said["rows"]:
         row["verdicts"] = {"no_verdict": 1}
     assert conclude()[0].endswith("of 2 cells are on the Pareto front")
+
+
+def test_a_sweep_whose_runs_cannot_be_trusted_names_the_reason(pages):
+    said = json.loads(json.dumps(pages["sweep"].said))
+    for row, verdict in zip(said["rows"], ("met", "invalid"), strict=True):
+        row["verdicts"] = {verdict: 1}
+    for row in said["rows"][1:]:
+        row["n_untrusted"] = said["n_untrusted"] = 1
+        row["runs"][0] |= {"is_trusted": False, "reasons": ["the client waited for a core"]}
+
+    def line():
+        answered = answer(read_section(said, SweepResult, "sweep.json"))
+        assert answered is not None
+        return answered.text
+
+    assert line() == (
+        "at least 4 req/s; 1 of the runs is not to be trusted: the client waited for a core"
+    )
+    said["rows"][0]["n_untrusted"] = 1
+    assert line() == ("the sweep is not to be trusted because the client waited for a core")
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 from rig import queues
 
+from loadgen.archive import checksums
+from loadgen.errors import RunInvalid
 from loadgen.measure.aggregate import summarize
 from loadgen.run.conclude import parent_search
 from loadgen.studies.capacity.files import CAPACITY
@@ -32,6 +34,7 @@ def probe(answer, tmp_path):
         command=[], definition=definition, answer=answer_of(answer), probes=list(answer.probes)
     )
     (tmp_path / "capacity.json").write_text(json.dumps(content.to_json()))
+    checksums.begin(tmp_path, ["capacity.json"])
     directory = tmp_path / "probes" / "03"
     directory.mkdir(parents=True)
     return directory
@@ -55,10 +58,28 @@ OPEN = replace(FOUND, outcome="unsettled", value=None, low=8.0, high=None)
     [
         (
             FOUND,
-            "0.928 req/s [0.921, 0.938], 95 %",
-            ("0.928 req/s [0.921, 0.938], 95 %", "0.928 req/s", "[0.921, 0.938], 95 %"),
+            "between 0.921 and 0.939 req/s; promise 0.921",
+            (
+                "between 0.921 and 0.939 req/s; promise 0.921",
+                "0.928 req/s",
+                "[0.921, 0.938], 95 %",
+            ),
         ),
-        (WIDE, "12 req/s [8, 16], 95 %", ("12 req/s [8, 16], 95 %", "12 req/s", "[8, 16], 95 %")),
+        (
+            WIDE,
+            "between 8 and 16 req/s; promise 8",
+            ("between 8 and 16 req/s; promise 8", "12 req/s", "[8, 16], 95 %"),
+        ),
+        (
+            replace(WIDE, low=0.4, high=20.4),
+            "up to 21 req/s; no load can be promised yet",
+            ("up to 21 req/s; no load can be promised yet", "12 req/s", "[0.4, 20], 95 %"),
+        ),
+        (
+            replace(WIDE, unit="users", value=7, low=7, high=7),
+            "7 users",
+            ("7 users", "7 users", "[7, 7], 95 %"),
+        ),
         (
             OPEN,
             "at least 8 req/s; the search stopped before any load missed the SLO",
@@ -96,7 +117,7 @@ def test_an_answer_states_its_sentence_and_the_parts_of_it(capacity, sentence, p
 
 def page_of(probe, capacity, cache, n_probes=4):
     content = {"answer": capacity.to_json(), "probes": [{}] * n_probes}
-    (probe.parents[1] / "capacity.json").write_text(json.dumps(content))
+    checksums.replace(probe.parents[1], "capacity.json", json.dumps(content).encode())
     run = measured_run(slo=["p50(ttft) <= 1ms"])
     page = render(run, summarize(run), cache, directory=probe, search=parent_search(probe))
     return page.partition("SLOs</h2>")[0]
@@ -105,8 +126,8 @@ def page_of(probe, capacity, cache, n_probes=4):
 def test_the_page_of_a_probe_names_the_search_and_its_answer(probe, cache):
     top = page_of(probe, FOUND, cache)
     assert (
-        "Probe 03 of a capacity search. Result when this page was written, after 4 probes: 0.928 "
-        "req/s [0.921, 0.938], 95 %."
+        "Probe 03 of a capacity search. Result when this page was written, after 4 probes: between "
+        "0.921 and 0.939 req/s; promise 0.921."
     ) in top
     assert '<a href="../../report.html">' in top
     assert '<h3>Capacity</h3><p><span class="value">0.928 req/s</span>' in top
@@ -123,7 +144,16 @@ def test_the_page_of_a_probe_leaves_out_how_a_search_that_goes_on_ended(probe, c
 
 @pytest.mark.parametrize("damage", ["", "{}", '{"answer": {}, "probes": []}'])
 def test_a_search_that_cannot_be_read_costs_a_probe_nothing(probe, damage):
-    (probe.parents[1] / "capacity.json").write_text(damage)
+    checksums.replace(probe.parents[1], "capacity.json", damage.encode())
+    assert parent_search(probe) is None
+
+
+def test_the_page_of_a_probe_does_not_show_an_edited_search(probe):
+    path = probe.parents[1] / "capacity.json"
+    path.write_text(path.read_text().replace('"attainment": 0.9', '"attainment": 0.8'))
+    with pytest.raises(RunInvalid, match=r"capacity\.json: damaged: it does not match its line"):
+        parent_search(probe)
+    (probe.parents[1] / checksums.NAME).unlink()
     assert parent_search(probe) is None
 
 

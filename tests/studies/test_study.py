@@ -15,7 +15,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from loadgen.errors import UsageError
+from loadgen.archive import checksums
+from loadgen.errors import RunInvalid, UsageError
 from loadgen.manifest.json_section import JsonSection, NumberOrNull
 from loadgen.studies.study import Study, end
 
@@ -200,17 +201,53 @@ def test_a_study_whose_server_never_answered_begins_again_without_resume(tmp_pat
             assert not place.is_resumed
 
 
-def test_a_damaged_result_is_named_with_its_key(tmp_path):
+def test_a_result_of_another_form_is_named_with_its_key(tmp_path):
     place = started(tmp_path / "s")
-    (place.directory / "sums.json").write_text('{"total": "much"}')
-    with pytest.raises(UsageError, match=r'sums\.json: total: expected `?float`?, found "much"'):
+    place.write_text("sums.json", '{"total": "much"}')
+    with pytest.raises(RunInvalid, match=r'sums\.json: total: expected `?float`?, found "much"'):
         SUMS.read(place.directory)
-    (place.directory / "sums.json").write_text('{"total"')
-    with pytest.raises(UsageError, match=r"sums\.json: cannot be read"):
+    place.write_text("sums.json", '{"total"')
+    with pytest.raises(RunInvalid, match=r"sums\.json: cannot be read"):
         SUMS.read(place.directory)
-    (place.directory / "sums.json").unlink()
-    with pytest.raises(UsageError, match="holds no result of a sum of parts"):
-        SUMS.read(place.directory)
+    with pytest.raises(UsageError, match="holds no result of a study of cells"):
+        CELLS.read(place.directory)
+
+
+@pytest.mark.faults
+def test_an_edited_file_of_a_study_is_refused_with_its_name(tmp_path):
+    directory = started(tmp_path / "s", definition={"rate": 2}).directory
+    result, marker, listed = (directory / n for n in ("sums.json", "study.json", checksums.NAME))
+    whole = {path: path.read_bytes() for path in (result, marker, listed)}
+
+    def resumed():
+        with SUMS.opened("few", directory, resume=True, definition={"rate": 2}) as place:
+            return place.stored()
+
+    def message(read):
+        with pytest.raises(RunInvalid) as caught:
+            read()
+        assert caught.value.exit_code == 3
+        for path, content in whole.items():
+            path.write_bytes(content)
+        return str(caught.value)
+
+    assert resumed() == SUMS.read(directory) == Sums(total=1.0, parts=(1,))
+    edits = "damaged: it does not match its line in checksums.sha256"
+    for read in (resumed, lambda: SUMS.read(directory)):
+        result.write_bytes(whole[result].replace(b"1.0", b"9.0"))
+        assert message(read).startswith(f"{result}: {edits}")
+        result.unlink()
+        assert message(read).startswith(f"{result}: is missing, and checksums.sha256 lists it")
+        lines = whole[listed].decode().splitlines(keepends=True)
+        listed.write_text("".join(line for line in lines if "sums.json" not in line))
+        assert message(read).startswith(f"{result}: has no line in checksums.sha256")
+        listed.unlink()
+        assert message(read).startswith(f"{listed}: is missing: without it, nothing shows that")
+    marker.write_bytes(whole[marker].replace(b'"rate": 2', b'"rate": 3'))
+    assert message(resumed).startswith(f"{marker}: {edits}")
+    marker.write_text("{")
+    assert message(resumed).startswith(f"{marker}: {edits}")
+    assert resumed() == Sums(total=1.0, parts=(1,))
 
 
 def test_numbers_of_numpy_are_written_as_numbers(tmp_path):
@@ -233,8 +270,8 @@ def test_a_number_that_json_lacks_is_written_as_null_and_read_as_nan(tmp_path):
     assert [str(part.share) for part in read.parts.values()] == ["nan", "nan", "0.5", "2.0"]
     assert read.rest is None
     for wrong in ("much", True):
-        path.write_text(json.dumps({"parts": {"a": {"share": wrong}}}))
-        with pytest.raises(UsageError, match=r"parts\[\.\.\.\]\.share: expected float \| null"):
+        place.write_text(path.name, json.dumps({"parts": {"a": {"share": wrong}}}))
+        with pytest.raises(RunInvalid, match=r"parts\[\.\.\.\]\.share: expected float \| null"):
             SHARES.read(tmp_path / "s")
 
 
@@ -300,5 +337,5 @@ def test_the_end_of_a_verb_is_the_result_then_its_files(tmp_path, capsys, as_jso
 def test_keys_of_a_later_version_are_skipped(tmp_path):
     place = started(tmp_path / "s")
     content = {**msgspec.to_builtins(Sums(total=2.0)), "later": 1}
-    (place.directory / "sums.json").write_text(json.dumps(content))
+    place.write_text("sums.json", json.dumps(content))
     assert SUMS.read(place.directory).total == 2.0

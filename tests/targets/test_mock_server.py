@@ -141,6 +141,16 @@ def test_reasoning_comes_before_content(mock_url):
     assert keys == ["reasoning_content", "reasoning_content", "content"]
 
 
+def test_requests_have_different_answers(mock_url):
+    with Wire(mock_url) as wire:
+        replies = []
+        for number in range(16):
+            wire.send(request_body(10), x_seq=str(number))
+            replies.append("".join(texts(wire.read_events())))
+    assert len(set(replies)) == 16
+    assert {reply.lower() for reply in replies} == {replies[0].lower()}
+
+
 def test_one_connection_serves_many_requests_also_pipelined(mock_url):
     with Wire(mock_url) as wire:
         for _ in range(3):

@@ -98,6 +98,8 @@ def test_both_apis_pass_and_are_fitted(mock_url):
             "POST /v1/chat/completions answered 404: scripted failure 404; POST /chat/completions "
             "is absent too; check the URL and api: chat",
         ),
+        ("fail=402", "completion", "answered 402: scripted failure 402; the account does not pay"),
+        ("fail=503", "completion", "answered 503: scripted failure 503; --wait-ready 5m waits"),
         ("fail=429", "completion", "answered 429: scripted failure 429; a rate limit"),
         ("fail=cut", "completion", "the connection was cut after 8 tokens"),
         ("fail=reset", "completion", "the connection was closed without an answer"),

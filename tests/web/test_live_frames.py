@@ -83,7 +83,7 @@ OPEN_LOOP: dict[str, Any] = {"requested_per_s": 1.0, "is_closed_loop": False}
 
 def beat(*ended, **changes):
     said = {
-        "now_s": 1.0, "released": 2, "sent": 2, "in_flight": 0, "waiting": 0,
+        "now_s": 1.0, "heard_s": 1.0, "released": 2, "sent": 2, "in_flight": 0, "waiting": 0,
         "by_status": [2, *[0] * (len(Status) - 1)], "withdrawn": 0, "measured": 2, "gaps": [],
     }  # fmt: skip
     return {**said, "ended": list(ended), **changes}

@@ -150,6 +150,24 @@ def test_tools_and_parts_get_the_head_too(tmp_path):
     assert rows[0]["messages"][0]["content"] == parts
 
 
+def test_recorded_prompts_without_a_salt_are_counted_by_their_text(tmp_path):
+    def counted(records, **kind):
+        path = tmp_path / "prompts.jsonl"
+        path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        planned = scenario({"kind": "dataset", "path": str(path), **kind}, output_tokens=9)
+        return Prompts(planned.prompts, 0, b"salt").n_repeated
+
+    same = {"prompt": "What is a queue?"}
+    assert counted([same, same, *LINES], salt="none") == 2
+    assert counted([same] * 3, salt="none") == 1
+    plain: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}]}
+    tools = {**plain, "tools": [{"type": "function", "function": {"name": "f"}}]}
+    assert counted([plain, tools], salt="none") == 2
+    assert counted([same] * 3) is None  # the salt makes each prompt new
+    synthetic = scenario({"kind": "synthetic", "salt": "none"}, input_tokens=9, output_tokens=9)
+    assert Prompts(synthetic.prompts, 0, b"").n_repeated is None
+
+
 def test_text_is_cut_from_the_file(tmp_path):
     path = tmp_path / "faust.txt"
     path.write_text("Habe nun, ach!  Philosophie,\nJuristerei und Medizin\n" * 40, "utf-8")

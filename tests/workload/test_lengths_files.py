@@ -68,7 +68,7 @@ def test_a_file_says_the_same_in_every_form(tmp_path, name, text):
     [
         ("a.csv", "", "a.csv: has no rows; expected tokens in each"),
         ("a.csv", "tokens\n", "a.csv: has no rows"),
-        ("a.csv", "length\n3\n", "a.csv:1: has no column 'tokens'; (known: length)"),
+        ("a.csv", "length\n3\n", "a.csv:1: has no column 'tokens'; known: length"),
         ("a.csv", "token\n3\n", "a.csv:1: has no column 'tokens'; did you mean 'token'?"),
         ("a.csv", "tokens\n3\n4.5\n", "a.csv:3: tokens 4.5 must be a whole number from 1 to"),
         ("a.csv", "tokens\n3\n0\n", "a.csv:3: tokens 0 must be a whole number from 1 to"),

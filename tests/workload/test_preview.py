@@ -6,7 +6,7 @@ import json
 import pytest
 from rich.console import Console
 
-from loadgen.workload.preview import preview
+from loadgen.workload.preview import missing_percentiles, preview
 from loadgen.workload.scenario import load_scenario, scenario_from_flags
 from loadgen.workload.schedule import make_schedule
 from reports.preview.view import NO_SLO, arrival_rows, number_of_requests, slo_rows, tables
@@ -163,3 +163,37 @@ def test_a_closed_loop_has_no_rate_and_no_known_number_of_requests(tmp_path):
     assert slo_rows(figures) == [("p99(ttft) <= 1s", "299", "6514", "n/a: closed loop", "")]
     assert number_of_requests(figures).endswith("in 20 s: a closed loop")
     assert number_of_requests(previewed(duration="1s")).endswith("of them in the measured window")
+
+
+def missing(**changes):
+    given = {"rate": "4/s", "input_len": 100, "output_len": 10, "duration": "20s", **changes}
+    given = {name: value for name, value in given.items() if value is not None}
+    scenario = scenario_from_flags(**given)
+    return missing_percentiles(scenario, make_schedule(scenario))
+
+
+def test_a_plan_that_cannot_have_a_percentile_names_the_flag_that_would_do():
+    """20 s · (100 + 2 √100) / 79 requests, in steps of 5 s."""
+    assert missing(slo=["p99(ttft) <= 1s", "p95(ttft) <= 1s"]) == [
+        "p99(ttft) <= 1s cannot be judged: this plan sends 79 requests, and a P99 needs at least "
+        "100; add --duration 35s, or state the SLO about p95"
+    ]
+    assert missing(slo=["p99(ttft) <= 1s"], duration="35s") == []
+    assert missing(slo=["p99(itl) <= 1s", "ttft <= 1s", "mean(ttft) <= 1s"]) == []
+
+
+def test_a_plan_of_a_number_of_requests_names_that_number():
+    (text,) = missing(slo=["p99.9(ttft) <= 1s"], duration=None, num_prompts=500)
+    assert text.endswith("at least 1000; add --num-prompts 1000, or state the SLO about p99")
+
+
+def test_a_closed_loop_has_no_known_number_of_requests():
+    assert missing(slo=["p99(ttft) <= 1s"], rate=None, concurrency=1) == []
+
+
+def test_the_percentiles_of_a_class_need_requests_of_that_class():
+    scenario = load_scenario(
+        "mixed_classes", ["phases.measure=30s", "classes.completion.slo=[p99.9(e2e) <= 1s]"]
+    )
+    texts = missing_percentiles(scenario, make_schedule(scenario))
+    assert [text.split(" cannot")[0] for text in texts] == ["completion: p99.9(e2e) <= 1s"]

@@ -406,7 +406,7 @@ def test_a_missing_column_is_named_with_the_nearest(refused):
         "t.csv:1: the column 'promt' occurs twice"
     )
     assert refused('{"when": 1, "promt": 2, "answer": 3}\n{"when": 1, "answer": 3}\n', kind) == (
-        "t.csv:2: no column 'promt'; (known: answer, when)"
+        "t.csv:2: no column 'promt'; known: answer, when"
     )
 
 

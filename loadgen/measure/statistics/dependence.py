@@ -30,6 +30,9 @@ LEAST_TIMES = 20
 SHORT_RUN_BIAS = 15.0
 """The variance estimated from a run of n/τ autocorrelation times is too small by 1 + 15 τ/n."""
 
+UNSEEN_TIMES = 2.0
+"""The most that the time of misses of which there was none is taken for, over its estimate."""
+
 LEVELS = (0.5, 0.75, 0.9, 0.95, 0.99)
 _WHITE_LAGS = 20
 _DECIMALS = 9  # values (s) that differ by less than a nanosecond are equal, and have no order
@@ -90,10 +93,19 @@ class Dependence:
         upper *= 1 + _SKEWNESS * math.sqrt(min(upper / self.n_requests, 0.2))
         return lower * self.design, upper * self.design
 
-    def hit_times(self, confidence: float) -> BoundTimes | None:
-        """`bound_times` for a share of hits: few misses are many hits, so the lower bound of the
-        hits has the time of the upper bound of the misses."""
+    def miss_times(self, confidence: float, n_misses: int) -> BoundTimes | None:
+        """`bound_times` for a share of `n_misses` misses. Without a miss only the runs in which
+        misses come count for the upper bound, at most twice as long as estimated: a variance that
+        is too small does not matter."""
         times = self.bound_times(confidence)
+        if times is None or n_misses or self.time_requests <= 1:
+            return times
+        return times[0], min(times[1], UNSEEN_TIMES * self.time_requests * self.design)
+
+    def hit_times(self, confidence: float, n_misses: int = 1) -> BoundTimes | None:
+        """`miss_times` for a share of hits: few misses are many hits, so the lower bound of the
+        hits has the time of the upper bound of the misses."""
+        times = self.miss_times(confidence, n_misses)
         return None if times is None else times[::-1]
 
     def of_run(self, n_requests: float) -> Dependence:
@@ -137,12 +149,22 @@ class Series:
     def __len__(self) -> int:
         return len(self._values)
 
+    def within(self, limit: float) -> Dependence:
+        """The dependence of 1{x ≤ limit}, for the share of values within a limit."""
+        return of_share(self._values <= limit, [self])
+
     def finite(self) -> Values:
         return self._values[np.isfinite(self._values)]
 
     @property
     def is_white(self) -> bool:
         return self._rank_tests[0]
+
+    @property
+    def share_by_load(self) -> float:
+        """The share of the variance of the ranks that the number in flight explains (R²); 0 without
+        a correlation."""
+        return self._rank_tests[1]
 
     @cached_property
     def _rank_tests(self) -> tuple[bool, float]:
@@ -182,7 +204,7 @@ class Series:
     @cached_property
     def time_by_load(self) -> float:
         """1 + R² (τ of the number in flight − 1); 1 without a correlation."""
-        _, share = self._rank_tests
+        share = self.share_by_load
         return 1.0 if self._load is None or not share else 1 + share * (self._load.time - 1)
 
     def _time_at(self, quantile: float) -> float:

@@ -10,20 +10,33 @@ miss does not show how its misses would cluster.
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.measure.statistics.dependence import Dependence
+from loadgen.measure.statistics.dependence import Dependence, Load, Series
 from loadgen.measure.statistics.intervals import Values
 from loadgen.measure.statistics.proportions import exact_bounds, least_n, share_where
-from loadgen.measure.statistics.trend import slope_ratio
+from loadgen.measure.statistics.trend import reversion, slope_and_error, slope_ratio
 
 UNSEEN_RUNS = 3.0
 """Factor on the estimated autocorrelation time: the runs of misses that were not seen."""
 
 MOST_RISE = 5.28
 """The 95 % point of `slope_ratio` of independent values (20 000 draws of 1 000 values)."""
+
+DOUBLED = 2.0
+
+LEAST_PILED, PILED_SHARE = 3.0, 0.25  # requests in flight
+
+FOLLOWS_LOAD = 0.1
+"""The share of the variance of the ranks of waits that the number in flight explains in a queue: of
+62 requests at a load of 1 to 1.2 at least 95 % of the runs with a single server have more."""
+
+LEAST_REVERSION = 45.0
+"""At least 95 % of runs of queues at a load of 1, of 1 to 12 servers, empty at first, have a
+smaller `reversion` (600 runs each of 62 to 300 requests; 93 % of 1 000 requests)."""
 
 _LEAST_VALUES = 20  # fewer have no trend
 
@@ -42,7 +55,8 @@ def share_beyond(n: int, time: float, confidence: float) -> float:
 
 
 def is_clear(
-    ratios: Values,
+    n: int,
+    largest: float,
     share: float,
     time: float,
     confidence: float,
@@ -51,25 +65,25 @@ def is_clear(
 ) -> bool:
     """Whether a run shows by its margin that at least `share` of the requests are within limits.
 
-    `ratios` has (x − median) / (limit − median) of each answered request, the largest over its
-    limits, shape [n]; above 1 it is late. `time` is their estimated autocorrelation time. A late
-    answer, or fewer requests than early stopping needs (59 for 95 %, 299 for 99 %), is never clear.
-    `n_failed` requests failed, with a dependence of their own: the bound of their share and that of
-    the late answers then have half of the error each, and their sum counts.
+    `largest` is the largest (x − median) / (limit − median) of the `n` answered requests
+    (`margin_ratios`), over all of their limits; above 1 it is late. `time` is their estimated
+    autocorrelation time. A late answer, or fewer requests than early stopping needs (59 for 95 %,
+    299 for 99 %), is never clear. `n_failed` more requests failed, with a dependence of their own:
+    the bound of their share and that of the late answers then have half of the error each, and
+    their sum counts.
     """
-    n, largest = len(ratios) + n_failed, float(ratios.max(initial=0.0))
-    if not len(ratios) or largest > 1 or not 0 < share < 1:
+    if not n or largest > 1 or not 0 < share < 1:
         return False
-    if n < least_n(0, share, confidence):
+    if n + n_failed < least_n(0, share, confidence):
         return False
     if not n_failed:
         return share_beyond(n, UNSEEN_RUNS * time, confidence) * largest <= 1 - share
     half = (1 + confidence) / 2
-    times = (failing or Dependence(n)).bound_times(half)
-    failures = exact_bounds(n_failed, n, half, times).high
+    times = (failing or Dependence(n + n_failed)).bound_times(half)
+    failures = exact_bounds(n_failed, n + n_failed, half, times).high
     if failures is None:
         return False
-    late = share_beyond(len(ratios), UNSEEN_RUNS * time, half) * largest
+    late = share_beyond(n, UNSEEN_RUNS * time, half) * largest
     return failures + late <= 1 - share
 
 
@@ -95,10 +109,63 @@ def rises(values: Values) -> bool:
     """Whether values in order of time rise by more than their dependence explains: a one-sided test
     at 5 %, against their own long-run variance. Fewer than 20 values never do.
 
-    Behind a steady queue it rejects 5 to 15 % of short runs, of an AR(1) of 0.97 up to 22 %: such
-    runs are not called clear. From an empty queue at load 1.05 it rejects 60 to 80 %.
+    Behind a steady queue it rejects 5 to 15 % of short runs, of an AR(1) of 0.97 up to 22 %.
     """
     return len(values) >= _LEAST_VALUES and slope_ratio(values) > MOST_RISE
+
+
+def doubles(values: Values) -> bool:
+    """Whether values in order of time rise, and the median of their last quarter is at least twice
+    that of the first."""
+    quarter = len(values) // 4
+    if not rises(values):
+        return False
+    return float(np.median(values[-quarter:])) >= DOUBLED * float(np.median(values[:quarter]))
+
+
+def may_reach_limit(ratios: Values) -> bool:
+    """Whether the largest of `ratios` (`margin_ratios`, in order of time) and their growth over as
+    many requests again may come to the limit, 1, by the upper bound of the growth."""
+    if len(ratios) < _LEAST_VALUES:
+        return False
+    slope, error = slope_and_error(ratios)
+    growth = max(0.0, slope + MOST_RISE * error) * len(ratios)
+    return float(ratios.max()) + growth > 1
+
+
+def piles_up(in_flight: Values) -> bool:
+    """Whether the number in flight at each release rises, by at least 3 requests and a quarter of
+    its mean."""
+    slope, _ = slope_and_error(in_flight)
+    rise = slope * len(in_flight)
+    return rise >= max(LEAST_PILED, PILED_SHARE * float(in_flight.mean())) and rises(in_flight)
+
+
+Growth = Literal["latency", "limit", "queue", "in_flight"]
+
+
+def growth(values: Values, ratios: Values, in_flight: Values, is_wait: bool) -> Growth | None:
+    """The sign that a load may still be growing, None without any: latencies that double through
+    the window, or may come to the limit; waits (`is_wait`) that follow a queue that has not
+    settled; or requests that pile up.
+
+    `values` and their `ratios` are in order of release, each with the number `in_flight` then.
+    """
+    if doubles(values):
+        return "latency"
+    if may_reach_limit(ratios):
+        return "limit"
+    if has_settled(in_flight):
+        return None
+    if is_wait and Series(values, Load(in_flight)).share_by_load >= FOLLOWS_LOAD:
+        return "queue"
+    return "in_flight" if piles_up(in_flight) else None
+
+
+def has_settled(in_flight: Values) -> bool:
+    """Whether the number in flight at each release returns to its mean often enough that it is no
+    queue at or above its capacity, which starts empty and grows like a random walk (5 %)."""
+    return reversion(in_flight) >= LEAST_REVERSION
 
 
 def margin_ratios(values: Values, limits: Values | float) -> Values:

@@ -213,3 +213,8 @@ def effective_n(hits: Values, sizes: Values) -> float:
     if spread <= 0 or not 0 < share < 1:
         return float(n_clusters)
     return min(total, share * (1 - share) * total * total / spread)
+
+
+def fewest_samples(quantile: float) -> int:
+    """The smallest n that has a percentile: ⌈1 / (1 − q)⌉ samples, so that one lies beyond it."""
+    return math.ceil(round(1 / (1 - quantile), 6))

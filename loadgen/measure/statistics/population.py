@@ -142,8 +142,11 @@ class Population:
         times = self.dependence(quantile).bound_times(confidence)
         return percentile_bounds(self.ordered, quantile, confidence, self.n_infinite, times)
 
-    def dependence(self, quantile: float) -> Dependence:
-        """The dependence of the samples for a percentile."""
+    def dependence(self, quantile: float, limit: float | None = None) -> Dependence:
+        """The dependence of the samples for a percentile; with a `limit`, for the share of samples
+        within it, where each request has a single sample."""
+        if limit is not None and self.series is not None and self.n:
+            return self.series.within(limit)
         if quantile not in self._dependences:
             self._dependences[quantile] = self._dependence(quantile)
         return self._dependences[quantile]

@@ -185,7 +185,7 @@ def least_n(misses: int, quantile: float, confidence: float) -> int:
 
     Source: MLPerf inference rules, early stopping.
     """
-    return _first(lambda n: _proves(misses, n, 1 - quantile, confidence), misses + 1) or 0
+    return first_n(lambda n: proves(misses, n, 1 - quantile, confidence), misses + 1) or 0
 
 
 def needed_n(
@@ -212,23 +212,23 @@ def needed_n(
         if both is None:
             return False
         if rate < allowed:
-            return _proves(math.ceil(rate * m - 1e-9), m, allowed, confidence, both[1])
-        return _refutes(math.floor(rate * m + 1e-9), m, allowed, confidence, both[0])
+            return proves(math.ceil(rate * m - 1e-9), m, allowed, confidence, both[1])
+        return refutes(math.floor(rate * m + 1e-9), m, allowed, confidence, both[0])
 
-    return _first(settles, 1)
+    return first_n(settles, 1)
 
 
-def _proves(misses: int, n: int, allowed: float, confidence: float, time: float = 1.0) -> bool:
+def proves(misses: int, n: int, allowed: float, confidence: float, time: float = 1.0) -> bool:
     """Whether `misses` or fewer of n would be too rare if the true miss share were `allowed`."""
     return misses < n and at_most(misses, n, allowed, time) <= 1 - confidence
 
 
-def _refutes(misses: int, n: int, allowed: float, confidence: float, time: float) -> bool:
+def refutes(misses: int, n: int, allowed: float, confidence: float, time: float) -> bool:
     """Whether `misses` or more of n would be too rare if the true miss share were `allowed`."""
     return misses > 0 and at_least(misses, n, allowed, time) <= 1 - confidence
 
 
-def _first(holds: Callable[[int], bool], start: int) -> int | None:
+def first_n(holds: Callable[[int], bool], start: int) -> int | None:
     """The smallest n ≥ start at which a predicate holds that stays true (nearly always) from there
     on."""
     high = start

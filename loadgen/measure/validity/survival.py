@@ -29,15 +29,13 @@ _SHOWN = {"ttft_s": (0.5, 0.99), "tpot_s": (0.5, 0.99), "e2e_s": (0.5, 0.99)}
 Judge = Callable[[PerRequest, Throughput], Sequence[SloResult]]
 
 
-def survives(met: bool, at_slowest: bool | None, at_fastest: bool | None, reaches: bool) -> bool:
+def survives(met: bool, at_slowest: bool | None, at_fastest: bool | None) -> bool:
     """Whether a result stands: a met SLO is also met with the error bound added to the
-    measurements, a missed SLO also missed with it subtracted. No result stands if the error alone
-    `reaches` the limit."""
-    stays = at_slowest is True if met else at_fastest is False
-    return stays and not reaches
+    measurements, a missed SLO also missed with it subtracted."""
+    return at_slowest is True if met else at_fastest is False
 
 
-def settle(plain: SloResult, slowest: SloResult, fastest: SloResult, reaches: bool) -> SloResult:
+def settle(plain: SloResult, slowest: SloResult, fastest: SloResult) -> SloResult:
     """The result with its instrument error. A met SLO stays proven (or clear of its limit) only if
     it is so with the error bound added, a missed SLO only if it is so with it subtracted."""
     shifts = [
@@ -48,7 +46,7 @@ def settle(plain: SloResult, slowest: SloResult, fastest: SloResult, reaches: bo
     plain = replace(plain, error=max(shifts, default=0.0))
     if plain.met is None:
         return plain
-    stands = survives(plain.met, slowest.met, fastest.met, reaches)
+    stands = survives(plain.met, slowest.met, fastest.met)
     proven = plain.proven
     if proven:
         proven = stands and bool((slowest if plain.met else fastest).proven)
@@ -63,13 +61,9 @@ def settle(plain: SloResult, slowest: SloResult, fastest: SloResult, reaches: bo
 def unsettled(results: Sequence[SloResult]) -> list[SloResult]:
     """The results that leave the verdict of a run open; empty where it stands.
 
-    A run is missed if any missed SLO stands, and met only if every SLO stands. If the error alone
-    reaches the limit of an SLO, the verdict is open in any case.
+    A run is missed if any missed SLO stands, and met only if every SLO stands.
     """
     judged = [result for result in results if result.scope == "run" and result.met is not None]
-    reached = [result for result in judged if result.error_reaches_limit]
-    if reached:
-        return reached
     if any(result.met is False and result.survives is not False for result in judged):
         return []
     return [result for result in judged if result.survives is False]
@@ -92,7 +86,7 @@ def with_error(
     are the per-request SLOs behind attainment and goodput, each with the rows that it applies to.
     """
     if not bound.is_any:
-        return tuple(settle(result, result, result, reaches=False) for result in plain)
+        return tuple(settle(result, result, result) for result in plain)
     if not plain:
         return ()
     everything = {slo.metric for slo in stated} | {slo.metric for slo, _ in limits}
@@ -104,7 +98,7 @@ def with_error(
     found = []
     for slo, measured, slowest, fastest in zip(stated, plain, *ends, strict=True):
         reaches = _reaches_limit(run, columns, bound, window, due, slo, limits)
-        settled = settle(measured, slowest, fastest, reaches)
+        settled = settle(measured, slowest, fastest)
         found.append(replace(settled, error_reaches_limit=reaches))
     return tuple(found)
 
@@ -144,7 +138,7 @@ def _reaches_limit(
     limits: Sequence[tuple[Slo, Mask]],
 ) -> bool:
     """Whether the error alone is as large as the limit, in more requests than may miss the SLO.
-    Such a measurement cannot resolve the limit, whether the SLO was met or missed."""
+    Such a measurement cannot show that the SLO was met."""
     n_due = int(np.count_nonzero(due))
     if slo.metric in ("attainment", "goodput"):
         unknown = np.zeros(len(due), bool)

@@ -3,10 +3,13 @@ counts."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.measure.attainment import measured_window
+from loadgen.measure.counted_prompts import counted_prompts, has_exact_prompts
 from loadgen.measure.load import LoadByQuarter
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.summary import ValidityCheck, gate
@@ -147,12 +150,11 @@ def _planned_s(run: Run) -> NDArray[np.float64]:
 
 
 CACHED_SLACK_TOKENS = 64  # a chat template's own tokens, in whole blocks
+_BLOCK_TOKENS = 16
 
 CACHED_REQUESTS_SHARE = 0.01
 
 LENGTH_TOLERANCE = 0.05
-
-TEMPLATE_TOKENS = 32  # what a chat template may add to each prompt
 
 
 def grown_load(load: LoadByQuarter | None) -> ValidityCheck:
@@ -177,11 +179,12 @@ def cache(run: Run, due: Mask) -> ValidityCheck:
     cached = rows["cached_tokens"][first_turns].astype(np.int64)
     if not cached.any():
         return ValidityCheck("cache", None, "the server reported no cached prompt tokens")
-    allowed = schedule["prefix_tokens"][first_turns].astype(np.int64) + CACHED_SLACK_TOKENS
+    slack = _slack_tokens(run)
+    allowed = schedule["prefix_tokens"][first_turns].astype(np.int64) + slack
     n_over, n = int(np.count_nonzero(cached > allowed)), len(cached)
     detail = (
         f"{format_count(n_over)} of {format_count(n)} prompts had more cached tokens than their "
-        f"declared prefix plus {CACHED_SLACK_TOKENS}; "
+        f"declared prefix plus {slack}; "
         f"{format_count(int(cached.sum()))} cached tokens in total"
     )
     if n_over > CACHED_REQUESTS_SHARE * n:
@@ -189,6 +192,14 @@ def cache(run: Run, due: Mask) -> ValidityCheck:
             "cache", False, f"the server's cache held prompts that should be new: {detail}"
         )
     return ValidityCheck("cache", True, detail)
+
+
+def _slack_tokens(run: Run) -> int:
+    """Cached tokens of a new prompt: those of the chat template, and a block."""
+    fit = run.manifest.target.prompt_fit
+    if fit is None or not has_exact_prompts(run.manifest):
+        return CACHED_SLACK_TOKENS
+    return min(CACHED_SLACK_TOKENS, math.ceil(fit[0]) + _BLOCK_TOKENS)
 
 
 def output_lengths(run: Run, columns: PerRequest, due: Mask) -> ValidityCheck:
@@ -223,6 +234,7 @@ def input_lengths(run: Run, due: Mask) -> ValidityCheck:
         f"; {format_count(n_near)} of {format_count(len(got))} within one token, "
         f"the largest difference is {format_count(int(apart.max()))}"
     )
-    off = float(abs(got.sum() - requested.sum()))
-    ok = off <= max(LENGTH_TOLERANCE * float(requested.sum()), TEMPLATE_TOKENS * len(got))
-    return ValidityCheck("input lengths", bool(ok), detail)
+    found = counted_prompts(run, due)
+    if found.is_short:
+        detail = f"the server counted shorter prompts than were planned: {detail}"
+    return ValidityCheck("input lengths", not (found.is_short or found.is_long), detail)

@@ -32,6 +32,7 @@ _SHAPES = {
     "saturated": "triangle-down",
     "untrusted": "cross",
     "broken": "square",
+    "limited": "diamond",
 }
 
 
@@ -80,7 +81,7 @@ def _probes(answer: Capacity) -> list[Record]:
     for probe in answer.probes:
         if not probe.n_due:
             continue
-        share, per_s = attainment_interval(probe, answer), probe.n_due / probe.measured_s
+        share, per_s = attainment_interval(probe), probe.n_due / probe.measured_s
         records.append(
             {
                 "probe": probe.name,
@@ -91,8 +92,8 @@ def _probes(answer: Capacity) -> list[Record]:
                 "low": share.low,
                 "high": share.high,
                 "goodput": probe.goodput_per_s,
-                "goodput_low": (share.low or 0.0) * per_s,
-                "goodput_high": (share.high or 0.0) * per_s,
+                "goodput_low": None if share.low is None else share.low * per_s,
+                "goodput_high": None if share.high is None else share.high * per_s,
             }
         )
     return records
@@ -147,6 +148,7 @@ def _layers(
             layer({"type": "area", "color": ORANGE, "opacity": 0.2}, span, band),
             layer({"type": "line", "color": ORANGE}, middle, band),
         ]
+    bounded = [probe for probe in probes if probe["low"] is not None]
     grades = [grade for grade in _SHAPES if any(probe["grade"] == grade for probe in probes)]
     dot = {
         "x": x,
@@ -169,6 +171,6 @@ def _layers(
     }
     return [
         *layers,
-        layer({"type": "rule", "color": BLUE, "opacity": 0.6}, span, probes),
+        layer({"type": "rule", "color": BLUE, "opacity": 0.6}, span, bounded),
         layer({"type": "point", "filled": True, "size": 45, "color": BLUE}, dot, probes),
     ]

@@ -159,8 +159,8 @@ def has_grown(n_due: float, n_ended: float) -> bool:
 
 def throughput(probes: Sequence[Probe], target: float) -> Throughput | None:
     """The highest rate at which the server ended requests while its queue grew; None if no probe
-    shows it, or if a probe two standard errors above it met the target. No higher load can be
-    sustained."""
+    shows it, or if requests at a rate two standard errors above it met the target. No higher load
+    can be sustained."""
     rates = [
         (probe.served_per_s, n)
         for probe in probes
@@ -173,7 +173,8 @@ def throughput(probes: Sequence[Probe], target: float) -> Throughput | None:
     rate, n = max(rates)
     found = Throughput(math.log(rate), math.hypot(_SERVED_CV / math.sqrt(n), _COLLAPSE))
     least = rate * math.exp(2 * found.se)
-    if any(probe.level > least and probe.attainment >= target for probe in probes):
+    # By the requests that came, not by the load: a short probe may lie between two bursts.
+    if any(p.n_due > least * p.measured_s and p.attainment >= target for p in probes):
         return None
     return found
 

@@ -22,7 +22,9 @@ class EarlyStop:
 
     Their values are estimates from undecoded bytes and only decide when to stop; the probe's result
     is counted from the decoded rows. Requests in flight count as met before the load may be called
-    saturated, and as missed before it may be called fine. `grade` is the decision.
+    saturated, and as missed before it may be called fine. A load at which some requests meet the
+    SLO and most misses are HTTP errors is not called saturated: a rate limit shows its rate only
+    over time. `grade` is the decision.
     """
 
     def __init__(self, scenario: Scenario, target: float, effect: float) -> None:
@@ -37,6 +39,7 @@ class EarlyStop:
         self._next_s = self._start_s + self._step_s
         self._at_s: list[float] = []
         self._met: list[bool] = []
+        self._n_refused = 0
         self.grade: Grade = "measured"
 
     def note(self, now_s: float, ended: Sequence[Mapping[str, Any]]) -> None:
@@ -45,6 +48,7 @@ class EarlyStop:
             if now_s >= self._start_s and request["status"] != Status.not_released:
                 self._at_s.append(now_s)
                 self._met.append(_has_met(request, self._slos[request["class_id"]]))
+                self._n_refused += request["status"] == Status.http_error
 
     def reason(self, now_s: float, in_flight: int) -> str | None:
         """The reason to stop now, or None."""
@@ -59,7 +63,9 @@ class EarlyStop:
                 self._start_s,
                 now_s,
             )
-            if clear(due, n_met, self._target, self._effect) == grade:
+            n_missed = sum(due) - sum(n_met)
+            is_refused = counts_as and any(self._met) and 2 * self._n_refused >= n_missed > 0
+            if clear(due, n_met, self._target, self._effect) == grade and not is_refused:
                 self.grade = "fine" if grade == "fine" else "saturated"
                 share = 100 * sum(n_met) / sum(due)
                 word = "clearly fine" if grade == "fine" else "clearly overloaded"

@@ -79,15 +79,16 @@ def write(
         "command": redacted_command(spec.options.command),
         "slobench": version(),
         "host": platform.node(),
-        "slos": ", ".join(_request_slos(spec.scenario)),
+        "slos": request_slos(spec.scenario),
         "text": spec.scenario.to_yaml(),
     }
     page = render(answer, judge(question, probes).posterior, about, spec.options.cache_dir)
     place.write_text("report.html", page)
 
 
-def _request_slos(scenario: Scenario) -> list[str]:
+def request_slos(scenario: Scenario) -> str:
+    """The limits per request, `ttft <= 500ms, tpot <= 50ms`."""
     texts = [slo.text for slo in scenario.slos() if slo.scope == "request"]
     for name, own in scenario.classes.items():
         texts += [f"{name}: {slo.text}" for slo in own.slos() if slo.scope == "request"]
-    return texts
+    return ", ".join(texts)

@@ -7,8 +7,8 @@ import math
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from loadgen.drive.first_failures import ALL_REFUSED
 from loadgen.measure.attainment import (
     MeasuredWindow,
     due_rows,
@@ -16,18 +16,30 @@ from loadgen.measure.attainment import (
     meets_own,
     slos_by_class,
 )
+from loadgen.measure.counted_prompts import why_other_prompts
 from loadgen.measure.per_request import Mask, per_request
 from loadgen.measure.slo import parse_slo
-from loadgen.records import Run, Status
+from loadgen.records import Run, Schedule, Status
 from loadgen.run.execute import FinishedRun
 from loadgen.studies.capacity.curve import has_grown
 from loadgen.studies.capacity.next_probe import NextProbe
-from loadgen.studies.capacity.probe import N_BLOCKS, Grade, Probe, in_blocks, overloaded
+from loadgen.studies.capacity.probe import (
+    LEAST_BOUNDED,
+    N_BLOCKS,
+    Grade,
+    Probe,
+    Sent,
+    in_blocks,
+    overloaded,
+)
 
 LEAST_SEEN = 4
 """Misses per block assumed for a probe that was stopped in its warm-up."""
+NO_LOAD_HELPS = ("stopped_answering", "sick_replica", "payment", "too_long")
+"""Causes that end a search: no load is without them."""
 _FILLED = 2.0  # times the seconds of an answer, after which answers end as they begin
 _MOST_FAILED = 0.05  # of the requests that ended
+_MOST_RUN_DELAY = 0.2  # of a probe, that the load generator may wait for a core
 _STRAY = 0.01  # share of due requests without a connection that counts as ordinary misses
 
 
@@ -40,11 +52,14 @@ def probe_of(
     name: str,
 ) -> Probe:
     """The probe of a finished run. A run that its own `stop_when` ended is saturated. A run with an
-    invalid measurement is untrusted, a run without a server broken; neither is used."""
+    invalid measurement is untrusted; a run without a server, or with other prompts than were sent,
+    broken; a run behind a rate limit limited; none of them is used. The cause of misses counts only
+    where the target is missed."""
     run, summary = finished.run, finished.summary
     window, columns, due = measured_window(run), per_request(run), due_rows(run)
     shared = [parse_slo(text) for text in run.manifest.slo]
-    met = due & meets_own(run, columns, shared, slos_by_class(run))
+    met_all = meets_own(run, columns, shared, slos_by_class(run))
+    met = due & met_all
     released_s = run.request_rows["released_s"]
     at_s = np.where(np.isfinite(released_s), released_s, run.schedule_rows["scheduled_s"])
     counted = due & np.isfinite(at_s)
@@ -52,11 +67,24 @@ def probe_of(
     why, is_stopped = run.manifest.end_reason, run.manifest.ended == "stopped"
     if is_stopped and grade == "measured":
         grade = "saturated"
-    if gone := why_gone(run, due):
+    cause = summary.cause if sum(n_met) < target * sum(n_due) or not sum(n_due) else None
+    if cause is not None and cause.kind == "rate_limit":
+        grade, why = "limited", cause.sentence
+    elif cause is not None and cause.kind in NO_LOAD_HELPS:
+        grade, why = "broken", cause.sentence
+    elif gone := why_gone(run, due):
         grade, why = "broken", gone
+    elif (waited := _run_delay(run)) > _MOST_RUN_DELAY:
+        grade = "untrusted"
+        why = (
+            f"the load generator waited {100 * waited:.0f} % of the probe for a CPU core (limit "
+            f"{100 * _MOST_RUN_DELAY:.0f} %): other programs used the machine"
+        )
     elif not summary.validity.trusted:
         failed = [c for c in summary.validity.checks if c.is_gate and c.ok is False]
         grade, why = "untrusted", "; ".join(f"{c.name}: {c.detail}" for c in failed)
+    elif other := why_other_prompts(run, due):
+        grade, why = "broken", other.rstrip(".")
     elif is_stopped and not sum(n_due):  # ended in its warm-up
         n_due, n_met = (LEAST_SEEN,) * N_BLOCKS, (0,) * N_BLOCKS
     probe = Probe(
@@ -70,11 +98,45 @@ def probe_of(
         name=name,
         why=why,
         served_per_s=served_per_s(run, window),
+        low=summary.attainment.low if sum(n_due) >= LEAST_BOUNDED else None,
+        high=summary.attainment.high if sum(n_due) >= LEAST_BOUNDED else None,
+        sent=sent_of(run, met_all, window.end_s),
+        cause="" if cause is None else cause.kind,
+        passed_per_s=None if cause is None else cause.passed_per_s,
     )
     grows = any(check.name == "load" and check.ok is False for check in summary.validity.checks)
     if grade in ("measured", "saturated") and grows and probe.n_due:
         return replace(overloaded(probe, target), why=why or "its queue grew until the end")
     return probe
+
+
+def _run_delay(run: Run) -> float:
+    """The largest share of the run that a worker waited for a CPU core; 0 where it is unknown."""
+    return max((shard.run_delay_share or 0.0 for shard in run.instrument.shards), default=0.0)
+
+
+def sent_of(run: Run, met: Mask, end_s: float) -> Sent | None:
+    """The requests scheduled before `end_s`, with the warm-up; None where a request waits for
+    another, or is cancelled on purpose."""
+    schedule = run.schedule_rows
+    if schedule["n_parents"].any() or schedule["cancel_after_s"].any():
+        return None
+    rows = np.flatnonzero(schedule["scheduled_s"] < end_s)
+    rows = rows[np.argsort(schedule["scheduled_s"][rows], kind="stable")]
+    sent = schedule[rows]
+    columns = (
+        np.rint(sent["scheduled_s"] * 1e6).astype(np.int64), sent["input_tokens"],
+        new_tokens(sent), sent["output_tokens"], sent["class_id"],
+        (~met[rows]).astype(np.int64),
+    )  # fmt: skip
+    return Sent(*(tuple(column.tolist()) for column in columns))
+
+
+def new_tokens(schedule: Schedule) -> NDArray[np.int64]:
+    """Input tokens of each request without its shared prefix."""
+    tokens = schedule["input_tokens"].astype(np.int64)
+    shared = np.where(schedule["prefix_id"] > 0, schedule["prefix_tokens"].astype(np.int64), 0)
+    return np.maximum(tokens - shared, 0)
 
 
 def served_per_s(run: Run, window: MeasuredWindow) -> float | None:
@@ -122,7 +184,7 @@ def why_gone(run: Run, due: Mask) -> str:
     or a single failure if it is the last request sent. Connections that the load generator could
     not open are not counted: the validity gate "client limits" covers them.
     """
-    if run.manifest.end_reason.startswith(ALL_REFUSED):
+    if run.manifest.end_kind == "refused":
         return run.manifest.end_reason
     if run.manifest.server_ended_s is not None:
         return run.manifest.end_reason or "the server ended"

@@ -11,8 +11,6 @@ from loadgen.studies.capacity.curve import Posterior
 from loadgen.studies.capacity.result import Capacity
 from reports.page import render_page
 
-_TONES = {"found": "met", "misses": "missed"}
-
 
 def render(
     answer: Capacity,
@@ -29,7 +27,7 @@ def render(
         cache_dir,
         answer=answer,
         about=about,
-        tone=_TONES.get(answer.outcome, "unknown"),
+        tone=view.tone(answer),
         lines=view.lines(answer),
         steps=view.next_steps(answer),
         head=(*view.HEAD, "why"),

@@ -9,15 +9,35 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.measure.cause import CauseKind
+
 N_BLOCKS = 16
 Array = NDArray[np.float64]
 Counts = tuple[int, ...]
 
-Grade = Literal["measured", "fine", "saturated", "untrusted", "broken"]
+Grade = Literal["measured", "fine", "saturated", "untrusted", "broken", "limited"]
 """measured: ran its full time. fine, saturated: ended early because the outcome was clear, or
 (saturated) its queue grew to the end. untrusted: the load generator, not the server, was the limit.
-broken: no server was reachable for part of it."""
-UNUSABLE: tuple[Grade, ...] = ("untrusted", "broken")
+broken: no server was reachable for part of it, it counted other prompts than were sent, or requests
+failed for a reason that no load changes. limited: a rate limit, not the server, decided."""
+LEAST_BOUNDED = 100
+"""Due requests from which a probe has bounds. Of the shorter ones, which end before a queue shows,
+one in five of those that proved a pass was wrong (`benchmarks/capacity_search.py`)."""
+UNUSABLE: tuple[Grade, ...] = ("untrusted", "broken", "limited")
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """The requests of a probe in order of arrival, from its idle server on, warm-up included.
+    `at_us` are scheduled send times in microseconds since the start, `new_tokens` input tokens
+    without a shared prefix; `missed` is 1 where a request missed an SLO."""
+
+    at_us: Counts
+    input_tokens: Counts
+    new_tokens: Counts
+    output_tokens: Counts
+    class_id: Counts
+    missed: Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +48,11 @@ class Probe:
     the requests due in it and the requests among them that met every SLO. `spent_s` is the time the
     probe took: warm-up, window and drain. `served_per_s` are the requests that ended per second of
     the window, and of the drain while a queue was left; None where that is too near the first
-    answers to show a rate.
+    answers to show a rate. `low` and `high` are the 95 % bounds of the attainment for dependent
+    requests; None where the probe was too short for one, or had fewer than 100 requests. `sent` is
+    None where the schedule does not state all send times. `cause` is the kind of the cause of most
+    misses, "" for none, and `passed_per_s` the rate at which requests got past a rate limit, None
+    if it is unknown.
     """
 
     level: float
@@ -41,6 +65,11 @@ class Probe:
     name: str = ""
     why: str = ""
     served_per_s: float | None = None
+    low: float | None = None
+    high: float | None = None
+    sent: Sent | None = None
+    cause: CauseKind | Literal[""] = ""
+    passed_per_s: float | None = None
 
     def __post_init__(self) -> None:
         if not len(self.due) == len(self.met) == N_BLOCKS:

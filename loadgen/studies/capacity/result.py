@@ -11,7 +11,8 @@ from typing import Any, Literal
 from loadgen.manifest.json_section import JsonSection
 from loadgen.measure.statistics.proportions import wilson
 from loadgen.studies.capacity.dispersion import USUAL
-from loadgen.studies.capacity.next_probe import Question, SearchState, judge
+from loadgen.studies.capacity.limited import rate_limit_of
+from loadgen.studies.capacity.next_probe import Method, Question, SearchState, judge
 from loadgen.studies.capacity.probe import Probe
 
 Unit = Literal["req/s", "users"]
@@ -25,9 +26,14 @@ class Capacity:
     `outcome` found: as precise as requested. unsettled: the best estimate so far (`value` is None
     where the search has not seen both sides of the target). misses: even the lowest load tried
     misses the SLO. at_least: the highest load tried meets it, and the true value is at least `low`.
+    rate_limited: a rate limit, not latency, ended it; `value` is the rate that got through (None if
+    unknown), `low` the highest load below it that met the SLO, `cause` the sentence.
     `client_limit` is the lowest load that the load generator could not send properly, None if it
     could send all. `design_effect` is the number of requests that carry as much information as a
     single independent request. `slope` is the drop in attainment, in log-odds, per e-fold load.
+    contradictory: proven probes contradict each other or every estimate; `low` and `high` are the
+    two loads. `method` and `why` are those of `SearchState`; with a `client_limit`, `why` is the
+    reason for it.
     """
 
     outcome: str
@@ -44,6 +50,9 @@ class Capacity:
     design_effect: float | None
     slope: float | None
     is_interrupted: bool = False
+    method: Method = "curve"
+    why: str = ""
+    cause: str = ""
 
     @property
     def exit_code(self) -> int:
@@ -67,7 +76,7 @@ class Capacity:
         return "; ".join(filter(None, self._result_and_ending()))
 
     def result(self) -> str:
-        """The sentence without the end of the search: `12.3 req/s [11.9, 12.7], 95 %`, or a
+        """The sentence without the end of the search: `between 40 and 66 req/s; promise 40`, or a
         bound."""
         return self._result_and_ending()[0]
 
@@ -86,8 +95,12 @@ class Capacity:
 
     def _result_and_ending(self) -> tuple[str, str]:
         """The result, and how a search ended that found no more than a bound, else ""."""
-        if interval := self.interval_text():
-            return f"{self.value_text()} {interval}", ""
+        if self.value is not None and self.low is not None and self.high is not None:
+            return range_text(self.low, self.high, self.unit), ""
+        if self.outcome == "rate_limited":
+            return self._up_to_limit(), "a rate limit, not latency, ended the search"
+        if self.outcome == "contradictory":
+            return f"contradictory probes: {self.why} (in {self.unit})", ""
         if self.outcome == "misses":
             lowest = _rounded(self.high or 0.0, 3)
             return f"below {lowest} {self.unit}: the SLO is missed even there", ""
@@ -100,27 +113,46 @@ class Capacity:
         if self.high is not None:
             text = f"below {_rounded(self.high, 3)} {self.unit}: every load tried misses the SLO"
             return text, "" if self.client_limit is not None else self._stopped()
-        return "unknown", ""
+        limit = "" if self.client_limit is None else "the load generator was the limit"
+        return "unknown", limit
+
+    def _up_to_limit(self) -> str:
+        met = "" if self.low is None else f"the SLO is met at {_rounded(self.low, 3)} {self.unit}"
+        if self.value is None:
+            return met or "unknown"
+        return f"about {_rounded(self.value, 3)} {self.unit}{f' ({met})' if met else ''}"
 
     def _stopped(self) -> str:
         return "interrupted" if self.is_interrupted else "the search stopped"
 
     def sureness(self) -> str:
-        """The precision and the cost of the result, for the second line."""
+        """The estimate, its precision and its cost, for the second line."""
         n = len(self.probes)
         spent = f"{n} {'probe' if n == 1 else 'probes'}, {_minutes(self.spent_s)}"
         if self.half_width is None:
             return self._doubt() + spent
-        reach = f"± {100 * self.half_width:.2g} %"
-        if self.half_width > _MOST_REACH:  # the ends are on the line before
-            reach = "a wide interval"
+        text = f"best estimate {self.value_text()}"
+        if self.half_width <= _MOST_REACH:  # else the bounds on the line before state it
+            shown = f"{100 * self.half_width:.2g}"
+            if self.half_width > self.precision >= float(shown) / 100:  # 15.04 % is not 15 %
+                shown = f"{math.ceil(100 * self.half_width)}"
+            text += f" ± {shown} %"
+        text += f" ({100 * self.confidence:g} %)"
         if self.outcome == "found":
-            return f"{reach} in {spent}"
+            return f"{text}; {spent}"
         if self.half_width <= self.precision:
-            return f"{reach}, not yet confirmed by long probes; {spent}"
-        return (
-            f"{reach}, requested ± {100 * self.precision:g} %: more time would narrow it; {spent}"
-        )
+            confirmed = "a second probe near it" if self.method == "schedule" else "long probes"
+            return f"{text}; not confirmed by {confirmed}; {spent}"
+        return f"{text}; ± {100 * self.precision:g} % takes more time; {spent}"
+
+    def method_lines(self) -> list[str]:
+        """How the value was estimated, where it is not by the schedule that was sent, or why the
+        load generator ended the search."""
+        if self.client_limit is not None:
+            return [f"at {self.client_limit:.4g} {self.unit}: {self.why}"] if self.why else []
+        if self.value is None or self.method == "schedule" or not self.why:
+            return []
+        return [f"by the attainment of each load alone: {self.why}"]
 
     def _doubt(self) -> str:
         """A warning where a bound rests on too few requests, else ""."""
@@ -158,6 +190,9 @@ class Answer(JsonSection, frozen=True, kw_only=True):
     design_effect: float | None
     slope: float | None
     is_interrupted: bool
+    method: Method = "curve"
+    why: str = ""
+    cause: str = ""
     half_width: float | None
     exit_code: int
     sentence: str
@@ -214,23 +249,34 @@ def conclude(
 ) -> Capacity:
     """The result that a search's probes give."""
     state = judge(question, probes)
-    untrusted_levels = [probe.level for probe in probes if probe.grade == "untrusted"]
+    untrusted = [probe for probe in probes if probe.grade == "untrusted"]
+    client_limit = _client_limit(state, [probe.level for probe in untrusted])
     posterior = state.posterior
+    outcome, value, low, high = str(state.outcome), state.value, state.low, state.high
+    limit = rate_limit_of(probes)
+    if limit is not None and (value is None or (limit.per_s is not None and value > limit.per_s)):
+        outcome, low, high = "rate_limited", low if value is None else None, None
+        value = limit.per_s if unit == "req/s" else None
+    else:
+        limit = None
     return Capacity(
-        outcome=state.outcome,
+        outcome=outcome,
         unit=unit,
-        value=state.value,
-        low=state.low,
-        high=state.high,
+        value=value,
+        low=low,
+        high=high,
         confidence=question.confidence,
         attainment=question.target,
         precision=question.precision,
         spent_s=math.fsum(probe.spent_s for probe in probes),
         probes=tuple(probes),
-        client_limit=_client_limit(state, untrusted_levels),
+        client_limit=client_limit,
         design_effect=None if posterior is None else posterior.dispersion.effect,
         slope=None if posterior is None else posterior.slope,
         is_interrupted=is_interrupted,
+        method=state.method,
+        why=state.why if client_limit is None else untrusted[-1].why,
+        cause="" if limit is None else limit.sentence,
     )
 
 
@@ -239,6 +285,18 @@ def _client_limit(state: SearchState, untrusted_levels: Sequence[float]) -> floa
 
 
 _MOST_REACH = 0.5
+
+
+def range_text(low: float, high: float, unit: Unit) -> str:
+    """`between 40 and 66 req/s; promise 40`: both bounds rounded outwards to a unit of at most half
+    of the distance between the middle and a bound."""
+    if high <= low:
+        return f"{_rounded(low, 3)} {unit}"
+    step = 10.0 ** math.floor(math.log10((high - low) / 4))
+    least, most = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
+    if least <= 0:
+        return f"up to {most:.6g} {unit}; no load can be promised yet"
+    return f"between {least:.6g} and {most:.6g} {unit}; promise {least:.6g}"
 
 
 def _digits(half_width: float) -> int:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-import os
 import shutil
 import tempfile
 import time
@@ -20,10 +19,11 @@ from rich.console import Console
 from loadgen.archive.engine_logs import ServedRun
 from loadgen.errors import RunInvalid, TargetError, UsageError
 from loadgen.run.execute import SIMULATED, FinishedRun, execute
-from loadgen.run.run_options import RunOptions, takes_run_options
+from loadgen.run.run_options import RunOptions, split_keywords, takes_run_options
 from loadgen.run.target import finish
 from loadgen.studies.capacity.early_stop import EarlyStop
 from loadgen.studies.capacity.files import CAPACITY, definition, store, write
+from loadgen.studies.capacity.limited import below_limit, limited_at
 from loadgen.studies.capacity.next_probe import (
     NextProbe,
     Question,
@@ -32,15 +32,15 @@ from loadgen.studies.capacity.next_probe import (
     judge,
     next_probe,
 )
-from loadgen.studies.capacity.observed import probe_of
+from loadgen.studies.capacity.observed import NO_LOAD_HELPS, probe_of
 from loadgen.studies.capacity.probe import Grade, Probe
-from loadgen.studies.capacity.result import Capacity, CapacityFile, Unit, conclude
-from loadgen.studies.capacity.spec import CapacitySpec, question_of
+from loadgen.studies.capacity.result import Capacity, CapacityFile, Unit, conclude, range_text
+from loadgen.studies.capacity.spec import PRECISION, CapacitySpec, question_of
 from loadgen.studies.cells.cell import Cell
 from loadgen.studies.cells.servers import CellServers
 from loadgen.studies.study import Place
 from loadgen.workload.scaling import Over, scaled, with_window
-from loadgen.workload.scenario import Scenario, load_scenario
+from loadgen.workload.scenario import Scenario
 from targets.quiesce import quiesce
 
 _TRIES = 2  # at a load at which the client could not be trusted
@@ -57,23 +57,21 @@ def capacity(
     between: tuple[float, float] | None = None,
     budget_s: float = math.inf,
     confidence: float = 0.95,
-    precision: float = 0.05,
+    precision: float = PRECISION,
     resume: bool = False,
     **options: Any,
 ) -> Capacity:
     """The highest load at which a target meets a scenario's SLO, with a confidence interval.
 
     Loads are requests per second, or users with `over="concurrency"`; further options are the
-    fields of RunOptions (`engine`, `model`, `n_workers`, …). Probes are stored in `out_dir`, by
-    default `runs/capacity-<scenario>-<time>`. Raises UsageError for a scenario that cannot be
-    searched.
+    fields of RunOptions (`engine`, `model`, `n_workers`, …) and flags on the scenario (`slo`, …).
+    Probes are stored in `out_dir`, by default `runs/capacity-<scenario>-<time>`. Raises UsageError
+    for a scenario that cannot be searched.
     """
-    chosen = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
-    options.setdefault("environ", dict(os.environ))
+    chosen, run_options = split_keywords(scenario, options)
     spec = CapacitySpec(
-        chosen, target, RunOptions(**options), over, attainment, between, budget_s, confidence,
-        precision,
-    )  # fmt: skip
+        chosen, target, run_options, over, attainment, between, budget_s, confidence, precision
+    )
     return search(spec, Path(out_dir) if out_dir else None, Console(quiet=True), resume=resume)
 
 
@@ -145,8 +143,14 @@ class _Search:
         self._console, self._quiet = console, Console(quiet=True)
         earlier = place.stored()
         self._probes = [] if earlier is None else list(earlier.probes)
-        self._client_limit = math.inf
+        self._client_limit = self._rate_limit = math.inf
+        for probe in self._probes:
+            self._note_limit(probe)
         self._execute_run = execute_run
+
+    def _note_limit(self, probe: Probe) -> None:
+        if probe.grade == "limited":
+            self._rate_limit = min(self._rate_limit, limited_at(probe, self._spec.unit))
 
     def conclude(self) -> Capacity:
         """Run the search and write its files; also the files of a search whose target or load
@@ -189,6 +193,7 @@ class _Search:
                 self._probes.append(probe)
                 self._store()
                 self._print_result(probe)
+                self._note_limit(probe)
                 self._check_reachable()
                 if probe.grade == "untrusted" and self._tries_at(probe.level) >= _TRIES:
                     self._client_limit = min(self._client_limit, probe.level)
@@ -196,7 +201,10 @@ class _Search:
 
     def _next(self) -> NextProbe | None:
         planned = next_probe(self._question, self._probes)
+        planned = below_limit(self._question, self._probes, planned, self._rate_limit)
         if planned is None or planned.level >= self._client_limit * (1 - 1e-9):
+            if planned is None and judge(self._question, self._probes).outcome == "unsettled":
+                self._print("the last two probes hardly narrowed the interval: the search ends")
             return None
         left_s = self._spec.budget_s - math.fsum(probe.spent_s for probe in self._probes)
         fitting = fit_into(self._question, self._probes, planned, left_s)
@@ -209,12 +217,15 @@ class _Search:
         return fitting
 
     def _check_reachable(self) -> None:
-        """A broken probe is repeated; a second one in a row ends the search."""
+        """A broken probe is repeated; a second one in a row ends the search, as does a cause that
+        no load changes."""
         last = self._probes[-2:]
+        if last[-1].cause in NO_LOAD_HELPS:
+            raise TargetError(f"{self._spec.target}: {last[-1].why} The search ends with this.")
         if len(last) == 2 and all(probe.grade == "broken" for probe in last):
             raise TargetError(
-                f"{self._spec.target}: could not be reached in two probes in a row "
-                f"({last[-1].why}); check whether it still runs, and why it ended"
+                f"{self._spec.target}: could not be measured in two probes in a row "
+                f"({last[-1].why}); check the server"
             )
 
     def _tries_at(self, level: float) -> int:
@@ -290,4 +301,4 @@ def seed_of(scenario: Scenario, number: int) -> int:
 def _so_far(state: SearchState, unit: Unit) -> str:
     if state.value is None or state.low is None or state.high is None:
         return "capacity not bracketed yet"
-    return f"capacity {state.value:.4g} [{state.low:.4g}, {state.high:.4g}] {unit}"
+    return range_text(state.low, state.high, unit).partition(";")[0]

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache, partial
+
+import numpy as np
 
 from loadgen.errors import UsageError
 from loadgen.measure.slo import IMPLIED_ATTAINMENT, parse_slo
 from loadgen.run.run_options import RunOptions
 from loadgen.studies.capacity.next_probe import Question
+from loadgen.studies.capacity.observed import new_tokens
 from loadgen.studies.capacity.result import Unit
-from loadgen.workload.scaling import Over, offered_load
+from loadgen.studies.capacity.traffic import Law, Traffic
+from loadgen.workload.scaling import Over, offered_load, scaled, with_window
 from loadgen.workload.scenario import Scenario
+from loadgen.workload.schedule import make_schedule
 
+PRECISION = 0.15
+"""What three minutes can give at some ten requests per second."""
+_LOADS_KEPT = 32
 _SHORTEST = 0.25  # of the scenario's window, where its rate is steady
 
 
@@ -30,7 +39,7 @@ class CapacitySpec:
     between: tuple[float, float] | None = None
     budget_s: float = math.inf
     confidence: float = 0.95
-    precision: float = 0.05
+    precision: float = PRECISION
 
     @property
     def unit(self) -> Unit:
@@ -62,6 +71,7 @@ def question_of(spec: CapacitySpec) -> Question:
             f"{least_s:g} s ({scenario.phases.warmup:g} s of warm-up); allow several times that "
             "time, or shorten phases.warmup and phases.measure"
         )
+    law, no_law = _law_of(spec, load.is_steady)
     return Question(
         target=target,
         start=max(1.0, round(start)) if spec.over == "concurrency" else start,
@@ -73,6 +83,39 @@ def question_of(spec: CapacitySpec) -> Question:
         measure_s=scenario.phases.measure * share,
         is_integer=spec.over == "concurrency",
         is_fixed=not load.is_steady,
+        law=law,
+        no_law=no_law,
+    )
+
+
+_LAW_SEED = 2**40 + 41  # no probe has it
+
+
+def _law_of(spec: CapacitySpec, is_steady: bool) -> tuple[Law | None, str]:
+    """The scenario's traffic at any load, or None and the reason."""
+    if spec.over != "rate":
+        return None, "the send times of users follow from the answers"
+    if not is_steady:
+        return None, "the rate varies by design"
+    schedule = make_schedule(with_window(spec.scenario, 0.0, spec.scenario.horizon_s, _LAW_SEED))
+    if schedule["n_parents"].any():
+        return None, "requests wait for the answers of others"
+    if schedule["cancel_after_s"].any():
+        return None, "requests are cancelled on purpose"
+    return lru_cache(_LOADS_KEPT)(partial(_traffic, spec.scenario)), ""
+
+
+def _traffic(scenario: Scenario, level: float, n_requests: int) -> Traffic:
+    """About so many requests of the scenario at a load, the same in each call."""
+    at_level = scaled(scenario, level, "rate")
+    sent = make_schedule(with_window(at_level, 0.0, n_requests / level, _LAW_SEED))
+    sent = sent[np.argsort(sent["scheduled_s"], kind="stable")]
+    return Traffic(
+        sent["scheduled_s"],
+        sent["input_tokens"].astype(np.float64),
+        new_tokens(sent).astype(np.float64),
+        sent["output_tokens"].astype(np.float64),
+        sent["class_id"].astype(np.int64),
     )
 
 

@@ -11,6 +11,7 @@ import typer
 
 from loadgen.cli import parse
 from loadgen.cli.flags import (
+    CaCert,
     Engine,
     Model,
     ScenarioFlags,
@@ -75,13 +76,18 @@ def capacity(
     confidence: Annotated[str, typer.Option(help="Of the interval of the capacity.")] = "95%",
     precision: Annotated[
         str, typer.Option(help="The search ends when half the interval is this share of the value.")
-    ] = "5%",
+    ] = "15%",
     model: Model = "",
     engine: Engine = "",
+    ca_cert: CaCert = None,
     workers: Workers = "auto",
     wait_ready: WaitReady = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Print all probes and notes below the ten lines.")
+    ] = False,
 ) -> None:
     """Find the highest load that meets the SLO, with a confidence interval."""
+    from loadgen.studies.capacity.files import request_slos
     from loadgen.studies.capacity.run import opened, search_in
     from loadgen.studies.capacity.spec import CapacitySpec
     from loadgen.studies.capacity.view import table
@@ -99,6 +105,7 @@ def capacity(
         n_workers=parse.read_workers(workers),
         engine=engine,
         model=model,
+        target_settings=parse.target_settings(ca_cert),
         wait_ready_s=parse.read_wait_s(wait_ready),
     )
     spec = CapacitySpec(
@@ -120,7 +127,7 @@ def capacity(
         found = search_in(place, spec, stderr())
     end(
         found.to_json(),
-        lambda: table(found),
+        lambda: table(found, request_slos(scenario), is_full=full),
         as_json=study.json,
         exit_code=found.exit_code,
         files={"report": place.directory / "report.html"},

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from typing import TYPE_CHECKING
 
 from loadgen.measure.statistics.intervals import Interval
-from loadgen.measure.statistics.proportions import wilson
 from loadgen.measure.wording import csv_cell
 from loadgen.studies.capacity.probe import UNUSABLE, Probe
 from loadgen.studies.capacity.result import Capacity
@@ -16,30 +16,34 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 HEAD = ("probe", "load", "window", "due", "SLO met", "confidence interval", "goodput", "result")
-_STYLES = {"found": "bold green", "misses": "bold red"}
+_COLOURS = {"met": "bold green", "missed": "bold red", "unknown": "bold yellow"}
+_RESUME = "all probes so far are reused"
+_MOST_ROWS = 3  # of the probes in a terminal
 
 
-def attainment_interval(probe: Probe, answer: Capacity) -> Interval:
-    """SLO attainment with Wilson's interval, for the effective number of independent requests."""
-    if not probe.n_due:
-        return Interval(float("nan"))
-    n = max(1, round(probe.n_due / (answer.design_effect or 1.0)))
-    interval = wilson(round(probe.attainment * n), n, answer.confidence)
-    low, high = interval.low or 0.0, 1.0 if interval.high is None else interval.high
-    return Interval(probe.attainment, min(low, probe.attainment), max(high, probe.attainment))
+def attainment_interval(probe: Probe) -> Interval:
+    """SLO attainment with the bounds of the probe's own dependent requests; no bounds where it was
+    too short for them, or ended by its outcome."""
+    if probe.grade != "measured" or probe.low is None or probe.high is None:
+        return Interval(probe.attainment)
+    return Interval(
+        probe.attainment, min(probe.low, probe.attainment), max(probe.high, probe.attainment)
+    )
 
 
 def heading(answer: Capacity) -> str:
-    """`CAPACITY 7.4 req/s [7.1, 7.7], 95 %`."""
+    """`CAPACITY between 40 and 66 req/s; promise 40`."""
     return f"CAPACITY {answer.sentence()}"
 
 
-def lines(answer: Capacity) -> list[str]:
-    """The lines below the heading."""
+def lines(answer: Capacity, slos: str = "the SLO") -> list[str]:
+    """The lines below the heading. `slos`: the limits that were searched."""
     share = f"{100 * answer.attainment:g} %"
     return [
-        f"the highest load at which at least {share} of requests meet the SLO",
+        *([answer.cause] if answer.cause else []),
         answer.sureness(),
+        f"the highest load at which at least {share} of requests meet {slos}",
+        *answer.method_lines(),
     ]
 
 
@@ -51,31 +55,50 @@ def next_steps(answer: Capacity) -> list[str]:
             " (--workers), and search again; slobench doctor measures how much this machine can"
             " send."
         ]
+    if answer.outcome == "contradictory":
+        return [
+            "The server changed between probes, or a probe was lucky: open the pages of the probes"
+            " at these two loads, then search again, or longer (--budget) with --resume."
+        ]
+    if answer.outcome == "rate_limited":
+        return [
+            "Have the rate limit raised, or search a server without one: above it latency was not"
+            " measured, and no further search changes this."
+        ]
     if answer.outcome == "misses":
         return [
             "Open the page of the lowest probe: it shows which SLO was missed and why the slowest"
             " requests waited. Then search at lower loads (--between), or relax the SLO."
         ]
-    if answer.outcome == "found" and answer.low is not None:
-        step = (
+    if answer.value is not None and answer.low:
+        steps = [
             f"Plan with the lower bound, {answer.low:.4g} {answer.unit}: up to this load the SLO is"
-            f" met, with {100 * answer.confidence:g} % confidence."
-        )
+            f" met ({100 * answer.confidence:g} % confidence)."
+        ]
         missed = [p for p in answer.probes if p.is_usable and p.n_due
                   and p.attainment < answer.attainment]  # fmt: skip
         if missed:
             first = min(missed, key=lambda probe: probe.level)
-            step += (
-                f" The page of probe {first.name}, at {first.level:.4g} {answer.unit}, shows what"
+            steps.append(
+                f"The page of probe {first.name}, at {first.level:.4g} {answer.unit}, shows what"
                 " fails first above it."
             )
-        return [step]
-    return ["Search longer (a larger --budget) with --resume, which reuses all probes so far."]
+        if answer.outcome != "found":
+            steps.append(f"A larger --budget with --resume narrows the interval: {_RESUME}.")
+        return steps
+    return [f"Search longer (a larger --budget) with --resume: {_RESUME}."]
+
+
+def tone(answer: Capacity) -> str:
+    """The colour of a page's banner: met where both sides of the capacity are known."""
+    if answer.value is not None:
+        return "met"
+    return "missed" if answer.outcome == "misses" else "unknown"
 
 
 def row(probe: Probe, answer: Capacity) -> tuple[str, ...]:
     """The cells of a probe, in the order of `HEAD`."""
-    share = attainment_interval(probe, answer)
+    share = attainment_interval(probe)
     interval = "–"
     if share.low is not None and share.high is not None:
         interval = f"[{100 * share.low:.1f}, {100 * share.high:.1f}]"
@@ -91,8 +114,9 @@ def row(probe: Probe, answer: Capacity) -> tuple[str, ...]:
     )
 
 
-def table(answer: Capacity) -> Group:
-    """A rich renderable of at most 100 columns."""
+def table(answer: Capacity, slos: str, *, is_full: bool) -> Group:
+    """The ending of a search in about ten lines of at most 100 columns; with `is_full` all probes
+    and steps. `slos`: the limits that were searched."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
@@ -100,13 +124,34 @@ def table(answer: Capacity) -> Group:
     grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     for name in HEAD:
         grid.add_column(name, no_wrap=name != HEAD[-1])
-    for probe in sorted(answer.probes, key=lambda probe: probe.level):
+    shown = list(answer.probes) if is_full else _nearest(answer)
+    for probe in sorted(shown, key=lambda probe: probe.level):
         grid.add_row(*map(Text, row(probe, answer)))
-    title = Text(heading(answer), style=_STYLES.get(answer.outcome, "bold yellow"))
-    below = [Text(f"  {line}", overflow="fold") for line in lines(answer)]
-    unusable = [p for p in answer.probes if p.grade in UNUSABLE]
-    notes = [Text(f"note: probe {p.name} is not used: {p.why}", overflow="fold") for p in unusable]
-    return Group(title, *below, *([grid] if answer.probes else []), *notes)
+    title = Text(heading(answer), style=_COLOURS[tone(answer)])
+    below = [Text(f"  {line}", overflow="fold") for line in lines(answer, slos)]
+    unusable = [p for p in answer.probes if p.grade in UNUSABLE and p.why != answer.cause]
+    notes = [f"note: probe {p.name} is not used: {p.why}" for p in unusable]
+    steps = next_steps(answer)
+    if not is_full:
+        more = len(unusable) - 1
+        notes = [notes[0] + (f" (and {more} more: --full)" if more else "")] if notes else []
+        steps = steps[:1]
+    rest = [Text(line, overflow="fold") for line in (*notes, *(f"next: {step}" for step in steps))]
+    return Group(title, *below, *([grid] if shown else []), *rest)
+
+
+def _nearest(answer: Capacity) -> list[Probe]:
+    """The highest load that met the SLO, the lowest that missed it, and the next nearest."""
+    usable = [probe for probe in answer.probes if probe.is_usable]
+    if answer.value is None:
+        return sorted(usable, key=lambda probe: probe.level)[-_MOST_ROWS:]
+    goal, value = answer.attainment, answer.value
+    near = sorted(usable, key=lambda probe: abs(math.log(probe.level / value)))
+    sides = [
+        next((p for p in near if (p.attainment >= goal) is side), None) for side in (True, False)
+    ]
+    first = [probe for probe in sides if probe is not None]
+    return [*first, *(probe for probe in near if probe not in first)][:_MOST_ROWS]
 
 
 def csv_text(answer: Capacity) -> str:
@@ -118,11 +163,15 @@ def csv_text(answer: Capacity) -> str:
          "low", "high", "goodput_per_s", "grade")
     )  # fmt: skip
     for probe in answer.probes:
-        share = attainment_interval(probe, answer)
+        share = attainment_interval(probe)
         writer.writerow(
             (csv_cell(probe.name), f"{probe.level:.9g}", answer.unit, f"{probe.warmup_s:.6g}",
              f"{probe.measured_s:.6g}", f"{probe.spent_s:.6g}", probe.n_due, probe.n_met,
-             f"{share.value:.6g}", f"{share.low or 0.0:.6g}", f"{share.high or 0.0:.6g}",
+             f"{share.value:.6g}", _number(share.low), _number(share.high),
              f"{probe.goodput_per_s:.6g}", probe.grade)
         )  # fmt: skip
     return text.getvalue()
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.6g}"

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from loadgen.archive import checksums
 from loadgen.archive.directory import free
 from loadgen.archive.store import read_manifest_file
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.live.watching import Watch
 from loadgen.run.manifest import version, without_key
 from loadgen.run.run_options import RunOptions
-from loadgen.whole_file import read_result, replacing
+from loadgen.whole_file import read_result
 from loadgen.workload.scenario import Scenario
 
 CELL_FILE = "cell.json"
@@ -82,9 +83,8 @@ class PlannedRun:
         None."""
         folder = self.directory.parent
         folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(definition(self.cell), indent=1)
-        with replacing(folder / CELL_FILE) as partial:
-            partial.write_text(text + "\n", encoding="utf-8")
+        text = json.dumps(definition(self.cell), indent=1) + "\n"
+        checksums.replace(folder.parent, f"{folder.name}/{CELL_FILE}", text.encode())
         if not self.directory.exists():
             return None
         aside = folder / "unfinished"
@@ -141,8 +141,13 @@ def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any] | None) -> list
 
 
 def _stored_definition(directory: Path, cell: Cell) -> dict[str, Any] | None:
-    """The definition of the cell in `directory`; None without runs of it."""
-    path = directory / cell.name / CELL_FILE
+    """The definition of the cell in `directory`; None without runs of it. Raises RunInvalid for a
+    file that was changed, or removed from beside its runs."""
+    name = f"{cell.name}/{CELL_FILE}"
+    path, listed = directory / name, checksums.read(directory)
+    has_runs = any((directory / cell.name).glob("r*/manifest.json"))
+    if listed is not None and (has_runs or path.exists()):
+        checksums.check(directory, listed, [name])
     try:
         stored: dict[str, Any] = json.loads(read_result(path))
     except FileNotFoundError:

@@ -260,14 +260,17 @@ def power_of_t(
     return float(powers.mean())
 
 
+LEAST_ADVISED = 4  # runs a side
+
+
 def runs_needed(
     noise: Noise, difference: float, alpha: float, target_power: float = 0.9, most: int = 10_000
 ) -> int | None:
-    """The fewest runs a side that find a true `difference` with `target_power`, up to about `most`;
-    None beyond."""
+    """The fewest runs a side, at least 4, that find a true `difference` with `target_power`, up to
+    about `most`; None beyond. Fewer hardly show how runs vary."""
     if difference == 0:
         return None
-    low, high = 1, 2
+    low, high = LEAST_ADVISED - 1, LEAST_ADVISED
     while power(noise, difference, high, alpha) < target_power:
         low, high = high, 2 * high
         if low > most:

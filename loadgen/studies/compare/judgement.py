@@ -36,12 +36,8 @@ where equal sides are called the same within the useful margin with at least `DE
 BETTER = 0.2
 """The share of the significance level that "better" may use: a false "worse" costs someone a
 morning, a false "better" gets published."""
-FAIL_ON: Mapping[str, tuple[Overall, ...]] = {
-    "worse": (),
-    "inconclusive": ("inconclusive", "invalid"),
-    "invalid": ("invalid",),
-}
-"""The outcomes other than worse that make a comparison fail, by the value of --fail-on."""
+FAIL_ON = ("worse", "inconclusive")
+"""The values of --fail-on. Worse and invalid fail with either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +112,10 @@ def overall(rows: Sequence[ComparedMeasure]) -> Overall:
 
 
 def exit_code(verdict: Overall, fail_on: str) -> int:
-    """1 for worse; 3 for any other outcome that `fail_on` lists: `inconclusive` includes invalid,
-    `invalid` does not include inconclusive."""
+    """1 for worse, 3 for invalid and, with `fail_on` inconclusive, for inconclusive; else 0."""
     if verdict == "worse":
         return 1
-    return 3 if verdict in FAIL_ON[fail_on] else 0
+    return 3 if verdict in ("invalid", fail_on) else 0
 
 
 def judge(

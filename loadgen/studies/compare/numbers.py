@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from loadgen.errors import UsageError
+from loadgen.errors import UsageError, nearest
 from loadgen.manifest.json_section import JsonSection
 from loadgen.measure.measures import Measure, Measured, measure
 from loadgen.measure.summary import NO_LIMIT
@@ -62,14 +63,26 @@ class Comparison(JsonSection, frozen=True, kw_only=True):
     pairing: str
 
 
-def compare(
-    a: Run | Sequence[Run], b: Run | Sequence[Run], options: Options | None = None, **changed: Any
-) -> Comparison:
-    """Runs of A against runs of B; `changed` are fields of Options.
+OneRun = Run | Path | str
+"""A run, or the path or the name of a recorded run or of a folder of runs."""
 
-    Raises UsageError for runs that are not comparable, naming the keys that differ, and for invalid
-    measures or margins.
+
+def compare(
+    a: OneRun | Sequence[OneRun],
+    b: OneRun | Sequence[OneRun],
+    options: Options | None = None,
+    **changed: Any,
+) -> Comparison:
+    """Runs of A against runs of B, each as objects, paths or names; `changed` are fields of
+    Options.
+
+    Raises UsageError for runs that are not comparable, naming the keys that differ, for a path
+    without a run, and for invalid measures or margins.
     """
+    known = [field.name for field in dataclasses.fields(Options)]
+    for name in changed:
+        if name not in known:
+            raise UsageError(f"unknown option '{name}'; {nearest(name, known)}")
     chosen = dataclasses.replace(options or Options(), **changed)
     sides = _measured(a), _measured(b)
     return judge_sides(sides[0], sides[1], chosen)
@@ -109,7 +122,7 @@ def judge_sides(a: Sequence[Measured], b: Sequence[Measured], options: Options) 
     )
 
 
-def measure_noise(runs: Run | Sequence[Run], metrics: Sequence[str] = ()) -> dict[str, Noise]:
+def measure_noise(runs: OneRun | Sequence[OneRun], metrics: Sequence[str] = ()) -> dict[str, Noise]:
     """The variation between equal runs, per measure (A/A comparison): relative; of shares, in
     points.
 
@@ -145,8 +158,14 @@ def noise_of_sides(measured: Sequence[Measured], metrics: Sequence[str] = ()) ->
     return found
 
 
-def _measured(runs: Run | Sequence[Run]) -> list[Measured]:
-    return [Measured(run) for run in ([runs] if isinstance(runs, Run) else runs)]
+def _measured(runs: OneRun | Sequence[OneRun]) -> list[Measured]:
+    from loadgen.studies.compare.sides import read_side
+
+    several = [runs] if isinstance(runs, (Run, Path, str)) else runs
+    measured: list[Measured] = []
+    for run in several:
+        measured += [Measured(run)] if isinstance(run, Run) else read_side(str(run))
+    return measured
 
 
 def _measures(
@@ -227,7 +246,32 @@ def _judge_all(
     aside = set_aside([row for _, row in rows], options)
     judged = [(found, row) for (found, _), row in zip(rows, aside, strict=True)]
     minutes = 2 * float(np.mean([_minutes(run) for run in (*a, *b)]))
-    return [timed(row, minutes) for row in settle(judged, options.confidence)]
+    settled = _without_draws(settle(judged, options.confidence), a, b)
+    return [timed(row, minutes) for row in settled]
+
+
+_FOLLOW_THE_DRAW = ("goodput", "requests_per_s")
+
+
+def _without_draws(
+    rows: Sequence[ComparedMeasure], a: Sequence[Measured], b: Sequence[Measured]
+) -> list[ComparedMeasure]:
+    """The rows, with the rates of open loops that only follow the drawn schedules as the same: the
+    share of the offered rate differs by less than the margin."""
+    offered = [[m.summary.offered_rate_per_s for m in side] for side in (a, b)]
+    rates = [[rate for rate in side if rate] for side in offered]
+    if any(len(known) < len(side) for known, side in zip(rates, offered, strict=True)):
+        return list(rows)  # a closed loop: the server sets the rate
+    offered_change = float(np.mean(rates[1])) / float(np.mean(rates[0])) - 1
+    if offered_change == 0:
+        return list(rows)
+
+    def is_draw(row: ComparedMeasure) -> bool:
+        if row.measure not in _FOLLOW_THE_DRAW or row.verdict not in ("worse", "better"):
+            return False
+        return abs((1 + row.change) / (1 + offered_change) - 1) <= row.margin
+
+    return [dataclasses.replace(row, verdict="same") if is_draw(row) else row for row in rows]
 
 
 def _minutes(run: Measured) -> float:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from loadgen.archive.names import directory_of
 from loadgen.archive.store import read_run
 from loadgen.cli.parse import in_per_cent
 from loadgen.errors import UsageError, nearest
@@ -17,9 +18,10 @@ from loadgen.whole_file import read_result
 
 
 def read_side(text: str) -> list[Measured]:
-    """The runs of one side: directories separated by commas, each a run or a folder of runs. Raises
-    UsageError for none."""
-    directories = [run for path in text.split(",") if path for run in _runs_in(Path(path))]
+    """The runs of one side: names or directories separated by commas, each a run or a folder of
+    runs. Raises UsageError for none."""
+    names = [name for name in text.split(",") if name]
+    directories = [run for name in names for run in _runs_in(directory_of(name))]
     if not directories:
         raise UsageError(f"{text!r} names no run")
     if len({directory.resolve() for directory in directories}) < len(directories):
@@ -43,6 +45,11 @@ def _no_runs(path: Path) -> str:
             "is a nightly baseline, which holds a few numbers per run but not the requests that "
             "compare needs; name the cells of two nights (written by `nightly --out`, e.g. "
             "runs/nightly-…/<cell>), or compare with `slobench nightly`"
+        )
+    if (path / "capacity.json").is_file():
+        return (
+            "is a capacity search, whose runs differ in their load; compare one of its probes with "
+            f"another ({path / 'probes'}/…), or print both results: slobench report A B"
         )
     deeper = sorted({run.parent.parent.name for run in path.glob("*/*/manifest.json")})
     if deeper:

@@ -14,6 +14,7 @@ from loadgen.cli import parse
 from loadgen.cli.exit_codes import INTERRUPTED
 from loadgen.cli.flags import (
     FailOn,
+    Full,
     Model,
     ScenarioChanges,
     ScenarioFlags,
@@ -105,13 +106,14 @@ def compare(
         ),
     ] = False,
     html: Annotated[Path | None, typer.Option(help="Write a page with the distributions.")] = None,
+    full: Full = False,
 ) -> None:
     """Show whether B is better, worse or the same as A, and how sure that is: two sides of recorded
     runs, or two targets that are measured first (--target, --target, --out, --resume)."""
     from loadgen.measure.measures import measure
     from loadgen.studies.compare.judgement import Options, exit_code
     from loadgen.studies.compare.sides import read_fail_on, read_margins, read_noise
-    from loadgen.studies.compare.view import table
+    from loadgen.studies.compare.view import ending, table
     from loadgen.studies.study import end
 
     sides = sides or []
@@ -153,6 +155,8 @@ def compare(
         as_json=study.json,
         exit_code=code,
         files={} if html is None else {"page": html},
+        ending=lambda: ending(comparison),
+        is_full=full,
     )
 
 
@@ -203,14 +207,14 @@ def _measured(
             raise typer.Exit(INTERRUPTED) from None
         page = html or place.directory / "compare.html"
         comparison = _judged(sides, options, page)
+        place.cover(page)
         place.write(comparison)
     return comparison, page
 
 
 def _warn_github(comparison: Comparison, code: int) -> None:
-    verdict = comparison.verdict
-    if code == 0 and verdict in ("inconclusive", "invalid") and "GITHUB_ACTIONS" in os.environ:
-        typer.echo(f"::warning::slobench compare: {verdict}", err=True)
+    if code == 0 and comparison.verdict == "inconclusive" and "GITHUB_ACTIONS" in os.environ:
+        typer.echo("::warning::slobench compare: inconclusive", err=True)
 
 
 def _scenario_of_sides(

@@ -10,6 +10,7 @@ from loadgen.measure.wording import format_count, format_number, format_value
 from loadgen.studies.compare.contrast import Noise, runs_needed, smallest_effect
 from loadgen.studies.compare.judgement import POWER, ComparedMeasure
 from loadgen.studies.compare.numbers import Comparison
+from reports.ending import MOST_FINDINGS, Ending, EndingRow, NextStep, Tone
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -17,6 +18,15 @@ if TYPE_CHECKING:
 
 MARKS = {"better": "▲ better", "same": "= same", "worse": "▼ worse", "inconclusive": "? uncertain"}
 _STYLES = {"better": "bold green", "same": "bold green", "worse": "bold red"}
+TONES: Mapping[str, Tone] = {
+    "better": "met",
+    "same": "met",
+    "worse": "missed",
+    "inconclusive": "unknown",
+    "invalid": "invalid",
+    "baseline": "unknown",
+}
+_MOST_MEASURES = 4
 _AS_FACTOR = 2.0  # changes from here on (three times as much) are shown as factors
 HEAD = ("measure", "A", "B", "change", "interval", "verdict", "p (Holm)", "runs needed")
 _SENTENCES = {
@@ -40,7 +50,7 @@ def lines(comparison: Comparison) -> list[str]:
         return [f"The same: {', '.join(f'{m.measure} {within(m)}' for m in deciding)}."]
     return [
         f"{m.measure}: {format_value(m.a, m.unit)} → {format_value(m.b, m.unit)},"
-        f" {change(m.change, m.unit)} {interval(m)}"
+        f" {change(m.change, m.unit)} {interval(m)}".rstrip()
         for m in deciding
     ]
 
@@ -100,7 +110,7 @@ def row(measure: ComparedMeasure) -> tuple[str, ...]:
         format_value(measure.a, measure.unit),
         format_value(measure.b, measure.unit),
         change(measure.change, measure.unit),
-        interval(measure),
+        interval(measure) or "–",
         mark(measure),
         chance(measure.p_adjusted),
         needs(measure),
@@ -134,7 +144,7 @@ def chance(p: float) -> str:
 
 def interval(measure: ComparedMeasure) -> str:
     if measure.low is None or measure.high is None:
-        return "[…]"
+        return ""
     if measure.unit != "share" and measure.change >= _AS_FACTOR:
         return f"[{_times(measure.low)}, {_times(measure.high)}]"
     ends = (
@@ -161,6 +171,54 @@ def needs(measure: ComparedMeasure) -> str:
         return "–"
     unit = "points" if measure.unit == "share" else "%"
     return f"{format_count(measure.runs_needed)} for {100 * measure.effect:.2g} {unit}"
+
+
+def ending(comparison: Comparison) -> Ending:
+    """The comparison in about ten lines: the verdict, and a line per deciding measure, the worst
+    first."""
+    order = ("worse", "inconclusive", "better", "same")
+    judged = [measure for measure in comparison.measures if measure.is_gated]
+    judged.sort(
+        key=lambda m: (m.is_set_aside and m.verdict == "inconclusive", order.index(m.verdict))
+    )
+    findings = [_first_sentence(note) for note in comparison.notes]
+    steps = next_steps(comparison)
+    if comparison.changes and comparison.verdict in ("worse", "better"):
+        steps = ["See the distributions of both sides: add --html compare.html"]
+    return Ending(
+        TONES[comparison.verdict],
+        comparison.verdict.upper(),
+        sentence(comparison),
+        rows=tuple(ending_row(measure) for measure in judged[:_MOST_MEASURES]),
+        facts=(("sides", sides_line(comparison)), ("changed", _changed(comparison))),
+        findings=tuple(findings[:MOST_FINDINGS]),
+        next=NextStep(steps[0]) if steps else None,
+        n_rows=max(0, len(judged) - _MOST_MEASURES),
+        n_findings=max(0, len(findings) - MOST_FINDINGS),
+        noun="measure",
+    )
+
+
+def ending_row(measure: ComparedMeasure) -> EndingRow:
+    """`▼ p99(ttft)  40 ms → 52 ms, +30 % [+22, +38]`."""
+    sign, _, word = mark(measure).partition(" ")
+    values = f"{format_value(measure.a, measure.unit)} → {format_value(measure.b, measure.unit)}"
+    facts = f"{values}, {change(measure.change, measure.unit)} {interval(measure)}".rstrip()
+    if measure.verdict in ("same", "inconclusive"):
+        facts += f" ({within(measure)})" if measure.verdict == "same" else f": {word}"
+    return EndingRow(sign, measure.measure, facts)
+
+
+def _changed(comparison: Comparison) -> str:
+    """The first setting that differs between the sides, and the number of the others."""
+    first, *others = changed_lines(comparison)
+    more = f"; + {len(others)} more: --full" if others else ""
+    return f"{first.removeprefix('changed').lstrip(': ')}{more}"
+
+
+def _first_sentence(note: str) -> str:
+    first, stop, _ = note.partition(". ")
+    return f"{first}." if stop else note
 
 
 def table(comparison: Comparison) -> Group:

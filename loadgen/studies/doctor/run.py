@@ -231,7 +231,9 @@ def _kept_folder(folder: Path | None) -> Iterator[Path]:
         yield folder
         return
     with tempfile.TemporaryDirectory(prefix="slobench-doctor-") as temporary:
-        yield Path(temporary)
+        kept = Path(temporary) / "trials"
+        kept.mkdir()
+        yield kept
 
 
 @contextmanager

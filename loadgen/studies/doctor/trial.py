@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 from rich.console import Console
 
+from loadgen.archive import checksums
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.manifest.json_section import encoded, read_section
 from loadgen.measure.aggregate import summarize
@@ -23,7 +24,7 @@ from loadgen.run.execute import record
 from loadgen.run.run_options import RunOptions, RunSetup
 from loadgen.run.target import Target
 from loadgen.studies.doctor.fidelity import Fidelity, Truth, fidelity
-from loadgen.whole_file import read_result, replacing
+from loadgen.whole_file import read_result
 from loadgen.workload.prompts import PromptFit
 from loadgen.workload.scenario import Scenario, scenario_from_flags, varied
 from loadgen.workload.schedule import make_plan
@@ -44,8 +45,8 @@ _FILE = "trial.json"
 
 @dataclass(frozen=True)
 class TrialSetup:
-    """The place of the trials: a folder for their files, and the server that judges them. A trial
-    whose result the folder holds is not measured again.
+    """The place of the trials: a folder for their files, in the directory of the check, and the
+    server that judges them. A trial whose result the folder holds is not measured again.
 
     The judge `mock` is for machines without a C compiler: it is written in Python and slower than
     the client. `cache_dir` stores the truth server's program; None compiles it each time. `cc` is a
@@ -127,6 +128,8 @@ def measure_traffic(setup: TrialSetup, scenario: Scenario, measure_s: float) -> 
 def _measured(setup: TrialSetup, scenario: Scenario, number: int, n_workers: int) -> Trial:
     """The trial of this number that the folder holds, or one that is measured now."""
     folder = setup.folder / f"trial-{number}"
+    directory, name = setup.folder.parent, f"{setup.folder.name}/{folder.name}/{_FILE}"
+    checksums.check_read(directory, name)
     if (stored := _stored(folder / _FILE)) is not None:
         return stored
     if folder.exists():  # left by an interrupt
@@ -136,8 +139,7 @@ def _measured(setup: TrialSetup, scenario: Scenario, number: int, n_workers: int
     if run.manifest.ended == "interrupted":
         raise KeyboardInterrupt
     trial = _judged(run, log, scenario.phases.measure, time.monotonic() - started_s)
-    with replacing(folder / _FILE) as partial:
-        partial.write_bytes(encoded(trial))
+    checksums.replace(directory, name, encoded(trial))
     return trial
 
 

@@ -80,7 +80,14 @@ def _checks(checks: Sequence[PreflightCheck]) -> Table:
         detail = Text(check.detail, style=style)
         if check.consequence:
             detail.append(f"\n→ {check.consequence}", style="")
-        table.add_row(Text(mark, style=style), check.check, detail)
+        if check.is_checked:
+            table.add_row(Text(mark, style=style), check.check, detail)
+    left = [check.check for check in checks if not check.is_checked]
+    if left:
+        mark, style = _MARKS[None]
+        table.add_row(
+            Text(mark, style=style), f"{len(left)} more", Text("not checked", style=style)
+        )
     return table
 
 

@@ -224,6 +224,7 @@ def _searches(ended: Sequence[tuple[_SeedSearch, SeedCapacity]]) -> Iterator[See
             outcome=found.outcome,
             rate_per_s=found.value,
             sentence=outcome_text(found),
+            n_untrusted=search.n_untrusted,
             runs=[
                 TriedRate(rate_per_s=one.level, n_due=one.n_due, n_met=one.n_met)
                 for one in search.tried

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 
 from rich import box
 from rich.console import Group
@@ -14,9 +15,11 @@ from loadgen.measure.statistics.intervals import EstimateSection
 from loadgen.studies.modes.result import ModeCapacitiesFile
 from loadgen.studies.modes.seed_capacity import CapacityRatio
 from loadgen.studies.modes.view import SIMULATED, heading
+from reports.ending import MOST_FINDINGS, Ending, EndingRow
 
 HEAD = ("mode", "capacity", "confidence interval", "best / mode", "seeds")
 _MOST_EQUAL = 1e-9
+_MOST_MODES = 5  # in an ending
 
 
 def tables(result: ModeCapacitiesFile) -> Group:
@@ -32,6 +35,30 @@ def tables(result: ModeCapacitiesFile) -> Group:
         table,
         *(Text(f"note: {note}", style="yellow") for note in notes(result)),
     )
+
+
+def ending(result: ModeCapacitiesFile) -> Ending:
+    """The comparison in about ten lines: the best mode, and a line per mode."""
+    best, findings, cells = lead(result), notes(result), rows(result)
+    return Ending(
+        "invalid" if result.n_untrusted else "met" if result.capacity.modes else "unknown",
+        "BEST" if result.capacity.modes else "",
+        best[0] if best else "no capacity was found",
+        rows=tuple(_ending_row(row) for row in cells[:_MOST_MODES]),
+        facts=(("compared", heading(result)),),
+        findings=tuple(findings[:MOST_FINDINGS]),
+        n_rows=max(0, len(cells) - _MOST_MODES),
+        n_findings=max(0, len(findings) - MOST_FINDINGS),
+        noun="mode",
+    )
+
+
+def _ending_row(cells: Sequence[str]) -> EndingRow:
+    mode, capacity, interval, ratio, _ = cells
+    facts = [capacity]
+    facts += [f"between {interval.replace(' to ', ' and ')}"] if interval != "–" else []
+    facts += [f"best / mode {ratio}"] if ratio not in ("–", "best") else []
+    return EndingRow("", mode, ", ".join(facts))
 
 
 def lead(result: ModeCapacitiesFile) -> list[str]:
@@ -71,6 +98,7 @@ def notes(result: ModeCapacitiesFile) -> list[str]:
         texts.append(f"{n_open} searches found no end in 24 runs and are left out")
     if result.n_untrusted:
         texts.append(f"{result.n_untrusted} of {result.n_runs} runs cannot be trusted")
+    texts += [f"{place}: no valid run" for place in result.without_valid_run]
     if result.target == "sim":
         texts.append(SIMULATED)
     return texts

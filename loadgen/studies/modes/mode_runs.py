@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait as await_any
 from multiprocessing.process import BaseProcess
@@ -37,7 +36,7 @@ from loadgen.run.run_options import RunOptions
 from loadgen.studies.modes.cell import cell_of, read_waits
 from loadgen.studies.modes.result import ModeCell
 from loadgen.studies.modes.spec import Mode
-from loadgen.whole_file import read_result, replacing
+from loadgen.whole_file import read_result
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import make_plan
 
@@ -189,13 +188,18 @@ def _measured(task: ModeRun, scenario: Scenario, console: Console) -> ModeCell:
 
 
 def load(cells_dir: Path, task: ModeRun) -> ModeCell | None:
+    """The stored cell of a run; None without one. Raises RunInvalid for a file that was changed."""
     path = cells_dir / f"{task.name}.json"
-    with suppress(OSError, ValueError, RunInvalid):
+    if not path.exists():
+        return None
+    checksums.check_read(cells_dir.parent, f"{cells_dir.name}/{path.name}")
+    try:
         return read_section(json.loads(read_result(path)), ModeCell, str(path))
-    return None
+    except (OSError, ValueError) as error:
+        raise RunInvalid(f"{path}: cannot be read: {error}") from None
 
 
 def store(cells_dir: Path, task: ModeRun, cell: ModeCell) -> None:
     cells_dir.mkdir(parents=True, exist_ok=True)
-    with replacing(cells_dir / f"{task.name}.json") as partial:
-        partial.write_bytes(msgspec.json.format(encoded(cell), indent=1) + b"\n")
+    content = msgspec.json.format(encoded(cell), indent=1) + b"\n"
+    checksums.replace(cells_dir.parent, f"{cells_dir.name}/{task.name}.json", content)

@@ -119,6 +119,17 @@ class ModesFile(ModesHead, frozen=True, kw_only=True):
     def progress(self) -> str:
         return f"{self.n_done} of {self.n_cells} cells are finished"
 
+    @property
+    def without_valid_run(self) -> list[str]:
+        """The modes, each with its rate, of which every run is invalid."""
+        valid = {(cell.mode, cell.rate_per_s) for cell in self.cells if cell.is_trusted}
+        places = dict.fromkeys((cell.mode, cell.rate_per_s) for cell in self.cells)
+        return [
+            mode if rate is None else f"{mode} at {rate:g}/s"
+            for mode, rate in places
+            if (mode, rate) not in valid
+        ]
+
 
 class TriedRate(JsonSection, frozen=True, kw_only=True):
     """A run of a search."""
@@ -136,6 +147,7 @@ class SeedSearch(JsonSection, frozen=True, kw_only=True):
     outcome: Outcome
     rate_per_s: float
     sentence: str
+    n_untrusted: int
     runs: list[TriedRate]
 
 
@@ -153,3 +165,9 @@ class ModeCapacitiesFile(ModesHead, frozen=True, kw_only=True):
     @property
     def progress(self) -> str:
         return f"{self.n_done} of {self.n_searches} searches are finished"
+
+    @property
+    def without_valid_run(self) -> list[str]:
+        """The modes of which every run is invalid."""
+        valid = {found.mode for found in self.searches if found.n_untrusted < len(found.runs)}
+        return [mode for mode in dict.fromkeys(s.mode for s in self.searches) if mode not in valid]

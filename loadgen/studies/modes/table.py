@@ -189,6 +189,8 @@ def write_all(place: Place[ModesFile], result: ModesFile, cache_dir: Path | None
         place.write_text("goodput.csv", to_csv(all_traffic))
         try:
             for suffix in ("svg", "pdf"):
-                write_figure(paper(result), place.directory / f"goodput.{suffix}")
+                figure = place.directory / f"goodput.{suffix}"
+                write_figure(paper(result), figure)
+                place.cover(figure)
         except MissingDependency as missing:
             sys.stderr.write(f"goodput.svg and goodput.pdf are left out: {missing}\n")

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from loadgen.cli import parse
-from loadgen.cli.exit_codes import INTERRUPTED
+from loadgen.cli.exit_codes import INTERRUPTED, NO_VERDICT
 from loadgen.cli.flags import (
     Confidence,
+    Full,
     ScenarioFlags,
     StudyFlags,
     TrafficFlags,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from loadgen.studies.modes.capacity import ComparedCapacities
     from loadgen.studies.modes.run import ComparedModes, ModesSpec
     from loadgen.studies.study import Place, Study
+    from reports.ending import Ending
 
 PANEL = "Engine lab"
 verbs = typer.Typer()
@@ -93,6 +95,7 @@ def modes(
             "workloads. Exit code 1 if one breaks a rule.",
         ),
     ] = None,
+    full: Full = False,
 ) -> None:
     """Run the same requests against several batching modes and compare them; with --capacity, the
     highest rate of each that meets the SLO, and the ratios to the best."""
@@ -135,7 +138,7 @@ def modes(
         command=spec.command,
     ) as place:
         compared = kind.compare(place.directory, stderr())
-        code = INTERRUPTED if compared.was_interrupted else 0
+        code = exit_code(compared)
         if compared.was_interrupted:
             place.print_interrupted(stderr(), compared.result.progress)
         if not compared.result.n_done:
@@ -147,7 +150,16 @@ def modes(
         as_json=study.json,
         exit_code=code,
         files={"report": place.directory / "modes.html"},
+        ending=lambda: kind.ending(compared.result),
+        is_full=full,
     )
+
+
+def exit_code(compared: ComparedModes | ComparedCapacities) -> int:
+    """130 after an interrupt, 3 where a mode has no valid run."""
+    if compared.was_interrupted:
+        return INTERRUPTED
+    return NO_VERDICT if compared.result.without_valid_run else 0
 
 
 @dataclass(frozen=True)
@@ -158,6 +170,7 @@ class _Kind:
     compare: Callable[[Path, Console], ComparedModes | ComparedCapacities]
     write: Callable[[Place[Any], Any, Path | None], None]
     tables: Callable[[Any], Group]
+    ending: Callable[[Any], Ending]
 
 
 def _check_policies(path: Path, plugins: Sequence[Path] | None, as_json: bool) -> int:
@@ -178,19 +191,23 @@ def _check_policies(path: Path, plugins: Sequence[Path] | None, as_json: bool) -
 def _compare_modes(spec: ModesSpec) -> _Kind:
     from loadgen.studies.modes.run import MODES, compare
     from loadgen.studies.modes.table import write_all
-    from loadgen.studies.modes.view import tables
+    from loadgen.studies.modes.view import ending, tables
 
-    return _Kind(MODES, partial(compare, spec), write_all, tables)
+    return _Kind(MODES, partial(compare, spec), write_all, tables, ending)
 
 
 def _search_modes(spec: ModesSpec, attainment: float | None) -> _Kind:
     from loadgen.studies.capacity.spec import CapacitySpec, question_of
     from loadgen.studies.modes.capacity import MODE_CAPACITIES, compare_capacity, write_capacity
-    from loadgen.studies.modes.capacity_view import tables
+    from loadgen.studies.modes.capacity_view import ending, tables
 
     scenario, share = parse.with_limits(spec.scenario, attainment)
     question = question_of(CapacitySpec(scenario, spec.target, attainment=share))
     limited = replace(spec, scenario=scenario)
     return _Kind(
-        MODE_CAPACITIES, partial(compare_capacity, limited, question), write_capacity, tables
+        MODE_CAPACITIES,
+        partial(compare_capacity, limited, question),
+        write_capacity,
+        tables,
+        ending,
     )

@@ -14,6 +14,7 @@ from loadgen.measure.statistics.intervals import EstimateSection
 from loadgen.measure.wording import format_number, format_value
 from loadgen.studies.modes.result import Leader, ModeRow, ModesFile, ModesHead
 from loadgen.units import format_duration
+from reports.ending import MOST_FINDINGS, Ending, EndingRow, NextStep
 
 COLUMNS: tuple[tuple[str, str, Unit], ...] = (
     ("TTFT p50", "ttft_p50", "s"),
@@ -29,6 +30,7 @@ COLUMNS: tuple[tuple[str, str, Unit], ...] = (
 ALL = "all"
 _MOST_REASONS = 3
 _MOST_RATES = 5  # in a table
+_MOST_MODES = 5  # in an ending
 
 SIMULATED = "simulated (cost model): good for ranking, not for absolute numbers"
 
@@ -51,6 +53,57 @@ def tables(result: ModesFile) -> Group:
     return Group(*parts)
 
 
+def ending(result: ModesFile) -> Ending:
+    """The comparison in about ten lines: the best mode, and a line per mode."""
+    best = lead(result)
+    findings = notes(result)
+    rows = [_ending_row(result, mode) for mode in result.modes]
+    is_tie = bool(result.leaders) and result.leaders[-1].difference.value == 0
+    return Ending(
+        "invalid" if result.n_untrusted else "met",
+        "EQUAL" if is_tie else "BEST",
+        best[-1] if best else "no mode was measured",
+        rows=tuple(rows[:_MOST_MODES]),
+        facts=(("compared", heading(result)), *(("also", text) for text in best[:-1][-1:])),
+        findings=tuple(findings[:MOST_FINDINGS]),
+        next=None
+        if result.rates_per_s
+        else NextStep("Find the highest rate of each mode that meets the SLO: add --capacity"),
+        n_rows=max(0, len(rows) - _MOST_MODES),
+        n_findings=max(0, len(findings) - MOST_FINDINGS),
+        noun="mode",
+    )
+
+
+def _ending_row(result: ModesFile, mode: str) -> EndingRow:
+    """`goodput 3.7/s, SLO met 100 %, TTFT p99 10.6 ms`; with rates the goodput at each."""
+    rows = [row for row in whole(result) if row.mode == mode]
+    if result.rates_per_s is not None:
+        parts = [
+            f"{value_text(row.goodput, 'per_s', is_short=True)} at {row.rate_per_s:g}/s"
+            for row in rows
+            if row.rate_per_s is not None
+        ]
+        return EndingRow(
+            "", mode, f"goodput per s: {', '.join(parts)}" if parts else "not measured"
+        )
+    if not rows:
+        return EndingRow("", mode, "not measured")
+    shown: tuple[tuple[str, str, Unit], ...] = (
+        ("goodput", "goodput", "per_s"),
+        ("SLO met", "attainment", "share"),
+        ("TTFT p99", "ttft_p99", "s"),
+        ("TPOT p99", "tpot_p99", "s"),
+    )
+    parts = []
+    for title, key, unit in shown:
+        estimate = getattr(rows[0], key)
+        if estimate.value is not None:
+            of_time = "/s" if unit == "per_s" else ""
+            parts.append(f"{title} {value_text(estimate, unit, is_short=True)}{of_time}")
+    return EndingRow("", mode, ", ".join(parts) or "no value")
+
+
 def heading(result: ModesHead) -> str:
     """Scenario, target, settings and seeds, as a line."""
     seeds = result.seeds
@@ -70,6 +123,7 @@ def notes(result: ModesFile) -> list[str]:
             f"{result.n_untrusted} runs cannot be trusted; see their reports, or the reasons in "
             "modes.json"
         )
+    texts += [f"{place}: no valid run" for place in result.without_valid_run]
     if result.target == "sim":
         texts.append(SIMULATED)
     return texts
@@ -163,7 +217,7 @@ def _numbers(result: ModesFile) -> Table:
 def _ratios(result: ModesFile) -> Table:
     """Ratios of every other mode to the first, for the same requests; with rates, at each rate."""
     titles = {key: title for title, key, _ in COLUMNS if key in result.rows[0].ratio}
-    table = _table(f"times {result.baseline}", *titles.values())
+    table = _table(f"ratio to {result.baseline}", *titles.values())
     rows = result.rows
     if result.rates_per_s is not None:
         rows = [row for mode in result.modes for row in whole(result) if row.mode == mode]

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.archive.directory_lock import held
+from loadgen.archive.verify import Verified
 from loadgen.errors import UsageError
 from loadgen.studies.nightly.matrix import NightCell
 from loadgen.studies.nightly.record import CellNight, from_json, to_json
@@ -171,12 +172,14 @@ def is_baseline(path: Path) -> bool:
     return any((key.parent / "nights").is_dir() for key in path.glob("*/key.json"))
 
 
-def check_store(path: Path) -> tuple[str, int, tuple[str, ...]] | None:
-    """The kind, the number of files and the problems of a baseline; None for another directory."""
+def check_store(path: Path) -> Verified | None:
+    """The files of a baseline, compared with their checksums; None for another directory."""
     if not is_baseline(path):
         return None
     n_files, problems = Baseline(path).verify()
-    return "baseline", n_files, tuple(problems)
+    return Verified(
+        str(path), "baseline", "damaged" if problems else "verified", n_files, tuple(problems)
+    )
 
 
 def _night_of(path: Path, content: Mapping[str, Any]) -> CellNight:

@@ -6,6 +6,7 @@ import json
 import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -14,12 +15,13 @@ from typing import Any, NamedTuple
 from msgspec import structs
 from rich.console import Console
 
+from loadgen.errors import TargetError
 from loadgen.live.watching import Watch
 from loadgen.measure.summary import plain_json
 from loadgen.run.run_options import RunOptions
 from loadgen.studies.cells.cell import differing
 from loadgen.studies.cells.order import run_cells
-from loadgen.studies.cells.runner import Between
+from loadgen.studies.cells.runner import Between, CellFailure, CellRun
 from loadgen.studies.compare.judgement import Options, exit_code
 from loadgen.studies.nightly.baseline import Baseline
 from loadgen.studies.nightly.files import opened, write
@@ -116,7 +118,8 @@ class Nightly:
         default `runs/nightly-<time>`; `resume` continues an interrupted night there.
 
         Raises UsageError before the first run, also for a damaged baseline or a finished night;
-        KeyboardInterrupt when interrupted: the baseline is unchanged, finished runs stay.
+        TargetError for a control that cannot be measured; KeyboardInterrupt when interrupted: the
+        baseline is unchanged, finished runs stay.
         """
         options = self.options.run
         with opened(out, resume=resume, command=options.command) as place:
@@ -170,18 +173,23 @@ class Nightly:
     ) -> list[CellNight]:
         measured: dict[str, CellProgress] = defaultdict(CellProgress)
         with_gauge = {cell.name for cell in self.cells if cell.needs_machine_speed}
-        for result in run_cells(
+        controls = {cell.name: cell.control.watched(watch) for cell in self.cells if cell.control}
+        running = run_cells(
             [cell.cell.watched(watch) for cell in self.cells],
             directory,
             repeats=self.file.repeats,
             console=console,
             between=Between(warm_up_s=self.file.warm_up),
-            controls={
-                cell.name: cell.control.watched(watch) for cell in self.cells if cell.control
-            },
+            controls=controls,
             gauge=lambda cell: machine_speed_s() if cell.name in with_gauge else None,
-        ):
-            measured[result.cell.name].add(result, directory, self.file.metrics)
+        )
+        names = {control.name for control in controls.values()}
+        with closing(running):  # an error below stops the servers
+            for result in running:
+                progress = measured[result.cell.name]
+                if result.cell.name in names and not progress.numbers:
+                    _check_control(result)
+                progress.add(result, directory, self.file.metrics)
         nights = []
         for cell in self.cells:
             own = measured[cell.name]
@@ -236,6 +244,16 @@ class Nightly:
                 _cell_result(cell, night, found, self.store, options)
                 for cell, night, found in zip(self.cells, nights, judged, strict=True)
             ),
+        )
+
+
+def _check_control(first: CellRun | CellFailure) -> None:
+    """Raises TargetError for a control whose first run could not be measured: without a control no
+    run of its cell counts, so hours of measuring would end without a verdict."""
+    if isinstance(first, CellFailure):
+        raise TargetError(
+            f"{first.cell.name}: {first.reason}: the night ends here, since every run of its cell "
+            "is compared with this control; the baseline is unchanged"
         )
 
 

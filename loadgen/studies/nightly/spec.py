@@ -118,7 +118,7 @@ class NightlyFile(Strict):
     keep: Annotated[int, Field(ge=1, le=3650)] = 90
     warm_up: Seconds = 0.0
     baseline: str = "baseline"
-    fail_on: Literal["worse", "inconclusive", "invalid"] = "worse"
+    fail_on: Literal["worse", "inconclusive"] = "worse"
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

@@ -13,6 +13,7 @@ import typer
 from loadgen.cli import parse
 from loadgen.cli.flags import (
     FailOn,
+    Full,
     Plugin,
     StudyFlags,
     WaitReady,
@@ -59,11 +60,12 @@ def nightly(
         ),
     ] = False,
     plugin: Plugin = None,
+    full: Full = False,
 ) -> None:
     """Measure the same cells every night, and show changes since the nights before."""
     from loadgen.studies.compare.sides import read_fail_on
     from loadgen.studies.nightly.run import Nightly, NightOptions
-    from loadgen.studies.nightly.view import tables
+    from loadgen.studies.nightly.view import ending, tables
     from loadgen.studies.study import end
 
     fail_on = read_fail_on(fail_on)
@@ -91,6 +93,8 @@ def nightly(
         as_json=study.json,
         exit_code=night.exit_code,
         files={"report": night.directory / "index.html"},
+        ending=lambda: ending(night.facts),
+        is_full=full,
     )
 
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from loadgen.measure.wording import format_count, format_value
 from loadgen.studies.compare.judgement import ComparedMeasure
-from loadgen.studies.compare.view import change
+from loadgen.studies.compare.view import TONES, change, ending_row
 from loadgen.studies.compare.view import row as compared_row
 from loadgen.studies.nightly.result import NightResult
 from loadgen.studies.nightly.verdict import CellVerdict
+from reports.ending import MOST_FINDINGS, Ending, EndingRow, NextStep
 from reports.run.junit import Case, Suite, junit_xml
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
 
 LEAST_REPEATS = 2
+_MOST_CELLS = 6  # in an ending
+_SIGNS = {"worse": "▼", "better": "▲", "same": "=", "inconclusive": "?", "invalid": "!",
+          "baseline": ""}  # fmt: skip
 HEAD = ("measure", "before", "tonight", "change", "interval", "verdict", "p (Holm)", "runs needed")
 SENTENCES = {
     "worse": "At least one measure got worse.",
@@ -100,6 +104,34 @@ def changed_lines(cell: CellVerdict) -> list[str]:
     return [f"changed {c.key}: {_or_nothing(c.a)} → {_or_nothing(c.b)}" for c in cell.changes]
 
 
+def ending(night: NightResult) -> Ending:
+    """The night in about ten lines: the verdict, and a line per cell, the worst first."""
+    order = ("worse", "invalid", "inconclusive", "better", "same", "baseline")
+    cells = sorted(night.cells, key=lambda cell: order.index(cell.verdict))
+    notes = [f"{cell.cell}: {note}" for cell in cells for note in cell.notes]
+    is_new_level = night.verdict in ("worse", "better")
+    return Ending(
+        TONES[night.verdict],
+        night.verdict.upper(),
+        SENTENCES[night.verdict],
+        rows=tuple(_ending_row(cell) for cell in cells[:_MOST_CELLS]),
+        findings=tuple(notes[:MOST_FINDINGS]),
+        next=NextStep(NOT_ADDED.format(file=night.file)) if is_new_level else None,
+        n_rows=max(0, len(cells) - _MOST_CELLS),
+        n_findings=max(0, len(notes) - MOST_FINDINGS),
+        noun="cell",
+    )
+
+
+def _ending_row(cell: CellVerdict) -> EndingRow:
+    """`▼ chat  worse: p99(ttft) 40 ms → 52 ms, +30 % [+22, +38]`, or the number of nights."""
+    deciding = [m for m in cell.measures if m.is_gated and m.verdict == cell.verdict]
+    if cell.verdict in ("worse", "better") and deciding:
+        parts = [f"{m.measure} {ending_row(m).value}" for m in deciding]
+        return EndingRow(_SIGNS[cell.verdict], cell.cell, f"{cell.verdict}: {'; '.join(parts)}")
+    return EndingRow(_SIGNS[cell.verdict], cell.cell, cell_line(cell).partition(": ")[2])
+
+
 def tables(night: NightResult) -> Group:
     """A rich renderable of at most 100 columns."""
     from rich.console import Group
@@ -153,8 +185,8 @@ def markdown(night: NightResult) -> str:
 
 
 def github_lines(cells: Sequence[CellVerdict]) -> Iterator[str]:
-    """GitHub's workflow commands: an error per worse measure, a warning per inconclusive or invalid
-    cell, a notice per new baseline."""
+    """GitHub's workflow commands: an error per worse measure and per invalid cell, a warning per
+    inconclusive cell, a notice per new baseline."""
     for cell in cells:
         for m in cell.measures:
             if not m.is_gated or m.verdict != "worse":
@@ -162,8 +194,9 @@ def github_lines(cells: Sequence[CellVerdict]) -> Iterator[str]:
             message = f"{cell.cell}: {m.measure} is worse, {change(m.change, m.unit)}"
             yield f"::error title=slobench nightly::{_escaped(message)}"
         if cell.verdict in ("inconclusive", "invalid"):
+            kind = "error" if cell.verdict == "invalid" else "warning"
             message = " ".join([f"{cell.cell}: {cell.verdict}.", *cell.notes])
-            yield f"::warning title=slobench nightly::{_escaped(message)}"
+            yield f"::{kind} title=slobench nightly::{_escaped(message)}"
         if cell.verdict == "baseline":
             yield f"::notice title=slobench nightly::{_escaped(cell_line(cell))}"
 

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadgen.archive.store import read_run
-from loadgen.errors import UsageError
+from loadgen.archive.store import read_manifest_file, read_run
+from loadgen.errors import RunInvalid, UsageError
 from loadgen.lab.sim_options import read_settings, sim_options
 from loadgen.lab.simulate import record
 from loadgen.measure.attainment import due_rows, measured_window, meets_own, slos_by_class
@@ -41,7 +41,6 @@ from loadgen.studies.size.demand import (
 )
 from loadgen.studies.size.result import Size, Trial
 from loadgen.studies.study import MARKER, Place, Study
-from loadgen.whole_file import read_result
 from loadgen.workload.scaling import scaled, with_window
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import make_plan
@@ -49,6 +48,7 @@ from loadgen.workload.schedule import make_plan
 SIZE = Study("size", "sizing", Size)
 _ROUTERS = ("round_robin", "power_of_two", "join_shortest_queue")
 SIMULATED = "sim"
+_PRECISION = 0.05  # of the simulated capacity
 _POWER = "gpu_power_w"  # of all GPUs of the server together
 
 
@@ -158,7 +158,8 @@ def size(place: Place[Size], spec: SizeSpec, console: Console) -> Size:
 
 def read_capacity(directory: Path, target: float) -> tuple[Interval, CapacityFile]:
     """The capacity that a search stored, and the whole of its file. Raises UsageError for a
-    directory without a search, or a search without a lower bound in requests per second."""
+    directory without a search, or a search without a lower bound in requests per second, RunInvalid
+    for a file that was changed, or whose bounds are out of order."""
     search = CAPACITY.read(directory)
     answer = search.answer
     if answer.unit != "req/s":
@@ -175,6 +176,13 @@ def read_capacity(directory: Path, target: float) -> tuple[Interval, CapacityFil
             "--attainment"
         )
     high = None if answer.value is None else answer.high
+    bounds = [bound for bound in (answer.low, answer.value, high) if bound is not None]
+    if answer.low <= 0 or bounds != sorted(bounds):
+        texts = ", ".join(f"{bound:.4g}" for bound in bounds)
+        raise RunInvalid(
+            f"{directory / CAPACITY.file}: its bounds are not above 0 and in order ({texts} "
+            f"{answer.unit}): no capacity to divide by; search again"
+        )
     return Interval(answer.low, answer.value, high, answer.confidence), search
 
 
@@ -183,9 +191,9 @@ def gpus_of(capacity: Path | None, hardware: str, engine: str = "") -> int:
     1, times the stages of a `pipeline` among the settings of the engine."""
     if capacity is not None:
         for path in sorted(capacity.glob("probes/*/manifest.json")):
-            labels = json.loads(read_result(path))["target"]["labels"]
-            if labels.get("gpus"):
-                return int(labels["gpus"])
+            labels = read_manifest_file(path.parent)[0].target.labels
+            if labels.gpus:
+                return labels.gpus
     match = re.match(r"(\d+)x", hardware)
     return (int(match[1]) if match else 1) * sim_options(read_settings(engine)).placement.pipeline
 
@@ -260,7 +268,12 @@ def attainment(run: Run) -> float:
 def _search_spec(spec: SizeSpec, engine: str = "") -> CapacitySpec:
     options = RunOptions(engine=engine, environ=dict(os.environ))
     return CapacitySpec(
-        spec.scenario, SIMULATED, options, attainment=spec.attainment, budget_s=spec.budget_s
+        spec.scenario,
+        SIMULATED,
+        options,
+        attainment=spec.attainment,
+        budget_s=spec.budget_s,
+        precision=_PRECISION,
     )
 
 

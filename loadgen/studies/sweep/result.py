@@ -88,6 +88,11 @@ class SweepResult(JsonSection, frozen=True, kw_only=True):
     n_untrusted: int
     rows: list[CellRow]
 
+    @property
+    def without_valid_run(self) -> list[str]:
+        """The cells of which every run failed or is invalid."""
+        return [row.cell for row in self.rows if row.n_untrusted == row.n]
+
 
 class SweptRun(JsonSection, frozen=True, kw_only=True):
     """A run, as a row of sweep.parquet."""

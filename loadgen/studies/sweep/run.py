@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from rich.console import Console
 from loadgen.measure.wording import csv_cell
 from loadgen.run.execute import SIMULATED
 from loadgen.run.manifest import recorded_command, version, without_key
-from loadgen.run.run_options import RunOptions, takes_run_options
+from loadgen.run.run_options import split_keywords, takes_run_options
 from loadgen.studies.cells.cell import CELL_FILE, PlannedRun, check_cells
 from loadgen.studies.cells.order import run_cells, turns
 from loadgen.studies.cells.runner import CellFailure
@@ -40,7 +39,7 @@ from loadgen.studies.sweep.spec import (
     sweep_spec,
 )
 from loadgen.whole_file import replacing
-from loadgen.workload.scenario import Scenario, load_scenario
+from loadgen.workload.scenario import Scenario
 
 SWEEP = Study("sweep", "sweep", SweepResult, before=(FILE, SCENARIO, CELL_FILE))
 
@@ -200,10 +199,11 @@ def sweep(
 
     `slobench.sweep(…).rows` is a row per cell: `pandas.json_normalize` makes a table of it.
     The default of `out_dir` is `runs/sweep-<scenario>-<time>`. The other parameters are the keys of
-    a sweep file; further options are the fields of RunOptions. Raises UsageError; a cell that
+    a sweep file; further options are the fields of RunOptions and
+    flags on the scenario. Raises UsageError; a cell that
     cannot be measured is a failure in its row, not an error.
     """
-    chosen = scenario if isinstance(scenario, Scenario) else load_scenario(scenario)
+    chosen, run_options = split_keywords(scenario, options)
     file = sweep_from_flags(
         {
             "over": {key: list(values) for key, values in over.items()},
@@ -211,7 +211,7 @@ def sweep(
             "along": along, "order_seed": order_seed, "drain": drain, "reset_cache": reset_cache,
         }
     )  # fmt: skip
-    base = Base(chosen, target, RunOptions(**{"environ": dict(os.environ), **options}))
+    base = Base(chosen, target, run_options)
     spec = sweep_spec(file, base)
     with SWEEP.opened(chosen.name, Path(out_dir) if out_dir else None, resume=resume) as place:
         return run_sweep(place, file, base, spec, Console(quiet=True))
@@ -227,7 +227,9 @@ def _write(place: Place[SweepResult], swept: Swept, cache_dir: Path | None) -> N
     place.write(result)
     place.write_text("sweep.csv", to_csv(result.rows))
     if swept.runs:
-        _write_runs(swept.runs, result.rows, place.directory / "sweep.parquet")
+        table = place.directory / "sweep.parquet"
+        _write_runs(swept.runs, result.rows, table)
+        place.cover(table)
     place.write_text("report.html", render(result, cache_dir))
 
 

@@ -14,6 +14,8 @@ import typer
 
 from loadgen.cli.exit_codes import INTERRUPTED, NO_VERDICT
 from loadgen.cli.flags import (
+    CaCert,
+    Full,
     ScenarioFlags,
     StudyFlags,
     TrafficFlags,
@@ -30,6 +32,7 @@ from loadgen.cli.parse import (
     read_workers,
     shared_watch,
     slo_flags,
+    target_settings,
     with_unit,
 )
 from loadgen.cli.terminal import print_json, stderr, stdout
@@ -118,8 +121,10 @@ def sweep(
         str | None,
         typer.Option(help="`missed`: exit code 1 for a missed SLO; `no_verdict`: also 3."),
     ] = None,
+    ca_cert: CaCert = None,
     workers: Workers = "auto",
     wait_ready: WaitReady = None,
+    full: Full = False,
 ) -> None:
     """Run many cells in turn and show which trade latency for throughput best. The scenario may
     also be a sweep file (a scenario file with a key `over:`). With --target alone: five rates up to
@@ -128,7 +133,7 @@ def sweep(
     from loadgen.studies.study import end
     from loadgen.studies.sweep.run import SWEEP, run_sweep
     from loadgen.studies.sweep.spec import sweep_spec
-    from loadgen.studies.sweep.view import tables
+    from loadgen.studies.sweep.view import ending, tables
 
     keys = {
         "target": target, "engine": engine, "model": model, "repeats": repeats, "metric": metric,
@@ -139,11 +144,15 @@ def sweep(
     }  # fmt: skip
     if fail_on is not None and fail_on not in FAIL_ON:
         raise UsageError(f"--fail-on: unknown verdict '{fail_on}'; {nearest(fail_on, FAIL_ON)}")
-    of_runs = {"n_workers": read_workers(workers), "wait_ready_s": read_wait_s(wait_ready)}
+    of_runs = {
+        "n_workers": read_workers(workers),
+        "wait_ready_s": read_wait_s(wait_ready),
+        "target_settings": target_settings(ca_cert),
+    }
     is_new = not over and not study.resume
     if is_new and target is not None and flags.states_no_traffic(traffic):
         options = base_options(flags.plugin, engine=engine or "", model=model or "", **of_runs)
-        raise typer.Exit(_first_look(target, options, flags, traffic, study))
+        raise typer.Exit(_first_look(target, options, flags, traffic, study, ca_cert))
     file = _sweep_file(flags.scenario, study, over or [], keys)
     base = _base(file, flags, traffic, of_runs)
     spec = sweep_spec(file, base)
@@ -163,8 +172,10 @@ def sweep(
         swept.result.to_json(),
         lambda: tables(swept.result),
         as_json=study.json,
-        exit_code=_exit_code(swept, fail_on),
+        exit_code=exit_code(swept, fail_on),
         files={"report": swept.directory / "report.html"},
+        ending=lambda: ending(swept.result),
+        is_full=full,
     )
 
 
@@ -174,6 +185,7 @@ def _first_look(
     flags: ScenarioFlags,
     traffic: TrafficFlags,
     study: StudyFlags,
+    ca_cert: Path | None,
 ) -> int:
     """Finds five rates, prints the command of a sweep over them, and runs it; the exit code."""
     from loadgen.cli.lazy_verbs import command
@@ -192,6 +204,7 @@ def _first_look(
         return INTERRUPTED
     words = _first_sweep(target, options, input_len, output_len, slos, rates)
     words += [] if study.out is None else ["--out", str(study.out)]
+    words += [] if ca_cert is None else ["--ca-cert", str(ca_cert)]
     typer.echo(f"running: {shlex.join(['slobench', 'sweep', *words])}", err=True)
     code = command("sweep").main(
         args=[*words, *(["--json"] if study.json else [])],
@@ -251,8 +264,15 @@ def _sweep_file(
     """The sweep file that the flags name, with the flags on top, or one made of the flags. Without
     a scenario, `--resume` names that of its directory. `keys` are those of a sweep file, None where
     not set."""
+    from loadgen.archive import checksums
     from loadgen.studies.sweep.axes import read_axis
-    from loadgen.studies.sweep.spec import FILE, is_sweep_file, read_sweep_file, sweep_from_flags
+    from loadgen.studies.sweep.spec import (
+        FILE,
+        SCENARIO,
+        is_sweep_file,
+        read_sweep_file,
+        sweep_from_flags,
+    )
 
     on_top = {key: value for key, value in keys.items() if value is not None}
     axes = [read_axis(text) for text in over]
@@ -265,6 +285,7 @@ def _sweep_file(
             raise UsageError("--resume: name the directory of the study with --out")
         if not (study.out / FILE).is_file():
             raise UsageError(f"--resume: {study.out} holds no sweep (no {FILE})")
+        checksums.check_own(study.out, FILE, SCENARIO)
         return read_sweep_file(study.out / FILE, on_top)
     if source is not None and is_sweep_file(source):
         return read_sweep_file(Path(source), on_top)
@@ -337,12 +358,14 @@ def _print_forecast(spec: SweepSpec, directory: Path, as_json: bool) -> None:
         stdout().print(forecast_table(facts))
 
 
-def _exit_code(swept: Swept, fail_on: str | None) -> int:
-    """130 after an interrupt; 3 where a cell could not be measured; a missed SLO or a run without a
-    verdict counts only with --fail-on."""
+def exit_code(swept: Swept, fail_on: str | None) -> int:
+    """130 after an interrupt; 3 where a run could not be made or a cell has no valid run; a missed
+    SLO or a run without a verdict counts only with --fail-on."""
     if swept.was_interrupted:
         return INTERRUPTED
-    codes = {run.exit_code for run in swept.runs}
-    if swept.result.n_failed or (fail_on == "no_verdict" and NO_VERDICT in codes):
+    codes, result = {run.exit_code for run in swept.runs}, swept.result
+    if result.n_failed or result.without_valid_run:
+        return NO_VERDICT
+    if fail_on == "no_verdict" and NO_VERDICT in codes:
         return NO_VERDICT
     return _MISSED if fail_on is not None and _MISSED in codes else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -15,9 +15,14 @@ from loadgen.measure.slo import parse_measure
 from loadgen.studies.modes.view import SIMULATED, value_text
 from loadgen.studies.sweep.result import CellRow, SweepResult
 from loadgen.units import format_duration
+from reports.ending import MOST_FINDINGS, Ending, EndingRow, NextStep, Tone
 
 COLUMNS = ("p50(ttft)", "p99(ttft)", "p99(tpot)", "p99(itl)", "goodput", "attainment")
 """Measures in the page's table, after those of the trade-off."""
+_LOADS = {
+    "arrivals.rate": "req/s",
+    **dict.fromkeys(("arrivals.users", "users", "concurrency"), "users"),
+}
 
 
 def tables(result: SweepResult) -> Group:
@@ -41,8 +46,87 @@ def tables(result: SweepResult) -> Group:
             style="" if row.is_front else "dim",
         )
     parts: list[RenderableType] = [Text(heading(result), style="bold"), table]
+    if line := answer(result):
+        parts.insert(0, Text(line.text, style="bold green" if line.is_bracketed else "bold yellow"))
     parts += [Text(f"note: {note}", style="yellow") for note in notes(result)]
     return Group(*parts)
+
+
+def ending(result: SweepResult) -> Ending:
+    """The sweep in about ten lines: how many cells met the SLO, a line per cell, where the SLO is
+    met up to, and the best cell."""
+    headline, sentences = conclusion(result)
+    shown = _shown_rows(result)
+    findings = notes(result)
+    is_untrusted = result.n_untrusted > 0
+    tone: Tone = "invalid" if is_untrusted else "unknown"
+    if not is_untrusted and any(row.verdicts for row in result.rows):
+        met = [row for row in result.rows if set(row.verdicts) == {"met"}]
+        tone = "met" if len(met) == len(result.rows) else "unknown" if met else "missed"
+    runs = f"{result.n_untrusted} of {result.n_done} runs are INVALID"
+    return Ending(
+        tone,
+        "NOT TO BE TRUSTED" if is_untrusted else "",
+        f"{runs}; {headline}" if is_untrusted else headline,
+        rows=tuple(_ending_row(row, result) for row in shown),
+        facts=(("sweep", heading(result)), *(("found", text) for text in sentences[:1])),
+        findings=tuple(findings[:MOST_FINDINGS]),
+        next=_next(result),
+        n_rows=len(result.rows) - len(shown),
+        n_findings=max(0, len(findings) - MOST_FINDINGS),
+        noun="cell",
+    )
+
+
+_MOST_CELLS = 5
+
+
+def _shown_rows(result: SweepResult) -> Sequence[CellRow]:
+    """The cells of an ending: all, or those that meet the SLO with the most throughput, in the
+    order of the sweep."""
+    if len(result.rows) <= _MOST_CELLS:
+        return result.rows
+
+    def rank(row: CellRow) -> tuple[bool, bool, float]:
+        return set(row.verdicts) != {"met"}, not row.is_front, -(row.benefit.value or 0.0)
+
+    best = {row.cell for row in sorted(result.rows, key=rank)[:_MOST_CELLS]}
+    return [row for row in result.rows if row.cell in best]
+
+
+_MARKS = {"met": "✓", "missed": "✗"}
+
+
+def _ending_row(row: CellRow, result: SweepResult) -> EndingRow:
+    goodput = value_text(row.measures["goodput"], "per_s", is_short=True)
+    cost = "∞" if row.cost_is_infinite else value_text(row.cost, result.cost_unit, is_short=True)
+    benefit = value_text(row.benefit, "per_s", is_short=True)
+    mark = _MARKS.get(next(iter(row.verdicts)), "?") if len(row.verdicts) == 1 else "?"
+    facts = (
+        f"{verdict_text(row)}: goodput {goodput}/s",
+        f"{result.cost} {cost}",
+        f"{benefit} {benefit_title(result)}",
+    )
+    return EndingRow(
+        "" if row.failures and not row.n else mark, setting(row, result), ", ".join(facts)
+    )
+
+
+def _next(result: SweepResult) -> NextStep | None:
+    """A search between the last load that met the SLO and the first that missed it, where the sweep
+    has a single series over rates."""
+    if result.along != "arrivals.rate" or len({row.series for row in result.rows}) != 1:
+        return None
+    rows = sorted((r for r in result.rows if r.along is not None), key=lambda row: row.along or 0.0)
+    met = [row.factors[result.along] for row in rows if set(row.verdicts) == {"met"}]
+    missed = [row.factors[result.along] for row in rows if "missed" in row.verdicts]
+    if not met or not missed:
+        return None
+    between = f"--between {met[-1]}:{missed[0]}"
+    return NextStep(
+        f"Find the highest rate between them: slobench capacity with the same target, traffic and "
+        f"SLO, {between}"
+    )
 
 
 def heading(result: SweepResult) -> str:
@@ -73,7 +157,12 @@ def conclusion(result: SweepResult) -> tuple[str, list[str]]:
     judged = [row for row in rows if {"met", "missed"} & set(row.verdicts)]
     met = [row for row in judged if set(row.verdicts) == {"met"}]
     sentences = []
-    if judged:
+    if line := answer(result):
+        headline = line.text
+        if best := _largest(met, lambda row: row.measures["goodput"].value):
+            value = measure_text(best, "goodput")
+            sentences.append(f"Most goodput of the loads that met the SLO: {value}.")
+    elif judged:
         headline = f"{len(met)} of {len(rows)} cells met the SLO in every run"
         sentences += _limits(result, met) if result.along else []
         if best := _largest(met, lambda row: row.measures["goodput"].value):
@@ -89,6 +178,45 @@ def conclusion(result: SweepResult) -> tuple[str, list[str]]:
             f"{benefit_text(best)} {cost}."
         )
     return headline, sentences
+
+
+class Answer(NamedTuple):
+    """The loads that met the SLO, as a line; whether a load above them missed it."""
+
+    text: str
+    is_bracketed: bool
+
+
+def answer(result: SweepResult) -> Answer | None:
+    """The answer of a sweep over rates or users alone with an SLO: `between 40 and 66 req/s;
+    promise 40`, or the reason why there is none. Cells with a run that cannot be trusted do not
+    count. None for another sweep."""
+    unit = _LOADS.get(result.along)
+    rows = [row for row in result.rows if row.along is not None]
+    if unit is None or len(result.axes) > 1 or len(rows) < 2:
+        return None
+    trusted = sorted((r for r in rows if not r.n_untrusted), key=lambda row: row.along or 0.0)
+    judged = [row for row in trusted if {"met", "missed"} & set(row.verdicts)]
+    reason = next((run.reasons[0] for row in rows for run in row.runs
+                   if not run.is_trusted and run.reasons), "")  # fmt: skip
+    if not judged:
+        if not result.n_untrusted:
+            return None
+        because = reason or "the load generator was the limit"
+        return Answer(f"the sweep is not to be trusted because {because}", False)
+    n_met = next((k for k, row in enumerate(judged) if set(row.verdicts) != {"met"}), len(judged))
+    loads = [f"{row.along:.6g}" for row in judged]
+    if n_met == 0:
+        return Answer(f"below {loads[0]} {unit}: the lowest load missed the SLO", False)
+    if n_met < len(judged):
+        low, high = loads[n_met - 1], loads[n_met]
+        return Answer(f"between {low} and {high} {unit}; promise {low}", True)
+    text = f"at least {loads[-1]} {unit}: every load met the SLO"
+    if result.n_untrusted:
+        are = "is" if result.n_untrusted == 1 else "are"
+        text = f"at least {loads[-1]} {unit}; {result.n_untrusted} of the runs {are} not to be "
+        text += f"trusted: {reason}" if reason else "trusted"
+    return Answer(text, False)
 
 
 def _limits(result: SweepResult, met: Sequence[CellRow]) -> list[str]:
@@ -122,6 +250,7 @@ def notes(result: SweepResult) -> list[str]:
         texts += [f"{row.cell}: no run: {failure.reason}" for failure in row.failures]
     if result.n_untrusted:
         texts.append(f"{result.n_untrusted} runs cannot be trusted; see their reports")
+    texts += [f"{row.cell}: no valid run" for row in rows if row.n and row.n == row.n_untrusted]
     if any(row.n and not row.gpus_are_declared for row in rows):
         texts.append(
             "per GPU: the target's labels have no number of GPUs, so it counts as 1; add "

@@ -401,11 +401,13 @@ def test_a_narrow_answer_cut_off_early_does_not_ask_to_be_narrower():
         attainment=0.9, precision=0.05, spent_s=60.0, probes=(), client_limit=None,
         design_effect=None, slope=None, is_interrupted=True,
     )  # fmt: skip
-    assert answer.sureness() == "± 2.7 %, not yet confirmed by long probes; 0 probes, 60 s"
-    assert "more time would narrow it" in replace(answer, low=6.0, high=8.0).sureness()
+    assert answer.sureness() == (
+        "best estimate 7.4 req/s ± 2.7 % (95 %); not confirmed by long probes; 0 probes, 60 s"
+    )
+    assert "± 5 % takes more time" in replace(answer, low=6.0, high=8.0).sureness()
     wide = replace(answer, low=2.0, high=12.0)
     assert wide.sureness() == (
-        "a wide interval, requested ± 5 %: more time would narrow it; 0 probes, 60 s"
+        "best estimate 7.4 req/s (95 %); ± 5 % takes more time; 0 probes, 60 s"
     )
 
 

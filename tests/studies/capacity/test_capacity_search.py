@@ -5,6 +5,7 @@ import io
 import json
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from rich.console import Console
@@ -14,6 +15,7 @@ from typer.testing import CliRunner
 import slobench as sb
 from loadgen.cli.app import app
 from loadgen.errors import TargetError, UsageError
+from loadgen.manifest.sections import PreflightLine
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import due_rows, measured_window
 from loadgen.measure.search_command import per_request_limits
@@ -23,14 +25,15 @@ from loadgen.run.execute import execute
 from loadgen.run.run_options import RunOptions
 from loadgen.studies.capacity.charts import figures
 from loadgen.studies.capacity.early_stop import EarlyStop
-from loadgen.studies.capacity.next_probe import Question
+from loadgen.studies.capacity.limited import below_limit, limited_at
+from loadgen.studies.capacity.next_probe import NextProbe, Question
 from loadgen.studies.capacity.observed import served_per_s, why_gone
 from loadgen.studies.capacity.page import render
 from loadgen.studies.capacity.probe import Probe
 from loadgen.studies.capacity.result import conclude
 from loadgen.studies.capacity.run import search
 from loadgen.studies.capacity.spec import CapacitySpec, question_of
-from loadgen.studies.capacity.view import csv_text, heading, row
+from loadgen.studies.capacity.view import csv_text, heading, next_steps, row
 from loadgen.workload.scenario import load_scenario
 from tests.runs import measured_run
 
@@ -257,13 +260,146 @@ def test_a_server_that_is_away_twice_ends_the_search_and_nothing_counts(asked, t
         rows["status"][:] = Status.connect_error
         return replace(finished, run=replace(finished.run, request_rows=rows))
 
-    with pytest.raises(TargetError, match="sim: could not be reached in two probes in a row"):
+    with pytest.raises(TargetError, match="sim: could not be measured in two probes in a row"):
         search(asked(budget_s=60.0), tmp_path / "s", QUIET, resume=False, execute_run=away)
     kept = json.loads((tmp_path / "s" / "capacity.json").read_text())
     assert [probe["grade"] for probe in kept["probes"]] == ["broken", "broken"]
     assert len({probe["level"] for probe in kept["probes"]}) == 1
     assert kept["answer"]["sentence"] == "unknown"
     assert kept["answer"]["client_limit"] is None
+
+
+def test_probes_whose_prompts_the_server_did_not_read_count_as_broken(asked, tmp_path):
+    def read_in_part(*args, **kwargs):
+        finished = execute(*args, **kwargs)
+        rows = finished.run.request_rows.copy()
+        rows["input_tokens"] = finished.run.schedule_rows["input_tokens"] // 2
+        lines = (PreflightLine("prompt_fit", ok=True, detail="exact to ≤ 1 token"),)
+        manifest = msgspec.structs.replace(finished.run.manifest, preflight=lines)
+        return replace(finished, run=replace(finished.run, request_rows=rows, manifest=manifest))
+
+    with pytest.raises(TargetError, match=r"The server counted .* tokens per prompt where"):
+        search(asked(budget_s=60.0), tmp_path / "s", QUIET, resume=False, execute_run=read_in_part)
+
+
+def failing(finished, is_failed, http_status, error):
+    """The run with those of its rows failed."""
+    rows = finished.run.request_rows.copy()
+    rows["status"][is_failed], rows["http_status"][is_failed] = Status.http_error, http_status
+    rows["error_id"][is_failed], rows["chunks"][is_failed] = 1, 0
+    for name in ("first_chunk_s", "first_token_s", "first_answer_s", "last_token_s"):
+        rows[name][is_failed] = np.nan
+    chunks = finished.run.chunk_rows
+    chunks = chunks[~np.isin(chunks["request_id"], rows["request_id"][is_failed])]
+    names = replace(finished.run.names, errors=("", error))
+    run = replace(finished.run, request_rows=rows, chunk_rows=chunks, names=names)
+    return replace(finished, run=run, summary=summarize(run))
+
+
+def behind_a_bucket(finished, per_s, burst):
+    """The run behind a token bucket."""
+    sent_s = finished.run.request_rows["sent_s"]
+    refused, left, before_s = np.zeros(len(sent_s), bool), float(burst), 0.0
+    for k in np.argsort(sent_s, kind="stable"):
+        if not np.isfinite(sent_s[k]):
+            continue
+        left = min(burst, left + (sent_s[k] - before_s) * per_s)
+        before_s = sent_s[k]
+        refused[k] = left < 1
+        left -= 0 if refused[k] else 1
+    return failing(finished, refused, 429, "HTTP 429: 6 requests per second")
+
+
+def test_a_search_behind_a_rate_limit_ends_at_it_and_not_at_a_latency(asked, tmp_path):
+    def limited(scenario, target, options, console):
+        whole = execute(scenario, target, replace(options, early=None), console)
+        return behind_a_bucket(whole, per_s=6.0, burst=3)
+
+    answer = search(asked(budget_s=120.0), tmp_path / "s", QUIET, resume=False, execute_run=limited)
+    assert (answer.outcome, answer.exit_code) == ("rate_limited", 0)
+    assert answer.value == pytest.approx(6.0, rel=0.1)
+    assert answer.low == pytest.approx(4.75, abs=1.25)
+    assert {probe.grade for probe in answer.probes} >= {"limited", answer.probes[-1].grade}
+    assert answer.probes[-1].is_usable
+    assert answer.probes[-1].level == answer.low
+    assert answer.sentence().endswith("; a rate limit, not latency, ended the search")
+    assert answer.cause.startswith("A rate limit, not latency: ")
+    assert answer.cause.endswith('"6 requests per second".')
+    assert answer.half_width is None
+    kept = json.loads((tmp_path / "s" / "capacity.json").read_text())
+    assert kept["answer"]["outcome"] == "rate_limited"
+    again = search(asked(budget_s=240.0), tmp_path / "s", QUIET, resume=True, execute_run=refusing)
+    assert again.probes == answer.probes
+    assert "rate limit" in next_steps(again)[0]
+
+
+@pytest.mark.parametrize(
+    ("http_status", "error", "sentence"),
+    [
+        (402, "HTTP 402: Insufficient Balance", "The account, not the server, was the limit: "),
+        (400, "HTTP 400: maximum context length is 9 tokens", "Refused for length: "),
+    ],
+)
+def test_a_cause_that_no_load_changes_ends_the_search(
+    asked, tmp_path, http_status, error, sentence
+):
+    def refused(*args, **kwargs):
+        finished = execute(*args, **kwargs)
+        half = np.arange(len(finished.run.request_rows)) % 2 == 0
+        return failing(finished, half, http_status, error)
+
+    with pytest.raises(TargetError, match=rf"sim: {sentence}.*The search ends with this\."):
+        search(asked(budget_s=60.0), tmp_path / "s", QUIET, resume=False, execute_run=refused)
+    kept = json.loads((tmp_path / "s" / "capacity.json").read_text())
+    assert [probe["grade"] for probe in kept["probes"]] == ["broken"]
+
+
+NEXT = NextProbe(32.0, 1.0, 5.0)
+
+
+def limited_probe(level, passed_per_s):
+    counts = (2,) * 16, (1,) * 16
+    return Probe(level, *counts, 1.0, 5.0, 6.0, "limited", passed_per_s=passed_per_s)
+
+
+def fine_probe(level):
+    return Probe(level, (2,) * 16, (2,) * 16, 1.0, 5.0, 6.0, "fine")
+
+
+@pytest.mark.parametrize(
+    ("probes", "level"),
+    [
+        ([limited_probe(16.0, 10.0)], 9.0),
+        ([fine_probe(8.0), limited_probe(16.0, 10.0)], None),  # measured close to the limit
+        ([fine_probe(7.9), limited_probe(16.0, 10.0)], 9.0),
+        ([limited_probe(16.0, None)], 9.6),  # 0.6 of a level that was limited
+        ([limited_probe(16.0, 10.0)] * 6, None),
+    ],
+)
+def test_the_next_probe_is_below_the_rate_limit(probes, level):
+    limits = [limited_at(p, "req/s") for p in probes if p.grade == "limited"]
+    question = Question(target=0.9, start=8.0)
+    found = below_limit(question, probes, NEXT, min(limits))
+    assert (found and found.level) == (level and pytest.approx(level))
+
+
+def test_a_probe_below_the_rate_limit_stays_as_it_is_planned():
+    low = replace(NEXT, level=8.9)
+    assert below_limit(Question(target=0.9, start=8.0), [], low, 10.0) is low
+    assert below_limit(Question(target=0.9, start=8.0), [], None, 10.0) is None
+
+
+def test_users_behind_a_rate_limit_have_no_capacity_in_users():
+    probes = [fine_probe(8.0), limited_probe(32.0, 10.0)]
+    answer = conclude(Question(target=0.9, start=8.0, is_integer=True), probes, "users")
+    assert (answer.outcome, answer.value, answer.exit_code) == ("rate_limited", None, 3)
+    assert answer.result() == "the SLO is met at 8 users"
+
+
+def test_a_capacity_below_the_rate_limit_is_that_of_the_latencies():
+    missed = Probe(6.0, (9,) * 16, (1,) * 16, 1.0, 5.0, 6.0, "saturated")
+    probes = [fine_probe(4.0), missed, limited_probe(32.0, 10.0)]
+    assert conclude(Question(target=0.9, start=4.0), probes, "req/s").outcome == "unsettled"
 
 
 def test_a_scenario_without_a_promise_to_each_request_is_refused():
@@ -335,9 +471,8 @@ def answer():
 def test_the_answer_is_told_with_its_interval_and_every_probe(answer):
     _, found = answer
     assert found.exit_code == 0
-    assert heading(found).startswith("CAPACITY 0.")
-    assert "[0." in heading(found)
-    assert heading(found).endswith("], 95 %")
+    assert heading(found).startswith("CAPACITY between 0.")
+    assert " req/s; promise 0." in heading(found)
     assert csv_text(found).count("\n") == len(found.probes) + 1
     assert row(found.probes[-1], found)[-1] == "untrusted"
 
@@ -350,7 +485,9 @@ def test_the_page_shows_probes_band_and_interval(asked, answer):
     drawn = figures(found, posterior)
     stripe, area, line, rules, points, goal = drawn["attainment"]["layer"]
     assert stripe["data"]["values"] == [{"from": found.low, "to": found.high}]
-    assert len(points["data"]["values"]) == len(rules["data"]["values"]) == len(found.probes)
+    assert len(points["data"]["values"]) == len(found.probes)
+    bounded = [p for p in found.probes if p.grade == "measured" and p.low is not None]
+    assert len(rules["data"]["values"]) == len(bounded) > 0
     middle = [r["middle"] for r in line["data"]["values"]]
     assert middle == sorted(middle, reverse=True)
     assert all(r["low"] <= r["middle"] <= r["high"] for r in area["data"]["values"])

@@ -85,7 +85,7 @@ def test_a_kept_trial_is_not_repeated_with_resume(tmp_path):
     assert again["trials"] == content["trials"], "the wall time included"
     (stored,) = out.glob("trials/*/trial.json")
     stored.write_text("{")
-    assert f"{stored}: cannot be read" in str(check("--resume").exception)
+    assert f"{stored}: damaged: it does not match" in str(check("--resume").exception)
 
 
 def test_an_interrupted_check_names_the_command_that_continues(tmp_path):

@@ -6,6 +6,7 @@ import json
 
 import pytest
 import yaml
+from msgspec import structs
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -120,6 +121,19 @@ def test_an_interrupted_comparison_resumes_with_the_same_result(compared, tmp_pa
     assert again.result.searches == result.searches
     assert again.result.capacity == result.capacity
     assert len(list((tmp_path / "cells").iterdir())) == result.n_runs > n_stored
+
+
+def test_a_mode_whose_runs_are_all_invalid_is_named(compared):
+    result, _ = compared
+    first, *others = result.searches
+    assert result.without_valid_run == []
+    invalid = [s for s in result.searches if s.mode == first.mode]
+    invalid = [structs.replace(s, n_untrusted=len(s.runs)) for s in invalid]
+    marked = structs.replace(
+        result, searches=[*invalid, *(s for s in others if s.mode != first.mode)]
+    )
+    assert marked.without_valid_run == [first.mode]
+    assert f"{first.mode}: no valid run" in notes(marked)
 
 
 def test_a_mode_that_always_misses_is_listed_without_a_capacity(tmp_path):

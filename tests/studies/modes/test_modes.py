@@ -16,10 +16,11 @@ from loadgen.measure.statistics.intervals import BoundedSection, EstimateSection
 from loadgen.studies.modes.charts import figures, paper
 from loadgen.studies.modes.page import render
 from loadgen.studies.modes.result import ModeCell
-from loadgen.studies.modes.run import MODES, ModesSpec, compare
+from loadgen.studies.modes.run import MODES, ComparedModes, ModesSpec, compare
 from loadgen.studies.modes.spec import Mode, read_modes, read_rates, variant
 from loadgen.studies.modes.table import QUANTITIES, leaders, rows, to_csv, write_all
-from loadgen.studies.modes.view import tables, times_text
+from loadgen.studies.modes.verb import exit_code
+from loadgen.studies.modes.view import notes, tables, times_text
 from loadgen.workload.scenario import load_scenario, scenario_from_flags
 
 BOTH = [Mode("static", {"batch_size": "4"}), Mode("chunked")]
@@ -224,6 +225,19 @@ def cell(mode, seed, goodput, waits_s=None):
         is_trusted=True, reasons=[], classes={}, waits_s=waits_s or {}, n_due=10, n_ok=10,
         offered_rate_per_s=4.0, **numbers,
     )  # fmt: skip
+
+
+@pytest.mark.faults
+def test_a_mode_without_a_valid_run_is_named_and_exits_3(compared):
+    cells = [cell("chunked", 1, 5.0), cell("chunked", 2, 5.0), cell("static", 1, 5.0)]
+    for n_invalid, code, named in ((1, 0, []), (3, 3, ["chunked at 4/s", "static at 4/s"])):
+        marked = [structs.replace(c, is_trusted=k >= n_invalid) for k, c in enumerate(cells)]
+        result = structs.replace(compared[0].result, cells=marked)
+        assert exit_code(ComparedModes(result, was_interrupted=False)) == code
+        assert exit_code(ComparedModes(result, was_interrupted=True)) == 130
+        assert [note for note in notes(result) if "no valid run" in note] == [
+            f"{place}: no valid run" for place in named
+        ]
 
 
 def test_differences_are_paired_by_seed():

@@ -9,9 +9,10 @@ import pytest
 from rich.console import Console
 
 import slobench as sb
-from loadgen.errors import UsageError
+from loadgen.errors import TargetError, UsageError
 from loadgen.run.run_options import RunOptions
 from loadgen.studies.cells.order import run_cells
+from loadgen.studies.cells.runner import CellFailure
 from loadgen.studies.nightly import run as night_module
 from loadgen.studies.nightly.matrix import night_cells
 from loadgen.studies.nightly.measuring import machine_speed_s
@@ -107,11 +108,26 @@ def test_nights_with_another_control_or_none_are_kept_apart_and_told(nights, tmp
     assert nights("none", 32, control="").verdict == "baseline"
 
 
-def test_a_run_whose_control_failed_is_left_out_and_told(nights):
-    nights("first", 32)
-    night = nights("second", 32, control="{target: sim, engine: 'shape=nowhere'}")
-    assert night.verdict == "invalid"
-    assert "its control could not be measured: " in night.cells[0].notes[0]
+@pytest.mark.faults
+def test_a_control_that_cannot_start_ends_the_night_at_once(nights, tmp_path):
+    with pytest.raises(TargetError) as caught:
+        nights("first", 32, control="{target: sim, engine: 'shape=nowhere'}")
+    assert str(caught.value).startswith("sim_few_chunked.control: shape: 'nowhere' is neither ")
+    assert "the night ends here" in str(caught.value)
+    assert len(list(tmp_path.glob("first/*/r*/report.html"))) <= 1, "two repeats were planned"
+    assert not (tmp_path / "baseline").exists()
+
+
+def test_a_run_whose_control_failed_later_is_left_out_with_the_reason(nights, monkeypatch):
+    def failing(*args, **options):
+        for result in run_cells(*args, **options):
+            is_second = result.cell.name.endswith(".control") and result.repeat == 2
+            yield CellFailure(result.cell, 2, "no answer") if is_second else result
+
+    monkeypatch.setattr(night_module, "run_cells", failing)
+    night = nights("first", 32)
+    assert night.verdict == "baseline"
+    assert "its control could not be measured: no answer" in night.cells[0].notes[0]
 
 
 def test_an_interrupted_pair_is_measured_again_as_a_pair(nights, tmp_path, monkeypatch):

@@ -86,7 +86,7 @@ def test_a_slower_engine_is_worse_and_every_output_says_so(
     code, told, errors = shown("nightly", file, "--out", out, "--engine", "step_delay=10%")
     assert code == 1
     assert told.startswith("WORSE: At least one measure got worse.")
-    assert "sim_few_chunked: worse, against 2 nights" in told
+    assert "▼ sim_few_chunked  worse: p50(ttft) 4.49 ms → 4.94 ms, +10 % [+10, +10]" in told
     assert "step_delay=10%" in told
     assert "::error title=slobench nightly::sim_few_chunked: mean(tpot) is worse, +10 %25" in errors
     summary = (tmp_path / "summary").read_text()
@@ -197,15 +197,16 @@ def test_an_interrupted_night_keeps_its_runs_and_goes_on(shown, folder, monkeypa
     assert result.to_json() == json.loads(told) == json.loads((out / "nightly.json").read_text())
 
 
-def test_a_server_that_cannot_be_reached_is_invalid_and_fails_where_asked(shown, folder):
+@pytest.mark.faults
+def test_a_night_without_a_valid_run_exits_3(shown, folder, monkeypatch):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
     (folder / "nightly.yaml").write_text(
         "schema: 1\ntargets: {gone: 'http://127.0.0.1:9'}\nscenarios: [few.yaml]\nrepeats: 2\n"
     )
-    words = ["nightly", folder / "nightly.yaml", "--out"]
-    code, told, _ = shown(*words, folder / "a")
-    assert (code, "INVALID" in told) == (0, True)
+    code, told, errors = shown("nightly", folder / "nightly.yaml", "--out", folder / "a")
+    assert (code, "INVALID: A cell has no valid run." in told) == (3, True)
     assert "A repeat is missing: repeat 1:" in told
-    assert shown(*words, folder / "b", "--fail-on", "invalid")[0] == 3
+    assert "::error title=slobench nightly::gone_few: invalid." in errors
     suite = suite_of(folder / "a")
     assert suite.get("errors") == "1"
 

@@ -38,7 +38,7 @@ def cells(tmp_path):
         (TEXT + "metrics: [ttft]\n", ":4: metrics.0: 'ttft': 'ttft' has a value per request; "),
         (TEXT + "margins: {'p9(ttft)': 5}\n", ":4: margins.p9(ttft): 5 is not a share"),
         (TEXT + "margins: {p99(tft): 5%}\n", ":4: margins.p99(tft): "),
-        (TEXT + "fail_on: wors\n", ":4: fail_on: must be 'worse', 'inconclusive' or 'invalid'"),
+        (TEXT + "fail_on: wors\n", ":4: fail_on: must be 'worse' or 'inconclusive'"),
         (TEXT + "keep: 3\n", ":4: keep: 3 nights are fewer than the window of 14"),
         (TEXT + "slo: [ttft < 1s]\n", ":4: slo.0: "),
         ("schema: 1\ntargets: [http://h:1]\nscenarios: [a]\nmodes: [static]\n",

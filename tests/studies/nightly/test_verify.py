@@ -35,12 +35,12 @@ def copied(night, tmp_path):
 
 def test_a_finished_night_and_its_baseline_are_verified(copied):
     results = [*verify(copied / "night"), *verify(copied / "baseline")]
-    *runs, folder, baseline = results
+    *runs, whole, baseline = results
     assert {r.kind for r in runs} == {"run"}
-    assert (folder.kind, baseline.kind) == ("folder", "baseline")
+    assert (whole.kind, baseline.kind) == ("nightly", "baseline")
     assert {r.state for r in results} == {"verified"}
     assert exit_code(results) == 0
-    assert folder.n_files >= 5
+    assert whole.n_files >= 5
 
 
 @pytest.mark.faults

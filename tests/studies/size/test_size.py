@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from rich.console import Console
 from typer.testing import CliRunner
 
 from loadgen.cli.app import app
-from loadgen.errors import UsageError
+from loadgen.errors import RunInvalid, UsageError
 from loadgen.lab.simulate import simulate
+from loadgen.manifest.sections import LabelsSection
 from loadgen.records import SERVER
 from loadgen.studies.capacity.files import CAPACITY
 from loadgen.studies.capacity.probe import Probe
@@ -21,7 +23,7 @@ from loadgen.studies.size.demand import Demand, Interval, Variant, by_division, 
 from loadgen.studies.size.run import SIZE, SizeSpec, attainment, gpus_of, read_capacity, size
 from loadgen.workload.scaling import scaled, with_window
 from loadgen.workload.scenario import load_scenario
-from tests.runs import measured_run, write_to
+from tests.runs import measured_run, with_manifest, write_to
 from tests.studies.interrupted import InterruptedAt
 
 QUIET = Console(quiet=True)
@@ -57,9 +59,9 @@ def stored(directory, answer=(), definition=(), labels=(), probes=()):
                 probes=list(probes),
             )
         )
-    (directory / "probes" / "01").mkdir(parents=True)
-    manifest = {"target": {"labels": dict(labels)}}
-    (directory / "probes" / "01" / "manifest.json").write_text(json.dumps(manifest))
+    run = measured_run()
+    target = structs.replace(run.manifest.target, labels=LabelsSection(**dict(labels)))
+    write_to(directory / "probes" / "01", with_manifest(run, target=target))
     return directory
 
 
@@ -158,6 +160,33 @@ def test_the_energy_is_that_of_the_measured_probe_nearest_to_the_capacity(tmp_pa
 def test_a_capacity_that_does_not_fit_is_refused(tmp_path, changed, message):
     with pytest.raises(UsageError, match=message):
         read_capacity(stored(tmp_path / "search", answer=changed), 0.9)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"low": 7.8, "value": 7.4, "high": 7.7},
+        {"low": 7.1, "value": 7.4, "high": 7.2},
+        {"low": 0.0, "value": 7.4, "high": 7.7},
+    ],
+)
+def test_a_capacity_whose_bounds_are_out_of_order_is_refused(tmp_path, bounds):
+    texts = ", ".join(f"{bound:g}" for bound in bounds.values())
+    with pytest.raises(RunInvalid, match=rf"capacity\.json: its bounds are .*\({texts} req/s\)"):
+        read_capacity(stored(tmp_path / "search", answer=bounds), 0.9)
+
+
+@pytest.mark.faults
+def test_an_edited_search_is_not_divided(tmp_path):
+    directory = stored(tmp_path / "search")
+    path = directory / "capacity.json"
+    path.write_text(path.read_text().replace('"low": 7.1', '"low": 70.1'))
+    words = ["size", "capacity_search", "--capacity", directory, "--peak=40/s", "--attainment=90%"]
+    refused = CliRunner().invoke(app, [*map(str, words), f"--out={tmp_path / 'out'}"])
+    assert isinstance(refused.exception, RunInvalid)
+    assert str(refused.exception).startswith(f"{path}: damaged: it does not match its line")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_directory_without_a_search_is_refused(tmp_path):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+from pathlib import Path
 
 import pytest
+from msgspec import structs
 from pyarrow import parquet
 from rich.console import Console
 from typer.testing import CliRunner
@@ -22,9 +24,10 @@ from loadgen.studies.sweep.numbers import rows
 from loadgen.studies.sweep.page import render
 from loadgen.studies.sweep.points import Base
 from loadgen.studies.sweep.result import AxisSection, SweepResult, SweptRun
-from loadgen.studies.sweep.run import SWEEP, forecast
+from loadgen.studies.sweep.run import SWEEP, Swept, forecast
 from loadgen.studies.sweep.spec import is_sweep_file, read_sweep_file, sweep_from_flags, sweep_spec
-from loadgen.studies.sweep.view import forecast_table, tables
+from loadgen.studies.sweep.verb import exit_code
+from loadgen.studies.sweep.view import forecast_table, notes, tables
 from loadgen.workload.scenario import load_scenario
 
 SHORT = ["phases.warmup=0s", "phases.measure=4s"]
@@ -265,6 +268,28 @@ def test_a_cell_without_runs_is_on_no_front_and_says_why(cache):
     assert "failed" in text
     page = render(told, cache)
     assert "it ended &lt;b&gt;" in page
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("trusted", "code"), [((True, False), 0), ((False, False), 3)])
+def test_a_cell_without_a_valid_run_is_named_and_exits_3(trusted, code):
+    wanted = asked({"rate": ["2/s", "4/s"]}, repeats=2)
+    one, two = wanted.cells
+    runs = [numbers(one.name, 1, 5.0, 0.1), numbers(one.name, 2, 5.0, 0.1)]
+    runs += [
+        structs.replace(numbers(two.name, repeat, 5.0, 0.1), is_trusted=is_trusted)
+        for repeat, is_trusted in enumerate(trusted, start=1)
+    ]
+    result = SweepResult(
+        slobench="1", command=["slobench"], scenario="s", scenario_text="", slo=[], targets=["t"],
+        axes=[AxisSection(key="arrivals.rate", values=[])], how="grid", along="arrivals.rate",
+        cost="p99(ttft)", cost_unit="s", benefit="output_tokens_per_s", repeats=2, confidence=0.95,
+        order_seed=0, n_runs=4, n_done=4, n_failed=0, n_untrusted=trusted.count(False),
+        rows=rows(wanted, runs, []),
+    )  # fmt: skip
+    swept = Swept(result, runs, Path(), was_interrupted=False)
+    assert exit_code(swept, None) == code
+    assert ("rate=4_s: no valid run" in notes(result)) is (code == 3)
 
 
 @pytest.mark.parametrize(
