@@ -24,7 +24,6 @@ COSTS = """\
 name: known
 model: tiny
 kv_tokens: 65536
-held_out_error: 0.0
 source: made up
 costs: {step: 20ms, sequence: 3ms, prefill_sequence: 1ms, token: 50us, context_token: 1us}
 """

@@ -119,8 +119,8 @@ def _engines(
     description = (
         f"{model.name} on {options.hardware}, {_policy_text(chosen)}, {n_blocks} KV blocks"
     )
-    if fit.held_out_error is not None:
-        description += f", costs measured (error {fit.held_out_error:.1%})"
+    if fit.cost_error is not None:
+        description += f", costs measured (error {fit.cost_error:.1%})"
     if fit.variation is not None and placement.split is None:
         description += ", steps vary as measured"
     if options.kv_dtype != "auto":

@@ -296,7 +296,10 @@ def shape_of(step: StepRecord) -> StepShape:
 def scaled(cost: StepCost, factor: float) -> StepCost:
     """The model with every step `factor` times as long."""
     names = [name for name in StepCost.__dataclass_fields__ if name.endswith("_s")]
-    return replace(cost, **{name: getattr(cost, name) * factor for name in names})
+    pieces = tuple((k, piece_s * factor) for k, piece_s in cost.seq_pieces)
+    return replace(
+        cost, seq_pieces=pieces, **{name: getattr(cost, name) * factor for name in names}
+    )
 
 
 Numbers = NDArray[np.float64]

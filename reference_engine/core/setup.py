@@ -11,7 +11,7 @@ from loadgen.errors import UsageError
 from reference_engine.core.core import EngineState
 from reference_engine.policies.base import Policy
 from reference_engine.predict.quantiles import QuantilePredictor
-from reference_engine.state.cost_model import StepCost
+from reference_engine.state.cost_model import MeasuredSteps, StepCost
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import How, Limits
 from reference_engine.state.predictor import MaxTokens, Predictor
@@ -73,7 +73,16 @@ class Setup:
         limits, preempt = Limits(**detail["limits"]), How(detail["preempt"])
         setup, cost = {**detail, "limits": limits, "preempt": preempt}, detail["cost"]
         if cost is not None:
-            setup["cost"] = StepCost(**{**cost, "graph_rows": tuple(cost["graph_rows"])})
+            pieces = tuple((int(k), piece_s) for k, piece_s in cost.get("seq_pieces", ()))
+            measured = tuple(
+                MeasuredSteps(
+                    steps["kind"], **{key: tuple(v) for key, v in steps.items() if key != "kind"}
+                )
+                for steps in cost.get("measured", ())
+            )
+            tuples = {"graph_rows": tuple(cost["graph_rows"]), "seq_pieces": pieces}
+            tuples["measured"] = measured
+            setup["cost"] = StepCost(**{**cost, **tuples})
         return cls(**setup)
 
     def event(self, now_s: float) -> StepEvent:

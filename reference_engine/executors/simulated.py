@@ -17,7 +17,13 @@ from reference_engine.executors.base import Caps, Executor, ExecutorKind, Site
 from reference_engine.executors.delayed import NO_DELAY, StepDelay
 from reference_engine.model.hardware_file import simulated_model
 from reference_engine.state.batch import Logprob, StepBatch, StepResult, copying_s
-from reference_engine.state.cost_model import CostModel, ModelOnHardware, WeightDtype, decode_s
+from reference_engine.state.cost_model import (
+    CostModel,
+    ModelOnHardware,
+    StepCost,
+    WeightDtype,
+    decode_s,
+)
 from reference_engine.state.model_config import KvDtype, ModelSource
 from reference_engine.state.step_variation import StepVariation, VaryingSteps
 
@@ -56,8 +62,9 @@ class SimulatedExecutor(ExecutorKind):
 
 
 class Simulated:
-    """Returns the tokens of a step at once, with its `duration_s` by the cost model; `delay` makes
-    every step longer, `variation` some more than others, by the draws of engine `number`. The
+    """Returns the tokens of a step at once, with its `duration_s` by the cost model, or raises
+    NotMeasured for a step outside the sizes to which the costs were fitted; `delay` makes every
+    step longer, `variation` some more than others, by the draws of engine `number`. The
     caller spends the time."""
 
     def __init__(
@@ -69,6 +76,7 @@ class Simulated:
         number: int = 0,
     ) -> None:
         self._cost, self._delay = cost, delay
+        self._measured = cost if isinstance(cost, StepCost) and cost.measured else None
         self._varying = None if variation is None else VaryingSteps(variation, number)
         self.caps = caps or Caps()
         self._has_logprobs = False  # whether any request so far has `logprobs`
@@ -80,7 +88,11 @@ class Simulated:
     def repeated_s(self, batch: StepBatch, n: int) -> list[float]:
         """The seconds of `n` steps, of which the first was executed last: a batch without rows,
         each with a token more of context for each decode."""
-        return self._varied(decode_s(self._cost, batch.shape(), n))
+        shape = batch.shape()
+        if self._measured is not None:
+            n_context = shape.context_tokens + (n - 1) * shape.n_decode
+            self._measured.check_measured(shape._replace(context_tokens=n_context))
+        return self._varied(decode_s(self._cost, shape, n))
 
     def pieces_s(self, batches: Sequence[StepBatch]) -> list[float]:
         """The seconds of the steps of `batches`, of which the first was executed last."""
@@ -103,7 +115,10 @@ class Simulated:
         return StepResult([TOKEN] * n_tokens, logprobs, duration_s)
 
     def _cost_s(self, batch: StepBatch) -> float:
-        duration_s = self._cost.estimate(batch.shape())
+        shape = batch.shape()
+        if self._measured is not None and (shape.prefill_tokens or shape.n_decode):
+            self._measured.check_measured(shape)
+        duration_s = self._cost.estimate(shape)
         if batch.copies:
             caps = self.caps
             duration_s += copying_s(batch.copies, caps.copy_s, caps.copy_latency_s)

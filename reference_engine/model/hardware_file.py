@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Self, TypeVar
+from typing import Annotated, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -20,6 +20,7 @@ from loadgen.yaml_document import Document, parse_document, read_file, write_doc
 from reference_engine.state.cost_model import (
     HARDWARE,
     Hardware,
+    MeasuredSteps,
     ModelOnHardware,
     StepCost,
     WeightDtype,
@@ -78,15 +79,30 @@ class HardwareFile(Block):
 class StepCosts(Block):
     """The coefficients of `StepCost` as durations: of every step, sequence, sequence with a piece
     of its prompt, token, token of KV read, and pair of tokens in the attention of a prompt.
-    `weights` is the time of a step's matrices however few its tokens are."""
+    `weights` is the time of a step's matrices however few its tokens are, `sharpness` that of the
+    transition to `token`; `added_token` comes in addition. Decodes alone are rounded up to the next
+    of `graph_rows`, each of which takes `row`. Of the pairs [k, duration] in `pieces`, each takes
+    its duration for each of the first k sequences."""
 
     step: Cost = 0.0
     sequence: Cost = 0.0
     prefill_sequence: Cost = 0.0
     token: Cost = 0.0
+    added_token: Cost = 0.0
     weights: Cost = 0.0
+    sharpness: Positive = 4.0
     context_token: Cost = 0.0
     prefill_attention: Cost = 0.0
+    row: Cost = 0.0
+    graph_rows: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    pieces: tuple[tuple[int, Cost], ...] = ()
+
+    @field_validator("graph_rows")
+    @classmethod
+    def _rises(cls, rows: tuple[int, ...]) -> tuple[int, ...]:
+        if any(a >= b for a, b in pairwise(rows)):
+            raise ValueError("the numbers of rows must rise")
+        return rows
 
     def step_cost(self) -> StepCost:
         return StepCost(
@@ -97,6 +113,11 @@ class StepCosts(Block):
             weights_s=self.weights,
             context_token_s=self.context_token,
             prefill_attention_s=self.prefill_attention,
+            added_token_s=self.added_token,
+            row_s=self.row,
+            sharpness=self.sharpness,
+            graph_rows=self.graph_rows,
+            seq_pieces=self.pieces,
         )
 
 
@@ -132,11 +153,38 @@ class Variation(Block):
         )
 
 
+class CostError(Block):
+    """The relative error of the costs of a kind of step: the mean over its sizes, its 95 %
+    interval, and the error at the worst size (`at`)."""
+
+    mean: float = Field(ge=0, allow_inf_nan=False)
+    interval: tuple[Share, Share]
+    worst: float = Field(allow_inf_nan=False)
+    at: str = ""
+
+
+Range = tuple[Annotated[float, Field(ge=0)], Annotated[float, Field(ge=0)]]
+
+
+class MeasuredSizes(Block):
+    """The least and the most of each quantity of the measured steps of a kind (`MeasuredSteps`)."""
+
+    prompts: Range = (0, 0)
+    prompt_tokens: Range = (0, 0)
+    prompt_attention: Range = (0, 0)
+    decodes: Range = (0, 0)
+    context_tokens: Range = (0, 0)
+
+
+Kind = Literal["prompt", "decode", "mixed"]
+
+
 class CalibratedFile(Block):
     """A model on a server: the costs of its steps, fitted to measurements.
 
-    The costs hold for the shape `model` alone. `held_out_error` is the mean relative error of the
-    costs on measured steps outside the fit; above 10 % the file is refused unless it is `forced`.
+    The costs hold for the shape `model` alone, and for steps of the `measured` sizes; without
+    `measured` they hold for all. `errors` are those of the costs by kind of step; a file with an
+    error above 8 % is refused unless it is `forced`. `form` states the form of the costs in words.
     `request` is the time of a request outside the engine's steps (HTTP, tokenizing), which no
     simulation includes. `source` and `n_steps` describe the measurements. Without `variation`,
     equal steps take equal times.
@@ -145,17 +193,31 @@ class CalibratedFile(Block):
     name: str = Field(min_length=1, pattern=r"^[\w.-]+$")
     model: str = Field(min_length=1)
     kv_tokens: int = Field(ge=16)
-    held_out_error: float = Field(ge=0, allow_inf_nan=False)
+    form: str = ""
     forced: bool = False
     request: Cost | None = None
     source: str = ""
     n_steps: int = Field(0, ge=0)
+    errors: dict[Kind, CostError] = Field(default_factory=dict)
+    measured: dict[Kind, MeasuredSizes] = Field(default_factory=dict)
     costs: StepCosts
     variation: Variation | None = None
 
+    @property
+    def cost_error(self) -> float:
+        """The largest error of the costs at a kind and size of step."""
+        return max((max(e.mean, abs(e.worst)) for e in self.errors.values()), default=0.0)
 
-MOST_ERROR = 0.10
-"""Held-out error above which a calibrated file is refused."""
+    def step_cost(self) -> StepCost:
+        """The costs, with the sizes for which they hold."""
+        measured = tuple(
+            MeasuredSteps(kind, **sizes.model_dump()) for kind, sizes in self.measured.items()
+        )
+        return replace(self.costs.step_cost(), measured=measured)
+
+
+MOST_ERROR = 0.08
+"""Error of the costs of a kind and size of step above which a calibrated file is refused."""
 
 
 def read_hardware(path: Path) -> Hardware:
@@ -174,9 +236,10 @@ def write_calibrated(
     request_s: float | None,
     facts: Mapping[str, object],
     variation: StepVariation | None = None,
+    errors: Mapping[str, Mapping[str, object]] | None = None,
 ) -> None:
-    """Write a file that `read_calibrated` reads; `facts` are the other keys of `CalibratedFile`.
-    Costs (s) keep six digits."""
+    """Write a file that `read_calibrated` reads; `errors` are those of `CalibratedFile`, `facts`
+    its other keys. Costs (s) keep six digits."""
     seconds = {
         "step": cost.step_s,
         "sequence": cost.seq_s,
@@ -187,9 +250,32 @@ def write_calibrated(
         "prefill_attention": cost.prefill_attention_s,
     }
     costs = {key: _duration(value_s) for key, value_s in seconds.items()}
+    if cost.weights_s:
+        costs["added_token"] = _duration(cost.added_token_s)
+        costs["sharpness"] = f"{cost.sharpness:g}"
+    if cost.graph_rows:
+        costs["row"] = _duration(cost.row_s)
+        costs["graph_rows"] = str(list(cost.graph_rows))
+    if cost.seq_pieces:
+        pieces = (f"[{k}, {_duration(piece_s)}]" for k, piece_s in cost.seq_pieces)
+        costs["pieces"] = f"[{', '.join(pieces)}]"
     request = {} if request_s is None else {"request": _duration(request_s)}
     values = {**facts, **request}
-    blocks: dict[str, dict[str, object]] = {"costs": dict(costs)}
+    blocks: dict[str, dict[str, object]] = {}
+    if errors:
+        blocks["errors"] = {kind: _flow(error) for kind, error in errors.items()}
+    if cost.measured:
+        blocks["measured"] = {
+            steps.kind: _flow(
+                {
+                    field.name: [float(value) for value in getattr(steps, field.name)]
+                    for field in fields(steps)
+                    if field.name != "kind" and getattr(steps, field.name)[1]
+                }
+            )
+            for steps in cost.measured
+        }
+    blocks["costs"] = dict(costs)
     if variation is not None:
         blocks["variation"] = {
             "up_to": list(variation.up_to),
@@ -206,6 +292,18 @@ def write_calibrated(
     _validated(CalibratedFile, parse_document(text, str(path), UsageError))
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
+
+
+def _flow(values: Mapping[str, object]) -> str:
+    return "{" + ", ".join(f"{key}: {_item(value)}" for key, value in values.items()) + "}"
+
+
+def _item(value: object) -> str:
+    if isinstance(value, list):
+        return f"[{', '.join(map(_item, value))}]"
+    if isinstance(value, float):
+        return f"{value:.0f}" if value.is_integer() else f"{value:.4g}"
+    return str(value)
 
 
 def _duration(seconds: float) -> str:
@@ -250,19 +348,21 @@ def _calibrated(
             f"hardware: {path} has the costs of one server as it was measured; a number of "
             "devices or stages, kv_dtype and weight_dtype need another calibration"
         )
-    if file.held_out_error > MOST_ERROR and not file.forced:
+    if file.cost_error > MOST_ERROR and not file.forced:
+        kind = max(file.errors, key=lambda kind: abs(file.errors[kind].worst))
+        worst = file.errors[kind]
         raise UsageError(
-            f"hardware: {path}: its costs are wrong by {file.held_out_error:.1%} on steps outside "
-            f"the fit, above {MOST_ERROR:.0%}; measure longer on an idle machine, or accept the "
-            "error with slobench calibrate --force"
+            f"hardware: {path}: its costs of {kind} steps are wrong by {abs(worst.worst):.1%}"
+            f"{f' at {worst.at}' if worst.at else ''}, above {MOST_ERROR:.0%}; measure longer on "
+            "an idle machine, or accept the error with slobench calibrate --force"
         )
     token_bytes = source.config.kv_bytes_per_token(_BYTES)
     variation = None if file.variation is None else file.variation.step_variation()
     return ModelOnHardware(
-        file.costs.step_cost(),
+        file.step_cost(),
         file.kv_tokens,
         0.0,
-        file.held_out_error,
+        file.cost_error if file.errors else None,
         token_bytes,
         variation=variation,
     )

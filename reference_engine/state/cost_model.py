@@ -12,6 +12,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
@@ -25,6 +26,8 @@ WeightDtype = Literal["auto", "fp8", "int8"]
 _BYTES = 2  # of a weight, and of a KV number with kv_dtype "auto": bfloat16
 _BYTES_8BIT = 1  # of a number in the matrices of the blocks; the output layer stays in bfloat16
 _KV_SHARE = 0.9  # of the memory; the rest is for activations and the allocator
+_BEYOND = 1.1  # sizes within a tenth of the measured are taken as measured
+_SMALL_PROMPT, _SMALL_BATCH = 64, 2  # such steps cost little more than the least possible
 _CPU_KV_BYTES, _CPU_KV_TOKENS = 1 << 30, 65_536  # the defaults of `serve`
 
 
@@ -56,6 +59,76 @@ class StepShape(NamedTuple):
     padding: Padding = NO_PADDING
 
 
+_QUANTITIES = {
+    "prompts": ("prompts at once", "--max-batch"),
+    "prompt_tokens": ("prompt tokens", "--max-input-len"),
+    "prompt_attention": ("pairs of tokens in the attention of prompts", "--max-input-len"),
+    "decodes": ("decoding requests", "--max-batch"),
+    "context_tokens": ("tokens of context", "--max-input-len and --max-batch"),
+}
+
+
+class NotMeasured(UsageError):
+    """A step of a size that no calibration measured; `lacking` is the quantity, its value and the
+    nearest measured, or None where no step of the kind was measured."""
+
+    def __init__(self, kind: str, lacking: tuple[str, float, float] | None) -> None:
+        if lacking is None:
+            missing, flag = f"no {kind} steps were measured", "--max-batch"
+        else:
+            name, value, nearest = lacking
+            words, flag = _QUANTITIES[name]
+            bound = "most" if value > nearest else "least"
+            missing = (
+                f"a {kind} step of {value:.6g} {words} is outside the measured sizes (at {bound} "
+                f"{nearest:.6g})"
+            )
+        super().__init__(
+            f"hardware: {missing}; costs are not extrapolated. Measure with slobench calibrate "
+            f"--target URL and a larger {flag}, or calibrate from the log or run of a load with "
+            "such steps; or simulate a smaller load (max_num_seqs and token_budget limit the steps)"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSteps:
+    """The sizes, least and most, of the steps of a kind (`prompt`, `decode`, `mixed`) to which
+    costs were fitted: sequences with a prompt, their tokens and attention, decodes, and tokens of
+    context."""
+
+    kind: str
+    prompts: tuple[int, int] = (0, 0)
+    prompt_tokens: tuple[int, int] = (0, 0)
+    prompt_attention: tuple[float, float] = (0.0, 0.0)
+    decodes: tuple[int, int] = (0, 0)
+    context_tokens: tuple[int, int] = (0, 0)
+
+    def lacks(self, shape: StepShape) -> tuple[str, float, float] | None:
+        """The first quantity of a step that is beyond the measured sizes, with its value and the
+        nearest measured; None for a step within them. A tenth more than the most is within, and so
+        is less than the least, where that is small: `_SMALL_PROMPT` tokens, or two sequences."""
+        n_prompts = shape.n_seqs - shape.n_decode
+        for name, value, (least, most), small in (
+            ("prompts", n_prompts, self.prompts, _SMALL_BATCH),
+            ("prompt_tokens", shape.prefill_tokens, self.prompt_tokens, _SMALL_PROMPT),
+            ("prompt_attention", shape.prefill_attention, self.prompt_attention, inf),
+            ("decodes", shape.n_decode, self.decodes, _SMALL_BATCH),
+            ("context_tokens", shape.context_tokens, self.context_tokens, inf),
+        ):
+            if value > most * _BEYOND:
+                return name, value, most
+            if value * _BEYOND < least and least > small:
+                return name, value, least
+        return None
+
+
+def kind_of(shape: StepShape) -> str:
+    """The kind of a step that computes something."""
+    if not shape.prefill_tokens:
+        return "decode"
+    return "mixed" if shape.n_decode else "prompt"
+
+
 class CostModel(Protocol):
     """Estimates the seconds of a step; pure: equal shapes always cost the same."""
 
@@ -67,7 +140,8 @@ class StepCost:
     """A cost that is linear in the counts, except for the floor under the tokens. All coefficients
     are in seconds and ≥ 0:
 
-    t = step_s + seq_s·n_seqs + prefill_seq_s·n_prefill + added_token_s·T
+    t = step_s + seq_s·n_seqs + prefill_seq_s·n_prefill + row_s·R + added_token_s·T
+        + Σ c·min(n_seqs, k) over the pairs (k, c) of `seq_pieces`
         + (weights_s^p + M^p)^(1/p)
         + context_token_s·context_tokens + prefill_attention_s·prefill_attention
         − max(0, reduce_saved_s − reduce_saved_token_s·T)
@@ -75,13 +149,17 @@ class StepCost:
 
     n_prefill counts the sequences with a piece of their prompt in the step. `reduce_saved_s` is
     what a step of few tokens saves by an all-reduce for short messages. T counts prompt tokens,
-    decoding rows and padding; p = `sharpness`. Without `weights_s` the model is plainly linear. A
-    step that only decodes is rounded up to the next of `graph_rows`, the batch sizes for which a
+    decoding rows and padding, R decoding rows alone; p = `sharpness`. Without `weights_s` the model
+    is linear except for `seq_pieces`, with which a further sequence costs less than the one before.
+    A step that only decodes is rounded up to the next of `graph_rows`, the batch sizes for which a
     graph was captured (none: no rounding). An empty step costs nothing.
 
     With `fused_attention` = η > 0, a kernel computes the attention of decodes and of prompts at the
     same time. The two terms D and P of a step then take min(D + P, max(D, P) / η) together.
     Source: Kamath et al., POD-Attention, ASPLOS 2025 (arXiv 2410.18038).
+
+    `measured` are the sizes of the steps to which the costs were fitted, by kind; none for costs
+    that hold for every step. `estimate` prices any step; `check_measured` refuses those outside.
     """
 
     step_s: float = 0.0
@@ -95,9 +173,22 @@ class StepCost:
     reduce_saved_s: float = 0.0
     reduce_saved_token_s: float = 0.0
     prefill_seq_s: float = 0.0
+    row_s: float = 0.0
     sharpness: float = 4.0
     fused_attention: float = 0.0
     graph_rows: tuple[int, ...] = ()
+    seq_pieces: tuple[tuple[int, float], ...] = ()
+    measured: tuple[MeasuredSteps, ...] = ()
+
+    def check_measured(self, shape: StepShape) -> None:
+        """Raises NotMeasured for a step outside the measured sizes."""
+        kind = kind_of(shape)
+        steps = next((steps for steps in self.measured if steps.kind == kind), None)
+        if steps is None:
+            raise NotMeasured(kind, None)
+        lacking = steps.lacks(shape)
+        if lacking is not None:
+            raise NotMeasured(kind, lacking)
 
     def estimate(self, shape: StepShape) -> float:
         fixed_s, n_context = self.without_context(shape)
@@ -134,6 +225,10 @@ class StepCost:
             multiplying_s -= max(0.0, self.reduce_saved_s - self.reduce_saved_token_s * n_tokens)
         if self.prefill_seq_s:
             multiplying_s += self.prefill_seq_s * max(0, n_seqs - n_rows)
+        if self.row_s:
+            multiplying_s += self.row_s * n_rows
+        for k, piece_s in self.seq_pieces:
+            multiplying_s += piece_s * min(n_seqs, k)
         fixed_s = self.step_s + self.seq_s * n_seqs + self.added_token_s * n_tokens + multiplying_s
         return fixed_s, n_context
 
@@ -238,15 +333,15 @@ GRAPH_ROWS = (1, 2, 4, *range(8, 513, 8))
 @dataclass(frozen=True, slots=True)
 class ModelOnHardware:
     """A model on some hardware: the cost of its steps, its KV memory in tokens, and the seconds for
-    copying a token's KV to host memory or back, and the bytes of that. `held_out_error` is the mean
-    relative error of fitted costs on steps outside the fit; None for costs that were not fitted to
-    a server. `variation` is that of the steps' times around `cost`, where it was measured. Between
-    two stages of a pipeline a step takes `hop_s`, and `hop_token_s` per token."""
+    copying a token's KV to host memory or back, and the bytes of that. `cost_error` is the largest
+    relative error of fitted costs at a kind and size of step; None for costs that were not fitted
+    to a server. `variation` is that of the steps' times around `cost`, where it was measured.
+    Between two stages of a pipeline a step takes `hop_s`, and `hop_token_s` per token."""
 
     cost: StepCost
     kv_tokens: int
     copy_token_s: float
-    held_out_error: float | None = None
+    cost_error: float | None = None
     kv_token_bytes: float = 0.0
     hop_s: float = 0.0
     hop_token_s: float = 0.0

@@ -1,7 +1,7 @@
 """Step costs against published tables: the roofline, and bandwidths of profiled operators."""
 
 import json
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,8 @@ from reference_engine.simulator import simulate
 from reference_engine.state.cost_model import (
     CPU_COSTS,
     HARDWARE,
+    MeasuredSteps,
+    NotMeasured,
     Padding,
     StepCost,
     StepShape,
@@ -335,7 +337,7 @@ CALIBRATED = """\
 name: box
 model: nano
 kv_tokens: 4096
-held_out_error: 0.062
+errors: {prompt: {mean: 0.02, interval: [0.01, 0.03], worst: -0.062}}
 costs:
   step: 0.8ms
   sequence: 30us
@@ -353,7 +355,7 @@ def calibrated(path, text=CALIBRATED, shape="nano", **dtypes):
 
 def test_a_calibrated_file_has_the_costs_and_the_memory_of_its_server(tmp_path):
     model = calibrated(tmp_path / "box.yaml")
-    assert (model.kv_tokens, model.held_out_error) == (4096, 0.062)
+    assert (model.kv_tokens, model.cost_error) == (4096, 0.062)
     # .8 + 3 · .03 + .2 + (64 + 2) · .005 + 500 · .00011 + 2048 · .00002 ms
     shape = StepShape(3, 64, 2048.0, 2, 500)
     assert model.cost.estimate(shape) == pytest.approx(1.51596e-3)
@@ -366,7 +368,7 @@ def test_a_calibrated_file_has_the_costs_and_the_memory_of_its_server(tmp_path):
     [
         (CALIBRATED, "tiny", {}, "costs of 'nano', not of 'tiny'; use shape=nano"),
         (CALIBRATED, "nano", {"kv_dtype": "fp8"}, "kv_dtype and weight_dtype need another"),
-        (CALIBRATED.replace("0.062", "0.1001"), "nano", {}, "wrong by 10.0% on steps outside"),
+        (CALIBRATED.replace("0.062", "0.081"), "nano", {}, "prompt steps are wrong by 8.1%"),
         (CALIBRATED.replace("token: 5us", "token: -5us"), "nano", {}, "box.yaml:9: costs.token"),
     ],
 )
@@ -379,25 +381,84 @@ def test_a_calibrated_file_is_refused_for_what_it_does_not_hold(
 
 
 def test_a_forced_file_is_used_whatever_its_error(tmp_path):
-    text = CALIBRATED.replace("0.062", "0.4\nforced: true")
-    assert calibrated(tmp_path / "box.yaml", text).held_out_error == 0.4
+    text = CALIBRATED.replace("0.062", "0.4") + "forced: true\n"
+    assert calibrated(tmp_path / "box.yaml", text).cost_error == 0.4
 
 
 def test_a_calibrated_file_is_read_back_as_it_was_written(tmp_path):
-    cost = StepCost(step_s=1.23456789e-3, token_s=5.262e-06, context_token_s=1.108e-7)
-    facts = {"name": "box", "model": "nano", "kv_tokens": 4096, "held_out_error": 0.05}
-    write_calibrated(tmp_path / "box.yaml", cost, 2e-3, facts)
+    cost = StepCost(
+        step_s=1.23456789e-3,
+        token_s=5.262e-06,
+        context_token_s=1.108e-7,
+        weights_s=2e-3,
+        added_token_s=1e-6,
+        sharpness=16.0,
+        row_s=3e-5,
+        graph_rows=(1, 2, 4, 8),
+        seq_pieces=((2, 1e-4), (8, 5e-5)),
+        measured=(
+            MeasuredSteps("prompt", (1, 1), (16, 512), (128.0, 131072.0)),
+            MeasuredSteps("decode", decodes=(1, 32), context_tokens=(17, 20000)),
+        ),
+    )
+    facts = {"name": "box", "model": "nano", "kv_tokens": 4096, "form": "linear"}
+    errors = {"decode": {"mean": 0.012, "interval": [0.01, 0.02], "worst": -0.034, "at": '"8"'}}
+    write_calibrated(tmp_path / "box.yaml", cost, 2e-3, facts, errors=errors)
     back = read_calibrated(tmp_path / "box.yaml")
-    assert (back.request, back.kv_tokens, back.forced) == (2e-3, 4096, False)
+    assert (back.request, back.kv_tokens, back.forced, back.form) == (2e-3, 4096, False, "linear")
+    assert back.errors["decode"].interval == (0.01, 0.02)
     model = simulated_model(resolve("nano"), str(tmp_path / "box.yaml"))
-    kept = StepCost(step_s=1.23457e-3, token_s=5.262e-06, context_token_s=1.108e-7)
-    assert astuple(model.cost)[:-1] == pytest.approx(astuple(kept)[:-1], rel=1e-12)
-    assert model.cost.graph_rows == ()
+    read = model.cost
+    assert (read.measured, read.graph_rows) == (cost.measured, (1, 2, 4, 8))
+    assert [k for k, _ in read.seq_pieces] == [2, 8]
+    assert [piece_s for _, piece_s in read.seq_pieces] == pytest.approx([1e-4, 5e-5])
+    assert (read.step_s, read.sharpness) == (1.23457e-3, 16.0)
+    own_s = [read.weights_s, read.added_token_s, read.row_s, read.context_token_s]
+    assert own_s == pytest.approx([2e-3, 1e-6, 3e-5, 1.108e-7])
+    assert model.cost_error == 0.034
     assert model.variation is None
 
 
+def test_pieces_cost_less_for_each_further_sequence_and_rows_are_those_of_the_graph():
+    pieces = StepCost(seq_pieces=((2, 1e-3), (4, 0.5e-3)))
+    per_batch = [pieces.estimate(StepShape(n, 0, 0.0, n, 0)) for n in (1, 2, 3, 4, 5)]
+    assert per_batch == pytest.approx([1.5e-3, 3e-3, 3.5e-3, 4e-3, 4e-3])
+    rows = StepCost(row_s=1e-3, graph_rows=(1, 2, 4))
+    assert rows.estimate(StepShape(3, 0, 0.0, 3, 0)) == pytest.approx(4e-3)
+    assert rows.estimate(StepShape(4, 10, 50.0, 3, 0)) == pytest.approx(3e-3)  # no graph: mixed
+
+
+MEASURED = (
+    MeasuredSteps("prompt", (1, 1), (128, 2048), (8192.0, 2097152.0)),
+    MeasuredSteps("decode", decodes=(1, 32), context_tokens=(17, 20000)),
+)
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [
+        (StepShape(1, 2048, 2097152.0, 0, 0), None),
+        (StepShape(1, 2200, 2097152.0, 0, 0), None),  # within a tenth
+        (StepShape(32, 0, 0.0, 32, 20000), None),
+        (StepShape(1, 0, 0.0, 1, 2), None),
+        (StepShape(1, 2300, 2097152.0, 0, 0), "2300 prompt tokens .*at most 2048.*max-input-len"),
+        (StepShape(1, 64, 2048.0, 0, 0), "64 prompt tokens .*at least 128"),
+        (StepShape(36, 0, 0.0, 36, 20000), "36 decoding requests .*at most 32.*--max-batch"),
+        (StepShape(32, 0, 0.0, 32, 40000), "40000 tokens of context .*at most 20000"),
+        (StepShape(3, 128, 8192.0, 2, 100), "no mixed steps were measured"),
+    ],
+)
+def test_a_step_outside_the_measured_sizes_is_refused_with_the_way_to_measure_it(shape, words):
+    cost = StepCost(step_s=1e-3, measured=MEASURED)
+    if words is None:
+        cost.check_measured(shape)
+        return
+    with pytest.raises(NotMeasured, match=words):
+        cost.check_measured(shape)
+
+
 def test_the_variation_of_a_calibrated_file_is_read_back_as_it_was_written(tmp_path):
-    facts = {"name": "box", "model": "nano", "kv_tokens": 4096, "held_out_error": 0.05}
+    facts = {"name": "box", "model": "nano", "kv_tokens": 4096}
     variation = StepVariation((0.25, 1.0), (0.9, 1.23456), 0.5, 32.0, 0.01, (1.5e-3, 2e-2))
     write_calibrated(tmp_path / "box.yaml", StepCost(step_s=1e-3), None, facts, variation)
     model = simulated_model(resolve("nano"), str(tmp_path / "box.yaml"))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from loadgen.studies.calibrate.cost_fit import variation_of
+from loadgen.studies.calibrate.variation_fit import variation_of
 from reference_engine.state.step_variation import StepVariation, VaryingSteps
 
 SPELLS = StepVariation((0.2, 0.9, 1.0), (0.5, 1.0, 1.9), 0.6, 32.0, 0.01, (0.003, 0.005))

@@ -11,6 +11,7 @@ from rich.console import Console
 from loadgen.errors import TargetError
 from loadgen.run.run_options import RunOptions
 from loadgen.studies.calibrate.calibration_file import Calibration, Measured
+from loadgen.studies.calibrate.grid import CACHED, MOST_ANSWER, Load, loads
 from loadgen.studies.calibrate.run_samples import (
     Answers,
     answers_of_run,
@@ -23,36 +24,17 @@ from loadgen.studies.cells.order import run_cells
 from loadgen.studies.cells.runner import CellFailure
 from loadgen.studies.study import Place, Study
 from loadgen.workload.scenario import Scenario, scenario_from_flags
+from reference_engine.executors.simulated import SIMULATED_CONTEXT
+from reference_engine.model.zoo import resolve
 
 CALIBRATE = Study("calibrate", "calibration", Calibration, before=("cell.json",))
-_PROMPTS = (16, 128, 512, 2048)
-_BATCHES = (1, 4, 16, 64)
-_DECODE_PROMPT, _DECODE_TOKENS = 128, 96
-_CACHED_SHARE = 0.75  # of the prompts of the cached cell
-_CACHED = "cached"
-_CELL = "12s"  # at most; ten cells with preflight and page stay below five minutes
-_REQUESTS = 8
+_CELL = "12s"  # of traffic at most
 
 
 def cells(target: str, options: RunOptions, max_input: int, max_batch: int) -> list[Cell]:
-    """Prompts up to `max_input` tokens alone, decodes of up to `max_batch` requests at once, cached
-    prompts, and prompts that arrive between decodes."""
-    lengths = [length for length in _PROMPTS if length < max_input] + [max_input]
-    batches = [batch for batch in _BATCHES if batch < max_batch] + [max_batch]
-    prompt = min(_DECODE_PROMPT, max_input)
-    cached = int(max_input * _CACHED_SHARE)
-    planned = [
-        *(_closed(f"prompt_{length}", 1, length, 8, _REQUESTS) for length in lengths),
-        *(_closed(f"decode_{n}", n, prompt, _DECODE_TOKENS, max(2, 2 * n)) for n in batches),
-        _closed(
-            *("mixed", max(2, max_batch // 4), {"kind": "uniform", "min": 16, "max": max_input}),
-            *({"kind": "uniform", "min": 8, "max": _DECODE_TOKENS}, 4 * max_batch),
-        ),
-    ]
-    if cached:
-        shared = {"requests.shared_prefix": {"tokens": cached}}
-        planned.append(_closed(_CACHED, 1, max_input - cached, 8, _REQUESTS, shared))
-    return [Cell(scenario.name, scenario, target, options) for scenario in planned]
+    """The runs of `grid.loads` against a target."""
+    scenarios = map(_closed, loads(max_input, max_batch))
+    return [Cell(scenario.name, scenario, target, options) for scenario in scenarios]
 
 
 def measure(
@@ -67,7 +49,7 @@ def measure(
             if isinstance(result, CellFailure):
                 raise TargetError(f"cell {result.cell.name}: {result.reason}")
             n_done += 1
-            if result.cell.name == _CACHED and not reports_cached_tokens(result.run):
+            if result.cell.name == CACHED and not reports_cached_tokens(result.run):
                 console.print(
                     "the server reports no cached tokens: prompts with a cached prefix are left "
                     "out",
@@ -83,20 +65,24 @@ def measure(
     return Measured(samples, f"{target}, measured from outside", answers=answers)
 
 
-def _closed(
-    name: str,
-    n_users: int,
-    input_len: int | Mapping[str, object],
-    output_len: int | Mapping[str, object],
-    n_requests: int,
-    overrides: Mapping[str, object] | None = None,
-) -> Scenario:
+def _closed(load: Load) -> Scenario:
+    shared = {"requests.shared_prefix": {"tokens": load.shared}} if load.shared else {}
     return scenario_from_flags(
-        name=name,
-        concurrency=n_users,
-        input_len=input_len,
-        output_len=output_len,
-        num_prompts=n_requests,
+        name=load.name,
+        concurrency=load.n_users,
+        input_len=_lengths(load.prompt),
+        output_len=_lengths(load.answer),
+        num_prompts=load.n_requests,
         duration=_CELL,
-        overrides=overrides or {},
+        overrides=shared,
     )
+
+
+def _lengths(n: int | tuple[int, int]) -> int | Mapping[str, object]:
+    return n if isinstance(n, int) else {"kind": "uniform", "min": n[0], "max": n[1]}
+
+
+def longest_prompt(shape: str) -> int:
+    """The longest prompt (tokens) that leaves room for the answers, of a model of this shape."""
+    most = min(resolve(shape).config.max_model_len, SIMULATED_CONTEXT)
+    return max(1, most - MOST_ANSWER)

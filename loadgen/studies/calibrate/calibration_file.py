@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +13,8 @@ from loadgen.archive.engine_logs import NAMES
 from loadgen.archive.store import read_run
 from loadgen.errors import UsageError
 from loadgen.manifest.json_section import JsonSection
-from loadgen.studies.calibrate.cost_fit import StepError, fit_cost
+from loadgen.studies.calibrate.cost_fit import FittedCost, fit_cost
+from loadgen.studies.calibrate.lack_of_fit import KindError, SizeError, rows_by_kind
 from loadgen.studies.calibrate.run_samples import Answers, answers_of_run, request_s, samples_of_run
 from loadgen.studies.calibrate.step_samples import StepSamples, request_outside_s, samples_of_steps
 from reference_engine.model.hardware_file import (
@@ -20,7 +23,7 @@ from reference_engine.model.hardware_file import (
     write_calibrated,
 )
 from reference_engine.model.zoo import resolve
-from reference_engine.state.cost_model import StepCost
+from reference_engine.state.cost_model import MeasuredSteps, StepCost
 from reference_engine.state.step_variation import StepVariation
 from reference_engine.step_log.step_files import read_log
 
@@ -41,34 +44,39 @@ class Measured:
 
 class Calibration(JsonSection, frozen=True, kw_only=True):
     """A fit and the hardware file that holds it, times in seconds; the content of calibrate.json.
-    `accepted`: the simulator accepts the file. `answers` is None for steps of a log."""
+    `accepted`: the simulator accepts the file. `form` states the form of the costs in words,
+    `by_kind` their errors. `answers` is None for steps of a log."""
 
     file: str
     accepted: bool
     forced: bool
     n_steps: int
+    form: str
     costs: StepCost
     variation: StepVariation
     request_s: float | None
-    held_out: StepError
     answers: Answers | None
-    by_kind: dict[str, StepError]
+    by_kind: dict[str, KindError]
 
     def lines(self) -> Iterator[str]:
         """The fit in words, a line each."""
         cost, variation = self.costs, self.variation
-        yield f"{self.n_steps} steps; costs of a step:"
+        yield f"{self.n_steps} steps; {self.form}; costs of a step:"
         answers = self.answers or Answers()
         for name, seconds in (
             ("step", cost.step_s),
             ("per sequence", cost.seq_s),
             ("per sequence with a prompt", cost.prefill_seq_s),
+            ("per row of a graph", cost.row_s),
+            *((f"for each of the first {k}", piece_s) for k, piece_s in cost.seq_pieces),
             ("per token", cost.token_s),
+            ("per token, added", cost.added_token_s),
             ("weights", cost.weights_s),
             ("per token of context", cost.context_token_s),
             ("per pair in prompt attention", cost.prefill_attention_s),
         ):
-            yield f"  {name:28} {seconds * 1e6:12.4g} µs"
+            if seconds:
+                yield f"  {name:28} {seconds * 1e6:12.4g} µs"
         if self.request_s is not None:
             yield (
                 f"  outside the steps, a request needs {self.request_s * 1e3:.3g} ms (HTTP, "
@@ -88,13 +96,16 @@ class Calibration(JsonSection, frozen=True, kw_only=True):
         if variation.pause_s:
             mean_ms = 1e3 * sum(variation.pause_s) / len(variation.pause_s)
             yield f"  {variation.pausing:.2%} of the steps pause for {mean_ms:.2g} ms on average"
-        yield "error on steps outside the fit (mean, median, bias):"
-        for kind, error in {"all": self.held_out, **self.by_kind}.items():
+        yield "error of the costs (mean of the sizes, 95 % interval), and at the worst size:"
+        for kind, error in self.by_kind.items():
             yield f"  {kind:8} {_error_text(error)}"
+        for steps in cost.measured:
+            yield f"  measured {steps.kind} steps: {_sizes_text(steps)}"
         if not self.accepted:
             yield (
-                f"{self.file} is refused by the simulator: its error is above {MOST_ERROR:.0%}; "
-                "measure longer on an idle machine, or accept the error with --force"
+                f"{self.file} is refused by the simulator: its costs are wrong by more than "
+                f"{MOST_ERROR:.0%}; measure longer on an idle machine, or accept the error with "
+                "--force"
             )
 
 
@@ -146,23 +157,24 @@ def calibrated(
         "name": path.stem,
         "model": name,
         "kv_tokens": kv_tokens or measured.kv_tokens or _KV_TOKENS,
-        "held_out_error": float(f"{fitted.held_out.mean:.4g}"),
         "source": measured.source,
         "n_steps": fitted.n_steps,
+        "form": fitted.form.sentence(),
     }
     if is_forced:
         facts["forced"] = True
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_calibrated(path, fitted.cost, fitted.request_s, facts, fitted.variation)
+    cost = replace(fitted.cost, measured=measured_sizes(measured.samples))
+    write_calibrated(path, cost, fitted.request_s, facts, fitted.variation, _stated_errors(fitted))
     return Calibration(
         file=str(path),
-        accepted=is_forced or fitted.held_out.mean <= MOST_ERROR,
+        accepted=is_forced or fitted.is_right,
         forced=is_forced,
         n_steps=fitted.n_steps,
-        costs=fitted.cost,
+        form=fitted.form.sentence(),
+        costs=cost,
         variation=fitted.variation,
         request_s=fitted.request_s,
-        held_out=fitted.held_out,
         answers=measured.answers,
         by_kind=dict(fitted.by_kind),
     )
@@ -182,5 +194,60 @@ def check_place(path: Path, shape: str) -> None:
         raise UsageError(f"--out {path}: exists and holds no calibration") from None
 
 
-def _error_text(error: StepError) -> str:
-    return f"{error.mean:6.1%} {error.median:6.1%} {error.bias:+6.1%}   {error.n} steps"
+def measured_sizes(samples: StepSamples) -> tuple[MeasuredSteps, ...]:
+    """The sizes of the steps of each kind, least and most."""
+
+    def ranges(part: StepSamples) -> dict[str, tuple[int, int]]:
+        columns = {
+            "prompts": part.n_prefill,
+            "prompt_tokens": part.prefill_tokens,
+            "prompt_attention": part.prefill_attention,
+            "decodes": part.n_decode,
+            "context_tokens": part.context_tokens,
+        }
+        return {name: (int(v.min()), math.ceil(v.max())) for name, v in columns.items()}
+
+    kinds = rows_by_kind(samples).items()
+    return tuple(MeasuredSteps(kind, **ranges(samples.at(rows))) for kind, rows in kinds)
+
+
+def _stated_errors(fitted: FittedCost) -> dict[str, dict[str, object]]:
+    return {
+        kind: {
+            "mean": float(f"{error.error:.3g}"),
+            "interval": [float(f"{error.low:.3g}"), float(f"{error.high:.3g}")],
+            "worst": float(f"{error.worst.error:.3g}"),
+            "at": json.dumps(_size_text(error.worst)),
+        }
+        for kind, error in fitted.by_kind.items()
+    }
+
+
+def _error_text(error: KindError) -> str:
+    worst = error.worst
+    return (
+        f"{error.error:5.1%} ({error.low:.1%} to {error.high:.1%}); {worst.error:+.1%} at "
+        f"{_size_text(worst)}; {error.n} steps, which differ by {error.scatter:.1%}, bias "
+        f"{error.bias:+.1%}"
+    )
+
+
+def _size_text(size: SizeError) -> str:
+    if size.by == "time":
+        return f"{size.least:.0%} to {size.most:.0%} of the time"
+    words = {
+        "prompt_tokens": "prompt tokens",
+        "sequences": "decodes",
+        "context": "tokens of context each",
+    }[size.by]
+    return f"{size.least:.0f} to {size.most:.0f} {words}"
+
+
+def _sizes_text(steps: MeasuredSteps) -> str:
+    ranges = {
+        "prompts": steps.prompts,
+        "prompt tokens": steps.prompt_tokens,
+        "decodes": steps.decodes,
+        "tokens of context": steps.context_tokens,
+    }
+    return ", ".join(f"{least} to {most} {name}" for name, (least, most) in ranges.items() if most)

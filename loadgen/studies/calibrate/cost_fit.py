@@ -1,243 +1,257 @@
-"""The fit of step costs: non-negative coefficients that a few slow steps cannot move.
+"""The fit of step costs: the form that predicts steps outside the fit best, and its coefficients.
 
-Least squares fits the slowest steps, because their errors are the largest. Here a step's error is
-relative to its predicted time, and errors beyond `_HUBER_SCALES` scales of the usual error count
-less and less (Huber's M-estimate by iteratively reweighted least squares).
-
-What the costs leave over is kept as the variation of the steps, so that a simulation is as slow on
-average as the server was, and its slow steps come in spells as they did.
-
-Source: Huber & Ronchetti, Robust Statistics (2009), sections 7.3 to 7.8.
+Steps are weighed by kind (prompt, decode, mixed) and size, because most steps of a server are
+decodes of a usual batch: costs that are right for these alone can be far off for a long prompt.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import UsageError
-from loadgen.measure.statistics.ranks import mean_ranks
+from loadgen.studies.calibrate.cost_forms import (
+    ADDED_TOKEN,
+    ATTENTION,
+    HUBER_SCALES,
+    PROMPT_SEQUENCE,
+    Batch,
+    Form,
+    request_s,
+    solved,
+    step_cost,
+    terms,
+    weighted_median,
+)
+from loadgen.studies.calibrate.lack_of_fit import KindError, error_by_kind, rows_by_kind, spells_of
 from loadgen.studies.calibrate.step_samples import Column, StepSamples
-from reference_engine.state.cost_model import StepCost, StepShape
-from reference_engine.state.step_variation import MOST_RATIO, StepVariation
+from loadgen.studies.calibrate.variation_fit import variation_of
+from reference_engine.model.hardware_file import MOST_ERROR
+from reference_engine.state.cost_model import StepCost
+from reference_engine.state.step_variation import StepVariation
 
 LEAST_STEPS = 40
-_MOST_STEPS = 40_000  # more steps are thinned out evenly
-_KNEES = (0, 8, 16, 32, 64, 128, 256, 512, 1024)  # tokens up to which reading the weights dominates
-_KNEE_GAIN = 0.02  # by which a knee has to lower the error of the fit
-# Terms of a prompt that are left out where the steps do not need them: with a single prompt length
-# no fit separates them from the time per token, which predicts other lengths best.
-_LEFT_OUT = ((2, 5), (5,), (2,))  # columns of `_terms`, the simplest fit first
-_PROMPT_LOSS = 0.1  # by which leaving out may increase the error of steps with a prompt
-_HUBER_SCALES = 1.5
-_ITERATIONS = 30
-_N_BLOCKS = 40  # of consecutive steps; every fourth is held out
-_SMALLEST = 1e-9
-_UP_TO = (0.05, 0.25, 0.5, 0.75, 0.9, 0.95, 0.98, 1.0)  # shares of the steps
-_N_PAUSES = 10
-_LAGS = 2 ** np.arange(11)  # steps
-_MEMORIES = 2.0 ** np.arange(0, 10.5, 0.5)  # steps
-
-
-@dataclass(frozen=True)
-class StepError:
-    """The errors of predicted step times on `n` steps: `mean` and `median` of |predicted/measured −
-    1|, and `bias` = Σ predicted / Σ measured − 1, the share of the time that is in no cost."""
-
-    n: int
-    mean: float
-    median: float
-    bias: float
+_MOST_PER_SIZE, _TRIED_PER_SIZE = 1_000, 250  # steps of a kind and size in the last fit; in trials
+_FORMS: tuple[Batch, ...] = ("powers_of_two", "captured", "pieces")
+_SHARPNESS = (2.0, 16.0)
+_LEFT_OUT = ((PROMPT_SEQUENCE, ATTENTION), (ATTENTION,), (PROMPT_SEQUENCE,))  # the simplest first
+_KNEE_FROM = 4.0  # tokens
+_CHOSEN_AT = 2.5  # standard errors by which a form predicts better than a simpler one
+_KEPT_AT = 1.0  # standard errors by which a term makes predictions better
+_N_FOLDS, _N_BLOCKS = 4, 40
+_TRIAL_ITERATIONS = 8
+_LEAST_SCALE = 1e-3
+_SMALLEST = 1e-12
 
 
 @dataclass(frozen=True)
 class FittedCost:
-    """Fitted costs, the variation of the steps around them, the seconds of a request outside the
-    steps (None: not measured), and the errors on held-out steps: in all and by kind of step
-    (`decode`, `prefill`, `mixed`)."""
+    """Fitted costs and their form, the variation of the steps around them, the seconds of a request
+    outside the steps (None: not measured), and the errors of the costs by kind of step (`prompt`,
+    `decode`, `mixed`)."""
 
     cost: StepCost
+    form: Form
     variation: StepVariation
     request_s: float | None
     n_steps: int
-    held_out: StepError
-    by_kind: Mapping[str, StepError]
+    by_kind: Mapping[str, KindError]
+    coefficients: Column
+
+    @property
+    def is_right(self) -> bool:
+        """Whether no kind of step has an error above `MOST_ERROR`, and no size of a kind."""
+        return all(
+            max(kind.error, abs(kind.worst.error)) <= MOST_ERROR for kind in self.by_kind.values()
+        )
+
+    def predicted_s(self, samples: StepSamples) -> Column:
+        """The times of steps [n], with that of a request where a sample includes it."""
+        return np.maximum(terms(samples, self.form) @ self.coefficients, _SMALLEST)
 
 
 def fit_cost(samples: StepSamples) -> FittedCost:
-    """Fits the costs on three quarters of the steps and computes their errors on the rest. Blocks
-    of consecutive steps are held out whole, because neighbours share their disturbances. Raises
-    UsageError for fewer than 40 steps."""
+    """Fits the costs to the steps. The form is chosen, and the errors are computed, by predictions
+    of each quarter of the steps from the other three: of each kind and size, blocks of consecutive
+    steps, because neighbours share their disturbances. Raises UsageError for fewer than 40 steps.
+    """
     if len(samples) < LEAST_STEPS:
         raise UsageError(
             f"calibrate: {len(samples)} usable steps, at least {LEAST_STEPS} are needed; measure "
             "longer"
         )
-    every = samples
-    if len(samples) > _MOST_STEPS:
-        samples = samples.at(np.linspace(0, len(samples) - 1, _MOST_STEPS).astype(np.int64))
-    block = np.arange(len(samples)) * _N_BLOCKS // len(samples)
-    is_held_out = block % 4 == 3
-    train, held_out = samples.at(~is_held_out), samples.at(is_held_out)
-    knee, found = _fitted(train, ())
-    if train.n_prefill.any():
-        error = _prompt_error(train, knee, found)
-        for left_out in _LEFT_OUT:
-            simpler_knee, simpler = _fitted(train, left_out)
-            if _prompt_error(train, simpler_knee, simpler) <= error * (1 + _PROMPT_LOSS):
-                knee, found = simpler_knee, simpler
-                break
-    cost, request_s = _cost(found, knee), float(found[-1])
+    form = _chosen_form(samples.at(_thinned(samples, _TRIED_PER_SIZE)))
+    rows = _thinned(samples, _MOST_PER_SIZE)
+    fitted = samples.at(rows)
+    table, weights = terms(fitted, form), weights_of(fitted)
+    coefficients = solved(table, fitted.seconds, weights)
+    predicted = _predicted(table, fitted, weights)
+    every_s = np.maximum(terms(samples, form) @ coefficients, _SMALLEST)
+    spells = spells_of(samples.seconds / every_s, sizes_of(samples))
     return FittedCost(
-        cost,
-        variation_of(every.seconds, np.maximum(_terms(every, knee) @ found, _SMALLEST)),
-        request_s if samples.requests.any() else None,
+        step_cost(form, coefficients),
+        form,
+        variation_of(samples.seconds, every_s),
+        request_s(coefficients) if samples.requests.any() else None,
         len(samples),
-        cost_error(held_out, cost, request_s),
-        _by_kind(held_out, cost, request_s),
+        error_by_kind(fitted, predicted, rows, spells),
+        coefficients,
     )
 
 
-def _fitted(train: StepSamples, left_out: Sequence[int]) -> tuple[int, Column]:
-    """The best knee, and the coefficients with it; those `left_out` are 0."""
-    best: tuple[float, int, Column] | None = None
-    for knee in _KNEES:
-        terms = _terms(train, knee)
-        terms[:, left_out] = 0.0
-        found = solved(terms, train.seconds)
-        loss = float(np.mean(np.abs(terms @ found / train.seconds - 1)))
-        if best is None or loss < best[0] * (1 - _KNEE_GAIN):
-            best = loss, knee, found
-    assert best is not None, "there are knees"
-    return best[1], best[2]
-
-
-def _prompt_error(train: StepSamples, knee: int, found: Column) -> float:
-    """The mean error of steps with a prompt."""
-    prompts = train.at(train.n_prefill > 0)
-    return float(np.mean(np.abs(_terms(prompts, knee) @ found / prompts.seconds - 1)))
-
-
-def solved(terms: NDArray[np.float64], seconds: Column) -> Column:
-    """Non-negative coefficients c [k] with terms [n, k] @ c ≈ seconds [n], robust against slow
-    steps. A column of zeros gets 0."""
-    from scipy.optimize import nnls
-
-    scale = np.maximum(np.abs(terms).max(axis=0), _SMALLEST)
-    scaled = terms / scale
-
-    def weighted(weight: Column) -> Column:
-        c: Column = nnls(scaled * weight[:, None], seconds * weight)[0]
-        return c
-
-    found = weighted(1 / seconds)
-    for _ in range(_ITERATIONS):
-        predicted = np.maximum(scaled @ found, _SMALLEST)
-        error = np.abs(seconds / predicted - 1)
-        limit = max(_HUBER_SCALES * 1.4826 * float(np.median(error)), 1e-4)
-        found = weighted(np.sqrt(np.minimum(1, limit / np.maximum(error, 1e-12))) / predicted)
-    coefficients: Column = found / scale
-    return coefficients
-
-
-def variation_of(seconds: Column, costs_s: Column) -> StepVariation:
-    """The variation of the times of consecutive steps [n] around their costs [n]. The memory is
-    fitted by least squares to the autocorrelation of their normal scores up to 1 024 steps. Of the
-    pauses in their order, equal parts are replaced by their means."""
-    from scipy.special import ndtri
-
-    n = len(seconds)
-    ratio = np.minimum(seconds / costs_s, MOST_RATIO)
-    pauses_s = np.sort((seconds - MOST_RATIO * costs_s)[seconds > MOST_RATIO * costs_s])
-    up_to = np.array(_UP_TO)
-    edges = np.ceil(up_to * n).astype(int)
-    has_steps = np.diff(edges, append=n + 1) > 0  # few steps: fewer shares
-    up_to, edges = up_to[has_steps], edges[has_steps]
-    scores = ndtri((mean_ranks(seconds / costs_s) - 0.5) / n)
-    scores -= scores.mean()
-    lags = _LAGS[n / 4 > _LAGS]
-    variance = max(float(np.mean(scores**2)), _SMALLEST)
-    correlation = np.array([np.mean(scores[:-k] * scores[k:]) for k in lags]) / variance
-
-    def fitted(memory: float) -> tuple[float, float]:
-        """The squared error, and the share that lasts."""
-        fading = np.exp(-lags / memory)
-        share = float(np.clip(correlation @ fading / (fading @ fading), 0, 1))
-        return float(np.sum((correlation - share * fading) ** 2)), share
-
-    errors = {memory: fitted(memory) for memory in _MEMORIES.tolist()}
-    memory = min(errors, key=lambda memory: errors[memory][0])
-    return StepVariation(
-        tuple(up_to.tolist()),
-        tuple(float(part.mean()) for part in np.split(np.sort(ratio), edges[:-1])),
-        errors[memory][1],
-        memory,
-        len(pauses_s) / n,
-        tuple(float(part.mean()) for part in np.array_split(pauses_s, _N_PAUSES) if len(part)),
-    )
-
-
-def _terms(samples: StepSamples, knee: int) -> NDArray[np.float64]:
-    """What each coefficient multiplies: step, sequence, sequence with a prompt, token, token of
-    context, attention of prompts, request."""
-    n_tokens = samples.prefill_tokens + samples.n_decode
-    sharpness = StepCost().sharpness
-    return np.column_stack(
-        [
-            np.ones(len(samples)),
-            samples.n_prefill + samples.n_decode,
-            samples.n_prefill,
-            (knee**sharpness + n_tokens**sharpness) ** (1 / sharpness),
-            samples.context_tokens,
-            samples.prefill_attention,
-            samples.requests,
-        ]
-    )
-
-
-def _cost(found: Column, knee: int) -> StepCost:
-    step_s, seq_s, prefill_seq_s, token_s, context_token_s, attention_s, _ = found.tolist()
-    return StepCost(
-        step_s=step_s,
-        seq_s=seq_s,
-        prefill_seq_s=prefill_seq_s,
-        token_s=token_s,
-        weights_s=knee * token_s,
-        context_token_s=context_token_s,
-        prefill_attention_s=attention_s,
-    )
-
-
-def cost_error(samples: StepSamples, cost: StepCost, request_s: float = 0.0) -> StepError:
-    """The errors of costs on steps [n]; `request_s` is added where a step has a request's time."""
-    predicted = request_s * samples.requests + [
-        cost.estimate(StepShape(n_prefill + n_decode, n_tokens, attention, n_decode, n_context))
-        for n_prefill, n_tokens, attention, n_decode, n_context in zip(
-            samples.n_prefill,
-            samples.prefill_tokens,
-            samples.prefill_attention,
-            samples.n_decode,
-            samples.context_tokens,
-            strict=True,
-        )
+def sizes_of(samples: StepSamples) -> NDArray[np.int64]:
+    """A number for each kind and size of steps [n]: octaves of prompt tokens and of the batch, two
+    octaves of the context."""
+    kind = 2 * (samples.prefill_tokens > 0) + (samples.n_decode > 0)
+    sizes = [
+        kind,
+        np.log2(np.maximum(samples.prefill_tokens, 1)) + 1e-9,
+        np.log2(np.maximum(samples.n_decode, 1)) + 1e-9,
+        np.log2(np.maximum(samples.context_tokens, 1)) / 2,
     ]
-    error = np.abs(predicted / samples.seconds - 1)
-    bias = float(predicted.sum() / samples.seconds.sum() - 1)
-    return StepError(len(samples), float(error.mean()), float(np.median(error)), bias)
+    key = np.zeros(len(samples), dtype=np.int64)
+    for size in sizes:
+        key = key * 64 + np.floor(size).astype(np.int64)
+    number: NDArray[np.int64] = np.unique(key, return_inverse=True)[1].ravel()
+    return number
 
 
-def _by_kind(samples: StepSamples, cost: StepCost, request_s: float) -> dict[str, StepError]:
-    has_prefill, has_decode = samples.prefill_tokens > 0, samples.n_decode > 0
-    kinds = {
-        "decode": has_decode & ~has_prefill,
-        "prefill": has_prefill & ~has_decode,
-        "mixed": has_prefill & has_decode,
-    }
-    return {
-        kind: cost_error(samples.at(rows), cost, request_s)
-        for kind, rows in kinds.items()
-        if rows.any()
-    }
+def weights_of(samples: StepSamples) -> Column:
+    """Weights of the steps [n] with a sum of n. Those of a size have together the square root of
+    their number, those of a kind the square root of what its sizes then have: between equal weights
+    of all steps, with the least noise, and equal weights of all sizes and kinds."""
+    number = sizes_of(samples)
+    weights = 1 / np.sqrt(np.bincount(number)[number])
+    kind = 2 * (samples.prefill_tokens > 0) + (samples.n_decode > 0)
+    weights /= np.sqrt(np.bincount(kind, weights)[kind])
+    weights *= len(weights) / weights.sum()
+    return weights
+
+
+def _thinned(samples: StepSamples, most: int) -> NDArray[np.int64]:
+    """The rows of at most `most` steps of each size, evenly in time."""
+    number = sizes_of(samples)
+    order = np.argsort(number, kind="stable")
+    parts = np.split(order, np.flatnonzero(np.diff(number[order])) + 1)
+    kept = [
+        part if len(part) <= most else part[np.linspace(0, len(part) - 1, most).astype(np.int64)]
+        for part in parts
+    ]
+    return np.sort(np.concatenate(kept))
+
+
+def _folds(samples: StepSamples) -> NDArray[np.int64]:
+    """The fold of each step [n]."""
+    number = sizes_of(samples)
+    fold = np.zeros(len(samples), dtype=np.int64)
+    for size in range(int(number.max()) + 1):
+        rows = np.flatnonzero(number == size)
+        n_blocks = min(_N_BLOCKS, len(rows))
+        fold[rows] = (np.arange(len(rows)) * n_blocks // len(rows) + size) % _N_FOLDS
+    return fold
+
+
+def _predicted(
+    table: NDArray[np.float64],
+    samples: StepSamples,
+    weights: Column,
+    n_iterations: int = 30,
+) -> Column:
+    """The time (s) of each step [n], predicted from the steps of the other folds."""
+    fold, predicted = _folds(samples), np.empty(len(samples))
+    for number in range(_N_FOLDS):
+        out = fold == number
+        if not out.any():
+            continue
+        inside = ~out
+        found = solved(table[inside], samples.seconds[inside], weights[inside], n_iterations)
+        predicted[out] = table[out] @ found
+    return np.maximum(predicted, _SMALLEST)
+
+
+def _chosen_form(samples: StepSamples) -> Form:
+    trial = _Trial(samples)
+    form = trial.with_knee(Form())
+    if samples.n_decode.max() > 2:
+        form = trial.better(form, [replace(form, batch=batch) for batch in _FORMS])
+        form = trial.with_knee(form)
+    if form.knee:
+        form = trial.better(form, [trial.with_knee(replace(form, sharpness=p)) for p in _SHARPNESS])
+        simpler = [replace(form, knee=0.0, sharpness=4.0), replace(form, left_out=(ADDED_TOKEN,))]
+        form = trial.simplest(simpler, form)
+    if samples.n_prefill.any():
+        left_out = [form.left_out + columns for columns in _LEFT_OUT]
+        form = trial.simplest([replace(form, left_out=columns) for columns in left_out], form)
+    return form
+
+
+class _Trial:
+    """Forms compared on the same steps."""
+
+    def __init__(self, samples: StepSamples) -> None:
+        self._samples, self._weights = samples, weights_of(samples)
+        self._losses: dict[Form, Column] = {}
+        self._kinds = list(rows_by_kind(samples).values())
+        first = Form(knee=0.0)
+        error = np.abs(samples.seconds / self._held_out(first) - 1)
+        self._scale = max(1.4826 * weighted_median(error, self._weights), _LEAST_SCALE)
+
+    def with_knee(self, form: Form) -> Form:
+        """The form with the knee that fits best: half octaves first, then finer."""
+        most = float((self._samples.prefill_tokens + self._samples.n_decode).max())
+        grid = _KNEE_FROM * 2.0 ** (np.arange(0, 2 * np.log2(max(most / _KNEE_FROM, 1))) / 2)
+        losses = {0.0: self._fitted_loss(replace(form, knee=0.0))}
+        for knee in grid.tolist():
+            losses[knee] = self._fitted_loss(replace(form, knee=knee))
+        best = min(losses, key=lambda knee: losses[knee])
+        for apart in (0.25, 0.125, 0.0625):
+            for knee in (best * 2**-apart, best * 2**apart) if best else ():
+                losses[knee] = self._fitted_loss(replace(form, knee=knee))
+            best = min(losses, key=lambda knee: losses[knee])
+        return replace(form, knee=best)
+
+    def better(self, form: Form, others: list[Form]) -> Form:
+        """The best of the others where it predicts clearly better than `form`, else `form`."""
+        if not others:
+            return form
+        best = min(others, key=lambda other: float(self._loss(other).sum()))
+        gains = self._gains(form, best)
+        is_better = max(gains) > max(_CHOSEN_AT, -min(gains))
+        return best if is_better else form
+
+    def simplest(self, simpler: list[Form], form: Form) -> Form:
+        """The first of the simpler forms that predicts about as well as `form`, else `form`."""
+        return next((f for f in simpler if max(self._gains(f, form)) <= _KEPT_AT), form)
+
+    def _gains(self, form: Form, other: Form) -> list[float]:
+        """By how many standard errors `other` predicts each kind of step better."""
+        gain = self._loss(form) - self._loss(other)
+        errors = [float(np.sqrt(np.sum(gain[rows] ** 2))) for rows in self._kinds]
+        return [
+            float(gain[rows].sum()) / error if error > 0 else 0.0
+            for rows, error in zip(self._kinds, errors, strict=True)
+        ]
+
+    def _loss(self, form: Form) -> Column:
+        """Huber's loss of each step, predicted from the other folds [n]."""
+        if form not in self._losses:
+            self._losses[form] = self._huber(self._held_out(form))
+        return self._losses[form]
+
+    def _held_out(self, form: Form) -> Column:
+        table = terms(self._samples, form)
+        return _predicted(table, self._samples, self._weights, _TRIAL_ITERATIONS)
+
+    def _fitted_loss(self, form: Form) -> float:
+        table = terms(self._samples, form)
+        found = solved(table, self._samples.seconds, self._weights, _TRIAL_ITERATIONS)
+        return float(self._huber(np.maximum(table @ found, _SMALLEST)).sum())
+
+    def _huber(self, predicted: Column) -> Column:
+        error = np.abs(self._samples.seconds / predicted - 1) / self._scale
+        k = HUBER_SCALES
+        loss: Column = self._weights * np.where(error <= k, error**2 / 2, k * error - k**2 / 2)
+        return loss

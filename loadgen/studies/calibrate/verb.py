@@ -48,8 +48,13 @@ def calibrate(
         typer.Option(min=16, help="Tokens of KV memory of the server. Default: as in the log."),
     ] = None,
     max_input_len: Annotated[
-        int, typer.Option(min=16, help="With --target: the longest prompt, tokens.")
-    ] = 1024,
+        int | None,
+        typer.Option(
+            min=16,
+            help="With --target: the longest prompt, tokens. Default: as long as the model admits "
+            "(max_model_len), 32576 at most.",
+        ),
+    ] = None,
     max_batch: Annotated[
         int, typer.Option(min=1, max=1024, help="With --target: requests at once at most.")
     ] = 32,
@@ -59,7 +64,7 @@ def calibrate(
         str, typer.Option(help="With --target reference: settings of the bundled engine.")
     ] = "",
     force: Annotated[
-        bool, typer.Option("--force", help="Let the simulator use costs with an error above 10 %.")
+        bool, typer.Option("--force", help="Let the simulator use costs with an error above 8 %.")
     ] = False,
     plugin: Plugin = None,
     resume: Annotated[
@@ -70,10 +75,10 @@ def calibrate(
     """Fit the costs of a server's steps, as a hardware file for `simulate`, `modes` and `serve`.
 
     The steps come from the engine's own log (--steps), from a recorded run (--run), or from small
-    runs against an idle server (--target). Exit code 1: the error on steps outside the fit is above
-    10 %, so the simulator refuses the file.
+    runs against an idle server (--target). Exit code 1: the error of the costs of a kind and size
+    of step is above 8 %, so the simulator refuses the file.
     """
-    from loadgen.studies.calibrate.black_box import CALIBRATE, cells, measure
+    from loadgen.studies.calibrate.black_box import CALIBRATE, cells, longest_prompt, measure
     from loadgen.studies.calibrate.calibration_file import calibrated, check_place
     from loadgen.studies.study import end
 
@@ -87,7 +92,8 @@ def calibrate(
         options = parse.base_options(
             plugin, engine=engine, model=model, wait_ready_s=parse.read_wait_s(wait_ready)
         )
-        planned = cells(target, options, max_input_len, max_batch)
+        longest = max_input_len or longest_prompt(shape)
+        planned = cells(target, options, longest, max_batch)
         runs, command = out.with_name(f"{out.stem}_runs"), options.command
         with CALIBRATE.opened("", runs, resume=resume, command=command) as place:
             measured = measure(replace(place, out=out), planned, target, stderr())
