@@ -322,7 +322,7 @@ def test_the_page_and_the_terminal_say_the_same(compared):
     assert "simulated (cost model): good for ranking, not for absolute numbers" in told
     assert set(figures(result)) == {"goodput", "difference", "kept"}
     assert len(paper(result)["vconcat"]) == 2
-    ratios = told.partition("times static batch_size=4")[2]
+    ratios = told.partition("ratio to static batch_size=4")[2]
     lines = re.findall(r"^chunked at .*$", ratios, re.MULTILINE)
     assert [line[: len("chunked at 2/s")] for line in lines] == ["chunked at 2/s", "chunked at 6/s"]
     for line, row in zip(lines, result.rows[1::2], strict=True):
@@ -377,7 +377,7 @@ def test_classes_and_waits_are_shown_where_there_is_one_rate(tmp_path, cache):
     told = console.file.getvalue()
     assert "  completion" in told
     assert "static group running" in told
-    assert "times static batch_size=4" in told
+    assert "ratio to static batch_size=4" in told
     assert set(figures(result)) == {"latencies", "kept"}
     for of_mode in (result.rows[:4], result.rows[4:]):
         assert of_mode[0].n_due == sum(row.n_due for row in of_mode[1:])
