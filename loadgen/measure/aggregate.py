@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from loadgen.errors import RunInvalid, UsageError
-from loadgen.manifest.sections import Ended
+from loadgen.manifest.sections import Manifest
 from loadgen.measure.cause import Cause, find_cause
 from loadgen.measure.counted_prompts import why_other_prompts
 from loadgen.measure.doubts import doubts, open_overload, overload
@@ -80,7 +80,7 @@ def summarize(
     )
     if decision.verdict == "met" and (other := _other_work(run, evidence.due)):
         decision = Decision("no_verdict", RunInvalid.exit_code, other)
-    decision = _with_cause(decision, proof.cause, run.manifest.ended)
+    decision = _with_cause(decision, proof.cause, run.manifest)
     return _summary(evidence, scope, proof, decision, least)
 
 
@@ -92,14 +92,17 @@ def _breakdown(proof: _Proof) -> Reason | None:
     return Reason("overloaded", proof.overload) if proof.overload else None
 
 
-def _with_cause(decision: Decision, cause: Cause | None, ended: Ended) -> Decision:
-    """The decision with the cause as its first reason, of an interrupted run as its last, unless
-    the SLOs are met or it is there."""
+def _with_cause(decision: Decision, cause: Cause | None, manifest: Manifest) -> Decision:
+    """The decision with the cause as its first reason, or as its last where something else ended
+    the run; without it where the SLOs are met, the run is INVALID, or the cause is there."""
     sentences = [reason.sentence for reason in decision.reasons]
     if cause is None or decision.verdict == "met" or cause.sentence in sentences:
         return decision
+    kinds = {reason.kind for reason in decision.reasons}
+    if "invalid" in kinds:
+        return decision
     found = Reason("cause", cause.sentence)
-    is_last = ended == "interrupted"
+    is_last = "ended_early" in kinds and manifest.end_kind == "other"
     reasons = (*decision.reasons, found) if is_last else (found, *decision.reasons)
     return replace(decision, reasons=reasons)
 

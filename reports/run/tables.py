@@ -89,7 +89,8 @@ def rate_text(found: Summary | ClassSummary, has_achieved: bool = True) -> str:
     )
     loop = found.closed_loop if isinstance(found, Summary) else None
     if loop is not None and loop.is_all_traffic:
-        text += f" {between(loop.rate, 'per_s')}" if has_achieved else ""
+        interval = between(loop.rate, "per_s")
+        text += f" {interval}" if has_achieved and interval else ""
     return f"{text} ({found.rate_note})" if found.rate_note else text
 
 
@@ -98,7 +99,7 @@ def achieved_basis(summary: Summary) -> str:
     loop, text = summary.closed_loop, rate_text(summary, has_achieved=False)
     if loop is None or not loop.is_all_traffic:
         return text
-    return f"{between(loop.rate, 'per_s')}; {text}"
+    return "; ".join(filter(None, (between(loop.rate, "per_s"), text)))
 
 
 def in_flight_text(summary: Summary) -> str:

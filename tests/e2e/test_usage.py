@@ -17,7 +17,7 @@ LONG = ["--rate=5/s", "--input-len=400", "--output-len=4", "--duration=1s"]
     [
         (["run", "quickstrat", "--target=mock"], 2, "did you mean 'quickstart'"),
         (["run", "quickstart"], 2, "--target"),
-        (["run", "--target=mock", "--rate=5"], 2, "--input-len, --output-len, --duration"),
+        (["run", "--target=mock", "--rate=5"], 2, "add --input-len, --output-len"),
         (["run", *QUICK, "--target=refrence"], 2, "did you mean 'reference'"),
         (["run", *QUICK, "--target=ftp://x"], 2, "neither http nor https"),
         (["run", *QUICK, "--target=localhost:8000"], 2, "no scheme"),

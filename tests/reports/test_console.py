@@ -123,7 +123,7 @@ def test_the_three_rates_stand_in_a_line() -> None:
     assert "  rate requested 10.5/s, offered 10/s, achieved 10/s\n" in printed(open_loop)
     closed = with_manifest(measured_run(), classes={"default": traffic(is_closed_loop=True)})
     assert (
-        "  rate requested n/a, offered n/a, achieved 10/s […]"
+        "  rate requested n/a, offered n/a, achieved 10/s"
         " (closed loop: the server's speed sets the rate)\n"
     ) in printed(closed)
 

@@ -70,7 +70,7 @@ RATES = (
 def test_a_sweep_ends_with_these_lines():
     assert text(sweep_view.ending(sweep(*RATES))) + "\n" == (
         """\
-2 of 4 cells met the SLO in every run
+between 8 and 16 req/s; promise 8
   ✓ rate 4/s   met: goodput 3.9/s, p99(ttft) 9.8 ms, 78 tokens/s per GPU
   ✓ rate 8/s   met: goodput 7.8/s, p99(ttft) 41 ms, 156 tokens/s per GPU
   ? rate 16/s  1 met, 1 missed: goodput 12.1/s, p99(ttft) 930 ms, 242 tokens/s per GPU

@@ -50,7 +50,7 @@ def _began(directory):
     [
         (["--target", "sim", *TRAFFIC], "--target: expected two"),
         ([*SIM, "quickstart", "steady"], "name one scenario, or none, not 2 runs"),
-        ([*SIM, "--rate", "8"], "add --input-len, --output-len, --duration"),
+        ([*SIM, "--rate", "8"], "add --input-len, --output-len"),
         ([*SIM, *TRAFFIC, *["--engine", "shape=8b"] * 3], "--engine: expected one for both sides"),
         (["quickstart"], "To measure two targets first: --target A --target B"),
         (["a", "b", "--out", "c"], "--out: is the directory of runs that --target A --target B"),

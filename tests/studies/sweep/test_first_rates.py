@@ -57,4 +57,4 @@ def test_a_target_alone_is_swept_to_its_throughput_and_the_command_is_printed(tm
 @pytest.mark.parametrize("words", [["--rate", "3"], ["--seed", "3"], ["--set", "seed=3"]])
 def test_a_traffic_that_is_half_given_is_asked_for_in_full(words):
     result = CliRunner().invoke(app, ["run", "--target", "sim", *words])
-    assert "--output-len, --duration" in str(result.exception)
+    assert ", --output-len" in str(result.exception)
