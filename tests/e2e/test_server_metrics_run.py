@@ -48,7 +48,8 @@ def test_the_servers_account_is_in_the_run_its_summary_and_its_page(cli, tmp_pat
     with mock({"ttft": "2ms", "itl": "1ms"}, tmp_path) as served:
         target = f"url: {served.endpoint.url}\nmetrics_url: {metrics_url}\n"
         (tmp_path / "t.yaml").write_text(target)
-        result = cli("run", *flags, "--target=t.yaml", "--slo=ttft<=30s", "--out=run", cwd=tmp_path)
+        result = cli("run", *flags, "--target=t.yaml", "--slo=ttft<=30s", "--out=run", "--full",
+                     cwd=tmp_path)  # fmt: skip
         without = cli("run", *flags, "--target=t.yaml", "--no-scrape", "--out=no", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "ok   server_metrics" in result.stderr

@@ -9,7 +9,7 @@ from loadgen.archive.store import read_run
 from loadgen.records import TokenSource
 
 pytestmark = pytest.mark.e2e
-FLAGS = ["--rate=20/s", "--input-len=16", "--output-len=24", "--duration=2s", "--out=run"]
+FLAGS = ["--rate=20/s", "--input-len=16", "--output-len=24", "--duration=2s", "--out=run", "--full"]
 
 
 def measured(cli, folder, engine, *more, code=0):

@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 
 from loadgen.archive.store import read_run
@@ -38,7 +39,8 @@ def test_prometheus_reads_a_run_while_it_goes_on(cli, tmp_path):
     n = sample["slobench_requests_total"][OK]
     assert sample["slobench_ttft_seconds_count"][of_class] == n
     assert sample["slobench_slo_met_total"][of_class] == n
-    assert sample["slobench_itl_seconds_count"][of_class] == 15 * n
+    # Events that one read delivers have no gap between them: on a busy machine there are fewer.
+    assert 10 * n <= sample["slobench_itl_seconds_count"][of_class] <= 15 * n
     assert 0.02 * n <= sample["slobench_ttft_seconds_sum"][of_class] < 5 * n
     assert sample["slobench_sent_total"][()] >= n
     assert sample["slobench_asked_rate_per_second"][()] == pytest.approx(40, rel=0.5)
@@ -70,9 +72,12 @@ def test_a_collector_is_told_what_the_rows_say(cli, tmp_path):
     first_chunk = histogram("gen_ai.client.operation.time_to_first_chunk")
     assert first_chunk == (n, pytest.approx(columns.ttft_from_send_s.sum(), rel=1e-4))
     assert histogram("slobench.e2e") == (n, pytest.approx(columns.e2e_s.sum(), rel=1e-4))
-    assert histogram("slobench.tpot") == (n, pytest.approx(columns.tpot_s.sum(), rel=1e-3))
+    tpot_s = columns.tpot_s[np.isfinite(columns.tpot_s)]  # none of an answer in one read
+    assert histogram("slobench.tpot") == (len(tpot_s), pytest.approx(tpot_s.sum(), rel=1e-3))
     gaps = histogram("gen_ai.client.operation.time_per_output_chunk")
-    assert gaps == (15 * n, pytest.approx(columns.gaps.icl_s.sum(), rel=1e-4))
+    icl_s = columns.gaps.icl_s
+    assert gaps == (len(icl_s), pytest.approx(icl_s.sum(), rel=1e-4))
+    assert 10 * n <= len(icl_s) <= 15 * n
     (ok,) = (p for p in told["slobench.requests"].sum.data_points if p.as_double)
     assert (attributes(ok)["slobench.status"], ok.as_double) == ("ok", n)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["counts"]["due"] == n

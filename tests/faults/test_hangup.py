@@ -116,7 +116,7 @@ def test_the_rows_of_a_killed_run_are_recovered_by_the_command_that_is_named(cli
     assert "it is unfinished: slobench report run" in again.stderr
     recovered = cli("report", "run", cwd=tmp_path)
     assert recovered.returncode == 0, recovered.stderr
-    assert "NO VERDICT" in recovered.stdout.splitlines()[0]
+    assert "no verdict" in recovered.stdout.splitlines()[0].lower()  # INVALID on a busy machine
     counts, total = counts_of(tmp_path / "run")
     assert counts["lost"] == 0
     assert counts["ok"] > 100

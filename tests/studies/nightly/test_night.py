@@ -83,7 +83,8 @@ def test_a_slower_engine_is_worse_and_every_output_says_so(
     monkeypatch.setenv("GITHUB_REPOSITORY", "us/engine")
     monkeypatch.setenv("GITHUB_RUN_ID", "12")
     file, out = copied / "nightly.yaml", copied / "slow"
-    code, told, errors = shown("nightly", file, "--out", out, "--engine", "step_delay=10%")
+    slow = ("--engine", "step_delay=10%")
+    code, told, errors = shown("nightly", file, "--out", out, *slow, "--full")
     assert code == 1
     assert told.startswith("WORSE: At least one measure got worse.")
     assert "▼ sim_few_chunked  worse: p50(ttft) 4.49 ms → 4.94 ms, +10 % [+10, +10]" in told
@@ -123,7 +124,8 @@ def test_a_slower_engine_is_worse_and_every_output_says_so(
 def test_a_summary_that_cannot_be_written_leaves_the_verdict(shown, copied, tmp_path, monkeypatch):
     monkeypatch.setenv("GITHUB_STEP_SUMMARY", str(tmp_path / "gone" / "summary"))
     file, out = copied / "nightly.yaml", copied / "slow"
-    code, told, errors = shown("nightly", file, "--out", out, "--engine", "step_delay=10%")
+    slow = ("--engine", "step_delay=10%")
+    code, told, errors = shown("nightly", file, "--out", out, *slow, "--full")
     assert (code, told.splitlines()[0]) == (1, "WORSE: At least one measure got worse.")
     assert "GITHUB_STEP_SUMMARY" in errors
     assert str(out / "summary.md") in errors
