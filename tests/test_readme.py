@@ -80,13 +80,6 @@ def test_the_figures_of_the_readme_stand_in_the_results_of_the_benchmarks():
     for text, side in zip(stated.groups(), ("slobench", "aiohttp"), strict=True):
         measured = ceiling[side]["events/s"]["median"]
         assert int(text.replace(" ", "")) == round(measured, -3)
-    servers = json.loads((RESULTS / "capacity_search.json").read_text())["servers"].values()
-    assert len(servers) == 8
-    assert {server["searches"] for server in servers} == {100}
-    assert {server["covered"] for server in servers} == {91, 96, 97, 98, 99}
-    assert (
-        "91 to 99 of 100 capacity intervals contain\n  the true value, for each of eight" in README
-    )
 
 
 @pytest.mark.e2e

@@ -40,7 +40,7 @@ def test_prometheus_reads_a_run_while_it_goes_on(cli, tmp_path):
     assert sample["slobench_ttft_seconds_count"][of_class] == n
     assert sample["slobench_slo_met_total"][of_class] == n
     # Events that one read delivers have no gap between them: on a busy machine there are fewer.
-    assert 10 * n <= sample["slobench_itl_seconds_count"][of_class] <= 15 * n
+    assert n <= sample["slobench_itl_seconds_count"][of_class] <= 15 * n
     assert 0.02 * n <= sample["slobench_ttft_seconds_sum"][of_class] < 5 * n
     assert sample["slobench_sent_total"][()] >= n
     assert sample["slobench_asked_rate_per_second"][()] == pytest.approx(40, rel=0.5)
@@ -74,10 +74,10 @@ def test_a_collector_is_told_what_the_rows_say(cli, tmp_path):
     assert histogram("slobench.e2e") == (n, pytest.approx(columns.e2e_s.sum(), rel=1e-4))
     tpot_s = columns.tpot_s[np.isfinite(columns.tpot_s)]  # none of an answer in one read
     assert histogram("slobench.tpot") == (len(tpot_s), pytest.approx(tpot_s.sum(), rel=1e-3))
-    gaps = histogram("gen_ai.client.operation.time_per_output_chunk")
-    icl_s = columns.gaps.icl_s
-    assert gaps == (len(icl_s), pytest.approx(icl_s.sum(), rel=1e-4))
-    assert 10 * n <= len(icl_s) <= 15 * n
+    n_gaps, gaps_s = histogram("gen_ai.client.operation.time_per_output_chunk")
+    icl_s = columns.gaps.icl_s  # without gaps inside of a read, which a busy machine makes
+    assert gaps_s == pytest.approx(icl_s.sum(), rel=1e-4)
+    assert len(icl_s) <= n_gaps <= 15 * n
     (ok,) = (p for p in told["slobench.requests"].sum.data_points if p.as_double)
     assert (attributes(ok)["slobench.status"], ok.as_double) == ("ok", n)
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["counts"]["due"] == n
