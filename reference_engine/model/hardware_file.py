@@ -153,12 +153,15 @@ class Variation(Block):
         )
 
 
+_Relative = Annotated[float, Field(ge=0, allow_inf_nan=False)]  # above 1: more than 100 %
+
+
 class CostError(Block):
     """The relative error of the costs of a kind of step: the mean over its sizes, its 95 %
     interval, and the error at the worst size (`at`)."""
 
     mean: float = Field(ge=0, allow_inf_nan=False)
-    interval: tuple[Share, Share]
+    interval: tuple[_Relative, _Relative]
     worst: float = Field(allow_inf_nan=False)
     at: str = ""
 

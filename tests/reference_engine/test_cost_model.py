@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from loadgen.errors import UsageError
 from reference_engine.model.hardware_file import (
+    CostError,
     read_calibrated,
     read_hardware,
     simulated_model,
@@ -510,3 +511,8 @@ def test_unknown_hardware_names_the_nearest():
         find_hardware("h20")
     assert find_hardware("4xH100") == find_hardware("4xh100")
     assert find_hardware("4xh100").n == 4
+
+
+def test_an_error_of_more_than_100_per_cent_can_be_stated():
+    stated = {"mean": 0.9, "interval": [0.5, 1.09], "worst": -1.5}
+    assert CostError.model_validate(stated).interval == (0.5, 1.09)
