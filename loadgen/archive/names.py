@@ -59,10 +59,16 @@ def _runs_in(directory: Path) -> list[Path]:
 
 def runs_below(directory: Path) -> list[Path]:
     """The run directories at any depth below a directory, without those behind links."""
-    found = (manifest.parent for manifest in sorted(directory.rglob("manifest.json")))
-    return [run for run in found if not _is_behind_link(run, directory)]
+    return [manifest.parent for manifest in files_below(directory, "manifest.json")]
 
 
-def _is_behind_link(run: Path, directory: Path) -> bool:
-    between = (part for part in (run, *run.parents) if directory in part.parents)
+def files_below(directory: Path, name: str) -> list[Path]:
+    """The files of this name at any depth below a directory, in order, without those behind links
+    below it, such as runs/latest."""
+    found = sorted(directory.rglob(name))
+    return [file for file in found if not _is_behind_link(file, directory)]
+
+
+def _is_behind_link(file: Path, directory: Path) -> bool:
+    between = (part for part in file.parents if directory in part.parents)
     return any(part.is_symlink() for part in between)

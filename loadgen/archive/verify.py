@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from loadgen.archive import checksums, store
-from loadgen.archive.names import runs_below
+from loadgen.archive.names import files_below, runs_below
 from loadgen.errors import RunInvalid, SlobenchError, UsageError
 
 State = Literal["verified", "unfinished", "damaged"]
@@ -44,22 +44,16 @@ def verify(path: Path, check_store: CheckStore = lambda path: None) -> list[Veri
     if (path / "manifest.json").is_file():
         return [_run(path)]
     results = [_run(directory) for directory in runs_below(path)]
-    roots = {root for mark, depth in _MARKS.items() for root in _directories(path, mark, depth)}
+    roots = {
+        file.parents[depth - 1]
+        for mark, depth in _MARKS.items()
+        for file in files_below(path, mark)
+    }
     stores = [check_store(root) for root in sorted({path, *roots})]
     results += [result for result in stores if result is not None]
     if not results:
         raise UsageError(f"{path}: holds no run, no study and no baseline")
     return results
-
-
-def _directories(path: Path, name: str, depth: int) -> list[Path]:
-    """The directories with a file of this name, `depth` levels above it; not through links below
-    `path`, such as runs/latest."""
-
-    def is_linked(file: Path) -> bool:
-        return any((path / part).is_symlink() for part in file.relative_to(path).parents[:-1])
-
-    return sorted(file.parents[depth - 1] for file in path.rglob(name) if not is_linked(file))
 
 
 def exit_code(results: list[Verified]) -> int:
