@@ -78,7 +78,7 @@ def summarize(
         n_ok=proof.results.whole.counts[Status.ok.name],
         min_requests=least,
     )
-    if decision.verdict == "met" and (other := _other_work(run, evidence.due)):
+    if decision.verdict == "met" and (other := _other_work(run, evidence.due, proof)):
         decision = Decision("no_verdict", RunInvalid.exit_code, other)
     decision = _with_cause(decision, proof.cause, run.manifest)
     return _summary(evidence, scope, proof, decision, least)
@@ -107,11 +107,11 @@ def _with_cause(decision: Decision, cause: Cause | None, manifest: Manifest) -> 
     return replace(decision, reasons=reasons)
 
 
-def _other_work(run: Run, due: Mask) -> tuple[Reason, ...]:
+def _other_work(run: Run, due: Mask, proof: _Proof) -> tuple[Reason, ...]:
     """The reasons why a run that met its SLOs is not the run that was planned."""
     found = (
         Reason("tokens_missing", why_not_met(run, due)),
-        Reason("other_prompts", why_other_prompts(run, due)),
+        Reason("other_prompts", proof.other_prompts),
     )
     return tuple(reason for reason in found if reason.sentence)
 
@@ -120,7 +120,8 @@ def _other_work(run: Run, due: Mask) -> tuple[Reason, ...]:
 class _Proof:
     """What the results of a run prove: less than they state if the run was overloaded (a sentence,
     "" for none), nothing if a gate of the `checks` failed. `imprecise` are the percentiles that the
-    load generator's own delays may have moved too far. `cause` is that of most misses."""
+    load generator's own delays may have moved too far. `cause` is that of most misses,
+    `other_prompts` why the server read other prompts than were planned ("" if it did not)."""
 
     results: RunResults
     checks: tuple[ValidityCheck, ...]
@@ -128,6 +129,7 @@ class _Proof:
     imprecise: Sequence[Imprecise]
     addresses: tuple[Backend, ...]
     cause: Cause | None
+    other_prompts: str
 
 
 def _proof(evidence: Evidence, scope: Scope, results: RunResults) -> _Proof:
@@ -153,7 +155,8 @@ def _proof(evidence: Evidence, scope: Scope, results: RunResults) -> _Proof:
         own_error = instrument_check(run, results.judged, too_large, is_late, unsure)
     checks = (*evidence.checks, own_error)
     results = results if is_trusted(checks) else results.unproven()
-    return _Proof(results, checks, excess, too_large, addresses, cause)
+    other_prompts = why_other_prompts(run, due)
+    return _Proof(results, checks, excess, too_large, addresses, cause, other_prompts)
 
 
 def _summary(
@@ -187,7 +190,7 @@ def _summary(
             proof.checks,
             stalls(run, columns, due),
             tuple(map(str, proof.imprecise)),
-            why_other_prompts(run, due),
+            proof.other_prompts,
         ),
         findings=(
             *noted,
