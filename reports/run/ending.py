@@ -421,8 +421,7 @@ def _next(summary: Summary, steps: Sequence[NextStep], why: str) -> NextStep | N
     is_missed = summary.verdict == "missed" and summary.validity.trusted
     if is_missed and (search := verdict_section.search_step(summary)):
         return search
-    is_cause = is_missed or summary.reason_kinds[:1] == ("cause",)
-    if is_cause and summary.validity.trusted and (of_cause := verdict_section.of_cause(summary)):
+    if summary.validity.trusted and (of_cause := verdict_section.of_cause(summary)):
         return of_cause[0]
     if not is_missed:
         return replace(steps[0], text=_instruction(steps[0]))

@@ -240,9 +240,10 @@ def unreachable(summary: Summary) -> list[NextStep]:
 
 
 def of_cause(summary: Summary) -> list[NextStep]:
-    """The step that follows from the cause of the misses."""
-    advice = "" if summary.cause is None or summary.verdict == "met" else summary.cause.advice
-    return [NextStep(advice)] if advice else []
+    """The step that follows from the cause of the misses, where it is the first reason."""
+    if summary.cause is None or summary.reason_kinds[:1] != ("cause",):
+        return []
+    return [NextStep(summary.cause.advice)] if summary.cause.advice else []
 
 
 def _repair(summary: Summary) -> list[NextStep]:
@@ -281,8 +282,7 @@ def _no_verdict(summary: Summary, place: str) -> list[NextStep]:
             *_failures(summary),
             NextStep(f"Measure for at least {length} (--duration {length})."),
         ]
-    is_cause = summary.reason_kinds[:1] == ("cause",)
-    return (of_cause(summary) if is_cause else []) or [NextStep(_again(summary))]
+    return of_cause(summary) or [NextStep(_again(summary))]
 
 
 def _again(summary: Summary) -> str:
