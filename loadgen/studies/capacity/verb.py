@@ -13,6 +13,7 @@ from loadgen.cli import parse
 from loadgen.cli.flags import (
     CaCert,
     Engine,
+    Full,
     Model,
     ScenarioFlags,
     StudyFlags,
@@ -82,9 +83,7 @@ def capacity(
     ca_cert: CaCert = None,
     workers: Workers = "auto",
     wait_ready: WaitReady = None,
-    full: Annotated[
-        bool, typer.Option("--full", help="Print all probes and notes below the ten lines.")
-    ] = False,
+    full: Full = False,
 ) -> None:
     """Find the highest load that meets the SLO, with a confidence interval."""
     from loadgen.studies.capacity.files import request_slos
