@@ -415,13 +415,14 @@ def _delta(event: SseEvent, adapter: Adapter, result: Decoded) -> Delta | None:
     is_error = b"error" in event.name.lower()
     if not (event.data.strip() or is_error):
         return None  # keeps the connection alive
-    if event.name in HEARTBEATS:
+    if event.name in HEARTBEATS and not adapter.names_events:
         return Delta(is_unknown=True)
     failure = f"{IN_STREAM}{_excerpt(event.data)}" if is_error else ""
     try:
         delta = adapter.decode(event.data)
     except ValueError as error:
-        if event.name.lower() not in _DATA_NAMES and not is_error:
+        is_named = adapter.names_events and event.name not in HEARTBEATS
+        if not is_named and event.name.lower() not in _DATA_NAMES and not is_error:
             return Delta(is_unknown=True)
         result.fail(Status.stream_error, failure or f"event not understood: {error}")
         return None
