@@ -22,13 +22,14 @@ from reference_engine.serving.identity import ServerIdentity
 from reference_engine.serving.streams import StreamDelta, TokenStream
 from reference_engine.serving.wire.call import Call, parse_chat, parse_completion
 from reference_engine.serving.wire.response import (
+    AnswerEncoder,
     Encoder,
     TokenUsage,
     WholeChoice,
     WriteText,
     total_usage,
 )
-from reference_engine.serving.wire.wire_errors import WireError, error_event
+from reference_engine.serving.wire.wire_errors import WireError
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +172,7 @@ class ChunkWriter:
 class Choice:
     """A choice of a streamed answer; `n_output` counts its tokens so far."""
 
-    def __init__(self, stream: TokenStream, encoder: Encoder) -> None:
+    def __init__(self, stream: TokenStream, encoder: AnswerEncoder) -> None:
         self.stream, self.encoder = stream, encoder
         self.n_output = 0
 
@@ -198,18 +199,18 @@ async def stream_answer(
         writer = StreamWriter(response, call, choices, transport if is_chunked else None)
         await writer.write()
     except WireError as error:
-        await _send_error(response, str(error))
+        await _send_error(response, choices[0].encoder, str(error))
     except ClientConnectionResetError:
         log.debug("request %s: the client disconnected", names)
     except Exception:  # the request's boundary: a bug of the server, logged
         log.exception("request %s failed", names)
-        await _send_error(response, "internal error")
+        await _send_error(response, choices[0].encoder, "internal error")
     return response
 
 
-async def _send_error(response: web.StreamResponse, message: str) -> None:
+async def _send_error(response: web.StreamResponse, encoder: AnswerEncoder, message: str) -> None:
     with suppress(ClientConnectionResetError):
-        await response.write(error_event(WireError(message, status=500)))
+        await response.write(encoder.error(WireError(message, status=500)))
 
 
 class StreamWriter:
@@ -245,12 +246,13 @@ class StreamWriter:
         """Write each delta as an event, all deltas fetched together in a single write. Later deltas
         go straight to the transport, if there is one."""
         stream, encoder, call = choice.stream, choice.encoder, self._call
-        events = [encoder.role()]
+        events: list[bytes] = []
         write_text: WriteText | None = None
         async for deltas in stream:
             if write_text is None:  # the number of cached tokens is final once there is a token
                 request = stream.request
                 n_prompt, n_cached = request.n_prompt, request.n_cached
+                events.append(encoder.opening(n_prompt, n_cached))
                 write_text = encoder.text_writer(n_prompt, n_cached, call.continuous_usage)
             for text, n_output, finish_reason, chosen in deltas:
                 choice.n_output = n_output
@@ -271,7 +273,7 @@ class StreamWriter:
                     stream.forward_to(ChunkWriter(self._transport, write_text).accept)
             events = []
 
-    def _end(self, encoder: Encoder) -> bytes:
+    def _end(self, encoder: AnswerEncoder) -> bytes:
         """The end of the stream after the last choice, nothing after the others."""
         self._n_open -= 1
         if self._n_open:
