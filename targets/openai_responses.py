@@ -58,7 +58,7 @@ class _Event(_Response):
     """An event, or a whole answer, which is a response without a `type`."""
 
     type: str | None = None
-    delta: str | None = None
+    delta: Any = None  # a text; of some calls an object
     item: _Item | None = None
     response: _Response | None = None
     message: Any = None
@@ -67,8 +67,7 @@ class _Event(_Response):
 
 class OpenAIResponses(OpenAICodec):
     """Responses. The server stores nothing (`store: false`), and a session sends its whole history
-    as `input`. Usage comes without a request for it, in the last event.
-    """
+    as `input`. Usage comes without a request for it, in the last event."""
 
     kind = "responses"
     path: ClassVar[str] = "/responses"
@@ -79,9 +78,9 @@ class OpenAIResponses(OpenAICodec):
     include_usage: bool = False  # the API has no `stream_options.include_usage`
 
     def prompt_fields(self, request: Request) -> dict[str, object]:
-        messages = request.messages or (("user", request.prompt),)
+        talk = request.messages or (("user", request.prompt),)
         return {
-            "input": [{"role": role, "content": content} for role, content in messages],
+            "input": [{"role": role, "content": content} for role, content in talk],
             **request.fields,
             "max_output_tokens": request.output_tokens,
             "store": False,
@@ -95,6 +94,8 @@ class OpenAIResponses(OpenAICodec):
         if event.delta and kind.endswith(".delta"):
             is_answer = kind in _ANSWERS
             text = event.delta if is_answer or kind in _REASONING else ""
+            if not isinstance(text, str):
+                raise ValueError(f"not an event of this API: the delta of {kind} is no text")
             server = server_timings(event.timings) if event.timings else {}
             return Delta(is_token=True, is_answer=is_answer, text=text, server=server)
         if not kind and event.object == "response":
@@ -137,14 +138,13 @@ def _whole(response: _Event) -> Delta:
     answer = reasoning = ""
     items = response.output or ()
     for item in items:
-        text = "".join(
-            part.text or part.refusal or "" for part in item.content or item.summary or ()
-        )
+        parts = item.content or item.summary or ()
+        text = "".join(part.text or part.refusal or "" for part in parts)
         if item.type == "message":
             answer += text
         else:
             reasoning += text
-    text, has_call = answer or reasoning, any(item.type in _CALLS for item in items)
+    text = answer or reasoning
     end = _end(response, "failed" if response.status else "completed", response.timings)
-    is_token = bool(text) or has_call
+    is_token = bool(text) or any(item.type in _CALLS for item in items)
     return msgspec.structs.replace(end, is_token=is_token, is_answer=bool(answer), text=text)

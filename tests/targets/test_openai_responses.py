@@ -160,6 +160,8 @@ def test_only_words_of_the_model_are_text():
     assert refusal == Delta(True, True, "No.")
     arguments = event("response.function_call_arguments.delta", item_id="fc_1", delta="{")
     assert CODEC.decode(data_of(arguments)) == Delta(is_token=True)
+    of_mcp = event("response.mcp_call_arguments.delta", delta={"arguments": "{"})
+    assert CODEC.decode(data_of(of_mcp)) == Delta(is_token=True)
 
 
 FAILURES = {
