@@ -23,8 +23,13 @@ from loadgen.errors import TargetFileError
 
 _VERSION = "/v1"
 _UNVERSIONED = (_VERSION, "")
-_ENDPOINTS = {"/chat/completions": "chat", "/completions": "completions"}  # → api
-_OTHER_APIS = re.compile("/(responses|messages|embeddings|rerank|images/generations|audio/speech)$")
+_ENDPOINTS = {  # → api
+    "/chat/completions": "chat",
+    "/completions": "completions",
+    "/responses": "responses",
+    "/messages": "messages",
+}
+_OTHER_APIS = re.compile("/(embeddings|rerank|images/generations|audio/speech)$")
 _HAS_VERSION = re.compile(r"/v\d+((alpha|beta|p|\.)\d*)?(/|$)")
 _DEPLOYMENT = re.compile(r"/deployments/([^/]+)$")
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -128,7 +133,7 @@ def parse_url(text: str) -> Address:
     base_path, versions, endpoint = _split(parts.path)
     if other := _OTHER_APIS.search(parts.path.rstrip("/")):
         raise TargetFileError(
-            f"{shown}: {other[1]} is another API than {' and '.join(e[1:] for e in _ENDPOINTS)}, "
+            f"{shown}: {other[1]} is another API than {', '.join(e[1:] for e in _ENDPOINTS)}, "
             "which are measured; write the base, without it"
         )
     port = port or DEFAULT_PORTS[parts.scheme]

@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import msgspec
 from pydantic import Field
@@ -211,6 +212,12 @@ class Adapter(Plugin, ABC):
     bundled engine schedules by them; other servers may reject the fields). `extra_body` is merged
     last (`merge_body`).
     """
+
+    names_events: ClassVar[bool] = False
+    """Whether the events of the API have names (`event:`): an event that cannot be decoded is then
+    a fault of the stream under any name."""
+    has_exact_lengths: ClassVar[bool] = True
+    """Whether servers of the API document a field that makes answers as long as requested."""
 
     model: str = ""
     ignore_eos: bool = True

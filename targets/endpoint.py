@@ -49,6 +49,7 @@ OPERATOR_TOKEN = "SLOBENCH_OPERATOR_TOKEN"
 """The variable with the token for requests that change the bundled engine."""
 DEFAULT_KEY_ENV = "OPENAI_API_KEY"
 _SUFFIXES = (".yaml", ".yml")
+_ANTHROPIC = "api.anthropic.com"
 _NO_KEY_HERE = "a file holds no key: export the key and name its variable in api_key_env"
 
 
@@ -211,13 +212,17 @@ class Endpoint(Block):
 
     def request_headers(self) -> tuple[tuple[str, str], ...]:
         """The headers of every request in addition to the codec's. An Azure deployment takes the
-        key as `api-key`. **Secrets in clear**: for the socket only.
+        key as `api-key`, Anthropic's own API as `x-api-key`. **Secrets in clear**: for the socket
+        only.
         """
         named = [(name, value.get_secret_value()) for name, value in self.headers.items()]
         if self._api_key is not None:
             key = self._api_key.get_secret_value()
-            is_azure = bool(self.address.deployment)
-            header = ("api-key", key) if is_azure else ("authorization", f"Bearer {key}")
+            header = ("authorization", f"Bearer {key}")
+            if self.address.deployment:
+                header = ("api-key", key)
+            elif self.address.host == _ANTHROPIC:
+                header = ("x-api-key", key)
             if not any(name.lower() in ("authorization", header[0]) for name, _ in named):
                 named.append(header)
         if self._proxy is not None:

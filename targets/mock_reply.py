@@ -199,8 +199,8 @@ class Reply:
             if not sent.last_frame:
                 self.connection.hang_up()
         elif self.failure == "inband":
-            error = b"data: " + wire.error_body(500, "scripted failure in mid-stream") + b"\n\n"
-            self.connection.finish(wire.chunk(error + wire.DONE) + wire.LAST_CHUNK)
+            error = self.text.error_event("scripted failure in mid-stream")
+            self.connection.finish(wire.chunk(error) + wire.LAST_CHUNK)
         return self.failure != "utf8"
 
     def _schedule(self, offset_s: float) -> None:

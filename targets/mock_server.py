@@ -33,10 +33,20 @@ from loadgen.endings import ending_signals
 from loadgen.errors import UsageError
 from targets import mock_wire as wire
 from targets.address import bracketed
+from targets.mock_named_events import FORMS
 from targets.mock_reply import LogRow, Replies, Reply, write_log
 from targets.mock_script import OPTIONS, Script, apply_options, split_options
 
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close() sends RST
+
+
+_APIS = {"/chat/completions": "chat", "/completions": "completions"}
+
+
+def _api(path: str) -> str:
+    """The API of a path; "" for a path of none."""
+    endings = {**_APIS, **{f"/{api}": api for api in FORMS}}
+    return next((api for ending, api in endings.items() if path.endswith(ending)), "")
 
 
 class _Received(NamedTuple):
@@ -146,8 +156,8 @@ class MockConnection(asyncio.Protocol):
         while self.reply is None and self._waiting and not self.transport.is_closing():
             request = self._waiting.popleft()
             self._keep_alive = request.keep_alive
-            if request.method == "POST" and request.path.endswith("/completions"):
-                self._begin_reply(request)
+            if request.method == "POST" and (api := _api(request.path)):
+                self._begin_reply(request, api)
             else:
                 self.write(self._other_response(request.method, request.path))
         if self.reply is None and not self._keep_alive:
@@ -166,11 +176,10 @@ class MockConnection(asyncio.Protocol):
             return wire.whole_response(200, b"{}")
         return wire.whole_response(404, wire.error_body(404, f"no route {method} {path}"))
 
-    def _begin_reply(self, request: _Received) -> None:
+    def _begin_reply(self, request: _Received, api: str) -> None:
         headers, number = request.headers, len(self.replies.rows)
         seq = headers.get("x-seq", "")
         is_number = seq.isascii() and seq.isdigit()
-        api = "chat" if request.path.endswith("/chat/completions") else "completions"
         row = LogRow(int(seq) if is_number else -1, number, self.id, api, read_ns=request.read_ns)
         self.replies.begin(row)
         refusal, script = None, self.replies.script
@@ -187,22 +196,25 @@ class MockConnection(asyncio.Protocol):
             refusal = int(failure), wire.error_body(int(failure), f"scripted failure {failure}")
         self.reply = self._reply(row, fields, script, failure)
         if refusal is not None:
-            row.outcome = str(refusal[0])
-            self.reply.refuse(wire.whole_response(*refusal))
+            status, body = refusal
+            row.outcome = str(status)
+            self.reply.refuse(wire.whole_response(status, self.reply.text.refusal(body)))
         elif failure != "hang":
             self.reply.start()
 
     def _reply(
         self, row: LogRow, fields: wire.RequestFields, script: Script, failure: str | None
     ) -> Reply:
-        is_chat = row.api == "chat"
+        is_chat = row.api != "completions"
         tokens, finish = script.output_tokens(fields.limit, fields.ignore_eos)
         row.asked_tokens = script.tokens if fields.limit is None else fields.limit
         row.prompt_tokens = script.prompt_tokens(fields.text, is_chat)
         row.outcome = failure or "ok"
         options = fields.stream_options or {}
         has_usage = bool(options.get("include_usage")) and script.usage != "off"
-        form = wire.PersonaText if script.persona and is_chat else wire.ReplyText
+        form = FORMS.get(row.api, wire.ReplyText)
+        if script.persona and row.api == "chat":
+            form = wire.PersonaText
         text = form(
             script=script,
             number=row.number,

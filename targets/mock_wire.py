@@ -41,10 +41,13 @@ class RequestFields(msgspec.Struct):
     model: str = ""
     prompt: str = ""
     messages: list[JsonObject] = []
+    input: str | list[JsonObject] = ""  # Responses
+    system: str | list[JsonObject] = ""  # Messages
     stream: bool = False
     stream_options: JsonObject | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    max_output_tokens: int | None = None
     ignore_eos: bool = False
     min_tokens: int | None = None
     priority: int | None = None
@@ -61,13 +64,15 @@ class RequestFields(msgspec.Struct):
 
     @property
     def limit(self) -> int | None:
-        newer = self.max_completion_tokens
-        return self.max_tokens if newer is None else newer
+        named = (self.max_output_tokens, self.max_completion_tokens, self.max_tokens)
+        return next((limit for limit in named if limit is not None), None)
 
     @property
     def text(self) -> str:
-        contents = [str(message.get("content") or "") for message in self.messages]
-        return "".join(contents) or self.prompt
+        contents = [message.get("content") for message in self.messages]
+        items = self.input if isinstance(self.input, list) else [{"content": self.input}]
+        contents += [self.system, *(item.get("content") for item in items)]
+        return "".join(str(content) for content in contents if content) or self.prompt
 
 
 _DECODER = msgspec.json.Decoder(RequestFields)
@@ -85,7 +90,8 @@ def refuse(
     """The (status, body) of a refusal before anything is generated, as vLLM refuses; None for an
     acceptable request.
     """
-    if script.api_key is not None and headers.get("authorization") != f"Bearer {script.api_key}":
+    key = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
+    if script.api_key is not None and key != script.api_key:
         return 401, error_body(401, "Incorrect API key provided", code="invalid_api_key")
     if script.request_id == "uuid" and not _is_uuid(headers.get("x-request-id")):
         return 400, error_body(400, "Invalid UUID in request header X-Request-ID")
@@ -104,7 +110,7 @@ def refuse(
     limit = fields.limit
     if limit is not None and limit < 1:
         return 400, error_body(400, f"max_tokens is {limit}; at least 1", "max_tokens")
-    total = script.prompt_tokens(fields.text, api == "chat") + (limit or script.tokens)
+    total = script.prompt_tokens(fields.text, api != "completions") + (limit or script.tokens)
     if script.max_model_len is not None and total > script.max_model_len:
         message = f"maximum context length is {script.max_model_len} tokens, asked for {total}"
         return 400, error_body(400, message, code="context_length_exceeded")
@@ -198,6 +204,14 @@ class ReplyText:
         if self.has_usage:
             end += f'{self.head}],"usage":{self._usage(self.tokens)}}}\n\n'.encode()
         return end + (DONE if self.script.done == "on" else b"")
+
+    def refusal(self, body: bytes) -> bytes:
+        """The body of a refusal in the API's form, from that in OpenAI's."""
+        return body
+
+    def error_event(self, message: str) -> bytes:
+        """The end of a stream that fails after its status line."""
+        return b"data: " + error_body(500, message) + b"\n\n" + DONE
 
     def whole(self) -> bytes:
         """The body of a reply that is not streamed."""

@@ -86,8 +86,6 @@ _ESCAPE = re.compile(
 )
 """An escape in JSON: a surrogate pair, half of a pair, or any other."""
 
-_TEXTS = frozenset(("content", "text"))
-"""Members that are never absent: without its text an event would be no token."""
 HEARTBEAT_WORDS = (b"ping", b"heartbeat", b"keepalive", b"keep-alive")
 
 _MODEL = re.compile(rb'"model"\s*:\s*("(?:[^"\\]|\\.)+")')
@@ -105,9 +103,11 @@ EventT = TypeVar("EventT", bound=msgspec.Struct)
 class OpenAICodec(Adapter):
     """The parts of a codec that do not depend on the API: request encoding and event decoding.
     `version` stands between the base URL and the path; "" for a base with a version of its own.
+    `texts` are the members that are never absent: without its text an event would be no token.
     """
 
     path: ClassVar[str]  # after the version
+    texts: ClassVar[frozenset[str]] = frozenset(("content", "text"))
     version: str = "/v1"
     decoder: ClassVar[msgspec.json.Decoder[Any]]
 
@@ -150,7 +150,7 @@ class OpenAICodec(Adapter):
             return _DONE
         if _is_foreign(event):
             return _UNKNOWN
-        delta = self.to_delta(_parse_event(self.decoder, event))
+        delta = self.to_delta(_parse_event(self.decoder, event, self.texts))
         return _unknown(event) if delta.is_unknown else delta
 
     def decode_all(self, events: Sequence[bytes]) -> list[Delta]:
@@ -173,7 +173,9 @@ class OpenAICodec(Adapter):
             return None
 
 
-def _parse_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
+def _parse_event(
+    decoder: msgspec.json.Decoder[EventT], event: bytes, texts: frozenset[str]
+) -> EventT:
     """Decode the JSON of an event. Half of a surrogate pair, which JSON's grammar allows (RFC 8259
     section 8.2) and the decoder does not, becomes U+FFFD: some servers cut an emoji in two. An
     optional member of another form is absent. Raises ValueError with a short message that quotes at
@@ -184,9 +186,9 @@ def _parse_event(decoder: msgspec.json.Decoder[EventT], event: bytes) -> EventT:
     except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
         whole = _ESCAPE.sub(lambda escape: rb"\ufffd" if escape["half"] else escape[0], event)
     if whole != event:
-        return _parse_event(decoder, whole)
+        return _parse_event(decoder, whole, texts)
     try:
-        return decode_usable(event, decoder.type, _TEXTS)
+        return decode_usable(event, decoder.type, texts)
     except (ValueError, RecursionError) as error:
         head = event[:60].decode("utf-8", "replace")
         raise ValueError(f"not an event of this API: {error}; it starts {head!r}") from None

@@ -412,6 +412,12 @@ class _Run:
         elif tokens > _TOKENS:
             detail = f"{tokens} tokens came, {_TOKENS} were requested: max_tokens is ignored"
             self.note("ignore_eos", False, detail)
+        elif not (self.adapter.has_exact_lengths or self.models.is_bundled):
+            detail = (
+                "not refused, but no field of this API: a server may ignore it, and output_tokens "
+                "may be upper limits"
+            )
+            self.note("ignore_eos", None, detail)
         else:
             counted = "" if is_counted else f", by {tokens} chunks"
             self.note("ignore_eos", True, f"accepted: output_tokens are exact{counted}")

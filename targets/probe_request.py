@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import NamedTuple, cast
 from urllib.parse import urljoin
 
@@ -63,8 +64,9 @@ class ProbeAnswer:
 
     @property
     def usage(self) -> Usage | None:
-        """The last usage in the stream."""
-        return next((d.usage for d in reversed(self.deltas) if d.usage is not None), None)
+        """The counts in the stream, of each the last that was stated; None without any."""
+        usages = [delta.usage for delta in self.deltas if delta.usage is not None]
+        return reduce(_merged, usages) if usages else None
 
     def is_possible(self, tokens: int) -> bool:
         """Whether the answer can have so many tokens (`is_possible_count`), without reasoning that
@@ -90,6 +92,13 @@ class ProbeAnswer:
         """The events with tokens that state the output tokens so far."""
         usages = (delta.usage for delta in self.deltas if delta.is_token)
         return sum(usage is not None and usage.output_tokens is not None for usage in usages)
+
+
+def _merged(earlier: Usage, later: Usage) -> Usage:
+    """The later counts, with the earlier where the later states none or 0: Anthropic's API states
+    the prompt at the start and the answer at the end, and servers of it fill in zeros."""
+    names = msgspec.structs.asdict(later)
+    return Usage(**{name: names[name] or getattr(earlier, name) or names[name] for name in names})
 
 
 class ProbeEvent(NamedTuple):
@@ -253,7 +262,8 @@ async def _read_stream(
             try:
                 delta = adapter.decode(event.data)
             except ValueError as error:
-                if event.name.lower() not in _DATA_NAMES and not is_error:
+                is_of_api = adapter.names_events or event.name.lower() in _DATA_NAMES
+                if not is_of_api and not is_error:
                     continue
                 answer.problem, answer.is_transient = endpoint.redact(str(error)), True
                 return

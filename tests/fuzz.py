@@ -41,11 +41,16 @@ from loadgen.web.validate import check_frame, check_part, read_self_report
 from loadgen.workload.scenario import load_scenario, shipped_scenarios
 from loadgen.workload.traces.trace import TRACES
 from reference_engine.serving.wire.call import parse_chat, parse_completion
+from reference_engine.serving.wire.named_calls import parse_message, parse_response
 from reference_engine.serving.wire.wire_errors import WireError
+from targets.anthropic_messages import AnthropicMessages
 from targets.endpoint import read_target
 from targets.http_session import ProbeConnection
+from targets.mock_named_events import FORMS
+from targets.mock_script import Script
 from targets.openai_chat import OpenAIChat
 from targets.openai_completions import OpenAICompletions
+from targets.openai_responses import OpenAIResponses
 from targets.safe_text import error_message
 from targets.server_metrics import read_metrics
 from tests.runs import measured_run
@@ -176,7 +181,8 @@ def _read_stream(data: bytes) -> None:
 
 
 def _decode(exchange: Exchange) -> None:
-    for adapter in (OpenAIChat(model="m"), OpenAICompletions(model="m")):
+    for codec in (OpenAIChat, OpenAICompletions, OpenAIResponses, AnthropicMessages):
+        adapter = codec(model="m")
         found = decode(exchange, adapter)
         assert isinstance(found.status, Status)
         answer_text(exchange, adapter)
@@ -221,7 +227,7 @@ def _read_scenario(data: bytes) -> None:
 
 
 def _read_body(data: bytes) -> None:
-    for parse in (parse_chat, parse_completion):
+    for parse in (parse_chat, parse_completion, parse_response, parse_message):
         try:
             parse(data)
         except WireError:
@@ -269,7 +275,17 @@ def _run_seeds() -> list[bytes]:
 
 
 def _wire_seeds() -> list[bytes]:
-    return [path.read_bytes() for path in sorted((GOLDEN / "wire").glob("*.sse"))]
+    captured = [path.read_bytes() for path in sorted((GOLDEN / "wire").glob("*.sse"))]
+    replies = [
+        form(
+            script=Script(reasoning=2), number=1, is_chat=True, model="m", prompt_tokens=9,
+            tokens=5, finish="length", has_usage=True, continuous=False,
+        )
+        for form in FORMS.values()
+    ]  # fmt: skip
+    return captured + [
+        b"".join((reply.role(), *map(reply.event, range(5)), reply.tail())) for reply in replies
+    ]
 
 
 def _response_seeds() -> list[bytes]:
@@ -349,6 +365,10 @@ PARSERS: Mapping[str, Parser] = {
             b'"stream":true,"stream_options":{"include_usage":true},"temperature":0.5,"top_k":3}',
             b'{"prompt":[1,2,3],"max_tokens":5,"stop":["a"],"ttft_slo_ms":5,"tenant":"x","n":1}',
             b'{"messages":[{"role":"user","content":[{"type":"text","text":"a"}]}],"top_p":1}',
+            b'{"input":[{"role":"user","content":[{"type":"input_text","text":"a"}]}],"store":false,'
+            b'"instructions":"b","max_output_tokens":5,"text":{"format":{"type":"text"}}}',
+            b'{"system":"a","messages":[{"role":"user","content":"b"}],"max_tokens":5,'
+            b'"stop_sequences":["c"],"thinking":{"type":"disabled"}}',
         ],
     ),
     "messages": Parser(_read_messages, (messages.Bad,), _message_seeds),

@@ -123,7 +123,7 @@ def test_a_temperature_that_the_server_would_choose_is_named():
         ),
         ("guidellm benchmark --rate-type poisson", "needs --rate"),
         ("guidellm benchmark --rate-type poisson --rate 1 fast", "cannot be read"),
-        ("aiperf profile --endpoint-type embeddings", "chat and completions only"),
+        ("aiperf profile --endpoint-type embeddings", "chat, completions and responses only"),
         ("vllm bench serve --request-rate fast", "--request-rate fast: expected a number"),
         ("vllm bench serve --request-rate 0", "a rate of 0 per second cannot be scheduled"),
         ("vllm bench serve --goodput itl:5", "expected ttft:MS"),

@@ -87,7 +87,7 @@ NAMES = {  # the line → a part of the error that names what to write
     R + "--users 8 --processes 4": "--workers 4",
     R + "--users 8 -f locustfile.py": "slobench run FILE",
     R + "--rate 8 --backend openai-chat": "api: chat",
-    R + "--rate 8 --endpoint /v1/completions": "api: chat or completions",
+    R + "--rate 8 --endpoint /v1/completions": "api: chat, completions, responses",
     R + "--rate 8 --dataset-name random": "--input-len 512",
     R + "--rate 8 --dataset-path sharegpt.json": "write --dataset FILE",
     R + "--rate 8 --ignore-eos": "leave it out",

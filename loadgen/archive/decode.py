@@ -7,6 +7,7 @@ import re
 import zlib
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from types import SimpleNamespace
@@ -25,6 +26,7 @@ from loadgen.archive.sse import (
     SseDecoder,
     SseEvent,
     plain_events,
+    without_names,
 )
 from loadgen.records import (
     IN_ANSWER,
@@ -288,7 +290,8 @@ def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
     reasoning_tokens = 0
     is_done, text, choices = False, _Text(), _Choices()
     forms = (_at_once, _by_shape) if len(body.parts) < _SHAPED_PARTS else (_by_shape, _at_once)
-    runs = next(filter(None, (form(body, adapter) for form in forms)), None)
+    plain = body.without_names() if adapter.names_events else body
+    runs = next(filter(None, (form(plain, adapter) for form in forms)), None)
     for run in runs or _one_by_one(body, adapter, result):
         received_ns, delta, running = run.received_ns, run.delta, run.running
         if delta.is_unknown:
@@ -415,13 +418,14 @@ def _delta(event: SseEvent, adapter: Adapter, result: Decoded) -> Delta | None:
     is_error = b"error" in event.name.lower()
     if not (event.data.strip() or is_error):
         return None  # keeps the connection alive
-    if event.name in HEARTBEATS:
+    if event.name in HEARTBEATS and not adapter.names_events:
         return Delta(is_unknown=True)
     failure = f"{IN_STREAM}{_excerpt(event.data)}" if is_error else ""
     try:
         delta = adapter.decode(event.data)
     except ValueError as error:
-        if event.name.lower() not in _DATA_NAMES and not is_error:
+        is_named = adapter.names_events and event.name not in HEARTBEATS
+        if not is_named and event.name.lower() not in _DATA_NAMES and not is_error:
             return Delta(is_unknown=True)
         result.fail(Status.stream_error, failure or f"event not understood: {error}")
         return None
@@ -535,6 +539,12 @@ class Body:
             self.times, self.parts = _unchunked(exchange.times, exchange.parts)
         elif exchange.length is not None and exchange.n_bytes > exchange.length:
             self.times, self.parts = _cut(exchange.times, exchange.parts, exchange.length)
+
+    def without_names(self) -> Body:
+        """The body without the names of its events, with the same times."""
+        body = copy(self)
+        body.parts = [without_names(part) for part in self.parts]
+        return body
 
     @property
     def data(self) -> bytes:

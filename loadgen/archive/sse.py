@@ -9,6 +9,7 @@ JSON body by which a gateway reports a failure in a stream that it had begun.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,6 +21,8 @@ HEARTBEATS = (b"ping", b"heartbeat", b"keepalive", b"keep-alive")
 """Names of events that only keep the connection alive; their data is none of the API's."""
 
 _FIELDS = (b"data", b"event", b"id", b"retry", b"")
+_NAMED = b"event: "
+_NAME = re.compile(rb"^event: (?![^\n]*error)[^\n]*\n(?=data: )", re.MULTILINE | re.IGNORECASE)
 _BETWEEN = BEHIND + BEFORE
 N_FRAMING = len(_BETWEEN)
 
@@ -34,6 +37,12 @@ def plain_events(body: bytes) -> list[bytes] | None:
     if n_lines != 2 * (n_between + 1) or not body.startswith(BEFORE) or not body.endswith(BEHIND):
         return None
     return None if b"\r" in body else body[len(BEFORE) : -len(BEHIND)].split(_BETWEEN)
+
+
+def without_names(part: bytes) -> bytes:
+    """A part of a body without the names of its events, except names of errors. For an API whose
+    data repeat the name, so that its bodies can have the plain form."""
+    return _NAME.sub(b"", part) if part.startswith(_NAMED) else part
 
 
 class SseEvent(NamedTuple):

@@ -24,7 +24,12 @@ from loadgen.records import Run
 from loadgen.units import parse_rate_per_s
 
 PERCENTILES = (50, 90, 95, 99)
-_BACKENDS = {"chat": "openai-chat", "completions": "openai"}
+_BACKENDS = {
+    "chat": "openai-chat",
+    "completions": "openai",
+    "messages": "anthropic-messages",
+    "responses": "openai-responses",
+}
 _GOODPUT_WORDS = {
     "ttft_s": "ttft",
     "ttft_from_send_s": "ttft",

@@ -270,9 +270,10 @@ def _examined(
     scenario, options, schedule = setup.scenario, setup.options, setup.plan.schedule
     prompts = Prompts(scenario.prompts, scenario.seed, _PREFLIGHT)
     calibration = Calibration(prompts, schedule)
-    if endpoint.api == "completions" and (place := prompts.needs_chat):
+    if endpoint.api != "chat" and (place := prompts.needs_chat):
         raise UsageError(
-            f"{place}: has tools or typed parts, which api completions cannot carry; use api: chat"
+            f"{place}: has tools or typed parts in the form of chats, which api {endpoint.api} "
+            "cannot carry; use api: chat"
         )
     warm_up = warm_up or Preload()
     probing = preflight(

@@ -52,8 +52,10 @@ def translate(words: list[str], tool: str = "aiperf") -> Draft:
     service = flags.text("service-kind") or ("triton" if is_genai_perf else "openai")
     default = "chat" if service == "openai" else "kserve"
     endpoint = flags.text("endpoint-type") or default
-    if endpoint not in ("chat", "completions"):
-        raise UsageError(f"--endpoint-type {endpoint}: slobench supports chat and completions only")
+    if endpoint not in ("chat", "completions", "responses"):
+        raise UsageError(
+            f"--endpoint-type {endpoint}: slobench supports chat, completions and responses only"
+        )
     draft.api = endpoint
     if (backend := flags.text("backend")) is not None:
         draft.add_missing(f"--backend {backend}", "it concerns Triton's own protocol")

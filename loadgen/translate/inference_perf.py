@@ -71,9 +71,10 @@ def _translate_values(values: JsonObject) -> Draft:
         config.get(block)
     api = config.nested("api")
     kind = api.text("type") or "completion"
-    if kind not in ("chat", "completion", "completions"):
-        refuse(f"inference-perf api type={kind}", "slobench supports chat and completions only")
-    draft.api = "chat" if kind == "chat" else "completions"
+    if kind not in ("chat", "completion", "completions", "responses"):
+        words = "slobench supports chat, completions and responses only"
+        refuse(f"inference-perf api type={kind}", words)
+    draft.api = "completions" if kind == "completion" else kind
     api.get("streaming")
     draft.add_left(api)
     _server(config.nested("server"), draft)

@@ -21,7 +21,7 @@ _SAMPLINGS = (
     "logprobs",
 )
 _OTHER_APIS = (
-    *("embed", "pooling", "rerank", "audio", "transcription", "classify", "responses", "messages"),
+    *("embed", "pooling", "rerank", "audio", "transcription", "classify", "messages"),
     *("tgi", "tensorrt", "deepspeed", "sagemaker", "generate", "realtime", "video", "image"),
 )
 _OTHER_MEDIA = re.compile(
@@ -76,9 +76,9 @@ def _target(flags: Flags, draft: Draft) -> None:
     backend = flags.text("backend", "endpoint-type") or "openai"
     for name in (backend, endpoint):
         if any(word in name for word in _OTHER_APIS):
-            refuse(name, "slobench supports chat and completions only")
-    is_chat = "chat" in backend or "chat" in endpoint
-    draft.api = "chat" if is_chat else "completions"
+            refuse(name, "slobench supports chat, completions and responses only")
+    named = (api for api in ("chat", "responses") if api in backend or api in endpoint)
+    draft.api = next(named, "completions")
 
 
 def _lengths(flags: Flags, draft: Draft) -> None:

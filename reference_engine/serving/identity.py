@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from loadgen.errors import nearest
 from reference_engine.serving.wire.wire_errors import WireError
 
-_ANSWER_PREFIXES = ("cmpl-", "chatcmpl-")
+_ANSWER_PREFIXES = ("cmpl-", "chatcmpl-", "resp-", "msg-")
 
 
 def possible_ids(name: str) -> tuple[str, ...]:

@@ -90,7 +90,12 @@ def _samples(run: Run, rows: Requests, plans: Schedule) -> tuple[FailedRequest, 
     )
 
 
-_PATHS = {"chat": "/chat/completions", "completions": "/completions"}
+_PATHS = {
+    "chat": "/chat/completions",
+    "completions": "/completions",
+    "messages": "/messages",
+    "responses": "/responses",
+}
 _PROMPT = "PROMPT-OF-THE-SAME-LENGTH"
 
 
@@ -104,12 +109,14 @@ def curl(target: TargetSection, input_tokens: int, output_tokens: int) -> str:
     base = url.rstrip("/")
     base = base if base.endswith("/v1") else f"{base}/v1"
     prompt: dict[str, object] = {"prompt": _PROMPT}
-    if target.api == "chat":
+    if target.api in ("chat", "messages"):
         prompt = {"messages": [{"role": "user", "content": _PROMPT}]}
+    elif target.api == "responses":
+        prompt = {"input": _PROMPT}
     body = json.dumps(
         {
             "model": target.model,
-            "max_tokens": output_tokens,
+            "max_output_tokens" if target.api == "responses" else "max_tokens": output_tokens,
             "stream": True,
             **(target.extra_body or {}),
             **prompt,
@@ -121,6 +128,7 @@ def curl(target: TargetSection, input_tokens: int, output_tokens: int) -> str:
     key = target.api_key_env or ""
     headers = [
         "-H 'content-type: application/json'",
+        *(["-H 'anthropic-version: 2023-06-01'"] if target.api == "messages" else []),
         *([f'-H "authorization: Bearer ${key}"'] if key.isidentifier() else []),
         *(f"-H {shlex.quote(f'{name}: [redacted]')}" for name in target.headers or ()),
     ]

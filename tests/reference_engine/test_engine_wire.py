@@ -320,7 +320,7 @@ def test_a_chat_stream_on_the_wire():
         "object": "chat.completion.chunk",
     }
     piece = encoder.text_writer(5, 0, has_counts=False)
-    data = encoder.role() + piece('"é', 1) + encoder.event("", "stop") + encoder.end(USAGE)
+    data = encoder.opening(5, 0) + piece('"é', 1) + encoder.event("", "stop") + encoder.end(USAGE)
     assert events(data) == [
         {
             **head,
@@ -348,7 +348,7 @@ def test_a_completion_stream_on_the_wire():
     encoder = Encoder(parse_completion(completion(stream=True)), "cmpl-1", "tiny", 3)
     head = {"id": "cmpl-1", "created": 3, "model": "tiny", "object": "text_completion"}
     choice = {"index": 0, "text": "a", "logprobs": None, "finish_reason": "length"}
-    data = encoder.role() + encoder.event("a", "length", USAGE) + encoder.end(None)
+    data = encoder.opening(5, 0) + encoder.event("a", "length", USAGE) + encoder.end(None)
     assert events(data) == [{**head, "choices": [choice], "usage": COUNTS}, "[DONE]"]
 
 
@@ -423,7 +423,7 @@ def test_top_log_probabilities_on_the_wire():
 def test_the_choices_of_an_answer_have_their_index():
     encoder = Encoder(parse_chat(chat(stream=True, n=3)), "chatcmpl-1", "tiny", 3, index=2)
     piece = encoder.text_writer(5, 0, has_counts=False)
-    data = encoder.role() + piece("a", 1) + encoder.event("", "stop")
+    data = encoder.opening(5, 0) + piece("a", 1) + encoder.event("", "stop")
     assert [event["choices"][0]["index"] for event in events(data)] == [2, 2, 2]
     whole = json.loads(encoder.whole([WholeChoice("a", "stop"), WholeChoice("b", "length")], USAGE))
     choices = whole["choices"]

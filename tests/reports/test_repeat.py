@@ -33,18 +33,25 @@ def arguments(command, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("api", "path"), [("chat", "chat/completions"), ("completions", "completions")]
-)
+    ("api", "path"),
+    [
+        ("chat", "chat/completions"), ("completions", "completions"),
+        ("messages", "messages"), ("responses", "responses"),
+    ],
+)  # fmt: skip
 def test_a_shell_sends_the_same_model_and_lengths(api, path, tmp_path):
     target = changed(TARGET, api=api, api_key_env="KEY", extra_body={"top_k": 1})
     sent = arguments(curl(target, 3, 24), tmp_path)
     assert sent[1] == f"http://127.0.0.1:1/v1/{path}"
     assert "authorization: Bearer from the environment" in sent
     body = json.loads(sent[-1])
-    prompt = body["messages"][0]["content"] if api == "chat" else body["prompt"]
+    prompt = body["messages"][0]["content"] if "messages" in body else body.get("prompt")
+    prompt = body["input"] if api == "responses" else prompt
     assert prompt.split() == ["hello"] * 3
     assert sent[-3:-1] == ["--data-binary", "@-"]
-    assert (body["model"], body["max_tokens"], body["stream"]) == (TARGET.model, 24, True)
+    limit = body["max_output_tokens" if api == "responses" else "max_tokens"]
+    assert (body["model"], limit, body["stream"]) == (TARGET.model, 24, True)
+    assert ("anthropic-version: 2023-06-01" in sent) == (api == "messages")
     assert body["top_k"] == 1
     assert sorted(os.listdir(tmp_path)) == ["curl"], "the model's name is text"
 

@@ -85,6 +85,13 @@ DEPLOYMENT = "https://a.example/openai/deployments/d"
             "/openai/deployments/d/models?api-version=2024-10-21",
         ),
         ("http+unix://%2Fa.sock/v1/completions", "/v1/completions", "/v1/models"),
+        ("https://api.anthropic.com/v1/messages", "/v1/messages", "/v1/models"),
+        ("https://h/responses", "/responses", "/models"),
+        (
+            "https://r.openai.azure.com/openai/v1/responses?api-version=preview",
+            "/openai/v1/responses?api-version=preview",
+            "/openai/v1/models?api-version=preview",
+        ),
     ],
 )
 def test_a_pasted_url_is_called_as_it_is(text, called, models):
@@ -101,8 +108,17 @@ def test_a_pasted_url_is_called_as_it_is(text, called, models):
 def test_a_pasted_endpoint_states_its_api():
     assert load_target("http://h/v1/completions", {}).api == "completions"
     assert load_target("http://h/v1/chat/completions?a=b", {}).api == "chat"
+    assert load_target("http://h/v1/responses", {}).api == "responses"
+    assert load_target("http://h/v1/messages", {}).api == "messages"
     with pytest.raises(TargetFileError, match="the URL is that of api chat"):
         read_target("url: http://h/v1/chat/completions\napi: completions\n", "t.yaml", {})
+
+
+def test_anthropics_own_api_takes_the_key_as_x_api_key():
+    hosted = load_target("https://api.anthropic.com/v1/messages", {"OPENAI_API_KEY": SECRET})
+    assert hosted.request_headers() == (("x-api-key", SECRET),)
+    own = load_target("http://h/v1/messages", {"OPENAI_API_KEY": SECRET})
+    assert own.request_headers() == (("authorization", f"Bearer {SECRET}"),)
 
 
 def test_an_azure_deployment_takes_the_key_as_api_key():
@@ -160,8 +176,7 @@ def test_an_address_gives_the_parts_of_a_connection():
         ("http://::1:8000", "an IPv6 address needs brackets; write http://[::1]:8000"),
         ("http://::1", "write http://[::1]"),
         ("http://2001:db8::5:8000/v1?a=b", "write http://[2001:db8::5]:8000"),
-        ("http://host/v1/responses", "responses is another API than chat/completions"),
-        ("http://host/v1/embeddings/?a=b", "embeddings is another API"),
+        ("http://host/v1/embeddings/?a=b", "embeddings is another API than chat/completions"),
         (f"http://me:{SECRET}@host", "user name or password"),
         (f"http://me:{SECRET}/1@host", "user name or password"),
         (f"http://me:1/{SECRET}#@host", "user name or password"),

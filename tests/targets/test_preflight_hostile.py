@@ -105,6 +105,18 @@ def test_a_relative_redirect_is_shown_as_a_whole_url():
     assert f"answers 308 to {url}/proxy/v1/models: use" in result.fatal
 
 
+def test_exact_lengths_of_an_api_without_a_field_for_them_are_not_promised():
+    """Sixteen tokens came, which a server that ignores `ignore_eos` may have sent too."""
+    token = b'event: response.output_text.delta\ndata: {"type":"response.output_text.delta",'
+    token += b'"delta":"x"}\n\n'
+    end = b'data: {"type":"response.completed","response":{"status":"incomplete",'
+    end += b'"usage":{"input_tokens":9,"output_tokens":16}}}\n\n'
+    server = RudeServer(http(200, MODELS), sse(token * 16 + end))
+    result, _ = run_preflight(server, lines="api: responses\n")
+    assert (result.fatal, check(result, "ignore_eos").ok) == (None, None)
+    assert "no field of this API: a server may ignore it" in check(result, "ignore_eos").detail
+
+
 def test_an_empty_stream_is_reported_as_such():
     result, _ = run_preflight(RudeServer(http(200, MODELS), sse(b"")))
     assert "answered text/event-stream, but the body is empty" in result.fatal

@@ -1,4 +1,4 @@
-"""`/v1/chat/completions` and `/v1/completions`, whole or streamed.
+"""`/v1/chat/completions`, `/v1/completions`, `/v1/responses` and `/v1/messages`, whole or streamed.
 
 A task per streamed choice writes through aiohttp whatever is rare: the head, the first token, the
 end, errors, and tokens that a slow reader has to wait for. Every other token goes from the wake-up
@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from aiohttp import ClientConnectionResetError, web
 
@@ -21,14 +21,17 @@ from loadgen.clock import Clock
 from reference_engine.serving.identity import ServerIdentity
 from reference_engine.serving.streams import StreamDelta, TokenStream
 from reference_engine.serving.wire.call import Call, parse_chat, parse_completion
+from reference_engine.serving.wire.named_calls import parse_message, parse_response
+from reference_engine.serving.wire.named_events import MessageEncoder, ResponseEncoder
 from reference_engine.serving.wire.response import (
+    AnswerEncoder,
     Encoder,
     TokenUsage,
     WholeChoice,
     WriteText,
     total_usage,
 )
-from reference_engine.serving.wire.wire_errors import WireError, error_event
+from reference_engine.serving.wire.wire_errors import WireError
 
 log = logging.getLogger(__name__)
 
@@ -51,8 +54,39 @@ class AnswerSource(Protocol):
     def submit(self, call: Call, request_id: str | None, arrived_s: float) -> TokenStream: ...
 
 
+class Form(NamedTuple):
+    """The form of an API: the parser of a body (with the tenant's header), the prefix of the
+    answer's id, and the encoders of the choices of an answer (call, id, model, Unix time, number
+    of choices)."""
+
+    parse: Callable[[bytes, str | None], Call]
+    prefix: str
+    encoders: Callable[[Call, str, str, int, int], Sequence[AnswerEncoder]]
+
+
+def _by_index(call: Call, name: str, model: str, created: int, n: int) -> Sequence[AnswerEncoder]:
+    return [Encoder(call, name, model, created, i) for i in range(n)]
+
+
+def _message(call: Call, name: str, model: str, created: int, n: int) -> Sequence[AnswerEncoder]:
+    return [MessageEncoder(call, name, model, created)]
+
+
+def _response(call: Call, name: str, model: str, created: int, n: int) -> Sequence[AnswerEncoder]:
+    return [ResponseEncoder(call, name, model, created)]
+
+
+FORMS = {
+    "/v1/chat/completions": Form(parse_chat, "chatcmpl", _by_index),
+    "/v1/completions": Form(parse_completion, "cmpl", _by_index),
+    "/v1/messages": Form(parse_message, "msg", _message),
+    "/v1/responses": Form(parse_response, "resp", _response),
+}
+"""Route → form."""
+
+
 class CompletionRoutes:
-    """The routes. An answer's `id` is `cmpl-` or `chatcmpl-` and the engine's request id, which the
+    """The routes. An answer's `id` is the prefix of its form and the engine's request id, which the
     header `x-engine-request-id` holds alone. Each choice is a request of the engine; the id is that
     of the first, and the choices after it add their index to the client's id."""
 
@@ -60,18 +94,13 @@ class CompletionRoutes:
         self._source, self._identity = source, identity
 
     def routes(self) -> list[web.RouteDef]:
-        return [
-            web.post("/v1/chat/completions", partial(self._complete, parse_chat)),
-            web.post("/v1/completions", partial(self._complete, parse_completion)),
-        ]
+        return [web.post(path, partial(self._complete, form)) for path, form in FORMS.items()]
 
-    async def _complete(
-        self, parse: Callable[[bytes, str | None], Call], request: web.Request
-    ) -> web.StreamResponse:
+    async def _complete(self, form: Form, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         # A request arrives with its last byte, so time spent sending it is not time in the queue.
         arrived_s = self._source.clock.now_s()
-        call = parse(body, request.headers.get("x-tenant"))
+        call = form.parse(body, request.headers.get("x-tenant"))
         self._identity.check_model(call.model)
         client_id = request_id(request)
         streams: list[TokenStream] = []
@@ -82,9 +111,9 @@ class CompletionRoutes:
             for stream in streams:
                 await stream.admitted()
             engine_id = streams[0].request.id  # known once the engine has admitted the request
-            answer_id = f"{'chatcmpl' if call.is_chat else 'cmpl'}-{engine_id}"
+            answer_id = f"{form.prefix}-{engine_id}"
             model, created = self._identity.model, int(time.time())
-            encoders = [Encoder(call, answer_id, model, created, i) for i in range(len(streams))]
+            encoders = form.encoders(call, answer_id, model, created, len(streams))
             headers = {
                 "x-request-id": engine_id,  # unless the client sent one
                 "x-engine-request-id": engine_id,
@@ -171,7 +200,7 @@ class ChunkWriter:
 class Choice:
     """A choice of a streamed answer; `n_output` counts its tokens so far."""
 
-    def __init__(self, stream: TokenStream, encoder: Encoder) -> None:
+    def __init__(self, stream: TokenStream, encoder: AnswerEncoder) -> None:
         self.stream, self.encoder = stream, encoder
         self.n_output = 0
 
@@ -198,18 +227,18 @@ async def stream_answer(
         writer = StreamWriter(response, call, choices, transport if is_chunked else None)
         await writer.write()
     except WireError as error:
-        await _send_error(response, str(error))
+        await _send_error(response, choices[0].encoder, str(error))
     except ClientConnectionResetError:
         log.debug("request %s: the client disconnected", names)
     except Exception:  # the request's boundary: a bug of the server, logged
         log.exception("request %s failed", names)
-        await _send_error(response, "internal error")
+        await _send_error(response, choices[0].encoder, "internal error")
     return response
 
 
-async def _send_error(response: web.StreamResponse, message: str) -> None:
+async def _send_error(response: web.StreamResponse, encoder: AnswerEncoder, message: str) -> None:
     with suppress(ClientConnectionResetError):
-        await response.write(error_event(WireError(message, status=500)))
+        await response.write(encoder.error(WireError(message, status=500)))
 
 
 class StreamWriter:
@@ -245,12 +274,13 @@ class StreamWriter:
         """Write each delta as an event, all deltas fetched together in a single write. Later deltas
         go straight to the transport, if there is one."""
         stream, encoder, call = choice.stream, choice.encoder, self._call
-        events = [encoder.role()]
+        events: list[bytes] = []
         write_text: WriteText | None = None
         async for deltas in stream:
             if write_text is None:  # the number of cached tokens is final once there is a token
                 request = stream.request
                 n_prompt, n_cached = request.n_prompt, request.n_cached
+                events.append(encoder.opening(n_prompt, n_cached))
                 write_text = encoder.text_writer(n_prompt, n_cached, call.continuous_usage)
             for text, n_output, finish_reason, chosen in deltas:
                 choice.n_output = n_output
@@ -271,7 +301,7 @@ class StreamWriter:
                     stream.forward_to(ChunkWriter(self._transport, write_text).accept)
             events = []
 
-    def _end(self, encoder: Encoder) -> bytes:
+    def _end(self, encoder: AnswerEncoder) -> bytes:
         """The end of the stream after the last choice, nothing after the others."""
         self._n_open -= 1
         if self._n_open:

@@ -89,7 +89,11 @@ _ROLES = ("system", "developer", "user", "assistant", "tool")
 def parse_chat(body: bytes, tenant: str | None = None) -> Call:
     """Parse the body of `/v1/chat/completions`. `tenant` is the request header's and takes
     precedence over the body's. Raises WireError naming the field."""
-    data = fields.parse_object(body)
+    return chat_call(fields.parse_object(body), tenant)
+
+
+def chat_call(data: Mapping[str, Any], tenant: str | None) -> Call:
+    """The call of a chat's fields. Raises WireError naming the field."""
     logprobs = fields.flag(data, "logprobs")
     n_top = fields.bounded(data, "top_logprobs", 0, MOST_TOP_LOGPROBS, 0)
     if n_top and not logprobs:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from reference_engine.serving.wire.call import Call
+from reference_engine.serving.wire.wire_errors import WireError, error_body
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,28 @@ def total_usage(usages: Sequence[TokenUsage], n: int) -> TokenUsage:
     )
 
 
+class AnswerEncoder(Protocol):
+    """Encodes an answer in the form of an API."""
+
+    def opening(self, n_input: int, n_cached: int) -> bytes: ...
+
+    def text_writer(self, n_input: int, n_cached: int, has_counts: bool) -> WriteText: ...
+
+    def event(
+        self,
+        text: str,
+        finish_reason: str | None,
+        usage: TokenUsage | None = None,
+        chosen: Chosen | None = None,
+    ) -> bytes: ...
+
+    def end(self, usage: TokenUsage | None) -> bytes: ...
+
+    def error(self, error: WireError) -> bytes: ...
+
+    def whole(self, choices: Sequence[WholeChoice], usage: TokenUsage) -> bytes: ...
+
+
 class Encoder:
     """Encodes a choice of the answer to a call; the constant parts are encoded once."""
 
@@ -93,8 +116,8 @@ class Encoder:
         self._before = b"data: " + self._opening + b',"choices":[{"index":%d,' % index + before
         self._closing = after + b',"finish_reason":null}]'
 
-    def role(self) -> bytes:
-        """The first event of a chat stream; empty for completions."""
+    def opening(self, n_input: int, n_cached: int) -> bytes:
+        """The events before the first token: the role of a chat; empty for completions."""
         if not self._call.is_chat:
             return b""
         return self._event(
@@ -108,13 +131,13 @@ class Encoder:
         before, join = self._before, b"".join
         if not has_counts:
             after = self._closing + b"}\n\n"
-            return lambda text, n_output: join((before, _quoted(text), after))
+            return lambda text, n_output: join((before, quoted(text), after))
         counts, total, end = _COUNTS
         after, end = self._closing + counts % n_input, end % n_cached
 
         def counted(text: str, n_output: int) -> bytes:
             n_total = b"%d" % (n_input + n_output)
-            return join((before, _quoted(text), after, b"%d" % n_output, total, n_total, end))
+            return join((before, quoted(text), after, b"%d" % n_output, total, n_total, end))
 
         return counted
 
@@ -144,8 +167,12 @@ class Encoder:
         done = b"data: [DONE]\n\n"
         if usage is None:
             return done
-        tail = json.dumps({"choices": [], "usage": _usage(usage), "timings": _timings(usage)})
+        tail = json.dumps({"choices": [], "usage": _usage(usage), "timings": timings_of(usage)})
         return b"data: " + self._opening + b"," + tail[1:].encode() + b"\n\n" + done
+
+    def error(self, error: WireError) -> bytes:
+        """The end of a stream that fails after its status line."""
+        return b"data: " + error_body(error) + b"\n\n"
 
     def whole(self, choices: Sequence[WholeChoice], usage: TokenUsage) -> bytes:
         """The body of a response that is not streamed."""
@@ -156,7 +183,7 @@ class Encoder:
                 "object": kind,
                 "choices": [self._whole_choice(*numbered) for numbered in enumerate(choices)],
                 "usage": _usage(usage),
-                "timings": _timings(usage),
+                "timings": timings_of(usage),
             }
         ).encode()
 
@@ -191,7 +218,8 @@ class Encoder:
         return b"data: " + self._opening + f',"choices":[{choice}]{counts}}}\n\n'.encode()
 
 
-def _quoted(text: str) -> bytes:
+def quoted(text: str) -> bytes:
+    """The text as a JSON string."""
     try:
         return _encode(text)
     except UnicodeEncodeError:  # a lone surrogate: valid in JSON (escaped), not in UTF-8
@@ -222,5 +250,6 @@ def _usage(usage: TokenUsage) -> dict[str, object]:
     }
 
 
-def _timings(usage: TokenUsage) -> dict[str, float | None]:
+def timings_of(usage: TokenUsage) -> dict[str, float | None]:
+    """The times of a response, in seconds since its arrival."""
     return {"queue_s": usage.queue_s, "ttft_s": usage.ttft_s, "e2e_s": usage.e2e_s}

@@ -41,8 +41,3 @@ def error_body(error: WireError) -> bytes:
         **error.more,
     }
     return json.dumps({"error": fields}).encode()
-
-
-def error_event(error: WireError) -> bytes:
-    """The error as an event of a stream, for errors after the status line was sent."""
-    return b"data: " + error_body(error) + b"\n\n"
