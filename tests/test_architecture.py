@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 ROOMS: dict[str, list[str]] = {
     "loadgen": [
         "__main__ web",
-        "studies",
+        "studies foreign",
         "cli",
         "lab",
         "run",
@@ -109,6 +109,9 @@ NARROW: dict[str, list[str]] = {
 PURE = [
     "loadgen.workload",
     "loadgen.measure",
+    "loadgen.foreign.foreign_run",
+    "loadgen.foreign.build",
+    "loadgen.foreign.vllm",
     "targets.base",
     "targets.openai_chat",
     "targets.openai_completions",

@@ -30,6 +30,7 @@ VERBS = {
     "doctor": "loadgen.studies.doctor.verb",
     "init": "loadgen.cli.measure",
     "report": "loadgen.cli.recorded",
+    "import": "loadgen.foreign.verb",
     "export": "loadgen.cli.recorded",
     "verify": "loadgen.cli.recorded",
     "rescore": "loadgen.cli.recorded",

@@ -31,6 +31,7 @@ from loadgen.measure.stimulus import stimulus
 from loadgen.measure.summary import ERROR_GATE, Summary, Validity, ValidityCheck, gate
 from loadgen.measure.truncated import why_not_met
 from loadgen.measure.validity.checks import is_disturbed, is_trusted
+from loadgen.measure.validity.imported_checks import unknown_error
 from loadgen.measure.validity.survival import Imprecise, imprecise, instrument_check
 from loadgen.measure.verdict import DEFAULT_CONFIDENCE, Decision, Reason, certainty_of, decide
 from loadgen.records import Run, Status
@@ -81,6 +82,7 @@ def summarize(
     if decision.verdict == "met" and (other := _other_work(run, evidence.due)):
         decision = Decision("no_verdict", RunInvalid.exit_code, other)
     decision = _with_cause(decision, proof.cause, run.manifest.ended)
+    decision = _with_origin(decision, run)
     return _summary(evidence, scope, proof, decision, least)
 
 
@@ -102,6 +104,15 @@ def _with_cause(decision: Decision, cause: Cause | None, ended: Ended) -> Decisi
     is_last = ended == "interrupted"
     reasons = (*decision.reasons, found) if is_last else (found, *decision.reasons)
     return replace(decision, reasons=reasons)
+
+
+def _with_origin(decision: Decision, run: Run) -> Decision:
+    """The decision; of a run that another tool measured with what its verdict rests on."""
+    origin = run.manifest.imported
+    if origin is None or decision.verdict == "no_verdict":
+        return decision
+    text = f"The times are those of {origin.tool_text}; its own delays are not known."
+    return replace(decision, reasons=(*decision.reasons, Reason("imported", text)))
 
 
 def _other_work(run: Run, due: Mask) -> tuple[Reason, ...]:
@@ -144,7 +155,9 @@ def _proof(evidence: Evidence, scope: Scope, results: RunResults) -> _Proof:
         results = results.without_needs(why)
     too_large = imprecise(run, columns, error, due, run.manifest.instrument_limits)
     is_late = is_disturbed(evidence.checks)
-    if has_stopped:  # the SLOs do not decide
+    if run.manifest.imported is not None:
+        own_error = unknown_error(run.manifest.imported)
+    elif has_stopped:  # the SLOs do not decide
         own_error = gate(ERROR_GATE, True, "no delay of the load generator silences a server")
     else:
         own_error = instrument_check(run, results.judged, too_large, is_late, unsure)
