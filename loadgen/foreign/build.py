@@ -205,6 +205,7 @@ def _manifest(
             version=found.version,
             part=found.part,
             duration_s=found.duration_s,
+            has_send_times=found.has_send_times,
         ),
     )
 

@@ -16,6 +16,7 @@ S = TypeVar("S", bound=JsonSection)
 NO_SCHEDULE = (
     "no scheduled time: latency counts from the send, and queueing in the client is invisible"
 )
+NO_SEND_TIMES = "no send times: they are those of the requested load at equal gaps"
 NO_CLIENT = "no measurement of the client: its own delays are not known"
 NO_READS = "no reads: chunks that arrived together count one by one"
 NO_LENGTHS = "no requested lengths: an answer that ended too early is not noticed"
@@ -59,6 +60,7 @@ class ForeignRun:
     share to be compared. `missing` are clauses (`ImportedSection`). `started` is the start as an
     ISO 8601 time, "" where it is not recorded. `part` is the number of the result in its file, and
     `duration_s` the length of the run that the tool's rates count, None where it is not stated.
+    Without `has_send_times` the times of the requests are those of the load.
     """
 
     tool: str
@@ -67,6 +69,7 @@ class ForeignRun:
     version: str = ""
     part: int = 0
     duration_s: float | None = None
+    has_send_times: bool = True
     model: str = ""
     url: str = ""
     api: str | None = None

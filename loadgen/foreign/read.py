@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from loadgen.errors import UsageError
 from loadgen.foreign.build import Origin, build
 from loadgen.foreign.foreign_run import ForeignRun, JsonValue, json_values
+from loadgen.foreign.sglang import TOOL as SGLANG
+from loadgen.foreign.sglang import is_sglang, read_sglang
 from loadgen.foreign.vllm import TOOL as VLLM
 from loadgen.foreign.vllm import is_vllm, read_vllm
 from loadgen.records import Run
@@ -27,7 +29,7 @@ class Format(NamedTuple):
     read: Callable[[Sequence[JsonValue], str], Iterator[ForeignRun]]
 
 
-FORMATS = (Format(VLLM, is_vllm, read_vllm),)
+FORMATS = (Format(VLLM, is_vllm, read_vllm), Format(SGLANG, is_sglang, read_sglang))
 
 
 def imported_runs(

@@ -45,8 +45,8 @@ def import_(
     full: Full = False,
     json: Json = False,
 ) -> None:
-    """Make runs of result files of other load generators: vllm bench serve (--save-detailed). What
-    a tool did not record is named and stays \"not known\"."""
+    """Make runs of the result files of other load generators, recognized by their content. What a
+    tool did not record is named and stays "not known"."""
     from loadgen.archive import store
     from loadgen.archive.directory import run_directory
     from loadgen.foreign.read import imported_runs

@@ -18,6 +18,7 @@ from loadgen.foreign.foreign_run import (
     NO_LENGTHS,
     NO_READS,
     NO_SCHEDULE,
+    NO_SEND_TIMES,
     ForeignRequest,
     ForeignRun,
     JsonValue,
@@ -67,15 +68,18 @@ def is_vllm(content: Mapping[str, Any]) -> bool:
 def read_vllm(values: Sequence[JsonValue], where: str) -> Iterator[ForeignRun]:
     """The results of a file: one, or several after `--append-result`."""
     for part, value in enumerate(values):
-        yield _result(value.content, value.place(where), part)
+        yield result_of(value.content, value.place(where), part)
 
 
-def _result(content: Any, where: str, part: int) -> ForeignRun:
+def result_of(
+    content: Any, where: str, part: int, flags: str = "--save-result --save-detailed"
+) -> ForeignRun:
+    """A result in one list per column; `flags` are those that put the lists into the file."""
     absent = [key for key in _COLUMNS if not isinstance(content, dict) or key not in content]
     if absent:
         raise UsageError(
-            f"{where}: no key {absent[0]}: the requests are in the file only with --save-result "
-            "--save-detailed, and only of generated text"
+            f"{where}: no key {absent[0]}: the requests are in the file only with {flags}, and "
+            "only of generated text"
         )
     result = as_section(content, VllmResult, where)
     _check(result, where)
@@ -95,6 +99,7 @@ def _result(content: Any, where: str, part: int) -> ForeignRun:
         requests=requests,
         missing=_missing(result, has_due),
         part=part,
+        has_send_times=result.start_times is not None,
         duration_s=check_time(result.duration, where, "duration"),
         model=result.model_id,
         api="chat" if "chat" in result.backend else "completions",
@@ -187,7 +192,7 @@ def _missing(result: VllmResult, has_due: bool) -> tuple[str, ...]:
         schedule = NO_SCHEDULE
     clauses = [schedule, NO_CLIENT, _NO_TOKENS, NO_READS, NO_LENGTHS]
     if result.start_times is None:
-        clauses.insert(0, "no send times: they are those of the requested load at equal gaps")
+        clauses.insert(0, NO_SEND_TIMES)
     return tuple(clauses)
 
 

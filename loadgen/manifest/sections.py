@@ -293,7 +293,8 @@ class ImportedSection(JsonSection, frozen=True, omit_defaults=True):
     """Origin of a run that another tool measured (`slobench import`). `part` is the number of the
     result in its file, from 0. `missing` are the things that the file does not record, each with
     its consequence, as clauses. `version` is "" where the file does not state it; `duration_s` is
-    the length of the run that the tool's rates count, None where it is not stated."""
+    the length of the run that the tool's rates count, None where it is not stated. Without
+    `has_send_times` the times of the requests are those of the requested load."""
 
     tool: str
     file: str
@@ -302,6 +303,7 @@ class ImportedSection(JsonSection, frozen=True, omit_defaults=True):
     version: str = ""
     part: int = 0
     duration_s: float | None = None
+    has_send_times: bool = True
 
     @property
     def tool_text(self) -> str:

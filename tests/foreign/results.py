@@ -36,3 +36,26 @@ def vllm(**changes: Any) -> dict[str, Any]:
         "errors": ["", "", "", ""],
         **changes,
     }
+
+
+def sglang(**changes: Any) -> dict[str, Any]:
+    """The same requests, of `sglang.bench_serving --output-details`."""
+    return {
+        "tag": None,
+        "backend": "sglang-oai-chat",
+        "dataset_name": "random-ids",
+        "request_rate": 2.0,
+        "max_concurrency": None,
+        "random_range_ratio": 1.0,
+        "server_info": {"model_path": "tiny-llama"},
+        "duration": 3.7,
+        "completed": 4,
+        "total_input_tokens": 262,
+        "input_lens": [64, 65, 66, 67],
+        "output_lens": [3, 3, 5, 3],
+        "ttfts": list(TTFTS_S),
+        "itls": [list(gaps) for gaps in ITLS_S],
+        "generated_texts": ["a", "b", "c", "d"],
+        "errors": ["", "", "", ""],
+        **changes,
+    }

@@ -89,5 +89,5 @@ def test_a_file_that_is_no_result_is_refused(slobench, tmp_path, content, messag
 
 def test_a_path_without_results_is_refused(slobench, tmp_path):
     (tmp_path / "empty").mkdir()
-    assert "empty: no result of vllm bench serve in it" in slobench("import", "empty")[2]
+    assert "empty: no result of vllm bench serve" in slobench("import", "empty")[2]
     assert "nowhere.json: cannot be read: No such file" in slobench("import", "nowhere.json")[2]

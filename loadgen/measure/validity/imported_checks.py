@@ -3,6 +3,8 @@ known", never passed."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from loadgen.manifest.sections import ImportedSection
 from loadgen.measure.load import LoadByQuarter
 from loadgen.measure.per_request import Mask
@@ -34,10 +36,17 @@ def imported_checks(
         gate("offered load", None, unknown),
         *(timing(name, None, unknown) for name in _TIMINGS),
         *(ValidityCheck(name, None, unknown) for name in _OTHERS),
-        grown_load(load),
+        _load(origin, load),
         cache(run, due),
         *(ValidityCheck(name, None, unknown) for name in _TRAFFIC),
     ]
+
+
+def _load(origin: ImportedSection, load: LoadByQuarter | None) -> ValidityCheck:
+    check = grown_load(load)
+    if origin.has_send_times or check.ok is False:
+        return check
+    return replace(check, ok=None, detail=f"not known: {origin.tool} does not record send times")
 
 
 def unknown_error(origin: ImportedSection) -> ValidityCheck:
