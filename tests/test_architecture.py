@@ -111,6 +111,7 @@ PURE = [
     "loadgen.measure",
     "loadgen.foreign.foreign_run",
     "loadgen.foreign.build",
+    "loadgen.foreign.aiperf",
     "loadgen.foreign.sglang",
     "loadgen.foreign.vllm",
     "targets.base",

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from loadgen.errors import UsageError
+from loadgen.foreign.aiperf import TOOL as AIPERF
+from loadgen.foreign.aiperf import is_aiperf, read_aiperf
 from loadgen.foreign.build import Origin, build
 from loadgen.foreign.foreign_run import ForeignRun, JsonValue, json_values
 from loadgen.foreign.sglang import TOOL as SGLANG
 from loadgen.foreign.sglang import is_sglang, read_sglang
 from loadgen.foreign.vllm import TOOL as VLLM
 from loadgen.foreign.vllm import is_vllm, read_vllm
+from loadgen.manifest.sections import text_sha256
 from loadgen.records import Run
 from loadgen.whole_file import read_regular
 
@@ -26,10 +28,25 @@ class Format(NamedTuple):
 
     tool: str
     is_of: Callable[[Mapping[str, Any]], bool]
-    read: Callable[[Sequence[JsonValue], str], Iterator[ForeignRun]]
+    read: Callable[[Sequence[JsonValue], Path], Iterator[ForeignRun]]
 
 
-FORMATS = (Format(VLLM, is_vllm, read_vllm), Format(SGLANG, is_sglang, read_sglang))
+def _summary_of(path: Path) -> Path:
+    return path.with_name(f"{path.stem}_aiperf.json")
+
+
+def _with_summary(values: Sequence[JsonValue], path: Path) -> Iterator[ForeignRun]:
+    """The records of aiperf with the summary next to them."""
+    summary = _summary_of(path)
+    beside = json_values(_text(summary), str(summary)) if summary.is_file() else []
+    return read_aiperf(values, str(path), next(iter(beside), None), str(summary))
+
+
+FORMATS = (
+    Format(VLLM, is_vllm, lambda values, path: read_vllm(values, str(path))),
+    Format(SGLANG, is_sglang, lambda values, path: read_sglang(values, str(path))),
+    Format(AIPERF, is_aiperf, _with_summary),
+)
 
 
 def imported_runs(
@@ -57,20 +74,15 @@ def imported_runs(
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    return sorted(file for suffix in _SUFFIXES for file in path.rglob(f"*{suffix}"))
+    files = {file for suffix in _SUFFIXES for file in path.rglob(f"*{suffix}")}
+    return sorted(files - {_summary_of(file) for file in files})
 
 
 def _of_file(
     path: Path, command: tuple[str, ...], slobench: str, slo: Sequence[str], is_optional: bool
 ) -> list[tuple[str, Run]]:
     """The results of a file; none of a file of no known tool, if it is optional."""
-    try:
-        data = read_regular(path, _MOST_BYTES)
-        text = data.decode()
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8 text at byte {error.start}") from None
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
+    text = _text(path)
     values = json_values(text, str(path))
     first = values[0].content if values else None
     format_ = next((f for f in FORMATS if isinstance(first, dict) and f.is_of(first)), None)
@@ -78,12 +90,21 @@ def _of_file(
         if is_optional:
             return []
         raise UsageError(f"{path}: not a result of {_tools()}")
-    results = list(format_.read(values, str(path)))
-    origin = Origin(str(path), hashlib.sha256(data).hexdigest(), command, slobench)
+    results = list(format_.read(values, path))
+    origin = Origin(str(path), text_sha256(text), command, slobench)
     names = [path.stem if len(results) == 1 else f"{path.stem}-{r.part}" for r in results]
     return [
         (name, build(found, name, origin, slo)) for name, found in zip(names, results, strict=True)
     ]
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_regular(path, _MOST_BYTES).decode()
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 text at byte {error.start}") from None
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
 def _tools() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 TTFTS_S = (0.1, 0.2, 0.3, 0.5)
@@ -59,3 +60,61 @@ def sglang(**changes: Any) -> dict[str, Any]:
         "errors": ["", "", "", ""],
         **changes,
     }
+
+
+STARTED_NS = 1_767_607_200_000_000_000
+
+
+def aiperf_record(k: int, **metrics: Any) -> dict[str, Any]:
+    """Request k of the same, of `profile_export.jsonl`: a second after the one before, and sent
+    2 ms after its credit."""
+    latency_s = TTFTS_S[k] + sum(ITLS_S[k])
+    start_ns = STARTED_NS + k * 10**9
+    values = {
+        "request_latency": (1e3 * latency_s, "ms"),
+        "time_to_first_token": (1e3 * TTFTS_S[k], "ms"),
+        "time_to_first_output_token": (1e3 * TTFTS_S[k], "ms"),
+        "inter_chunk_latency": ([1e3 * gap for gap in ITLS_S[k]], "ms"),
+        "inter_token_latency": (1e3 * sum(ITLS_S[k]) / 2, "ms"),
+        "output_sequence_length": (3, "tokens"),
+        "usage_completion_tokens": (3, "tokens"),
+        "usage_prompt_tokens": (64, "tokens"),
+        "input_sequence_length": (60, "tokens"),
+        "osl_mismatch_diff_pct": (-25.0, "%"),
+        **metrics,
+    }
+    return {
+        "metadata": {
+            "session_num": k,
+            "credit_issued_ns": start_ns - 2_000_000,
+            "request_start_ns": start_ns,
+            "request_end_ns": start_ns + round(1e9 * latency_s),
+            "benchmark_phase": "profiling",
+            "was_cancelled": False,
+        },
+        "metrics": {name: {"value": value, "unit": unit} for name, (value, unit) in values.items()},
+    }
+
+
+def failed_aiperf_record(k: int, **error: Any) -> dict[str, Any]:
+    """A record without metrics."""
+    return {**aiperf_record(k), "metrics": {}, "error": {"message": "overloaded", **error}}
+
+
+def aiperf_summary(**phase: Any) -> dict[str, Any]:
+    """The summary next to it."""
+    stated = {"name": "profiling", "kind": "profiling", "type": "poisson", "rate": 1.0} | phase
+    return {
+        "aiperf_version": "0.13.0",
+        "start_time": "2026-01-05T10:00:00.500000",
+        "benchmark_duration": {"unit": "sec", "avg": 3.7},
+        "input_config": {
+            "models": {"items": [{"name": "tiny-llama"}]},
+            "endpoint": {"urls": ["http://127.0.0.1:8000"], "type": "chat", "streaming": True},
+            "phases": [{"name": "w", "kind": "warmup", "type": "concurrency"}, stated],
+        },
+    }
+
+
+def lines(*records: Any) -> str:
+    return "".join(f"{json.dumps(record)}\n" for record in records)
