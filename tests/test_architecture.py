@@ -112,6 +112,7 @@ PURE = [
     "loadgen.foreign.foreign_run",
     "loadgen.foreign.build",
     "loadgen.foreign.aiperf",
+    "loadgen.foreign.guidellm",
     "loadgen.foreign.sglang",
     "loadgen.foreign.vllm",
     "targets.base",

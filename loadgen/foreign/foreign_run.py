@@ -97,7 +97,7 @@ def json_values(text: str, where: str) -> list[JsonValue]:
     """The JSON values of a text, one after the other. Raises UsageError with file, line and
     character for malformed or truncated JSON."""
     decoder, at, line, counted = json.JSONDecoder(), 0, 1, 0
-    values = []
+    values: list[JsonValue] = []
     while True:
         while at < len(text) and text[at].isspace():
             at += 1

@@ -11,6 +11,8 @@ from loadgen.foreign.aiperf import TOOL as AIPERF
 from loadgen.foreign.aiperf import is_aiperf, read_aiperf
 from loadgen.foreign.build import Origin, build
 from loadgen.foreign.foreign_run import ForeignRun, JsonValue, json_values
+from loadgen.foreign.guidellm import TOOL as GUIDELLM
+from loadgen.foreign.guidellm import is_guidellm, read_guidellm
 from loadgen.foreign.sglang import TOOL as SGLANG
 from loadgen.foreign.sglang import is_sglang, read_sglang
 from loadgen.foreign.vllm import TOOL as VLLM
@@ -45,6 +47,7 @@ def _with_summary(values: Sequence[JsonValue], path: Path) -> Iterator[ForeignRu
 FORMATS = (
     Format(VLLM, is_vllm, lambda values, path: read_vllm(values, str(path))),
     Format(SGLANG, is_sglang, lambda values, path: read_sglang(values, str(path))),
+    Format(GUIDELLM, is_guidellm, lambda values, path: read_guidellm(values, str(path))),
     Format(AIPERF, is_aiperf, _with_summary),
 )
 

@@ -31,7 +31,7 @@ from loadgen.measure.stimulus import stimulus
 from loadgen.measure.summary import ERROR_GATE, Summary, Validity, ValidityCheck, gate
 from loadgen.measure.truncated import why_not_met
 from loadgen.measure.validity.checks import is_disturbed, is_trusted
-from loadgen.measure.validity.imported_checks import unknown_error
+from loadgen.measure.validity.imported_checks import needs_gaps, unknown_error
 from loadgen.measure.validity.survival import Imprecise, imprecise, instrument_check
 from loadgen.measure.verdict import DEFAULT_CONFIDENCE, Decision, Reason, certainty_of, decide
 from loadgen.records import Run, Status
@@ -65,6 +65,8 @@ def summarize(
     else:
         run, slos = without_own(run), other_slos(run, slo)
     if not run.manifest.target.stream and (problem := needs_stream(slos.stated)) is not None:
+        raise UsageError(f"--slo {problem}")
+    if problem := needs_gaps(run, slos.stated):
         raise UsageError(f"--slo {problem}")
     level = confidence or DEFAULT_CONFIDENCE
     evidence = recorded_evidence(run, slos, level)

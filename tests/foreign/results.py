@@ -118,3 +118,49 @@ def aiperf_summary(**phase: Any) -> dict[str, Any]:
 
 def lines(*records: Any) -> str:
     return "".join(f"{json.dumps(record)}\n" for record in records)
+
+
+def guidellm_request(k: int, status: str = "completed", **timings: float | None) -> dict[str, Any]:
+    """Request k of the same, of a guidellm report; due 2 ms before it was sent."""
+    sent_s = STARTED_NS / 1e9 + k
+    n_tokens = (3, 3, 5, 3)[k]
+    found = {
+        "targeted_start": sent_s - 0.002,
+        "request_start": sent_s,
+        "first_token_iteration": sent_s + TTFTS_S[k],
+        "first_output_token_iteration": sent_s + TTFTS_S[k],
+        "last_token_iteration": sent_s + TTFTS_S[k] + sum(ITLS_S[k]),
+        "request_end": sent_s + TTFTS_S[k] + sum(ITLS_S[k]) + 0.01,
+        "resolve_end": sent_s + 1.0,
+        **timings,
+    }
+    return {
+        "type_": "generative_request_stats",
+        "info": {"status": status, "timings": found, "error": None},
+        "input_metrics": {"text_tokens": 64, "cached_tokens": 16},
+        "output_metrics": {"text_tokens": n_tokens},
+    }
+
+
+def guidellm_report(*requests: dict[str, Any], **strategy: Any) -> dict[str, Any]:
+    """A report with one benchmark, of guidellm 0.8.1."""
+    by_status: dict[str, list[dict[str, Any]]] = {"successful": [], "errored": [], "incomplete": []}
+    words = {"completed": "successful", "errored": "errored", "cancelled": "incomplete"}
+    for request in requests:
+        by_status[words[request["info"]["status"]]].append(request)
+    made = {status: len(found) for status, found in by_status.items()}
+    benchmark = {
+        "config": {
+            "strategy": {"type_": "poisson", "rate": 1.0, "max_concurrency": 10240} | strategy,
+            "backend": {
+                "target": "http://127.0.0.1:8000",
+                "model": "tiny-llama",
+                "request_format": "/v1/chat/completions",
+                "stream": True,
+            },
+        },
+        "scheduler_metrics": {"requests_made": made, "measure_start_time": STARTED_NS / 1e9},
+        "requests": by_status,
+        "duration": 3.7,
+    }
+    return {"metadata": {"version": 2, "guidellm_version": "0.8.1"}, "benchmarks": [benchmark]}

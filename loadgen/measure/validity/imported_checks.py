@@ -3,12 +3,17 @@ known", never passed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from loadgen.manifest.sections import ImportedSection
 from loadgen.measure.load import LoadByQuarter
 from loadgen.measure.per_request import Mask
+from loadgen.measure.slo import Slo
 from loadgen.measure.summary import ERROR_GATE, ValidityCheck, gate, timing
+from loadgen.measure.validity.error_bound import GAP_METRICS
 from loadgen.measure.validity.traffic_checks import cache, grown_load, other_chunks
 from loadgen.records import Run
 
@@ -40,6 +45,16 @@ def imported_checks(
         cache(run, due),
         *(ValidityCheck(name, None, unknown) for name in _TRAFFIC),
     ]
+
+
+def needs_gaps(run: Run, slos: Sequence[Slo]) -> str:
+    """Why an SLO cannot be judged: it is on the gaps inside an answer, and the file of another tool
+    has none. "" where all can be."""
+    origin, rows = run.manifest.imported, run.request_rows
+    if origin is None or len(run.chunk_rows) or not np.isfinite(rows["last_token_s"]).any():
+        return ""
+    texts = [slo.text for slo in slos if slo.metric in GAP_METRICS]
+    return f"{texts[0]}: {origin.tool} does not record gaps between tokens" if texts else ""
 
 
 def _load(origin: ImportedSection, load: LoadByQuarter | None) -> ValidityCheck:
