@@ -73,6 +73,7 @@ OUTSIDE: dict[str, list[str]] = {
     "loadgen.archive": ["targets.base", "targets.safe_text"],
     "loadgen.run": ["targets", "reports"],
     "loadgen.web": ["targets", "reports"],
+    "loadgen.foreign": ["reports"],
     # The only rooms that import both the load generator and the engine.
     "loadgen.studies": ["targets", "reports", "reference_engine"],
     "loadgen.lab": ["targets", "reports", "reference_engine"],
@@ -115,6 +116,7 @@ PURE = [
     "loadgen.foreign.guidellm",
     "loadgen.foreign.sglang",
     "loadgen.foreign.vllm",
+    "loadgen.foreign.change",
     "targets.base",
     "targets.openai_chat",
     "targets.openai_completions",

@@ -263,6 +263,9 @@ MADE = {
     ("report", 3): "report damaged",
     ("export", 0): "export met --format csv",
     ("export", 3): "export damaged --format csv",
+    ("judge", 0): "judge theirs.json",
+    ("judge", 1): "judge theirs.json --slo p50(ttft)<=1us",
+    ("judge", 3): "judge theirs.json --slo p99(ttft)<=1s",
     ("import", 0): "import theirs.json --out imported",
     ("verify", 0): "verify met",
     ("verify", 3): "verify damaged",
@@ -311,7 +314,7 @@ MADE = {
 """Cell → a command line that makes its code, or a function that returns it."""
 REQUIRED = {
     **dict.fromkeys(("fit", "report", "verify", "rescore", "nightly", "collect", "from"), "x"),
-    "import": "x",
+    "import": "x", "judge": "x",
     "export": "x --format=csv", "size": "--peak=1/s", "calibrate": "--shape=tiny",
     "worker": "--master=127.0.0.1",
 }  # fmt: skip

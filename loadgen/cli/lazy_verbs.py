@@ -34,6 +34,7 @@ VERBS = {
     "export": "loadgen.cli.recorded",
     "verify": "loadgen.cli.recorded",
     "rescore": "loadgen.cli.recorded",
+    "judge": "loadgen.foreign.verb",
     "compare": "loadgen.studies.compare.verb",
     "nightly": "loadgen.studies.nightly.verb",
     "capacity": "loadgen.studies.capacity.verb",

@@ -207,7 +207,7 @@ def _request(
     sent_s = at(timings.request_start)
     done_s = at(timings.resolve_end if timings.request_end is None else timings.request_end)
     is_ok = status == Status.ok
-    error = request.info.error or ""
+    error = (request.info.error or "").partition("\\n")[0]  # the text is a repr
     http_status = int(found[1]) if (found := _HTTP_ERROR.search(error)) else 0
     if status == Status.stream_error and http_status:
         status = Status.http_error

@@ -87,11 +87,11 @@ def findings(
         _disk_writes(run),
         _goodput_without_limits(slos),
     )
-    return [text for text in (_origin(run), *of_answers, *failed_checks, *sentences) if text]
+    return [text for text in (origin_note(run), *of_answers, *failed_checks, *sentences) if text]
 
 
-def _origin(run: Run) -> str:
-    """What the file of another tool leaves out."""
+def origin_note(run: Run) -> str:
+    """The sentence on what the file of another tool leaves out; "" for a run of slobench."""
     origin = run.manifest.imported
     if origin is None:
         return ""

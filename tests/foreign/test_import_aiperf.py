@@ -1,6 +1,7 @@
 """Records of `aiperf profile` as runs of slobench."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -144,7 +145,8 @@ def test_the_summary_next_to_the_records_is_read(tmp_path):
     (tmp_path / "profile_export.jsonl").write_text(lines(*FOUR))
     (tmp_path / "profile_export_aiperf.json").write_text(json.dumps(aiperf_summary()))
     (tmp_path / "inputs.json").write_text("{}")
-    skipped = []
+    skipped: list[Path] = []
     ((name, run),) = imported_runs([tmp_path], ["slobench"], "0.1.0", (), skipped.append)
-    assert (name, run.manifest.imported.version) == ("profile_export", "0.13.0")
+    assert name == "profile_export"
+    assert run.manifest.versions == {"aiperf": "0.13.0"}
     assert skipped == [tmp_path / "inputs.json"]

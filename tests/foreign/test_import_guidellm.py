@@ -90,13 +90,14 @@ def test_tokens_without_chunks_are_spread_from_the_first_to_the_last():
 
 def test_errors_and_requests_that_the_end_cut_off_are_rows():
     refused = guidellm_request(1, "errored", first_token_iteration=None, request_end=None)
-    refused["info"]["error"] = "HTTPStatusError(\"Server error '503 Service Unavailable' for url\")"
+    refused["info"]["error"] = "HTTPStatusError(\"Server error '503 Busy' for url\\nMore\")"
     cut = guidellm_request(2, "cancelled", last_token_iteration=None, request_end=None)
     unsent = guidellm_request(3, "cancelled", request_start=None)
     run = run_of(FOUR[0], refused, cut, unsent)
     rows = run.request_rows
     assert rows["status"].tolist() == [Status.ok, Status.http_error, Status.cancelled]
     assert rows["http_status"].tolist() == [200, 503, 0]
+    assert run.names.errors[1].endswith("for url")
     assert rows["done_s"][1] == pytest.approx(2.002, abs=1e-6)
     counts = summarize(run).counts
     assert (counts["due"], counts["failed"], counts["unfinished"]) == (3, 1, 1)
@@ -125,7 +126,8 @@ def test_a_sample_and_a_damaged_report_are_refused_with_their_place():
         UsageError, match=r"requests.successful: 4 of 90 requests; the report has a"
     ):
         runs_of(report)
-    bad = guidellm_request(0, request_start="now")
+    bad = guidellm_request(0)
+    bad["info"]["timings"]["request_start"] = "now"
     with pytest.raises(UsageError, match=r"^g\.json: benchmarks\[0\]: requests.successful\[0\]\."):
         run_of(bad)
     with pytest.raises(UsageError, match=r"^g\.json: benchmarks: expected a list with"):

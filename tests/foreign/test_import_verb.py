@@ -1,4 +1,4 @@
-"""`slobench import` as a user meets it."""
+"""`slobench import` and `slobench judge` as a user meets them."""
 
 import json
 
@@ -32,6 +32,7 @@ def test_a_result_becomes_a_run_directory_that_other_verbs_read(slobench, tmp_pa
     assert "note       Measured by vllm bench serve" in out
     assert "theirs/report.html" in err
     origin = read_run(tmp_path / "theirs").manifest.imported
+    assert origin is not None
     assert (origin.tool, origin.file, origin.duration_s) == ("vllm bench serve", "out.json", 3.7)
     assert slobench("verify", "theirs")[0] == 0
     assert slobench("rescore", "theirs", "--slo", "p50(ttft)<=100ms")[0] == 1
@@ -91,3 +92,30 @@ def test_a_path_without_results_is_refused(slobench, tmp_path):
     (tmp_path / "empty").mkdir()
     assert "empty: no result of vllm bench serve" in slobench("import", "empty")[2]
     assert "nowhere.json: cannot be read: No such file" in slobench("import", "nowhere.json")[2]
+
+
+def test_judge_prints_a_verdict_for_each_result_and_writes_nothing(slobench, tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps(vllm()))
+    (tmp_path / "b.json").write_text(json.dumps(vllm(ttfts=[0.8, 0.9, 0.8, 0.9], latencies=None)))
+    before = sorted(tmp_path.rglob("*"))
+    code, out, err = slobench("judge", "a.json", "b.json", "--slo", "p50(ttft)<=400ms")
+    assert (code, err) == (1, "")
+    first, second, note = out.splitlines()
+    assert first.startswith(
+        "a: MET in this run: p50(ttft)<=400ms at 200 ms; n = 4 cannot show a 10"
+    )
+    assert second.startswith("b: MISSED")
+    assert note.startswith("note: Measured by vllm bench serve")  # once for both
+    assert sorted(tmp_path.rglob("*")) == before
+    assert slobench("judge", "a.json", "--slo", "p50(ttft)<=400ms")[0] == 0
+    assert slobench("judge", "a.json", "--slo", "p99(ttft)<=400ms")[0] == 3
+
+
+def test_judge_prints_json_and_takes_another_change(slobench, tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps(vllm()))
+    code, out, _ = slobench("judge", "a.json", "--change", "50%", "--json")
+    assert code == 0
+    (found,) = json.loads(out)
+    assert (found["name"], found["verdict"]) == ("a", "no_verdict")
+    assert found["change"] == {"metric": "ttft_s", "change": 0.5, "n": 4, "n_needed": 88}
+    assert slobench("judge", "a.json", "--change", "often")[0] == 2
