@@ -117,13 +117,15 @@ def test_warm_up_is_not_due():
 
 
 def test_an_answer_that_was_not_streamed_has_an_e2e_and_no_ttft():
-    whole = aiperf_record(0)
-    for name in ("time_to_first_token", "time_to_first_output_token", "inter_chunk_latency"):
-        del whole["metrics"][name]
-    run = run_of(whole)
+    whole = aiperf_record(0), aiperf_record(1)
+    for record in whole:
+        for name in ("time_to_first_token", "time_to_first_output_token", "inter_chunk_latency"):
+            del record["metrics"][name]
+    run = run_of(*whole)
     assert not run.manifest.target.stream
     metrics = summarize(run).metrics
-    assert metrics["e2e_s"].max == pytest.approx(0.142)
+    assert metrics["e2e_s"].max == pytest.approx(0.242)
+    assert summarize(run).throughput.output_tokens_per_s == pytest.approx(3.0)  # 6 in 2 s
     assert metrics["ttft_s"].n == 0
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 
+import msgspec
 import pytest
 
 from loadgen.errors import UsageError
@@ -12,6 +13,7 @@ from loadgen.foreign.sglang import read_sglang
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.definitions import rescore
 from tests.foreign.results import sglang
+from tests.runs import with_manifest
 
 ORIGIN = Origin("out.jsonl", "ab" * 32, ("slobench", "import", "out.jsonl"), "0.1.0")
 
@@ -57,3 +59,22 @@ def test_a_replayed_trace_and_a_line_without_details_are_refused():
     bare = {key: value for key, value in sglang().items() if not isinstance(value, list)}
     with pytest.raises(UsageError, match=r"no key input_lens: .* only with --output-details"):
         list(read_sglang(json_values(json.dumps(bare), "out.jsonl"), "out.jsonl"))
+
+
+def test_a_load_that_no_send_times_show_is_not_known_even_where_it_looks_steady():
+    n = 50
+    columns = {key: n * sglang()[key] for key in
+               ("input_lens", "output_lens", "ttfts", "itls", "errors")}  # fmt: skip
+    run = run_of(completed=4 * n, **columns)
+    (load,) = (check for check in summarize(run).validity.checks if check.name == "load")
+    assert load.ok is None
+    assert load.detail == "not known: sglang.bench_serving does not record send times"
+    origin = run.manifest.imported
+    assert origin is not None
+    stamped = msgspec.structs.replace(origin, has_send_times=True)
+    (load,) = (
+        check
+        for check in summarize(with_manifest(run, imported=stamped)).validity.checks
+        if check.name == "load"
+    )
+    assert load.ok is True

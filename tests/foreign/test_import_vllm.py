@@ -123,6 +123,11 @@ def test_the_verdict_carries_what_vllm_did_not_record():
     assert summary.findings[0].startswith("Measured by vllm bench serve, whose file has no sched")
 
 
+def test_gaps_that_vllm_records_can_have_an_slo():
+    summary = summarize(run_of(slo=("p50(itl) <= 30ms", "p50(itl) <= 20ms")))
+    assert [result.met for result in summary.slo if result.metric == "itl_s"] == [True, False]
+
+
 def test_an_exported_run_comes_back_with_the_same_numbers():
     before = vllm_bench(measured_run(n_failed=3))
     (run,) = runs_of(json.dumps(before))
