@@ -12,6 +12,8 @@ from typing import Any
 
 from loadgen.errors import UsageError
 from loadgen.foreign.foreign_run import (
+    MOST_PER_S,
+    MOST_TOKENS,
     NO_CLIENT,
     NO_SCHEDULE,
     ForeignRequest,
@@ -19,6 +21,7 @@ from loadgen.foreign.foreign_run import (
     JsonValue,
     as_section,
     check_time,
+    check_tokens,
 )
 from loadgen.manifest.json_section import JsonSection
 from loadgen.records import Status, TokenSource
@@ -31,6 +34,7 @@ _FROM_CREDIT = (
 )
 _NO_LOAD = "no load: the summary (…_aiperf.json) is not next to it, so nothing states the rate"
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "sec": 1.0, "s": 1.0}
+_MOST_IN_CHUNK = 65_535
 _APIS = {"chat": "chat", "completions": "completions"}
 
 
@@ -216,8 +220,8 @@ def _request(record: AiperfRecord, zero_ns: int, is_loop: bool, where: str) -> F
             is_warmup=is_warmup,
         )
     ttft_s = _seconds(metrics, "time_to_first_token", where)
-    n = _count(metrics.output_sequence_length)
-    is_by_server = n == _count(metrics.usage_completion_tokens)
+    n = _count(metrics, "output_sequence_length", where)
+    is_by_server = n == _count(metrics, "usage_completion_tokens", where)
     return ForeignRequest(
         sent_s=sent_s,
         due_s=due_s,
@@ -226,8 +230,9 @@ def _request(record: AiperfRecord, zero_ns: int, is_loop: bool, where: str) -> F
         last_token_s=sent_s + latency_s,
         done_s=max(done_s, sent_s + latency_s),
         gaps_s=_gaps_s(metrics, where),
-        input_tokens=_count(metrics.usage_prompt_tokens) or _count(metrics.input_sequence_length),
-        cached_tokens=_count(metrics.usage_prompt_cache_read_tokens),
+        input_tokens=_count(metrics, "usage_prompt_tokens", where)
+        or _count(metrics, "input_sequence_length", where),
+        cached_tokens=_count(metrics, "usage_prompt_cache_read_tokens", where),
         output_tokens=n,
         requested_tokens=_requested(metrics, n),
         first_chunk_tokens=_first_chunk_tokens(
@@ -279,25 +284,30 @@ def _scale(unit: str, where: str) -> float:
     return _SECONDS[unit]
 
 
-def _count(found: AiperfNumber | None) -> int:
-    return 0 if found is None or not found.value > 0 else round(found.value)
+def _count(metrics: AiperfMetrics, name: str, where: str) -> int:
+    """A number of tokens; 0 where the request has none."""
+    found: AiperfNumber | None = getattr(metrics, name)
+    return 0 if found is None else check_tokens(found.value, f"{where}: metrics.{name}", "value")
 
 
 def _requested(metrics: AiperfMetrics, n: int) -> int:
-    """The requested length: the answer has so many percent more."""
+    """The requested length: the answer has so many percent more. 0 where it is not known."""
     found = metrics.osl_mismatch_diff_pct
-    return 0 if found is None or found.value <= -100 else round(n / (1 + found.value / 100))
+    share = 1.0 if found is None else 1 + found.value / 100
+    is_known = found is not None and share > 0 and n / share <= MOST_TOKENS
+    return round(n / share) if is_known else 0
 
 
 def _first_chunk_tokens(n: int, decode_s: float, itl_s: float) -> int:
     """The tokens of the first chunk: aiperf's ITL is the decode time over the tokens after it. 0
-    where a request has none."""
-    return round(n - decode_s / itl_s) if decode_s > 0 and itl_s > 0 else 0
+    where a request has none, or no such number."""
+    tokens = n - decode_s / itl_s if decode_s > 0 and itl_s > 0 else 0.0
+    return round(tokens) if 0 < tokens <= min(n, _MOST_IN_CHUNK) else 0
 
 
 def _rate_per_s(phase: AiperfPhase | None) -> float | None:
     rate = None if phase is None else phase.rate
-    return float(rate) if isinstance(rate, int | float) and 0 < rate < math.inf else None
+    return float(rate) if isinstance(rate, int | float) and 0 < rate <= MOST_PER_S else None
 
 
 def _concurrency(phase: AiperfPhase | None) -> int | None:

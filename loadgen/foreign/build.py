@@ -98,7 +98,7 @@ def _users_of(requests: Sequence[ForeignRequest], n_users: int | None) -> list[i
     user of its own. Which request followed which is not recorded, only that one had ended."""
     if n_users is None:
         return list(range(len(requests)))
-    free = [(-np.inf, user) for user in range(n_users)]
+    free = [(-np.inf, user) for user in range(min(n_users, len(requests)))]
     users = []
     for request in requests:
         _, user = heapq.heappop(free)

@@ -13,6 +13,8 @@ from loadgen.manifest.json_section import JsonSection, read_section
 from loadgen.records import Status, TokenSource
 
 S = TypeVar("S", bound=JsonSection)
+MOST_TOKENS = 1_000_000_000
+MOST_PER_S = 1e9
 NO_SCHEDULE = (
     "no scheduled time: latency counts from the send, and queueing in the client is invisible"
 )
@@ -127,6 +129,27 @@ def as_section(content: object, section: type[S], where: str) -> S:
         return read_section(content, section, where)
     except RunInvalid as error:
         raise UsageError(str(error)) from None
+
+
+def check_tokens(value: float, where: str, key: str) -> int:
+    """A number of tokens. Raises UsageError for a negative number or one beyond any answer."""
+    if not 0 <= value <= MOST_TOKENS:
+        raise UsageError(f"{where}: {key}: expected 0 to {MOST_TOKENS} tokens, found {value}")
+    return round(value)
+
+
+def check_rate(value: float, where: str, key: str) -> float:
+    """A rate per second. Raises UsageError for a number that is none."""
+    if not 0 < value <= MOST_PER_S:
+        raise UsageError(f"{where}: {key}: expected a rate per second, found {value}")
+    return value
+
+
+def check_users(value: int | None, where: str, key: str) -> int | None:
+    """The number of requests in flight, None: unlimited. Raises UsageError for none at all."""
+    if value is not None and value < 1:
+        raise UsageError(f"{where}: {key}: expected 1 request or more, found {value}")
+    return value
 
 
 def check_time(value: float, where: str, key: str) -> float:

@@ -20,6 +20,9 @@ from loadgen.foreign.foreign_run import (
     ForeignRun,
     JsonValue,
     as_section,
+    check_rate,
+    check_tokens,
+    check_users,
 )
 from loadgen.manifest.json_section import JsonSection
 from loadgen.records import Status, TokenSource
@@ -33,6 +36,7 @@ _BAD_TARGETS = (
 )
 _WITH_RATE = ("poisson", "constant")
 _HTTP_ERROR = re.compile(r"(?:Client|Server) error '(\d{3}) ")
+_LATEST_S = 1e11
 _FAR_S = 1e6  # two times of one benchmark are never so far apart
 
 
@@ -153,14 +157,19 @@ def _result(found: GuidellmBenchmark, where: str, part: int, version: str) -> Fo
     if not sent:
         raise UsageError(f"{where}: requests: none was sent")
     zero_s = min(timings.request_start or 0.0 for _, _, timings in sent)
+    if not 0 <= zero_s <= _LATEST_S:
+        raise UsageError(f"{where}: request_start: expected a time of the clock, found {zero_s}")
     has_schedule = strategy.type_ in _WITH_RATE
+    if strategy.rate is not None:
+        check_rate(strategy.rate, where, "config.strategy.rate")
     has_due = has_schedule and all(_is_near(timings, zero_s) for _, _, timings in sent)
     measured_s = found.scheduler_metrics.measure_start_time
-    users = _users(strategy)
+    users = check_users(_users(strategy), where, "config.strategy")
     return ForeignRun(
         tool=TOOL,
         requests=[
-            _request(request, status, zero_s, has_due, measured_s) for request, status, _ in sent
+            _request(request, status, zero_s, has_due, measured_s, where)
+            for request, status, _ in sent
         ],
         missing=(
             *([_BAD_TARGETS] if has_schedule and not has_due else []),
@@ -197,12 +206,20 @@ def _is_near(timings: GuidellmTimings, zero_s: float) -> bool:
 
 
 def _request(
-    request: GuidellmRequest, status: Status, zero_s: float, has_due: bool, measured_s: float
+    request: GuidellmRequest,
+    status: Status,
+    zero_s: float,
+    has_due: bool,
+    measured_s: float,
+    where: str,
 ) -> ForeignRequest:
     timings = request.info.timings
 
     def at(time_s: float | None) -> float:
         return math.nan if time_s is None else time_s - zero_s
+
+    def tokens(count: int | None) -> int:
+        return check_tokens(count or 0, where, "text_tokens or cached_tokens")
 
     sent_s = at(timings.request_start)
     done_s = at(timings.resolve_end if timings.request_end is None else timings.request_end)
@@ -219,9 +236,9 @@ def _request(
         first_answer_s=at(answer_s) if is_ok else math.nan,
         last_token_s=at(timings.last_token_iteration) if is_ok else math.nan,
         done_s=sent_s if math.isnan(done_s) else done_s,
-        input_tokens=request.input_metrics.text_tokens or 0,
-        cached_tokens=request.input_metrics.cached_tokens or 0,
-        output_tokens=(request.output_metrics.text_tokens or 0) if is_ok else 0,
+        input_tokens=tokens(request.input_metrics.text_tokens),
+        cached_tokens=tokens(request.input_metrics.cached_tokens),
+        output_tokens=tokens(request.output_metrics.text_tokens) if is_ok else 0,
         token_source=TokenSource.usage if is_ok else TokenSource.none,
         status=status,
         http_status=200 if is_ok else http_status,

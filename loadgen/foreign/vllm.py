@@ -23,7 +23,10 @@ from loadgen.foreign.foreign_run import (
     ForeignRun,
     JsonValue,
     as_section,
+    check_rate,
     check_time,
+    check_tokens,
+    check_users,
 )
 from loadgen.manifest.json_section import JsonSection
 from loadgen.records import Status, TokenSource
@@ -34,6 +37,7 @@ _NO_TOKENS = (
     "no mark of chunks without a token: TTFT may be that of an empty first chunk, and the last gap "
     "that of a finish reason"
 )
+_LEAST_BURSTINESS = 1e-9
 _HTTP = {status.phrase: status.value for status in HTTPStatus}
 _COLUMNS = ("input_lens", "output_lens", "ttfts", "itls", "errors")
 
@@ -84,7 +88,8 @@ def result_of(
     result = as_section(content, VllmResult, where)
     _check(result, where)
     rate_per_s = _rate_per_s(result, where)
-    users = result.max_concurrency if rate_per_s is None else None
+    cap = check_users(result.max_concurrency, where, "max_concurrency")
+    users = cap if rate_per_s is None else None
     has_due = rate_per_s is not None and None not in (result.queue_times, result.start_times)
     sent_s = _sent_s(result, rate_per_s, users, where)
     requests = [_request(result, k, sent_s[k], where, has_due) for k in range(len(sent_s))]
@@ -106,7 +111,7 @@ def result_of(
         started=_started(result.date),
         rate_per_s=rate_per_s,
         users=users,
-        arrivals=_arrivals(result, rate_per_s, users),
+        arrivals=_arrivals(result, rate_per_s, users, where),
         limits={}
         if users is not None or result.max_concurrency is None
         else {"max_concurrency": result.max_concurrency, "when_full": "wait"},
@@ -137,7 +142,7 @@ def _sent_s(
     n = len(result.ttfts)
     if users is None:
         return [0.0 if rate_per_s is None else k / rate_per_s for k in range(n)]
-    free, sent_s = [0.0] * users, []
+    free, sent_s = [0.0] * min(users, n), []
     for k in range(n):
         sent_s.append(heapq.heappop(free))
         heapq.heappush(free, sent_s[k] + result.ttfts[k] + sum(result.itls[k]))
@@ -152,6 +157,7 @@ def _request(
     due_s = math.nan
     if has_due and result.queue_times is not None:
         due_s = sent_s - check_time(result.queue_times[k], where, f"queue_times[{k}]")
+    n_input = check_tokens(result.input_lens[k], where, f"input_lens[{k}]")
     latency_s = ttft_s + sum(gaps_s)
     if result.latencies is not None:
         latency_s = check_time(result.latencies[k], where, f"latencies[{k}]")
@@ -162,7 +168,7 @@ def _request(
             sent_s=sent_s,
             due_s=due_s,
             done_s=sent_s + latency_s,
-            input_tokens=result.input_lens[k],
+            input_tokens=n_input,
             token_source=TokenSource.none,
             status=Status.http_error if http_status else Status.stream_error,
             http_status=http_status,
@@ -177,8 +183,8 @@ def _request(
         last_token_s=last_s,
         done_s=last_s,
         gaps_s=gaps_s,
-        input_tokens=result.input_lens[k],
-        output_tokens=result.output_lens[k],
+        input_tokens=n_input,
+        output_tokens=check_tokens(result.output_lens[k], where, f"output_lens[{k}]"),
     )
 
 
@@ -201,21 +207,24 @@ def _rate_per_s(result: VllmResult, where: str) -> float | None:
     rate = result.request_rate
     if rate is None or rate == "inf" or rate == math.inf:
         return None
-    if not isinstance(rate, float) or not rate > 0:
-        raise UsageError(
-            f'{where}: request_rate: expected a rate per second or "inf", found {rate}'
-        )
-    return rate
+    if not isinstance(rate, float):
+        raise UsageError(f'{where}: request_rate: expected a rate or "inf", found {rate}')
+    return check_rate(rate, where, "request_rate")
 
 
-def _arrivals(result: VllmResult, rate_per_s: float | None, users: int | None) -> dict[str, Any]:
+def _arrivals(
+    result: VllmResult, rate_per_s: float | None, users: int | None, where: str
+) -> dict[str, Any]:
+    burstiness = 1.0 if result.burstiness is None else result.burstiness
+    if not _LEAST_BURSTINESS <= burstiness <= 1 / _LEAST_BURSTINESS:
+        raise UsageError(f"{where}: burstiness: expected a positive number, found {burstiness}")
     if users is not None:
         return {"kind": "users", "users": users}
     if rate_per_s is None:
         return {}
-    if result.burstiness in (None, 1.0):
+    if burstiness == 1.0:
         return {"kind": "poisson", "rate": write_rate(rate_per_s)}
-    cv = round(1 / math.sqrt(result.burstiness or 1.0), 6)
+    cv = round(1 / math.sqrt(burstiness), 6)
     return {"kind": "gamma", "rate": write_rate(rate_per_s), "cv": cv}
 
 
