@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 ROOMS: dict[str, list[str]] = {
     "loadgen": [
         "__main__ web",
-        "studies",
+        "studies foreign",
         "cli",
         "lab",
         "run",
@@ -73,6 +73,7 @@ OUTSIDE: dict[str, list[str]] = {
     "loadgen.archive": ["targets.base", "targets.safe_text"],
     "loadgen.run": ["targets", "reports"],
     "loadgen.web": ["targets", "reports"],
+    "loadgen.foreign": ["reports"],
     # The only rooms that import both the load generator and the engine.
     "loadgen.studies": ["targets", "reports", "reference_engine"],
     "loadgen.lab": ["targets", "reports", "reference_engine"],
@@ -109,6 +110,13 @@ NARROW: dict[str, list[str]] = {
 PURE = [
     "loadgen.workload",
     "loadgen.measure",
+    "loadgen.foreign.foreign_run",
+    "loadgen.foreign.build",
+    "loadgen.foreign.aiperf",
+    "loadgen.foreign.guidellm",
+    "loadgen.foreign.sglang",
+    "loadgen.foreign.vllm",
+    "loadgen.foreign.change",
     "targets.base",
     "targets.openai_chat",
     "targets.openai_completions",

@@ -4,6 +4,7 @@ A cell that reads like those of other verbs (a mistake, a bug, out of memory, in
 alike for each verb, at the process boundary.
 """
 
+import json
 import os
 import re
 import shlex
@@ -21,6 +22,7 @@ from loadgen.cli.app import app
 from loadgen.cli.lazy_verbs import VERBS, command
 from tests.archive.test_collect import keep
 from tests.e2e.lenient import LENIENT
+from tests.foreign.results import vllm
 from tests.runs import measured_run, starved, with_manifest, write_to
 from tests.studies.nightly import few
 from tests.studies.size.test_size import stored
@@ -113,6 +115,7 @@ def world(tmp_path_factory, page_cache):
     for name in ("requests.parquet", "manifest.json"):
         (damaged / name).write_bytes((damaged / name).read_bytes()[:-9])
     rows = [f"2024-01-01 00:00:{k * 37 % 60:02}.0,{100 + k},{10 + k % 7}" for k in range(40)]
+    (folder / "theirs.json").write_text(json.dumps(vllm()))
     lines = ["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]
     (folder / "trace.csv").write_text("\n".join(lines))
     return world
@@ -260,6 +263,10 @@ MADE = {
     ("report", 3): "report damaged",
     ("export", 0): "export met --format csv",
     ("export", 3): "export damaged --format csv",
+    ("judge", 0): "judge theirs.json",
+    ("judge", 1): "judge theirs.json --slo p50(ttft)<=1us",
+    ("judge", 3): "judge theirs.json --slo p99(ttft)<=1s",
+    ("import", 0): "import theirs.json --out imported",
     ("verify", 0): "verify met",
     ("verify", 3): "verify damaged",
     ("rescore", 0): "rescore met",
@@ -307,6 +314,7 @@ MADE = {
 """Cell → a command line that makes its code, or a function that returns it."""
 REQUIRED = {
     **dict.fromkeys(("fit", "report", "verify", "rescore", "nightly", "collect", "from"), "x"),
+    "import": "x", "judge": "x",
     "export": "x --format=csv", "size": "--peak=1/s", "calibrate": "--shape=tiny",
     "worker": "--master=127.0.0.1",
 }  # fmt: skip

@@ -71,9 +71,7 @@ class _Outputs:
         self.itls_s = _gaps_of_each(
             event_gaps(run), due, rows["first_token_s"] - begun_s, finish_s - rows["last_token_s"]
         )
-        window, done_s = measured_window(run), rows["done_s"]
-        ended_s = np.fmax.reduce(done_s, initial=np.nan)
-        self.duration_s = float(np.fmax(ended_s, window.start_s) - window.start_s)
+        self.duration_s = _duration_s(run, rows["done_s"])
 
     def result(self, limits_s: Mapping[str, float] | None) -> dict[str, Any]:
         ok, seconds = self.is_ok, self.duration_s
@@ -133,6 +131,15 @@ class _Outputs:
         steps = np.bincount(begins, minlength=int(ends.max()) + 2)
         steps -= np.bincount(ends + 1, minlength=len(steps))
         return float(chunks.max()), int(np.cumsum(steps).max())
+
+
+def _duration_s(run: Run, done_s: Seconds) -> float:
+    """From the start of the window to the last end; of an imported run as its file states it."""
+    origin, start_s = run.manifest.imported, measured_window(run).start_s
+    if origin is not None and origin.duration_s is not None:
+        return origin.duration_s
+    ended_s = np.fmax.reduce(done_s, initial=np.nan)
+    return float(np.fmax(ended_s, start_s) - start_s)
 
 
 def _gaps_of_each(

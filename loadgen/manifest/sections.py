@@ -289,6 +289,28 @@ class LiveQuantiles(JsonSection, frozen=True):
     max: float | None
 
 
+class ImportedSection(JsonSection, frozen=True, omit_defaults=True):
+    """Origin of a run that another tool measured (`slobench import`). `part` is the number of the
+    result in its file, from 0. `missing` are the things that the file does not record, each with
+    its consequence, as clauses. `version` is "" where the file does not state it; `duration_s` is
+    the length of the run that the tool's rates count, None where it is not stated. Without
+    `has_send_times` the times of the requests are those of the requested load."""
+
+    tool: str
+    file: str
+    file_sha256: str
+    missing: tuple[str, ...]
+    version: str = ""
+    part: int = 0
+    duration_s: float | None = None
+    has_send_times: bool = True
+
+    @property
+    def tool_text(self) -> str:
+        """`aiperf 0.13.0`, or the tool alone where its version is not known."""
+        return f"{self.tool} {self.version}".rstrip()
+
+
 class Manifest(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     """The manifest of a run.
 
@@ -305,7 +327,8 @@ class Manifest(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     metrics; they are None for other runs. With fewer successful requests than `min_requests` the
     run has no verdict. `silent_since_s`: no byte came any more after this time, for which the run
     was stopped. `too_long_at` are the first `file:line` of prompts that the server refused for
-    their length. `dead_workers` are the numbers of the workers that died during the run. The
+    their length. `dead_workers` are the numbers of the workers that died during the run.
+    `imported` is the origin of a run that another tool measured, None for a run of slobench. The
     schedule has `n_requests` planned rows, which `schedule_sha256` covers,
     and `extended_rows` that were added during the run for users of a closed loop who got through
     theirs.
@@ -349,6 +372,7 @@ class Manifest(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     min_requests: int = 0
     extended_rows: int = 0
     dead_workers: tuple[int, ...] = ()
+    imported: ImportedSection | None = None
 
     def to_json(self) -> JsonObject:
         return {"schema": SCHEMA, **super().to_json()}

@@ -31,6 +31,7 @@ from loadgen.measure.stimulus import stimulus
 from loadgen.measure.summary import ERROR_GATE, Summary, Validity, ValidityCheck, gate
 from loadgen.measure.truncated import why_not_met
 from loadgen.measure.validity.checks import is_disturbed, is_trusted
+from loadgen.measure.validity.imported_checks import needs_gaps, unknown_error
 from loadgen.measure.validity.survival import Imprecise, imprecise, instrument_check
 from loadgen.measure.verdict import DEFAULT_CONFIDENCE, Decision, Reason, certainty_of, decide
 from loadgen.records import Run, Status
@@ -65,6 +66,8 @@ def summarize(
         run, slos = without_own(run), other_slos(run, slo)
     if not run.manifest.target.stream and (problem := needs_stream(slos.stated)) is not None:
         raise UsageError(f"--slo {problem}")
+    if problem := needs_gaps(run, slos.stated):
+        raise UsageError(f"--slo {problem}")
     level = confidence or DEFAULT_CONFIDENCE
     evidence = recorded_evidence(run, slos, level)
     scope = evidence.whole(level)
@@ -81,6 +84,7 @@ def summarize(
     if decision.verdict == "met" and (other := _other_work(run, evidence.due, proof)):
         decision = Decision("no_verdict", RunInvalid.exit_code, other)
     decision = _with_cause(decision, proof.cause, run.manifest)
+    decision = _with_origin(decision, run)
     return _summary(evidence, scope, proof, decision, least)
 
 
@@ -105,6 +109,15 @@ def _with_cause(decision: Decision, cause: Cause | None, manifest: Manifest) -> 
     is_last = "ended_early" in kinds and manifest.end_kind == "other"
     reasons = (*decision.reasons, found) if is_last else (found, *decision.reasons)
     return replace(decision, reasons=reasons)
+
+
+def _with_origin(decision: Decision, run: Run) -> Decision:
+    """The decision; of a run that another tool measured with what its verdict rests on."""
+    origin = run.manifest.imported
+    if origin is None or decision.verdict == "no_verdict":
+        return decision
+    text = f"The times are those of {origin.tool_text}; its own delays are not known."
+    return replace(decision, reasons=(*decision.reasons, Reason("imported", text)))
 
 
 def _other_work(run: Run, due: Mask, proof: _Proof) -> tuple[Reason, ...]:
@@ -149,7 +162,9 @@ def _proof(evidence: Evidence, scope: Scope, results: RunResults) -> _Proof:
         results = results.without_needs(why)
     too_large = imprecise(run, columns, error, due, run.manifest.instrument_limits)
     is_late = is_disturbed(evidence.checks)
-    if has_stopped:  # the SLOs do not decide
+    if run.manifest.imported is not None:
+        own_error = unknown_error(run.manifest.imported)
+    elif has_stopped:  # the SLOs do not decide
         own_error = gate(ERROR_GATE, True, "no delay of the load generator silences a server")
     else:
         own_error = instrument_check(run, results.judged, too_large, is_late, unsure)

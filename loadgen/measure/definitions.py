@@ -83,6 +83,11 @@ def _per(seconds: Values, counts: NDArray[np.int64]) -> Values:
     return shared
 
 
+def _weighted(seconds: Values, counts: NDArray[np.int64]) -> Values:
+    """The seconds per token of each request, a sample for each of its tokens."""
+    return np.repeat(_per(seconds, counts), np.maximum(counts, 0))
+
+
 def _chunk_gaps(a: Answers) -> Values:
     """All gaps, including those after an empty first chunk and before a last chunk that holds only
     the finish reason: both count as chunks there."""
@@ -131,13 +136,13 @@ _GUIDELLM = Definition(
     "guidellm 0.8.1, request_stats.py and statistics.py",
     {
         "ttft": "first token − sent",
-        "tpot": "(last token − sent) / n, with TTFT in it",
-        "itl": "(last token − first token) / (n − 1), one sample per request",
+        "tpot": "(last token − sent) / n, with TTFT in it, n samples per request",
+        "itl": "(last token − first token) / (n − 1), n − 1 samples per request",
         "e2e": "end of the stream − sent",
     },
     ttft_s=lambda a: a.first_token_s - a.sent_s,
-    tpot_s=lambda a: _per(a.last_token_s - a.sent_s, a.tokens),
-    itl_s=lambda a: _per(a.last_token_s - a.first_token_s, a.tokens - 1),
+    tpot_s=lambda a: _weighted(a.last_token_s - a.sent_s, a.tokens),
+    itl_s=lambda a: _weighted(a.last_token_s - a.first_token_s, a.tokens - 1),
     e2e_s=lambda a: a.done_s - a.sent_s,
     percentile=nearest,
     interpolates="nearest rank",

@@ -87,7 +87,15 @@ def findings(
         _disk_writes(run),
         _goodput_without_limits(slos),
     )
-    return [text for text in (*of_answers, *failed_checks, *sentences) if text]
+    return [text for text in (origin_note(run), *of_answers, *failed_checks, *sentences) if text]
+
+
+def origin_note(run: Run) -> str:
+    """The sentence on what the file of another tool leaves out; "" for a run of slobench."""
+    origin = run.manifest.imported
+    if origin is None:
+        return ""
+    return f"Measured by {origin.tool_text}, whose file has {'; '.join(origin.missing)}."
 
 
 def _start_up(loop: ClosedLoop | None) -> str:

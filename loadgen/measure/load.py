@@ -13,7 +13,7 @@ from loadgen.measure.attainment import MeasuredWindow
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.statistics.population import BLOCK
 from loadgen.measure.statistics.trend import has_trend, has_wave
-from loadgen.records import Run, Status, Times
+from loadgen.records import Requests, Run, Status, Times
 
 LEAST_DUE = 40
 LEAST_LATE = 3  # requests of the last quarter that the drain cut off
@@ -182,11 +182,11 @@ def per_second(count: float, window: MeasuredWindow) -> float:
 
 def tokens_received(run: Run, columns: PerRequest, window: MeasuredWindow) -> float:
     """Tokens of the chunks received inside the window; n is spread evenly over chunks without a
-    count."""
+    count, and over the time from the first token to the last without chunks."""
     chunks, rows = run.chunk_rows, run.request_rows
     starts = columns.chunk_starts
     if not len(starts):
-        return 0.0
+        return _tokens_without_chunks(rows, columns.streamed_tokens, window)
     received_s, tokens = chunks["received_s"], chunks["tokens"]
     if tokens.all():
         blocks = [slice(at, at + BLOCK) for at in range(0, len(chunks), BLOCK)]
@@ -196,6 +196,19 @@ def tokens_received(run: Run, columns: PerRequest, window: MeasuredWindow) -> fl
     n_chunks = np.diff(starts, append=len(chunks))
     n_within = _chunks_inside(received_s, starts, n_chunks, window)
     return float(np.dot(n_within / n_chunks, columns.streamed_tokens[row]))
+
+
+def _tokens_without_chunks(
+    rows: Requests, tokens: NDArray[np.int64], window: MeasuredWindow
+) -> float:
+    """The tokens inside the window of a run whose chunks were not recorded, as by other tools."""
+    last_s = rows["last_token_s"]
+    first_s = np.fmin(rows["first_token_s"], last_s)
+    span_s = last_s - first_s
+    within_s = np.minimum(last_s, window.end_s) - np.maximum(first_s, window.start_s)
+    share = np.where(inside(last_s, window), 1.0, 0.0)
+    np.divide(np.maximum(within_s, 0.0), span_s, out=share, where=span_s > 0)
+    return float(np.dot(share, tokens))
 
 
 def _chunks_inside(

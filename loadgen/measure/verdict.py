@@ -31,6 +31,7 @@ ReasonKind = Literal[
     "unanswered",
     "start_up",
     "no_value",
+    "imported",
 ]
 
 
@@ -132,7 +133,7 @@ class Reason:
     Of the run: `cause` (`cause.Cause`), `ended_early`, `invalid` (a failed validity gate),
     `nothing_due`, `too_few_successful` (`--min-requests`), `none_successful`, `no_slo`,
     `overloaded`; `tokens_missing` and `other_prompts` (met, but with another workload than
-    planned). Of an SLO:
+    planned); `imported` (the last of a verdict on a run that another tool measured). Of an SLO:
     `met`, `missed`, `unproven` (met or missed, but not with the required confidence),
     `too_few_samples` (of a percentile), `unanswered` (it leaves too many requests out), `start_up`
     (the start of a closed loop can have decided it), `no_value`.

@@ -108,7 +108,7 @@ def by_hand(run, tool):
         samples["ttft"].append(ttft)
         samples["e2e"].append(end - start)
         if tool == "guidellm":
-            samples["tpot"].append((last - start) / n)
+            samples["tpot"] += [(last - start) / n] * n
         elif tool in ("slobench", "aiperf"):
             rest = n - int(row["first_chunk_tokens"])
             samples["tpot"].append((last - first) / rest)
@@ -117,7 +117,7 @@ def by_hand(run, tool):
         if tool == "aiperf":
             samples["itl"].append(samples["tpot"][-1])
         elif tool == "guidellm":
-            samples["itl"].append((last - first) / (n - 1))
+            samples["itl"] += [(last - first) / (n - 1)] * (n - 1)
         elif tool != "mlperf":
             if tool == "vllm":  # after its role chunk comes the first token
                 samples["itl"].append(first - row["first_chunk_s"])
@@ -189,8 +189,8 @@ BY_HAND = {
     },
     "guidellm": {
         "ttft": [0.75, 1.0],
-        "tpot": [2.25 / 6, 1.0],
-        "itl": [1.5 / 5],
+        "tpot": [2.25 / 6] * 6 + [1.0],
+        "itl": [1.5 / 5] * 5,
         "e2e": [2.75, 1.25],
     },
     "aiperf": {"ttft": [0.75, 1.0], "tpot": [1.5 / 4], "itl": [1.5 / 4], "e2e": [2.25, 1.0]},

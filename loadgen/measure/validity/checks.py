@@ -31,6 +31,7 @@ from loadgen.measure.validity.client_checks import (
     shared_cores,
     steal,
 )
+from loadgen.measure.validity.imported_checks import imported_checks
 from loadgen.measure.validity.traffic_checks import (
     cache,
     client_limits,
@@ -47,6 +48,8 @@ def checks(
     run: Run, columns: PerRequest, due: Mask, slos: Sequence[Slo], load: LoadByQuarter | None
 ) -> list[ValidityCheck]:
     """All checks of a run, gates first; the limits come from the manifest."""
+    if run.manifest.imported is not None:
+        return imported_checks(run, run.manifest.imported, due, load)
     limits, shards = run.manifest.instrument_limits, run.instrument.shards
     return [
         record(run),

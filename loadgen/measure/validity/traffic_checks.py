@@ -34,14 +34,20 @@ def record(run: Run) -> ValidityCheck:
             "manifest.json), so nothing shows that the times are right"
         )
         return gate("record", False, detail)
-    n_other = _n_other_chunks(run)
-    if n_other:
-        detail = (
-            f"{format_count(n_other)} of {format_count(n)} requests have other chunks in "
-            "chunks.parquet than requests.parquet counts: the files are not of the same run"
-        )
+    if detail := other_chunks(run):
         return gate("record", False, detail)
     return gate("record", True, f"all {format_count(n)} scheduled requests are recorded")
+
+
+def other_chunks(run: Run) -> str:
+    """A clause on chunks.parquet and requests.parquet of different runs; "" where they agree."""
+    n_other = _n_other_chunks(run)
+    if not n_other:
+        return ""
+    return (
+        f"{format_count(n_other)} of {format_count(len(run.request_rows))} requests have other "
+        "chunks in chunks.parquet than requests.parquet counts: the files are not of the same run"
+    )
 
 
 def _n_other_chunks(run: Run) -> int:

@@ -1,0 +1,1 @@
+"""Runs from the result files of other load generators (`slobench import`, `slobench judge`)."""

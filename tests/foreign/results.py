@@ -1,0 +1,166 @@
+"""Result files of other load generators, made by hand in their formats."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+TTFTS_S = (0.1, 0.2, 0.3, 0.5)
+ITLS_S = ((0.01, 0.03), (0.02, 0.02), (0.04, 0.02), (0.05, 0.05))
+
+
+def vllm(**changes: Any) -> dict[str, Any]:
+    """Four requests a second apart, of `vllm bench serve --save-result --save-detailed`; the last
+    waited half a second for `--max-concurrency`."""
+    return {
+        "date": "20260105-100000",
+        "endpoint_type": "openai-chat",
+        "backend": "openai-chat",
+        "label": None,
+        "model_id": "tiny-llama",
+        "tokenizer_id": "tiny-llama",
+        "num_prompts": 4,
+        "request_rate": 1.0,
+        "burstiness": 1.0,
+        "max_concurrency": None,
+        "duration": 3.7,
+        "completed": 4,
+        "failed": 0,
+        "input_lens": [64, 65, 66, 67],
+        "output_lens": [3, 3, 5, 3],
+        "ttfts": list(TTFTS_S),
+        "itls": [list(gaps) for gaps in ITLS_S],
+        "latencies": [0.14, 0.24, 0.36, 0.6],
+        "start_times": [5000.0, 5001.0, 5002.0, 5003.5],
+        "queue_times": [0.0, 0.0, 0.0, 0.5],
+        "generated_texts": ["a", "b", "c", "d"],
+        "errors": ["", "", "", ""],
+        **changes,
+    }
+
+
+def sglang(**changes: Any) -> dict[str, Any]:
+    """The same requests, of `sglang.bench_serving --output-details`."""
+    return {
+        "tag": None,
+        "backend": "sglang-oai-chat",
+        "dataset_name": "random-ids",
+        "request_rate": 2.0,
+        "max_concurrency": None,
+        "random_range_ratio": 1.0,
+        "server_info": {"model_path": "tiny-llama"},
+        "duration": 3.7,
+        "completed": 4,
+        "total_input_tokens": 262,
+        "input_lens": [64, 65, 66, 67],
+        "output_lens": [3, 3, 5, 3],
+        "ttfts": list(TTFTS_S),
+        "itls": [list(gaps) for gaps in ITLS_S],
+        "generated_texts": ["a", "b", "c", "d"],
+        "errors": ["", "", "", ""],
+        **changes,
+    }
+
+
+STARTED_NS = 1_767_607_200_000_000_000
+
+
+def aiperf_record(k: int, **metrics: Any) -> dict[str, Any]:
+    """Request k of the same, of `profile_export.jsonl`: a second after the one before, and sent
+    2 ms after its credit."""
+    latency_s = TTFTS_S[k] + sum(ITLS_S[k])
+    start_ns = STARTED_NS + k * 10**9
+    values = {
+        "request_latency": (1e3 * latency_s, "ms"),
+        "time_to_first_token": (1e3 * TTFTS_S[k], "ms"),
+        "time_to_first_output_token": (1e3 * TTFTS_S[k], "ms"),
+        "inter_chunk_latency": ([1e3 * gap for gap in ITLS_S[k]], "ms"),
+        "inter_token_latency": (1e3 * sum(ITLS_S[k]) / 2, "ms"),
+        "output_sequence_length": (3, "tokens"),
+        "usage_completion_tokens": (3, "tokens"),
+        "usage_prompt_tokens": (64, "tokens"),
+        "input_sequence_length": (60, "tokens"),
+        "osl_mismatch_diff_pct": (-25.0, "%"),
+        **metrics,
+    }
+    return {
+        "metadata": {
+            "session_num": k,
+            "credit_issued_ns": start_ns - 2_000_000,
+            "request_start_ns": start_ns,
+            "request_end_ns": start_ns + round(1e9 * latency_s),
+            "benchmark_phase": "profiling",
+            "was_cancelled": False,
+        },
+        "metrics": {name: {"value": value, "unit": unit} for name, (value, unit) in values.items()},
+    }
+
+
+def failed_aiperf_record(k: int, **error: Any) -> dict[str, Any]:
+    """A record without metrics."""
+    return {**aiperf_record(k), "metrics": {}, "error": {"message": "overloaded", **error}}
+
+
+def aiperf_summary(**phase: Any) -> dict[str, Any]:
+    """The summary next to it."""
+    stated = {"name": "profiling", "kind": "profiling", "type": "poisson", "rate": 1.0} | phase
+    return {
+        "aiperf_version": "0.13.0",
+        "start_time": "2026-01-05T10:00:00.500000",
+        "benchmark_duration": {"unit": "sec", "avg": 3.7},
+        "input_config": {
+            "models": {"items": [{"name": "tiny-llama"}]},
+            "endpoint": {"urls": ["http://127.0.0.1:8000"], "type": "chat", "streaming": True},
+            "phases": [{"name": "w", "kind": "warmup", "type": "concurrency"}, stated],
+        },
+    }
+
+
+def lines(*records: Any) -> str:
+    return "".join(f"{json.dumps(record)}\n" for record in records)
+
+
+def guidellm_request(k: int, status: str = "completed", **timings: float | None) -> dict[str, Any]:
+    """Request k of the same, of a guidellm report; due 2 ms before it was sent."""
+    sent_s = STARTED_NS / 1e9 + k
+    n_tokens = (3, 3, 5, 3)[k]
+    found = {
+        "targeted_start": sent_s - 0.002,
+        "request_start": sent_s,
+        "first_token_iteration": sent_s + TTFTS_S[k],
+        "first_output_token_iteration": sent_s + TTFTS_S[k],
+        "last_token_iteration": sent_s + TTFTS_S[k] + sum(ITLS_S[k]),
+        "request_end": sent_s + TTFTS_S[k] + sum(ITLS_S[k]) + 0.01,
+        "resolve_end": sent_s + 1.0,
+        **timings,
+    }
+    return {
+        "type_": "generative_request_stats",
+        "info": {"status": status, "timings": found, "error": None},
+        "input_metrics": {"text_tokens": 64, "cached_tokens": 16},
+        "output_metrics": {"text_tokens": n_tokens},
+    }
+
+
+def guidellm_report(*requests: dict[str, Any], **strategy: Any) -> dict[str, Any]:
+    """A report with one benchmark, of guidellm 0.8.1."""
+    by_status: dict[str, list[dict[str, Any]]] = {"successful": [], "errored": [], "incomplete": []}
+    words = {"completed": "successful", "errored": "errored", "cancelled": "incomplete"}
+    for request in requests:
+        by_status[words[request["info"]["status"]]].append(request)
+    made = {status: len(found) for status, found in by_status.items()}
+    benchmark = {
+        "config": {
+            "strategy": {"type_": "poisson", "rate": 1.0, "max_concurrency": 10240} | strategy,
+            "backend": {
+                "target": "http://127.0.0.1:8000",
+                "model": "tiny-llama",
+                "request_format": "/v1/chat/completions",
+                "stream": True,
+            },
+        },
+        "scheduler_metrics": {"requests_made": made, "measure_start_time": STARTED_NS / 1e9},
+        "requests": by_status,
+        "duration": 3.7,
+    }
+    return {"metadata": {"version": 2, "guidellm_version": "0.8.1"}, "benchmarks": [benchmark]}
