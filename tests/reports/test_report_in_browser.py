@@ -235,6 +235,7 @@ def test_sections_are_folded_by_relevance_and_open_from_the_contents(browser, ca
     page.wait_for_selector("html[data-drawn]")
     assert page.evaluate("document.documentElement.scrollHeight") < 6000
     contents = page.get_by_role("navigation", name="Contents")
+    contents.get_by_text("Contents").press("Enter")
     assert contents.get_by_role("link").first.text_content() == "Result"
     spectrum = page.locator("#spectrum-ttft")
     assert not spectrum.is_visible()
@@ -242,6 +243,7 @@ def test_sections_are_folded_by_relevance_and_open_from_the_contents(browser, ca
     page.wait_for_selector("#spectrum-ttft svg .mark-line path")
     assert box_of(page.locator("#spectrum-ttft svg.marks"))["width"] > 200
     assert box_of(contents)["y"] == 0  # it stays
+    assert box_of(contents)["height"] < 60  # and is folded again
     assert not page.locator("#why-itl").is_visible()
     contents.get_by_role("button", name="Open all").press("Enter")
     page.wait_for_selector("#why-itl svg .mark-line path")
