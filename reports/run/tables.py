@@ -98,7 +98,7 @@ def achieved_basis(summary: Summary) -> str:
     loop, text = summary.closed_loop, rate_text(summary, has_achieved=False)
     if loop is None or not loop.is_all_traffic:
         return text
-    return f"{between(loop.rate, 'per_s')}; {text}"
+    return "; ".join(filter(None, (between(loop.rate, "per_s"), text)))
 
 
 def in_flight_text(summary: Summary) -> str:
