@@ -28,6 +28,7 @@ from markupsafe import Markup, escape
 
 from loadgen.errors import MissingDependency, UsageError
 from loadgen.whole_file import replacing
+from reports.glossary import Terms
 
 
 def render_page(
@@ -43,8 +44,12 @@ def render_page(
     HTML element, `data` further JSON objects by id; `scripts` are further files of this package.
     `cache_dir` caches the plotting bundle and compiled templates, which take seconds to make."""
     texts = [vega_bundle(cache_dir), *(asset(name) for name in ("static/page.js", *scripts))]
+    terms = Terms()
     return environment(cache_dir).get_template(template).render(
         **context,
+        terms=terms,
+        term=terms.term,
+        help=terms.help,
         drawn=drawn,
         style=asset("static/page.css"),
         policy=policy(texts),

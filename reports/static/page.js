@@ -154,6 +154,20 @@
   }
   for (const table of document.querySelectorAll(".scroll table")) if (table.tHead) asCards(table);
 
+  // The explanation of a word opens by itself (a popover); a wide screen shows it beside the button.
+  function beside(button) {
+    const word = document.getElementById(button.getAttribute("popovertarget"));
+    if (innerWidth < 640 || !word.matches(":popover-open")) return;
+    const at = button.getBoundingClientRect(), box = word.getBoundingClientRect();
+    const below = at.bottom + 8, isBelow = below + box.height < innerHeight;
+    const top = isBelow ? below : Math.max(8, at.top - box.height - 8);
+    const left = Math.min(at.left, document.documentElement.clientWidth - box.width - 8);
+    Object.assign(word.style, { inset: "auto", margin: "0", top: `${top}px`, left: `${left}px` });
+  }
+  for (const button of document.querySelectorAll(".help")) {
+    button.addEventListener("click", () => requestAnimationFrame(() => beside(button)));
+  }
+
   const drawn = [], widths = {};
   function drawFitting(name) {
     const element = document.getElementById(name);
