@@ -35,6 +35,9 @@ from loadgen.studies.nightly import page as nightly_page
 from loadgen.studies.nightly.result import CellResult, NightResult, NightRun
 from loadgen.studies.nightly.values import trend
 from loadgen.studies.nightly.verdict import History, judge_night
+from loadgen.studies.size import page as size_page
+from loadgen.studies.size.demand import Demand, Interval, Variant, costs
+from loadgen.studies.size.result import Size, Trial
 from loadgen.studies.sweep import page as sweep_page
 from loadgen.studies.sweep.result import SweepResult
 from loadgen.studies.sweep.view import answer, conclusion
@@ -48,7 +51,7 @@ from tests.runs import measured_run, starved, with_manifest
 from tests.shown import number, tables
 
 KINDS = ("compare", "capacity", "nightly", "modes", "rates", "mode capacities", "sweep",
-         "one request", "invalid", "inconclusive", "single runs", "preview")  # fmt: skip
+         "one request", "invalid", "inconclusive", "single runs", "preview", "size")  # fmt: skip
 MODES = [Mode("static", {"batch_size": "4"}), Mode("chunked")]
 
 
@@ -78,6 +81,7 @@ def pages(cache, tmp_path_factory):
         "inconclusive": of_run(cache, short_run(["p99(ttft) <= 300ms"]), 0.95),
         "single runs": compared(cache, 1),
         "preview": planned(cache),
+        "size": sizing(cache),
     }  # fmt: skip
 
 
@@ -95,6 +99,20 @@ def planned(cache):
     facts = preview(scenario, *plan)
     page = preview_page.render(facts, plan.schedule, scenario.names().classes, "", cache)
     return Made(page, None)
+
+
+def sizing(cache):
+    shares = {("round_robin", 3): 0.7, ("round_robin", 4): 0.92, ("power_of_two", 2): 0.5}
+    shares["power_of_two", 3] = 0.95
+    trials = [Trial(*key, (share,), share >= 0.9) for key, share in shares.items()]
+    demand = Demand(10.0, 0.2, 1, 2)
+    found = Size(
+        demand=demand, capacity=Interval(4.0, 4.2, 4.5, 0.95), target=0.9, router="power_of_two",
+        n_divided=3, n_serving=3, n_replicas=4, n_gpus=8, simulated_per_s=12.6,
+        trials=tuple(trials), sensitivity=(Variant("headroom 0 %", 4, 8),),
+        costs=costs(demand, 8, (1e4, 5e3), 2.0, 700.0), notes=("a note",), exit_code=0,
+    )  # fmt: skip
+    return Made(size_page.render(found, load_scenario("quickstart"), ["slobench"], cache), None)
 
 
 def compared(cache, n_runs=3):
