@@ -24,9 +24,11 @@ from typing import Any
 
 import jinja2
 from jinja2.bccache import Bucket
+from markupsafe import Markup, escape
 
 from loadgen.errors import MissingDependency, UsageError
 from loadgen.whole_file import replacing
+from reports.glossary import Terms
 
 
 def render_page(
@@ -42,8 +44,12 @@ def render_page(
     HTML element, `data` further JSON objects by id; `scripts` are further files of this package.
     `cache_dir` caches the plotting bundle and compiled templates, which take seconds to make."""
     texts = [vega_bundle(cache_dir), *(asset(name) for name in ("static/page.js", *scripts))]
+    terms = Terms()
     return environment(cache_dir).get_template(template).render(
         **context,
+        terms=terms,
+        term=terms.term,
+        help=terms.help,
         drawn=drawn,
         style=asset("static/page.css"),
         policy=policy(texts),
@@ -65,7 +71,7 @@ def environment(cache_dir: Path | None = None) -> jinja2.Environment:
     """Templates of this package. Every value is escaped; a missing value is an error. `cache_dir`
     caches compiled templates: compiling takes longer than rendering."""
     loader = jinja2.FunctionLoader(lambda name: asset(f"templates/{name}"))
-    return jinja2.Environment(
+    made = jinja2.Environment(
         loader=loader,
         autoescape=True,
         undefined=jinja2.StrictUndefined,
@@ -73,6 +79,14 @@ def environment(cache_dir: Path | None = None) -> jinja2.Environment:
         lstrip_blocks=True,
         bytecode_cache=_bytecode_cache(cache_dir),
     )
+    made.filters["estimate"] = _estimate
+    return made
+
+
+def _estimate(text: str) -> Markup:
+    """`431 ms ±12` with the half width of the interval below the value, which saves columns."""
+    value, _, half = text.partition(" ±")
+    return Markup("{} <small>±{}</small>").format(value, half) if half else escape(value)
 
 
 def _bytecode_cache(cache_dir: Path | None) -> jinja2.BytecodeCache | None:

@@ -102,10 +102,20 @@ def _compare(directory: Path, definition: Mapping[str, Any]) -> StoredResult:
     )
 
 
+def _size(directory: Path, definition: Mapping[str, Any]) -> StoredResult:
+    from loadgen.studies.size.result import sentences
+    from loadgen.studies.size.run import SIZE
+
+    result = SIZE.read(directory)
+    page = directory / "report.html"
+    return StoredResult(result.to_json(), lambda: "\n".join(sentences(result)), page)
+
+
 _READERS = {
     "capacity": _capacity,
     "compare": _compare,
     "modes": _modes,
     "nightly": _nightly,
+    "size": _size,
     "sweep": _sweep,
 }

@@ -192,6 +192,7 @@ class LiveStatus:
         if point is not None:
             self._before, self._sums_before, self._now_before_s = counts, sums, now_s
         due = int(np.searchsorted(self._planned_s, now_s, "right"))
+        ended = sums["ok"] + sums["failed"]  # the requests in flight are not judged yet
         lasted_s = min(max(now_s, 0.0), self._horizon_s)
         return {
             "is_over": is_over,
@@ -207,7 +208,7 @@ class LiveStatus:
             "achieved_per_s": sums["sent"] / lasted_s if lasted_s else 0.0,
             "goodput_per_s": sums["kept"] / lasted_s if lasted_s else 0.0,
             "has_limits": self._has_limits,
-            "goodput_share_of_due": sums["kept"] / due if due and self._has_limits else None,
+            "attainment": sums["kept"] / ended if ended and self._has_limits else None,
             "metrics": {name: _quantiles(one).to_json() for name, one in counts.items()},
             "classes": _classes(frames),
             "slos": self._slos_so_far(frames, counts, sums, lasted_s),

@@ -187,7 +187,8 @@ def _share_tiles(encoding: Spec, tooltip: Sequence[Spec]) -> list[Spec]:
         "legend": {"title": "SLO met", "format": ".0%", "orient": "top", "gradientLength": 160},
     }
     shares = [number("share", "SLO met", ".3~%"), {"field": "n", "title": "requests due"}]
-    text = "format(datum.share, '.0%')"
+    # 100 % only where every request met the SLO
+    text = "format(datum.share < 1 ? min(datum.share, 0.99) : 1, '.0%')"
     return _tiles(encoding, color, [*tooltip, *shares], text, "datum.share > 0.6")
 
 

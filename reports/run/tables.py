@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from loadgen.measure.catalog import METRICS, Unit
@@ -270,9 +270,7 @@ def failure_rows(summary: Summary, names: Sequence[str]) -> list[list[TableCell]
 
 
 def _metric_name(summary: Summary, name: str) -> TableCell:
-    metric = METRICS[name]
-    title = f"{metric.meaning} {metric.formula}. {metric.edges}"
-    return TableCell(marked_title(summary, name), title=title)
+    return TableCell(marked_title(summary, name))
 
 
 def marked_title(summary: Summary, name: str) -> str:
@@ -337,7 +335,6 @@ def _latency_tile(summary: Summary, metric: str) -> tuple[str, TableCell]:
         _against_limit(
             shown.value if whole is None else whole.value, limit_s, summary.validity.trusted
         ),
-        f"{METRICS[metric].meaning} Successful requests only.",
     )
     return f"{key} {marked_title(summary, metric)}", cell
 
@@ -372,19 +369,17 @@ def tiles(summary: Summary) -> list[tuple[str, TableCell]]:
                 "goodput.requests_per_s.value",
                 "per_s",
                 goodput_bound(summary, summary.confidence),
-                METRICS["goodput"].meaning,
             ),
         ),
         (
             "SLO attainment",
-            replace(_no_attainment(share.reason), title=METRICS["attainment"].meaning)
+            _no_attainment(share.reason)
             if share.reason
             else TableCell(
                 format_value(share.value, "share"),
                 "attainment.value",
                 "share",
                 attainment_basis(share, summary.confidence),
-                METRICS["attainment"].meaning,
             ),
         ),
         (
@@ -394,8 +389,6 @@ def tiles(summary: Summary) -> list[tuple[str, TableCell]]:
                 "achieved_rate_per_s",
                 "per_s",
                 achieved_basis(summary),
-                "Requests sent inside the measured window; requested: the mean rate of the"
-                " scenario's arrivals; offered: the schedule drawn from them.",
             ),
         ),
         (
@@ -405,7 +398,6 @@ def tiles(summary: Summary) -> list[tuple[str, TableCell]]:
                 "throughput.output_tokens_per_s",
                 "per_s",
                 f"{format_value(summary.throughput.input_tokens_per_s, 'per_s')} input",
-                METRICS["output_tokens_per_s"].meaning,
             ),
         ),
         (
@@ -415,7 +407,6 @@ def tiles(summary: Summary) -> list[tuple[str, TableCell]]:
                 "counts.failed",
                 "count",
                 f"of {format_count(counts['due'])} due{late}",
-                METRICS["error_rate"].meaning,
             ),
         ),
     ]

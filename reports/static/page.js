@@ -99,7 +99,12 @@
     const heads = [...main.querySelectorAll("h2[id]")];
     if (heads.length < 3) return;
     const nav = document.createElement("nav"), list = document.createElement("ol");
+    const menu = document.createElement("details"), word = document.createElement("summary");
     nav.className = "contents";
+    word.textContent = "Contents";
+    const isWide = matchMedia("(min-width: 40.01rem)"); // a narrow screen has a menu (page.css)
+    menu.open = isWide.matches;
+    isWide.addEventListener("change", () => { menu.open = isWide.matches; });
     nav.setAttribute("aria-label", "Contents");
     for (const head of heads) {
       const item = document.createElement("li"), link = document.createElement("a");
@@ -108,11 +113,13 @@
       link.addEventListener("click", () => {
         const fold = head.closest("details.fold");
         if (fold) fold.open = true;
+        menu.open = isWide.matches;
       });
       item.append(link);
       list.append(item);
     }
-    nav.append(list);
+    menu.append(word, list);
+    nav.append(menu);
     if (folds.length) {
       const button = document.createElement("button");
       button.type = "button";
@@ -123,6 +130,43 @@
     main.before(nav);
   }
   contents();
+
+  // On a narrow screen a row of a table is a card (page.css): its cells bear the names of their
+  // columns. Explicit roles outlive the other layout. A table that a script fills is named anew.
+  const LONG = 40; // characters that need the width of the card
+  function asCards(table) {
+    const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
+    if (names.length < 3) return;
+    table.classList.add("cards");
+    table.setAttribute("role", "table");
+    function label() {
+      for (const row of [...table.tBodies].flatMap((body) => [...body.rows])) {
+        row.setAttribute("role", "row");
+        [...row.cells].forEach((cell, k) => {
+          cell.setAttribute("role", cell.scope === "row" ? "rowheader" : "cell");
+          cell.dataset.label = names[k];
+          cell.classList.toggle("long", cell.textContent.length > LONG);
+        });
+      }
+    }
+    label();
+    new MutationObserver(label).observe(table, { childList: true, subtree: true });
+  }
+  for (const table of document.querySelectorAll(".scroll table")) if (table.tHead) asCards(table);
+
+  // The explanation of a word opens by itself (a popover); a wide screen shows it beside the button.
+  function beside(button) {
+    const word = document.getElementById(button.getAttribute("popovertarget"));
+    if (innerWidth < 640 || !word.matches(":popover-open")) return;
+    const at = button.getBoundingClientRect(), box = word.getBoundingClientRect();
+    const below = at.bottom + 8, isBelow = below + box.height < innerHeight;
+    const top = isBelow ? below : Math.max(8, at.top - box.height - 8);
+    const left = Math.min(at.left, document.documentElement.clientWidth - box.width - 8);
+    Object.assign(word.style, { inset: "auto", margin: "0", top: `${top}px`, left: `${left}px` });
+  }
+  for (const button of document.querySelectorAll(".help")) {
+    button.addEventListener("click", () => requestAnimationFrame(() => beside(button)));
+  }
 
   const drawn = [], widths = {};
   function drawFitting(name) {

@@ -25,7 +25,15 @@
     return [p, met === 0 ? 0 : bound(times[0], -1), met === due ? 1 : bound(times[1], 1)];
   }
 
-  const percent = (value) => `${three(100 * value)} %`;
+  // As `wording.format_share`: near 100 % two digits of the distance, so that 99.96 % is not 100 %.
+  function percent(value) {
+    const rest = 100 - 100 * value;
+    if (rest > 50) return `${three(100 * value)} %`;
+    const place = Math.floor(Math.log10(rest));
+    let digits = rest > 0 ? Math.max(1, Math.min(2, 1 - place)) : 1;
+    if (rest > 0 && rest < 0.01) digits = Math.min(9, -place);
+    return `${Number((100 * value).toFixed(digits))} %`;
+  }
 
   function row(name, met, due, times, hasLimit) {
     const [value, low, high] = share(met, due, times);

@@ -35,6 +35,10 @@ from loadgen.studies.nightly import page as nightly_page
 from loadgen.studies.nightly.result import CellResult, NightResult, NightRun
 from loadgen.studies.nightly.values import trend
 from loadgen.studies.nightly.verdict import History, judge_night
+from loadgen.studies.size import page as size_page
+from loadgen.studies.size.demand import Demand, Interval, Variant, costs
+from loadgen.studies.size.result import Size, Trial
+from loadgen.studies.sweep import page as sweep_page
 from loadgen.studies.sweep.result import SweepResult
 from loadgen.studies.sweep.view import answer, conclusion
 from loadgen.workload.preview import preview
@@ -47,7 +51,7 @@ from tests.runs import measured_run, starved, with_manifest
 from tests.shown import number, tables
 
 KINDS = ("compare", "capacity", "nightly", "modes", "rates", "mode capacities", "sweep",
-         "one request", "invalid", "inconclusive", "single runs", "preview")  # fmt: skip
+         "one request", "invalid", "inconclusive", "single runs", "preview", "size")  # fmt: skip
 MODES = [Mode("static", {"batch_size": "4"}), Mode("chunked")]
 
 
@@ -77,6 +81,7 @@ def pages(cache, tmp_path_factory):
         "inconclusive": of_run(cache, short_run(["p99(ttft) <= 300ms"]), 0.95),
         "single runs": compared(cache, 1),
         "preview": planned(cache),
+        "size": sizing(cache),
     }  # fmt: skip
 
 
@@ -94,6 +99,20 @@ def planned(cache):
     facts = preview(scenario, *plan)
     page = preview_page.render(facts, plan.schedule, scenario.names().classes, "", cache)
     return Made(page, None)
+
+
+def sizing(cache):
+    shares = {("round_robin", 3): 0.7, ("round_robin", 4): 0.92, ("power_of_two", 2): 0.5}
+    shares["power_of_two", 3] = 0.95
+    trials = [Trial(*key, (share,), share >= 0.9) for key, share in shares.items()]
+    demand = Demand(10.0, 0.2, 1, 2)
+    found = Size(
+        demand=demand, capacity=Interval(4.0, 4.2, 4.5, 0.95), target=0.9, router="power_of_two",
+        n_divided=3, n_serving=3, n_replicas=4, n_gpus=8, simulated_per_s=12.6,
+        trials=tuple(trials), sensitivity=(Variant("headroom 0 %", 4, 8),),
+        costs=costs(demand, 8, (1e4, 5e3), 2.0, 700.0), notes=("a note",), exit_code=0,
+    )  # fmt: skip
+    return Made(size_page.render(found, load_scenario("quickstart"), ["slobench"], cache), None)
 
 
 def compared(cache, n_runs=3):
@@ -405,6 +424,11 @@ def browser():
         yield running
 
 
+WIDER = """() => [...document.querySelectorAll('.scroll, .contents, .contents ol')]
+    .filter((box) => box.scrollWidth > box.clientWidth)
+    .map((box) => box.getAttribute('aria-labelledby') || box.className)"""
+
+
 @pytest.mark.e2e
 @needs_chromium
 @pytest.mark.parametrize("kind", KINDS)
@@ -415,6 +439,7 @@ def test_every_page_is_whole_quiet_and_accessible(pages, browser, tmp_path, kind
     page = watched.open(path)
     page.wait_for_selector("html[data-drawn]")
     assert page.evaluate("document.documentElement.scrollWidth") == 390
+    assert page.evaluate(WIDER) == []  # each value of a table is readable without scrolling
     names = set(json.loads(str(page.locator("#figures").text_content())))
     drawn = page.locator(".chart")
     assert {drawn.nth(k).get_attribute("id") for k in range(drawn.count())} == names
@@ -463,14 +488,38 @@ PINNED = """() => [...document.querySelectorAll('.scroll')]
 def test_no_text_of_a_figure_is_cut_or_covers_another(pages, browser, tmp_path, kind):
     path = tmp_path / "page.html"
     path.write_text(pages[kind].text)
-    for width in (1024, 390):
+    for width in (1440, 1024, 390):
         watched = Watched(browser, offline=True, viewport={"width": width, "height": 800})
         page = watched.open(path)
         page.wait_for_selector("html[data-drawn]")
         assert page.evaluate(MISPLACED) == [], width
-        if width == 390 and kind in ("modes", "rates"):
-            assert page.evaluate(PINNED) == [True]  # the verdict of a table wider than the page
+        if width == 1440:
+            assert page.evaluate(WIDER) == []
+            page.set_viewport_size({"width": 700, "height": 800})
+            if kind in ("modes", "rates"):
+                assert page.evaluate(PINNED) == [True]  # the verdict of a table wider than the page
         watched.close()
+
+
+@pytest.mark.e2e
+@needs_chromium
+def test_the_table_of_a_sweep_over_three_settings_is_whole_at_1440(pages, browser, cache, tmp_path):
+    said = json.loads(json.dumps(pages["sweep"].said))
+    factors = {"engine.mode": "chunked", "engine.max_num_seqs": "256"}
+    said["axes"] += [{"key": key, "values": [value]} for key, value in factors.items()]
+    for row in said["rows"]:
+        row["factors"] |= factors
+        for found in (*row["measures"].values(), row["benefit"], row["cost"]):
+            value = found["value"]
+            found |= {"low": 0.876 * value, "high": 1.123 * value, "n": 3}
+    path = tmp_path / "page.html"
+    path.write_text(sweep_page.render(read_section(said, SweepResult, "sweep.json"), cache))
+    watched = Watched(browser, offline=True, viewport={"width": 1440, "height": 900})
+    page = watched.open(path)
+    page.wait_for_selector("html[data-drawn]")
+    assert page.locator("#cells ~ .scroll small").count() > 10
+    assert page.evaluate(WIDER) == []
+    watched.close()
 
 
 @pytest.mark.e2e

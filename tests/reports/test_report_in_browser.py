@@ -107,6 +107,21 @@ def test_other_promises_are_judged_in_the_page_as_by_rescore(browser, run, path,
     watched.close()
 
 
+def test_a_share_near_100_percent_is_the_same_in_the_tile_and_in_the_recalculation(
+    browser, cache, tmp_path
+):
+    run = measured_run(2220, n_tokens=2, slo=["ttft <= 1s"], n_failed=1)
+    path = tmp_path / "report.html"
+    path.write_text(render(run, summarize(run), cache))
+    watched = Watched(browser)
+    page = watched.open(path)
+    page.wait_for_selector("html[data-rescored]")
+    tile = page.locator('.tile [data-path="attainment.value"] .value').text_content()
+    assert tile == "99.95 %"
+    assert page.locator("#rescoring tbody tr:first-child td").nth(2).text_content() == tile
+    watched.close()
+
+
 def test_the_clock_is_switched_from_the_keyboard(browser, path):
     watched = Watched(browser)
     page = watched.open(path)
@@ -235,6 +250,7 @@ def test_sections_are_folded_by_relevance_and_open_from_the_contents(browser, ca
     page.wait_for_selector("html[data-drawn]")
     assert page.evaluate("document.documentElement.scrollHeight") < 6000
     contents = page.get_by_role("navigation", name="Contents")
+    contents.get_by_text("Contents").press("Enter")
     assert contents.get_by_role("link").first.text_content() == "Result"
     spectrum = page.locator("#spectrum-ttft")
     assert not spectrum.is_visible()
@@ -242,6 +258,7 @@ def test_sections_are_folded_by_relevance_and_open_from_the_contents(browser, ca
     page.wait_for_selector("#spectrum-ttft svg .mark-line path")
     assert box_of(page.locator("#spectrum-ttft svg.marks"))["width"] > 200
     assert box_of(contents)["y"] == 0  # it stays
+    assert box_of(contents)["height"] < 60  # and is folded again
     assert not page.locator("#why-itl").is_visible()
     contents.get_by_role("button", name="Open all").press("Enter")
     page.wait_for_selector("#why-itl svg .mark-line path")

@@ -107,16 +107,20 @@ def test_frames_count_goodput_by_class_and_slo():
     assert builder.frame().seq == 2
 
 
-def test_goodput_so_far_refers_to_the_requests_due_so_far():
+def test_the_attainment_so_far_is_that_of_its_slo_and_leaves_requests_in_flight_out():
     schedule = np.zeros(10, SCHEDULE)
     schedule["scheduled_s"] = np.arange(10)
-    builder = FrameBuilder("r", 0, {"default": []})
-    builder.take(beat(ended(ttft_s=0.05, e2e_s=0.5, **OK_S), now_s=3.5))
-    facts = LiveStatus(schedule, 10.0, has_limits=True, **OPEN_LOOP).snapshot(
+    builder = FrameBuilder("r", 0, {"default": ["ttft <= 100ms"]})
+    answers = (ended(ttft_s=ttft_s, e2e_s=0.5, **OK_S) for ttft_s in (0.05, 0.2))
+    builder.take(beat(*answers, now_s=3.5, sent=4, in_flight=2))
+    slos = {"": [parse_slo("ttft <= 100ms"), parse_slo("attainment >= 95%")]}
+    facts = LiveStatus(schedule, 10.0, has_limits=True, slos=slos, **OPEN_LOOP).snapshot(
         [RemoteShard(0, "w", 10, "running", frame=builder.frame())]
     )
     assert facts["due"] == 4
-    assert facts["goodput_share_of_due"] == 0.25
+    assert facts["attainment"] == 0.5
+    (share,) = (row["shown"] for row in facts["slos"] if row["metric"] == "attainment")
+    assert share == "50 %"
     assert facts["ledger"]["open"] == 8
     assert facts["point"]["ttft"]["p50"] == pytest.approx(0.05, rel=1e-3)
 
@@ -128,7 +132,7 @@ def test_without_a_per_request_limit_there_is_no_attainment_so_far():
     builder.take(beat(ended(ttft_s=0.05, e2e_s=0.5, **OK_S), now_s=3.5))
     shards = [RemoteShard(0, "w", 10, "running", frame=builder.frame())]
     facts = LiveStatus(schedule, 10.0, has_limits=False, **OPEN_LOOP).snapshot(shards)
-    assert (facts["has_limits"], facts["goodput_share_of_due"]) == (False, None)
+    assert (facts["has_limits"], facts["attainment"]) == (False, None)
 
 
 def test_a_closed_loop_offers_no_rate():

@@ -56,7 +56,7 @@ def sentences(size: Size) -> Iterator[str]:
         yield f"no answer: up to {max(t.n_replicas for t in size.trials)} replicas miss the SLO"
     else:
         yield f"{size.n_gpus} GPUs: {size.n_replicas} replicas of {demand.gpus_per_replica}"
-    yield f"  capacity of a replica  {_interval(size.capacity)}; its lower end counts"
+    yield f"  capacity of a replica  {interval_text(size.capacity)}; its lower end counts"
     yield (
         f"  division               {demand.peak_per_s:.4g} req/s + {100 * demand.headroom:g} % = "
         f"{demand.design_per_s:.4g} req/s; / {low:.4g} req/s = {size.n_divided} replicas"
@@ -75,7 +75,8 @@ def sentences(size: Size) -> Iterator[str]:
         yield f"note: {note}"
 
 
-def _interval(capacity: Interval) -> str:
+def interval_text(capacity: Interval) -> str:
+    """`7.4 req/s [7.1, 7.7], 95 %`, or the lower bound alone."""
     if capacity.value is None or capacity.high is None:
         return f"at least {capacity.low:.4g} req/s"
     return (

@@ -57,7 +57,8 @@ class SizeSpec:
     """Settings of a sizing. `capacity` is the directory of a capacity search; `engine` the settings
     of the simulated replica ("" : none is simulated, unless the search was simulated). The
     simulated search has `budget_s` of virtual time. Without `watts_per_gpu`, the power is that
-    which the server reported during the search, if it did."""
+    which the server reported during the search, if it did. `cache_dir` caches the plotting bundle
+    of the page."""
 
     scenario: Scenario
     demand: Demand
@@ -69,11 +70,12 @@ class SizeSpec:
     budget_s: float = 1800.0
     price_per_gpu_hour: float | None = None
     watts_per_gpu: float | None = None
+    cache_dir: Path | None = None
 
 
 def size(place: Place[Size], spec: SizeSpec, console: Console) -> Size:
-    """The replicas and GPUs for a demand; writes size.json, and the files of a simulated capacity
-    search to `capacity/`, where it continues an interrupted search.
+    """The replicas and GPUs for a demand; writes size.json and report.html, and the files of a
+    simulated capacity search to `capacity/`, where it continues an interrupted search.
 
     Raises UsageError for a capacity that cannot be used; KeyboardInterrupt when interrupted: the
     search stays.
@@ -153,6 +155,10 @@ def size(place: Place[Size], spec: SizeSpec, console: Console) -> Size:
         exit_code=1 if n_serving is None else 0,
     )
     place.write(result)
+    from loadgen.studies.size.page import render
+
+    page = render(result, spec.scenario, place.marker.command, spec.cache_dir)
+    place.write_text("report.html", page)
     return result
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -93,6 +94,7 @@ def size(
         budget_s=parse.read_duration_s("--budget", budget),
         price_per_gpu_hour=price,
         watts_per_gpu=watts,
+        cache_dir=parse.cache_dir(os.environ),
     )
     command = parse.base_options(flags.plugin).command
     with SIZE.opened(scenario.name, study.out, resume=study.resume, command=command) as place:
@@ -102,7 +104,10 @@ def size(
         lambda: "\n".join(sentences(result)),
         as_json=study.json,
         exit_code=result.exit_code,
-        files={"result": place.directory / SIZE.file},
+        files={
+            "result": place.directory / SIZE.file,
+            "report": place.directory / "report.html",
+        },
     )
 
 

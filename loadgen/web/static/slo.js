@@ -266,7 +266,7 @@
       return;
     }
     const attainment = !f.has_limits ? "n/a: no per-request limit"
-      : f.goodput_share_of_due === null ? "–" : `${(100 * f.goodput_share_of_due).toFixed(1)} % of the requests due`;
+      : f.attainment === null ? "–" : `${(100 * f.attainment).toFixed(1)} % of the requests ended so far`;
     const rate = (value) => value === null ? "n/a" : `${number(value)}/s`;
     facts.textContent = `${about}Rate requested ${rate(f.requested_per_s)}, offered ${rate(f.asked_per_s)}, `
       + `achieved ${rate(f.achieved_per_s)}; `

@@ -1,6 +1,7 @@
 """Sizing: arithmetic by known answers, and simulated replicas against the number it returns."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -20,10 +21,13 @@ from loadgen.studies.capacity.files import CAPACITY
 from loadgen.studies.capacity.probe import Probe
 from loadgen.studies.capacity.result import Capacity, CapacityFile, Definition, answer_of
 from loadgen.studies.size.demand import Demand, Interval, Variant, by_division, costs, sensitivity
+from loadgen.studies.size.page import render
+from loadgen.studies.size.result import Size, Trial
 from loadgen.studies.size.run import SIZE, SizeSpec, attainment, gpus_of, read_capacity, size
 from loadgen.workload.scaling import scaled, with_window
 from loadgen.workload.scenario import load_scenario
 from tests.runs import measured_run, with_manifest, write_to
+from tests.shown import tables
 from tests.studies.interrupted import InterruptedAt
 
 QUIET = Console(quiet=True)
@@ -247,6 +251,48 @@ def test_the_verb_prints_replicas_gpus_and_json(tmp_path):
     assert "48 req/s; / 7.1 req/s = 7 replicas" in shown.stdout
     as_json = CliRunner().invoke(app, [*words, "--resume", "--json"])
     assert json.loads(as_json.stdout)["n_replicas"] == 8
+
+
+def test_the_verb_writes_a_page_that_report_names_again(tmp_path):
+    directory, out = stored(tmp_path / "search", labels={"gpus": 4}), tmp_path / "out"
+    words = ["size", "capacity_search", "--capacity", str(directory), "--peak", "40/s"]
+    made = CliRunner().invoke(app, [*words, "--attainment", "90%", "--out", str(out)])
+    assert f"report: {out / 'report.html'}" in made.stderr
+    page = (out / "report.html").read_text()
+    assert '<h2 id="verdict">32 GPUs: 8 replicas of 4</h2>' in page
+    computed = dict(re.findall(r'<tr><th scope="row">([\w ]+)</th><td>(.*?)</td></tr>', page))
+    assert computed["division"] == "48 req/s / 7.1 req/s = 7 replicas"
+    assert computed["failures"] == "+ 1 = 8 replicas"
+    assert computed["GPUs"] == "8 × 4 = 32"
+    assert "Simulated replicas" not in page  # none was simulated
+    assert "Add --hardware FILE" in page
+    again = CliRunner().invoke(app, ["report", str(out)])
+    assert again.stdout.startswith("32 GPUs: 8 replicas of 4\n")
+    assert str(out / "report.html") in again.stderr
+
+
+def test_the_page_shows_the_simulated_replicas_and_what_misses(tmp_path):
+    demand = Demand(10.0, 0.2, 1, 2)
+    trials = (Trial("power_of_two", 3, (0.5,), False), Trial("power_of_two", 4, (0.95, 0.91), True))
+    result = Size(
+        demand=demand, capacity=Interval(4.0, 4.2, 4.5, 0.95), target=0.9, router="power_of_two",
+        n_divided=3, n_serving=4, n_replicas=5, n_gpus=10, simulated_per_s=12.6, trials=trials,
+        sensitivity=(Variant("headroom 0 %", 4, 8),), notes=("<b>",), exit_code=0,
+        costs=costs(demand, 10, (100.0, 50.0), 2.0, None),
+    )  # fmt: skip
+    page = render(result, scenario(), ["slobench", "size"])
+    assert '<h2 id="verdict">10 GPUs: 5 replicas of 2</h2>' in page
+    assert "4 replicas serve it under every simulated schedule; 1 of them for bursts" in page
+    heads, rows = next(found for found in tables(page) if found[0][:1] == ["router"])
+    assert heads[1:4] == ["replicas", "verdict", "lowest share"]
+    assert rows == [
+        ["power_of_two", "3", "missed", "50.00 %", "50.00 %"],
+        ["power_of_two", "4", "met", "91.00 %", "95.00 %, 91.00 %"],
+    ]
+    assert (["assumption", "replicas", "GPUs"], [["headroom 0 %", "4", "8"]]) in tables(page)
+    assert "&lt;b&gt;" in page
+    nothing = structs.replace(result, n_serving=None, n_replicas=None, n_gpus=None, costs=None)
+    assert "No answer: up to 4 replicas miss the SLO" in render(nothing, scenario(), [])
 
 
 def test_the_verb_needs_a_capacity(tmp_path):
