@@ -188,6 +188,11 @@ def load_table(name: str) -> TableFile:
     return _parsed(name, _text_of(name, f"{nearest(name, names)}, or a file"), TableFile)
 
 
+def load_file(path: str, kind: type[File]) -> File:
+    """A table file of any kind. Raises UsageError that names the file and the key."""
+    return _parsed(path, _text_of(path, "name a file that slobench solve wrote"), kind)
+
+
 def _text_of(path: str, hint: str) -> str:
     try:
         return read_result(Path(path))
