@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import Field, PrivateAttr
+from pydantic import BeforeValidator, Field, PrivateAttr
 
 from loadgen.manifest.json_section import JsonObject
 from loadgen.units import Seconds
@@ -12,6 +12,14 @@ from reference_engine.policies.fixed_batch import FinishedRows, FixedBatch, Fixe
 from reference_engine.smdp.batch_table import BatchLookup
 from reference_engine.state.plan import Plan, View
 from reference_engine.state.sequence import Request
+
+
+def _read_sizes(value: object) -> object:
+    return value.split() if isinstance(value, str) else value
+
+
+Sizes = Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(_read_sizes)]
+"""Batch sizes; on a command line with blanks between them."""
 
 
 class Dynamic(FixedBatchPolicy):
@@ -37,11 +45,11 @@ class Dynamic(FixedBatchPolicy):
 
     max_batch_size: int = Field(default=16, ge=1)
     max_delay: Annotated[Seconds, Field(ge=0)] = 0.1
-    preferred_sizes: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    preferred_sizes: Sizes = ()
     finished_rows: FinishedRows = FinishedRows.masked
     pad: Pad = Pad.batch_max
 
-    pad_to: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    pad_to: Sizes = ()
     table: str = ""
     load_window: Annotated[Seconds, Field(gt=0)] = 30.0
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from loadgen.errors import UsageError
 from reference_engine.core.interventions import switch_policy
@@ -237,6 +238,14 @@ def test_a_batch_of_a_compiled_size_or_beyond_all_is_not_filled_up() -> None:
     for n, sizes in ((2, [2, 4]), (3, [1, 2])):
         engine = gang(n, "dynamic", max_batch_size=8, max_delay="0s", pad="none", pad_to=sizes)
         assert engine.plan.padding == Padding()
+
+
+def test_sizes_are_read_from_a_command_line() -> None:
+    policy = POLICIES.build({"kind": "dynamic", "pad_to": "2 8", "preferred_sizes": "4"})
+    knobs = policy.model_dump()
+    assert (knobs["pad_to"], knobs["preferred_sizes"]) == ((2, 8), (4,))
+    with pytest.raises(ValidationError, match="pad_to"):
+        POLICIES.build({"kind": "dynamic", "pad_to": "2 0"})
 
 
 def batch_table(tmp_path: Path, **fields: Any) -> str:
