@@ -194,7 +194,7 @@ class BatchQueue:
     @cached_property
     def _sojourns_s(self) -> Floats:
         """By action: the wait for an arrival, then the service times."""
-        return np.r_[1 / self.rate_per_s, self.service_s]
+        return np.concatenate([[1 / self.rate_per_s], self.service_s])
 
     @cached_property
     def _arrivals(self) -> Floats:
@@ -249,7 +249,7 @@ class BatchQueue:
         system = np.eye(self.n_states) - self._transitions(states, policy)
         system[:, 0] = self._sojourns_s[policy]  # g takes the place of h(0)
         costs = self._weighted(self._epoch_costs(states, policy, objective), objective)
-        values: Floats = np.linalg.solve(system, costs)
+        values = np.asarray(np.linalg.solve(system, costs), np.float64)
         values[0] = 0.0
         return values
 
@@ -279,5 +279,5 @@ def _stationary(transitions: Floats) -> Floats:
     n = len(transitions)
     system = transitions.T - np.eye(n)
     system[-1] = 1.0
-    share: Floats = np.linalg.solve(system, np.r_[np.zeros(n - 1), 1.0])
+    share = np.asarray(np.linalg.solve(system, np.r_[np.zeros(n - 1), 1.0]), np.float64)
     return np.maximum(share, 0.0)

@@ -40,7 +40,7 @@ def simulated(queue: BatchQueue, policy: np.ndarray, n_batches: int, most: float
     came = np.cumsum(rng.exponential(1 / queue.rate_per_s, 40 * n_batches))
     now, energy, n_served, n_came, left = 0.0, 0.0, 0, 0, []
     for _ in range(n_batches):
-        n_came = np.searchsorted(came, now, side="right")
+        n_came = int(np.searchsorted(came, now, side="right"))
         while not (size := policy[min(n_came - n_served, queue.n_states - 1)]):
             now, n_came = came[n_came], n_came + 1
         now += queue.service_s[size - 1]
