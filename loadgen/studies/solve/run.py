@@ -26,7 +26,7 @@ from loadgen.measure.statistics.intervals import mean_over
 from loadgen.records import Requests
 from loadgen.studies.capacity.run import seed_of
 from loadgen.studies.solve.result import Averages, Level, Simulated, Solved
-from loadgen.studies.solve.service_times import service_times_s
+from loadgen.studies.solve.service_times import Lengths, service_times_s
 from loadgen.studies.study import Place, Study
 from loadgen.workload.renewal import Poisson
 from loadgen.workload.scaling import scaled, with_window
@@ -36,6 +36,7 @@ from reference_engine.policies.dynamic import Dynamic
 from reference_engine.smdp.batch_queue import BatchQueue, Objective, Policy, Value
 from reference_engine.smdp.batch_table import BatchSheet, BatchTableFile
 from reference_engine.smdp.decision_table import digest
+from reference_engine.state.plan import Limits
 
 SOLVE = Study("solve", "solution", Solved)
 TABLE, LIMIT = "table.json", "control_limit.json"
@@ -92,7 +93,9 @@ def solve(place: Place[Solved], spec: SolveSpec, console: Console) -> Solved:
     assert isinstance(policy, Dynamic), "the options name the mode"
     state = engine.simulator.replicas[0].state
     cost, b_max = state.view().cost, min(policy.max_batch_size, state.limits.max_num_seqs)
-    service_s = service_times_s(cost, _lengths(spec.scenario), b_max, policy.pad_to)
+    lengths = _lengths(spec.scenario)
+    _check_room(lengths, b_max, state.kv.n_blocks * state.kv.block_tokens, state.limits)
+    service_s = service_times_s(cost, lengths, b_max, policy.pad_to)
     most_per_s = float((np.arange(1, b_max + 1) / service_s).max())
     queues = [
         BatchQueue(load * most_per_s, service_s, spec.watts * service_s) for load in spec.loads
@@ -180,12 +183,25 @@ def _options(engine: Mapping[str, str]) -> SimOptions:
     return options
 
 
-def _lengths(scenario: Scenario) -> list[tuple[int, int]]:
+def _lengths(scenario: Scenario) -> list[Lengths]:
     schedule = make_plan(scenario).schedule[:_LENGTHS]
     if not len(schedule):
         raise UsageError(f"{scenario.name}: schedules no request")
     prompts, outputs = (np.maximum(schedule[f"{k}_tokens"], 1) for k in ("input", "output"))
     return list(zip(prompts.tolist(), outputs.tolist(), strict=True))
+
+
+def _check_room(lengths: Sequence[Lengths], b_max: int, kv_tokens: int, limits: Limits) -> None:
+    """Raises UsageError where the largest batch does not fit the KV memory or a prefill step, so
+    that its time would be another."""
+    most = max(n_prompt + n_output for n_prompt, n_output in lengths)
+    prompt = max(n_prompt for n_prompt, _ in lengths)
+    n_fitting = min(kv_tokens // most, limits.max_step_tokens // prompt)
+    if n_fitting < b_max:
+        raise UsageError(
+            f"--engine max_batch_size={b_max}: only {n_fitting} of the longest requests fit the "
+            f"KV memory and a step; use max_batch_size={max(1, n_fitting)} or shorter requests"
+        )
 
 
 def _notes(spec: SolveSpec) -> Iterator[str]:

@@ -158,6 +158,7 @@ def test_the_file_is_read_by_the_engine_for_this_cost_model_only(tmp_path):
         ({"late_weight": 1.0}, "--slo"),
         ({"engine": PADDED | {"mode": "chunked"}}, "--engine mode"),
         ({"engine": PADDED | {"table": "x"}}, "--engine table"),
+        ({"engine": PADDED | {"kv_blocks": "100"}}, "only 3 of the longest requests fit"),
         ({"engine": PADDED | {"replicas": "2"}}, "single engine"),
         ({"engine": PADDED | {"shap": "8b"}}, "did you mean 'shape'"),
     ],
