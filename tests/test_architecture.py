@@ -168,6 +168,8 @@ PURE = [
     "loadgen.studies.sweep.pareto",
     "loadgen.studies.size.demand",
     "loadgen.studies.size.result",
+    "loadgen.studies.solve.result",
+    "loadgen.studies.solve.service_times",
     "reference_engine.policy_testing.policy_workloads",
     "reference_engine.executors.simulated",
     "reference_engine.executors.delayed",

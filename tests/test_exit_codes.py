@@ -305,6 +305,7 @@ MADE = {
     ("calibrate", 0): lambda world: calibrated(world, "--steps log --out ok.yaml --force"),
     ("calibrate", 1): lambda world: calibrated(world, "--steps bad_log --out bad.yaml"),
     ("calibrate", 3): f"calibrate --shape=tiny --target {GONE} --out gone.yaml",
+    ("solve", 0): f"solve {TRAFFIC} --hardware=h200 --load=50% --seeds=0 --out solved",
     ("collect", 0): collected,
     ("collect", 3): "collect damaged",
     ("locustfile", 0): "locustfile",
@@ -316,7 +317,7 @@ REQUIRED = {
     **dict.fromkeys(("fit", "report", "verify", "rescore", "nightly", "collect", "from"), "x"),
     "import": "x", "judge": "x",
     "export": "x --format=csv", "size": "--peak=1/s", "calibrate": "--shape=tiny",
-    "worker": "--master=127.0.0.1",
+    "solve": "--hardware=h200", "worker": "--master=127.0.0.1",
 }  # fmt: skip
 """The words without which a verb does not start."""
 ON_LOCUST = [("web", 0), ("web", 1), ("web", 3), ("worker", 0)]

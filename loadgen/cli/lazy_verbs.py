@@ -44,6 +44,7 @@ VERBS = {
     "simulate": "loadgen.cli.lab",
     "modes": "loadgen.studies.modes.verb",
     "calibrate": "loadgen.studies.calibrate.verb",
+    "solve": "loadgen.studies.solve.verb",
     "web": "loadgen.cli.scale",
     "worker": "loadgen.cli.scale",
     "collect": "loadgen.cli.scale",

@@ -47,11 +47,12 @@ class FixedBatch:
 
     All prompts of a batch are computed before its first decode, and no request joins later. Each
     admission reserves KV for the prompt and all output, so nothing is preempted. A batch with more
-    prompt tokens than the engine's step limit is prefilled in several steps.
+    prompt tokens than the engine's step limit is prefilled in several steps. With `pad_to`, a batch
+    is filled with rows like its longest up to the next of these sizes.
     """
 
-    def __init__(self, finished_rows: FinishedRows, pad: Pad) -> None:
-        self._finished_rows, self._pad = finished_rows, pad
+    def __init__(self, finished_rows: FinishedRows, pad: Pad, pad_to: Iterable[int] = ()) -> None:
+        self._finished_rows, self._pad, self._pad_to = finished_rows, pad, sorted(pad_to)
         self._number = 0
         self._to_start: list[str] = []
         self._unfinished: set[str] = set()
@@ -113,9 +114,15 @@ class FixedBatch:
         self._to_start = [request.id for request in members]
         self._unfinished = set(self._to_start)
         self._padding_tokens = 0
-        if self._pad is Pad.batch_max and members:
-            lengths = [view.to_compute(request) for request in members]
-            self._padding_tokens = max(lengths) * len(lengths) - sum(lengths)
+        if not members:
+            return
+        lengths = [view.to_compute(request) for request in members]
+        longest, n = max(lengths), len(members)
+        if self._pad is Pad.batch_max:
+            self._padding_tokens = longest * n - sum(lengths)
+        self._masked_rows = next((size - n for size in self._pad_to if size >= n), 0)
+        self._masked_context = self._masked_rows * longest
+        self._padding_tokens += self._masked_context
 
     def _step(self, view: View) -> Plan:
         """Prefill the rest of the prompts, then decode. All others wait for the slowest row."""

@@ -16,7 +16,7 @@ from importlib import resources
 from itertools import product
 from math import exp
 from pathlib import Path
-from typing import Literal, Self
+from typing import Generic, Literal, Protocol, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -136,10 +136,13 @@ class DecisionTable:
 
     def covers(self, rate_per_s: float, slack: float = 0.0) -> bool:
         """Whether the table is for this load. `slack` widens its range by a share on both sides."""
-        if self.load_per_s is None:
-            return True
-        low, high = self.load_per_s
-        return low * (1 - slack) <= rate_per_s < high * (1 + slack)
+        return self.load_per_s is None or is_within(self.load_per_s, rate_per_s, slack)
+
+
+def is_within(load_per_s: tuple[float, float], rate_per_s: float, slack: float) -> bool:
+    """Whether a rate is in a range that is widened by the share `slack` on both sides."""
+    low, high = load_per_s
+    return low * (1 - slack) <= rate_per_s < high * (1 + slack)
 
 
 def table_of(sheet: Sheet) -> DecisionTable:
@@ -154,7 +157,17 @@ def table_of(sheet: Sheet) -> DecisionTable:
     return DecisionTable(sheet.load_per_s, actions, is_known, sheet.q_gap or [None] * N_STATES)
 
 
-def pick(tables: Sequence[DecisionTable], rate_per_s: float, current: int | None) -> int | None:
+class ForLoad(Protocol):
+    """A table for a range of load."""
+
+    def covers(self, rate_per_s: float, slack: float = 0.0) -> bool: ...
+
+
+Table = TypeVar("Table", bound=ForLoad)
+File = TypeVar("File", bound=Block)
+
+
+def pick(tables: Sequence[ForLoad], rate_per_s: float, current: int | None) -> int | None:
     """The index of the table for a load: the current one until the load is 10 % outside its range,
     else the first that covers the load; None where none does."""
     if current is not None and tables[current].covers(rate_per_s, _HYSTERESIS):
@@ -171,16 +184,27 @@ def load_table(name: str) -> TableFile:
     names = sorted(entry.name.removesuffix(".json") for entry in shipped.iterdir())
     if name in names:
         text = (shipped / f"{name}.json").read_text(encoding="utf-8")
-    else:
-        try:
-            text = read_result(Path(name))
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "is not UTF-8 text"
-            raise UsageError(
-                f"no decision table '{name}': {reason}; {nearest(name, names)}, or a file"
-            ) from error
+        return _parsed(name, text, TableFile)
+    return _parsed(name, _text_of(name, f"{nearest(name, names)}, or a file"), TableFile)
+
+
+def load_file(path: str, kind: type[File]) -> File:
+    """A table file of any kind. Raises UsageError that names the file and the key."""
+    return _parsed(path, _text_of(path, "name a file that slobench solve wrote"), kind)
+
+
+def _text_of(path: str, hint: str) -> str:
     try:
-        return TableFile.model_validate(json.loads(text))
+        return read_result(Path(path))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "is not UTF-8 text"
+        raise UsageError(f"no decision table '{path}': {reason}; {hint}") from error
+
+
+def _parsed(name: str, text: str, kind: type[File]) -> File:
+    """A table file from its text. Raises UsageError that names the file and the key."""
+    try:
+        return kind.model_validate(json.loads(text))
     except json.JSONDecodeError as error:
         raise UsageError(f"{name}: not JSON: {error}") from error
     except ValidationError as error:
@@ -209,36 +233,57 @@ class ArrivalRate:
         return self._rate * exp((self._at_s - now_s) / self._window_s)
 
 
+class Choice(Generic[Table]):
+    """The choice of a file's table for the present load. `fallbacks` counts the decisions that no
+    table made, by reason; `out_of_load` and `other_cost_model` are counted here."""
+
+    def __init__(self, tables: Sequence[Table], cost_model: str | None, window_s: float) -> None:
+        self.fallbacks, self.arrival_rate = Counter[str](), ArrivalRate(window_s)
+        self._tables, self._cost_model = tables, cost_model
+        self._fits_cost: bool | None = None  # None until the first decision names the cost model
+        self._current: int | None = None
+
+    def at(self, cost: CostModel, now_s: float) -> tuple[Table | None, str]:
+        """The table, or None and the reason."""
+        if self._fits_cost is None:
+            self._fits_cost = self._cost_model in (None, digest(cost))
+        if not self._fits_cost:
+            return None, self.note("other_cost_model")
+        self._current = pick(self._tables, self.arrival_rate.per_s(now_s), self._current)
+        table = self.current
+        return table, "" if table is not None else self.note("out_of_load")
+
+    @property
+    def current(self) -> Table | None:
+        """The table of the last decision; None where none covered the load."""
+        return None if self._current is None else self._tables[self._current]
+
+    def note(self, reason: str) -> str:
+        """Counts a fallback."""
+        self.fallbacks[reason] += 1
+        return reason
+
+
 class Lookup:
     """Look-up of actions in a file of tables, in the table for the present load. `fallbacks` counts
     the decisions that no table made, by reason: `unvisited`, `out_of_load`, `other_cost_model`."""
 
     def __init__(self, file: TableFile, window_s: float) -> None:
-        self.file, self.fallbacks = file, Counter[str]()
-        self.arrival_rate = ArrivalRate(window_s)
-        self._tables = [table_of(sheet) for sheet in file.tables]
-        self._fits_cost: bool | None = None  # None until the first decision names the cost model
-        self._current: int | None = None
+        self.file = file
+        tables = [table_of(sheet) for sheet in file.tables]
+        self._choice = Choice(tables, file.cost_model, window_s)
+        self.fallbacks, self.arrival_rate = self._choice.fallbacks, self._choice.arrival_rate
 
     def decide(self, state: MacroState, cost: CostModel, now_s: float) -> tuple[Action, str]:
         """The action, and the reason if it is the fallback ("" if it is from a table)."""
-        if self._fits_cost is None:
-            self._fits_cost = self.file.cost_model in (None, digest(cost))
-        if not self._fits_cost:
-            return self._fall_back("other_cost_model")
-        self._current = pick(self._tables, self.arrival_rate.per_s(now_s), self._current)
-        table = self.table
+        table, reason = self._choice.at(cost, now_s)
         if table is None:
-            return self._fall_back("out_of_load")
+            return FALLBACK, reason
         if not table.is_known[state.number]:
-            return self._fall_back(UNVISITED)
+            return FALLBACK, self._choice.note(UNVISITED)
         return table.actions[state.number], ""
 
     @property
     def table(self) -> DecisionTable | None:
         """The table of the last decision; None where none covered the load."""
-        return None if self._current is None else self._tables[self._current]
-
-    def _fall_back(self, reason: str) -> tuple[Action, str]:
-        self.fallbacks[reason] += 1
-        return FALLBACK, reason
+        return self._choice.current

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from loadgen.errors import UsageError
 from reference_engine.core.interventions import switch_policy
 from reference_engine.policies.base import POLICIES
 from reference_engine.state.cost_model import Padding
@@ -212,3 +216,99 @@ def test_a_request_cancelled_in_the_queue_leaves_no_masked_row() -> None:
     assert engine.plan.padding == Padding()
     engine.state.end("r0", State.finished_abort)
     assert engine.plan.padding.decode_rows == 1
+
+
+# --- fixed sizes of batches, and tables of them
+
+
+def test_a_batch_is_filled_up_to_the_next_compiled_size() -> None:
+    """Three prompts of 10, 20 and 30 tokens in a batch of four: the fourth row is like the
+    longest, in every step."""
+    engine = gang(3, "dynamic", max_batch_size=8, max_delay="0s", pad_to=[8, 4, 2])
+    assert engine.plan.padding == Padding(prefill_tokens=4 * 30 - 60)
+    engine.step()
+    assert engine.plan.padding == Padding(decode_rows=1, decode_context_tokens=30)
+    engine.step()
+    # r0 has ended with 11 tokens in KV.
+    assert engine.plan.padding == Padding(decode_rows=2, decode_context_tokens=31 + 11)
+    engine.drain()
+
+
+def test_a_batch_of_a_compiled_size_or_beyond_all_is_not_filled_up() -> None:
+    for n, sizes in ((2, [2, 4]), (3, [1, 2])):
+        engine = gang(n, "dynamic", max_batch_size=8, max_delay="0s", pad="none", pad_to=sizes)
+        assert engine.plan.padding == Padding()
+
+
+def test_sizes_are_read_from_a_command_line() -> None:
+    policy = POLICIES.build({"kind": "dynamic", "pad_to": "2 8", "preferred_sizes": "4"})
+    knobs = policy.model_dump()
+    assert (knobs["pad_to"], knobs["preferred_sizes"]) == ((2, 8), (4,))
+    with pytest.raises(ValidationError, match="pad_to"):
+        POLICIES.build({"kind": "dynamic", "pad_to": "2 0"})
+
+
+def batch_table(tmp_path: Path, **fields: Any) -> str:
+    """A file that serves pairs of requests, for loads below 10/s."""
+    content: dict[str, Any] = {
+        "schema": 1, "states": "waiting_requests", "actions": "batch_size", "name": "pairs",
+        "tables": [{"load_per_s": [0, 10], "batch_sizes": [0, 0, 2, 2, 4, 4]}],
+    }  # fmt: skip
+    path = tmp_path / "pairs.json"
+    path.write_text(json.dumps(content | fields))
+    return str(path)
+
+
+@pytest.mark.parametrize(("n_waiting", "size"), [(1, 0), (2, 2), (3, 2), (4, 4), (7, 4)])
+def test_a_table_has_the_batch_size_for_each_queue(
+    tmp_path: Path, n_waiting: int, size: int
+) -> None:
+    engine = gang(n_waiting, "dynamic", table=batch_table(tmp_path), max_delay="250ms")
+    plan = engine.plan
+    assert len(plan.items) == size
+    if not size:
+        assert plan.wait_until_s == pytest.approx(0.25)
+        engine.clock.advance(0.25)
+        assert len(engine.plan.items) == 1
+
+
+def test_a_batch_of_a_table_is_at_most_the_largest(tmp_path: Path) -> None:
+    engine = gang(5, "dynamic", table=batch_table(tmp_path), max_batch_size=3)
+    assert len(engine.plan.items) == 3
+
+
+def test_for_another_load_or_cost_model_a_batch_takes_all_that_wait(tmp_path: Path) -> None:
+    other = batch_table(tmp_path, cost_model="0123456789abcdef")
+    engine = gang(3, "dynamic", table=other, max_delay="250ms")
+    assert len(engine.plan.items) == 3
+    explained = engine.policy.explain("r0", engine.state.view())
+    assert explained["fallbacks"] == {"other_cost_model": 1}
+    fast = batch_table(tmp_path)
+    engine = gang(3, "dynamic", table=fast, max_delay="250ms", load_window="100ms")
+    assert len(engine.plan.items) == 3
+    explained = engine.policy.explain("r0", engine.state.view())
+    assert explained["fallbacks"] == {"out_of_load": 1}
+    assert (explained["arrivals_per_s"], explained["batch_size"]) == (pytest.approx(30), None)
+    engine = gang(3, "dynamic", table=fast, max_delay="250ms", load_window="100ms")
+    engine.clock.advance(0.2)  # 30/s · e⁻² = 4/s
+    assert len(engine.plan.items) == 2
+    assert engine.policy.explain("r0", engine.state.view())["batch_size"] == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"states": "boxes"}, "states"),
+        ({"tables": []}, "tables"),
+        ({"tables": [{"load_per_s": [3, 2], "batch_sizes": [0, 1]}]}, "must be a range"),
+        ({"tables": [{"load_per_s": [0, 2], "batch_sizes": [0, 2]}]}, "cannot be formed of 1"),
+        ({"tables": [{"load_per_s": [0, 2], "batch_sizes": [0, 0]}]}, "must not be 0"),
+    ],
+)
+def test_an_invalid_table_of_batch_sizes_is_rejected_with_its_name_and_key(
+    tmp_path: Path, fields: dict[str, Any], message: str
+) -> None:
+    path = batch_table(tmp_path, **fields)
+    with pytest.raises(UsageError, match=message) as caught:
+        gang(1, "dynamic", table=path)
+    assert path in str(caught.value)

@@ -1,0 +1,1 @@
+"""The best size of each batch: solved, then measured in the simulator."""
