@@ -235,7 +235,8 @@ def test_a_stream_in_one_chunk_is_not_a_stream(mock_url):
 
 
 def test_an_early_role_chunk_is_no_token(mock_url):
-    result = run_preflight(mock_url, "role=early,ttft=40ms")
+    # tokens 20 ms apart: a busy machine cannot deliver all of them in one read
+    result = run_preflight(mock_url, "role=early,ttft=40ms,itl=20ms")
     detail = check(result, "streaming").detail
     assert detail.startswith("16 chunks")
     assert float(detail.split()[-2]) >= 0.04
