@@ -16,6 +16,7 @@ from loadgen.measure.attainment import (
     withdrawn_rows,
 )
 from loadgen.measure.catalog import METRICS, NEEDS_STREAM
+from loadgen.measure.cause import dropped_text
 from loadgen.measure.closed_loop import ClosedLoop
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.server_load import Backend, pinned
@@ -66,7 +67,7 @@ def findings(
         _shortened(run, window),
         _too_few(run),
         _unfinished(run, due),
-        _dropped(run, due),
+        dropped_text(run, due),
         _truncated(run, due),
         _failed_midway(run, due),
         _withdrawn(run),
@@ -186,21 +187,6 @@ def _unfinished(run: Run, due: Mask) -> str:
     return (
         f"{unfinished_text(run, n, int(np.count_nonzero(due)))}. They count as misses, not as "
         "failures; phases.drain sets how long they have."
-    )
-
-
-def _dropped(run: Run, due: Mask) -> str:
-    """Requests that were due while `limits.max_concurrency` requests were in flight."""
-    n = int(np.count_nonzero(due & (run.request_rows["status"] == Status.dropped)))
-    if not n:
-        return ""
-    limit = run.manifest.scenario.limits.max_concurrency
-    in_flight = "the most allowed" if limit is None else format_count(limit)
-    return (
-        f"{format_count(n)} of {format_count(int(np.count_nonzero(due)))} requests were dropped, "
-        f"because {in_flight} were in flight when they were due (limits.max_concurrency); they "
-        f"count as failed. To keep N requests in flight instead, each started when another ends: "
-        f"--concurrency {limit or 'N'} without --rate and --max-concurrency."
     )
 
 
