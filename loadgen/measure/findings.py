@@ -67,7 +67,7 @@ def findings(
         _shortened(run, window),
         _too_few(run),
         _unfinished(run, due),
-        dropped_text(run, due),
+        _dropped(run, due),
         _truncated(run, due),
         _failed_midway(run, due),
         _withdrawn(run),
@@ -188,6 +188,11 @@ def _unfinished(run: Run, due: Mask) -> str:
         f"{unfinished_text(run, n, int(np.count_nonzero(due)))}. They count as misses, not as "
         "failures; phases.drain sets how long they have."
     )
+
+
+def _dropped(run: Run, due: Mask) -> str:
+    """Requests that were due while `limits.max_concurrency` requests were in flight."""
+    return dropped_text(run, due)
 
 
 def _truncated(run: Run, due: Mask) -> str:
