@@ -68,9 +68,18 @@ _SERVER = "server.parquet"
 MORE = ".more"
 """Of the file with the rows that a shard added to its plan."""
 _DAMAGED = (
-    OSError, ValueError, LookupError, TypeError, RuntimeError, MemoryError, OverflowError, EOFError,
-    struct.error, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    RuntimeError,
+    MemoryError,
+    OverflowError,
+    EOFError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 """What NumPy, zipfile and Arrow raise for damaged files."""
 
 

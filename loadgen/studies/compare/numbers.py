@@ -139,8 +139,10 @@ def noise_of_sides(measured: Sequence[Measured], metrics: Sequence[str] = ()) ->
         raise UsageError("an A/A comparison needs equal runs:\n" + "\n".join(reasons))
     trusted = [m for m in measured if m.is_comparable]
     if len(trusted) < 3:
-        raise UsageError(f"the noise of equal runs needs at least three valid runs; "
-                         f"{len(trusted)} of {len(measured)} are valid")  # fmt: skip
+        raise UsageError(
+            f"the noise of equal runs needs at least three valid runs; "
+            f"{len(trusted)} of {len(measured)} are valid"
+        )
     asked, _, _ = _measures(trusted, metrics)
     blocks = [m.schedule_sha256 for m in trusted]
     shared = blocks if len(set(blocks)) < len(blocks) else None
@@ -282,5 +284,6 @@ def _minutes(run: Measured) -> float:
 
 def _left_out(side: Sequence[Measured], trusted: Sequence[Measured]) -> list[str]:
     reasons = [(m.name, m.summary.validity.why_not_comparable) for m in side if m not in trusted]
-    return [f"{name} is left out because the run is invalid: {'; '.join(why)}"
-            for name, why in reasons]  # fmt: skip
+    return [
+        f"{name} is left out because the run is invalid: {'; '.join(why)}" for name, why in reasons
+    ]

@@ -215,8 +215,10 @@ class Nightly:
             lines = "; ".join(differing(cell.agrees, agrees))
             console.print(
                 f"{cell.name}: starts a new baseline; {folder} is not comparable: {lines}",
-                style="yellow", markup=False, soft_wrap=True,
-            )  # fmt: skip
+                style="yellow",
+                markup=False,
+                soft_wrap=True,
+            )
 
     def _result(
         self,

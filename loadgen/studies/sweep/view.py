@@ -197,8 +197,10 @@ def answer(result: SweepResult) -> Answer | None:
         return None
     trusted = sorted((r for r in rows if not r.n_untrusted), key=lambda row: row.along or 0.0)
     judged = [row for row in trusted if {"met", "missed"} & set(row.verdicts)]
-    reason = next((run.reasons[0] for row in rows for run in row.runs
-                   if not run.is_trusted and run.reasons), "")  # fmt: skip
+    reason = next(
+        (run.reasons[0] for row in rows for run in row.runs if not run.is_trusted and run.reasons),
+        "",
+    )
     if not judged:
         if not result.n_untrusted:
             return None
@@ -236,8 +238,9 @@ def _limits(result: SweepResult, met: Sequence[CellRow]) -> list[str]:
 
 def _largest(rows: Sequence[CellRow], value: Callable[[CellRow], float | None]) -> CellRow | None:
     """The row of the largest value; None where no row has a value."""
-    return max((row for row in rows if value(row) is not None), key=lambda r: value(r) or 0.0,
-               default=None)  # fmt: skip
+    return max(
+        (row for row in rows if value(row) is not None), key=lambda r: value(r) or 0.0, default=None
+    )
 
 
 def notes(result: SweepResult) -> list[str]:
