@@ -140,9 +140,12 @@ def _read_run(directory: Path, command_cpu_s: float, log: TruthLog) -> Measured:
     ok = rows["status"] == Status.ok
     epoch_s = run.manifest.epoch_s
     named = {
-        "due_s": "released_s", "sent_s": "sent_s", "first_s": "first_token_s",
-        "last_s": "last_token_s", "done_s": "done_s",
-    }  # fmt: skip
+        "due_s": "released_s",
+        "sent_s": "sent_s",
+        "first_s": "first_token_s",
+        "last_s": "last_token_s",
+        "done_s": "done_s",
+    }
     columns = {name: rows[column][ok] + epoch_s for name, column in named.items()}
     columns["seq"] = rows["request_id"][ok].astype(np.float64)
     shards = run.instrument.shards

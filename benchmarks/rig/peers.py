@@ -99,10 +99,15 @@ def measure(
     out.mkdir()
     with truth_server(folder, cache_dir=folder, **script) as server:
         words = peer.words.format(
-            url=server.url, tokenizer=tokenizer, input=_INPUT_TOKENS, tokens=load.tokens,
-            rate=f"{load.rate_per_s:g}", seconds=f"{load.for_s:g}",
-            n=round(load.rate_per_s * load.for_s), out=out,
-        )  # fmt: skip
+            url=server.url,
+            tokenizer=tokenizer,
+            input=_INPUT_TOKENS,
+            tokens=load.tokens,
+            rate=f"{load.rate_per_s:g}",
+            seconds=f"{load.for_s:g}",
+            n=round(load.rate_per_s * load.for_s),
+            out=out,
+        )
         before_s, started_s = cpu_s_of_children(), time.monotonic()
         with server.client_cores():
             os.sched_setaffinity(0, {max(server.client_cpus)})
@@ -136,9 +141,13 @@ def _told(peer: Peer, path: Path) -> tuple[float, float]:
 def _run(command: Sequence[str]) -> None:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_MOST_S, check=False,
+            command,
+            capture_output=True,
+            text=True,
+            timeout=_MOST_S,
+            check=False,
             env=dict(os.environ) | {"NO_COLOR": "1", "HF_HUB_OFFLINE": "1"},
-        )  # fmt: skip
+        )
     except subprocess.TimeoutExpired:
         raise RuntimeError(f"it did not end within {_MOST_S:g} s") from None
     if done.returncode:
