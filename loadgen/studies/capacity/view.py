@@ -85,9 +85,15 @@ def next_steps(answer: Capacity) -> list[str]:
                 " fails first above it."
             )
         if answer.outcome != "found":
-            steps.append(f"A larger --budget with --resume narrows the interval: {_RESUME}.")
+            steps.append(
+                "The same command with a larger --budget, --out and --resume narrows the interval:"
+                f" {_RESUME}."
+            )
         return steps
-    return [f"Search longer (a larger --budget) with --resume: {_RESUME}."]
+    return [
+        "Search longer: write the same command with a larger --budget, --out (this directory) and"
+        f" --resume; {_RESUME}."
+    ]
 
 
 def tone(answer: Capacity) -> str:
