@@ -97,7 +97,11 @@ def judge_sides(a: Sequence[Measured], b: Sequence[Measured], options: Options) 
     manifests = [m.run.manifest for m in a], [m.run.manifest for m in b]
     reasons = refusal(*manifests, options.vary)
     if reasons:
-        raise UsageError("these runs are not comparable:\n" + "\n".join(reasons))
+        raise UsageError(
+            "these runs are not comparable:\n" + "\n".join(reasons) + "\n"
+            "Compare runs that agree in these keys, or allow a difference: --vary KEY (scenario, "
+            "target.model, …)"
+        )
     trusted_a, trusted_b = ([m for m in side if m.is_comparable] for side in (a, b))
     notes = _left_out(a, trusted_a) + _left_out(b, trusted_b)
     found: list[ComparedMeasure] = []

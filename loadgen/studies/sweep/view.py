@@ -120,6 +120,8 @@ def _next(result: SweepResult) -> NextStep | None:
     rows = sorted((r for r in result.rows if r.along is not None), key=lambda row: row.along or 0.0)
     met = [row.factors[result.along] for row in rows if set(row.verdicts) == {"met"}]
     missed = [row.factors[result.along] for row in rows if "missed" in row.verdicts]
+    if met and not missed:
+        return NextStep(f"Every rate met the SLO: sweep higher rates, above {met[-1]}")
     if not met or not missed:
         return None
     between = f"--between {met[-1]}:{missed[0]}"
@@ -161,13 +163,15 @@ def conclusion(result: SweepResult) -> tuple[str, list[str]]:
         headline = line.text
         if best := _largest(met, lambda row: row.measures["goodput"].value):
             value = measure_text(best, "goodput")
-            sentences.append(f"Most goodput of the loads that met the SLO: {value}.")
+            sentences.append(f"Most goodput of the loads that met the SLO: {value} requests/s.")
     elif judged:
         headline = f"{len(met)} of {len(rows)} cells met the SLO in every run"
         sentences += _limits(result, met) if result.along else []
         if best := _largest(met, lambda row: row.measures["goodput"].value):
             value = measure_text(best, "goodput")
-            sentences.append(f"Most goodput among them: {setting(best, result)}, {value}.")
+            sentences.append(
+                f"Most goodput among them: {setting(best, result)}, {value} requests/s."
+            )
     else:
         n_front = sum(row.is_front for row in rows)
         headline = f"{n_front} of {len(rows)} cells are on the Pareto front"
