@@ -1,8 +1,7 @@
 """Exports of recorded runs: any number of runs in a single file.
 
 csv and json hold a row per run and class, jsonl and parquet a row per request; `rows` selects
-the other kind. vllm-bench is the result file of `vllm bench serve`; several runs take a line
-each, as its `--append-result` writes them.
+the other kind. The others are result files of other load generators, whose layout is fixed.
 """
 
 from __future__ import annotations
@@ -32,13 +31,21 @@ _ROWS_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True)
-class Format:
+class Table:
     """Conversion of a table to bytes; `rows` is its kind of rows unless the caller selects the
     other."""
 
     rows: Rows
     file_name: str
-    write: Callable[[pd.DataFrame], bytes] | None
+    write: Callable[[pd.DataFrame], bytes]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Conversion of runs to the file of another tool."""
+
+    file_name: str
+    write: Callable[[Sequence[Run]], bytes]
 
 
 _OF_A_RUN = frozenset(
@@ -107,7 +114,7 @@ def check_format(format: str, rows: str | None = None) -> None:
         raise UsageError(f"unknown export format '{format}'; {nearest(format, FORMATS)}")
     if rows is not None and rows not in ROWS:
         raise UsageError(f"unknown rows '{rows}'; {nearest(rows, ROWS)}")
-    if rows is not None and FORMATS[format].write is None:
+    if rows is not None and isinstance(FORMATS[format], Layout):
         raise UsageError(f"{format} has a fixed layout: leave rows out")
 
 
@@ -116,11 +123,8 @@ def _content(runs: Sequence[Run], format: str, rows: str | None) -> bytes:
     if not runs:
         raise UsageError("nothing to export: name one or more runs")
     chosen = FORMATS[format]
-    if chosen.write is None:
-        from loadgen.exports.vllm_bench import vllm_bench
-
-        lines = [json.dumps(vllm_bench(run), allow_nan=False) for run in runs]
-        return ("\n".join(lines) + "\n").encode()
+    if isinstance(chosen, Layout):
+        return chosen.write(runs)
     if (rows or chosen.rows) == "requests":
         from loadgen.exports.flat_tables import request_table
 
@@ -164,13 +168,20 @@ def _parquet(table: pd.DataFrame) -> bytes:
     return content.getvalue()
 
 
-FORMATS: Mapping[str, Format] = MappingProxyType(
+def _vllm_bench(runs: Sequence[Run]) -> bytes:
+    """A line per run, as `--append-result` writes them."""
+    from loadgen.exports.vllm_bench import vllm_bench
+
+    return b"".join(json.dumps(vllm_bench(run), allow_nan=False).encode() + b"\n" for run in runs)
+
+
+FORMATS: Mapping[str, Table | Layout] = MappingProxyType(
     {
-        "csv": Format("runs", "export.csv", _csv),
-        "json": Format("runs", "export.json", _json),
-        "jsonl": Format("requests", "export.jsonl", _json_lines),
-        "parquet": Format("requests", "export.parquet", _parquet),
-        "vllm-bench": Format("runs", "vllm-bench.json", None),
+        "csv": Table("runs", "export.csv", _csv),
+        "json": Table("runs", "export.json", _json),
+        "jsonl": Table("requests", "export.jsonl", _json_lines),
+        "parquet": Table("requests", "export.parquet", _parquet),
+        "vllm-bench": Layout("vllm-bench.json", _vllm_bench),
     }
 )
 """Every format by name."""
