@@ -227,8 +227,8 @@ def export_(
             "--format",
             "-f",
             help="csv or json (a row per run and class), jsonl or parquet (a row per request), "
-            "vllm-bench (the result file of vllm bench serve); or grafana, a dashboard for "
-            "--metrics-port, which needs no run.",
+            "vllm-bench or vllm-bench-text (the result file of vllm bench serve, and the block "
+            "that it prints); or grafana, a dashboard for --metrics-port, which needs no run.",
         ),
     ],
     runs: Annotated[

@@ -175,6 +175,12 @@ def _vllm_bench(runs: Sequence[Run]) -> bytes:
     return b"".join(json.dumps(vllm_bench(run), allow_nan=False).encode() + b"\n" for run in runs)
 
 
+def _vllm_bench_text(runs: Sequence[Run]) -> bytes:
+    from loadgen.exports.vllm_bench_text import vllm_bench_text
+
+    return "".join(map(vllm_bench_text, runs)).encode()
+
+
 FORMATS: Mapping[str, Table | Layout] = MappingProxyType(
     {
         "csv": Table("runs", "export.csv", _csv),
@@ -182,6 +188,7 @@ FORMATS: Mapping[str, Table | Layout] = MappingProxyType(
         "jsonl": Table("requests", "export.jsonl", _json_lines),
         "parquet": Table("requests", "export.parquet", _parquet),
         "vllm-bench": Layout("vllm-bench.json", _vllm_bench),
+        "vllm-bench-text": Layout("vllm-bench.txt", _vllm_bench_text),
     }
 )
 """Every format by name."""

@@ -39,6 +39,30 @@ def vllm(**changes: Any) -> dict[str, Any]:
     }
 
 
+REFUSED = 'HTTP 503 Service Unavailable: {"error": {"message": "overloaded", "code": null}}'
+
+
+def vllm_rs(**changes: Any) -> dict[str, Any]:
+    """The same requests, of `vllm-rs bench serve --save-result --save-detailed` 0.33.0, where the
+    server refused the last."""
+    shared = vllm(
+        date="2026-01-05T10:00:00Z",
+        max_model_len=None,
+        completed=3,
+        failed=1,
+        output_lens=[3, 3, 5, 0],
+        ttfts=[*TTFTS_S[:3], 0.0],
+        itls=[*(list(gaps) for gaps in ITLS_S[:3]), []],
+        latencies=[0.14, 0.24, 0.36, 0.0],
+        start_times=[0.0, 1.0, 2.0, 3.5],
+        errors=["", "", "", REFUSED],
+        failed_requests=[{"index": 3, "error": REFUSED, "start_time": 3.5}],
+        steady_state=None,
+    )
+    del shared["queue_times"]
+    return shared | changes
+
+
 def sglang(**changes: Any) -> dict[str, Any]:
     """The same requests, of `sglang.bench_serving --output-details`."""
     return {

@@ -14,6 +14,7 @@ from tests.foreign.results import (
     lines,
     sglang,
     vllm,
+    vllm_rs,
 )
 
 BAD: tuple[object, ...] = (None, -1, 1e308, 10**30, "x", [], {})
@@ -48,6 +49,7 @@ def refused(file):
 CASES = {
     "vllm": vllm(),
     "a closed loop of vllm": vllm(request_rate="inf", max_concurrency=2, start_times=None),
+    "vllm-rs": vllm_rs(),
     "sglang": sglang(),
     "aiperf": aiperf_record(0),
     "a closed loop of guidellm": guidellm_report(
