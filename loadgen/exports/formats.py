@@ -181,6 +181,29 @@ def _vllm_bench_text(runs: Sequence[Run]) -> bytes:
     return "".join(map(vllm_bench_text, runs)).encode()
 
 
+def _aiperf(runs: Sequence[Run]) -> bytes:
+    from loadgen.exports.aiperf import aiperf_summary
+
+    return _json_object(aiperf_summary(_single(runs, "aiperf")))
+
+
+def _aiperf_records(runs: Sequence[Run]) -> bytes:
+    from loadgen.exports.aiperf import aiperf_records
+
+    lines = aiperf_records(_single(runs, "aiperf-records"))
+    return b"".join(json.dumps(line, allow_nan=False).encode() + b"\n" for line in lines)
+
+
+def _single(runs: Sequence[Run], format: str) -> Run:
+    if len(runs) > 1:
+        raise UsageError(f"{format} holds a single run: export {len(runs)} runs one by one")
+    return runs[0]
+
+
+def _json_object(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, indent=2, allow_nan=False).encode() + b"\n"
+
+
 FORMATS: Mapping[str, Table | Layout] = MappingProxyType(
     {
         "csv": Table("runs", "export.csv", _csv),
@@ -189,6 +212,8 @@ FORMATS: Mapping[str, Table | Layout] = MappingProxyType(
         "parquet": Table("requests", "export.parquet", _parquet),
         "vllm-bench": Layout("vllm-bench.json", _vllm_bench),
         "vllm-bench-text": Layout("vllm-bench.txt", _vllm_bench_text),
+        "aiperf": Layout("profile_export_aiperf.json", _aiperf),
+        "aiperf-records": Layout("profile_export.jsonl", _aiperf_records),
     }
 )
 """Every format by name."""
