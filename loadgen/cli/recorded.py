@@ -228,8 +228,9 @@ def export_(
             "-f",
             help="csv or json (a row per run and class), jsonl or parquet (a row per request), "
             "vllm-bench or vllm-bench-text (the result file of vllm bench serve, and the block "
-            "that it prints), aiperf or aiperf-records (its summary, a line per request); or "
-            "grafana, a dashboard for --metrics-port, which needs no run.",
+            "that it prints), aiperf or aiperf-records (its summary, a line per request), "
+            "guidellm (its report); or grafana, a dashboard for --metrics-port, which needs no "
+            "run.",
         ),
     ],
     runs: Annotated[

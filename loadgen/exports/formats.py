@@ -194,6 +194,12 @@ def _aiperf_records(runs: Sequence[Run]) -> bytes:
     return b"".join(json.dumps(line, allow_nan=False).encode() + b"\n" for line in lines)
 
 
+def _guidellm(runs: Sequence[Run]) -> bytes:
+    from loadgen.exports.guidellm import guidellm_report
+
+    return _json_object(guidellm_report(runs))
+
+
 def _single(runs: Sequence[Run], format: str) -> Run:
     if len(runs) > 1:
         raise UsageError(f"{format} holds a single run: export {len(runs)} runs one by one")
@@ -214,6 +220,7 @@ FORMATS: Mapping[str, Table | Layout] = MappingProxyType(
         "vllm-bench-text": Layout("vllm-bench.txt", _vllm_bench_text),
         "aiperf": Layout("profile_export_aiperf.json", _aiperf),
         "aiperf-records": Layout("profile_export.jsonl", _aiperf_records),
+        "guidellm": Layout("guidellm.json", _guidellm),
     }
 )
 """Every format by name."""
