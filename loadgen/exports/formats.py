@@ -200,6 +200,19 @@ def _guidellm(runs: Sequence[Run]) -> bytes:
     return _json_object(guidellm_report(runs))
 
 
+def _llm_d(runs: Sequence[Run]) -> bytes:
+    from loadgen.exports.llm_d import llm_d_report
+
+    return _json_object(llm_d_report(_single(runs, "llm-d")))
+
+
+def _inferencex(runs: Sequence[Run]) -> bytes:
+    from loadgen.exports.inferencex import inferencex_row
+
+    rows = [inferencex_row(run) for run in runs]
+    return json.dumps(rows, indent=2, allow_nan=False).encode() + b"\n"
+
+
 def _single(runs: Sequence[Run], format: str) -> Run:
     if len(runs) > 1:
         raise UsageError(f"{format} holds a single run: export {len(runs)} runs one by one")
@@ -221,6 +234,8 @@ FORMATS: Mapping[str, Table | Layout] = MappingProxyType(
         "aiperf": Layout("profile_export_aiperf.json", _aiperf),
         "aiperf-records": Layout("profile_export.jsonl", _aiperf_records),
         "guidellm": Layout("guidellm.json", _guidellm),
+        "llm-d": Layout("benchmark_report_v0.2.json", _llm_d),
+        "inferencex": Layout("agg_bmk.json", _inferencex),
     }
 )
 """Every format by name."""
