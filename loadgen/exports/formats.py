@@ -213,6 +213,12 @@ def _inferencex(runs: Sequence[Run]) -> bytes:
     return json.dumps(rows, indent=2, allow_nan=False).encode() + b"\n"
 
 
+def _otlp_json(runs: Sequence[Run]) -> bytes:
+    from loadgen.exports.otlp_json import otlp_json
+
+    return b"".join(json.dumps(otlp_json(run), allow_nan=False).encode() + b"\n" for run in runs)
+
+
 def _single(runs: Sequence[Run], format: str) -> Run:
     if len(runs) > 1:
         raise UsageError(f"{format} holds a single run: export {len(runs)} runs one by one")
@@ -236,6 +242,7 @@ FORMATS: Mapping[str, Table | Layout] = MappingProxyType(
         "guidellm": Layout("guidellm.json", _guidellm),
         "llm-d": Layout("benchmark_report_v0.2.json", _llm_d),
         "inferencex": Layout("agg_bmk.json", _inferencex),
+        "otlp-json": Layout("metrics.otlp.jsonl", _otlp_json),
     }
 )
 """Every format by name."""
