@@ -226,12 +226,10 @@ def export_(
         typer.Option(
             "--format",
             "-f",
-            help="csv or json (a row per run and class), jsonl or parquet (a row per request), "
-            "vllm-bench or vllm-bench-text (the result file of vllm bench serve, and the block "
-            "that it prints), aiperf or aiperf-records (its summary, a line per request), "
-            "guidellm (its report), llm-d (a benchmark report), inferencex (rows of it), "
-            "otlp-json (metrics of the GenAI conventions); or grafana, a dashboard "
-            "for --metrics-port, which needs no run.",
+            help="csv or json (a row per run and class), jsonl or parquet (a row per request); a "
+            "file of another tool: vllm-bench, vllm-bench-text (the block that it prints), aiperf, "
+            "aiperf-records, guidellm, llm-d, inferencex, mlperf-endpoints, otlp-json; or grafana, "
+            "a dashboard for --metrics-port, which needs no run.",
         ),
     ],
     runs: Annotated[

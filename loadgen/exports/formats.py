@@ -219,6 +219,12 @@ def _otlp_json(runs: Sequence[Run]) -> bytes:
     return b"".join(json.dumps(otlp_json(run), allow_nan=False).encode() + b"\n" for run in runs)
 
 
+def _mlperf_endpoints(runs: Sequence[Run]) -> bytes:
+    from loadgen.exports.mlperf_endpoints import result_summary
+
+    return _json_object(result_summary(_single(runs, "mlperf-endpoints")))
+
+
 def _single(runs: Sequence[Run], format: str) -> Run:
     if len(runs) > 1:
         raise UsageError(f"{format} holds a single run: export {len(runs)} runs one by one")
@@ -242,6 +248,7 @@ FORMATS: Mapping[str, Table | Layout] = MappingProxyType(
         "guidellm": Layout("guidellm.json", _guidellm),
         "llm-d": Layout("benchmark_report_v0.2.json", _llm_d),
         "inferencex": Layout("agg_bmk.json", _inferencex),
+        "mlperf-endpoints": Layout("result_summary.json", _mlperf_endpoints),
         "otlp-json": Layout("metrics.otlp.jsonl", _otlp_json),
     }
 )
