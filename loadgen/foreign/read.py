@@ -13,6 +13,8 @@ from loadgen.foreign.build import Origin, build
 from loadgen.foreign.foreign_run import ForeignRun, JsonValue, json_values
 from loadgen.foreign.guidellm import TOOL as GUIDELLM
 from loadgen.foreign.guidellm import is_guidellm, read_guidellm
+from loadgen.foreign.mlperf_endpoints import TOOL as MLPERF_ENDPOINTS
+from loadgen.foreign.mlperf_endpoints import is_mlperf_endpoints, read_mlperf_endpoints
 from loadgen.foreign.sglang import TOOL as SGLANG
 from loadgen.foreign.sglang import is_sglang, read_sglang
 from loadgen.foreign.vllm import TOOL as VLLM
@@ -49,6 +51,11 @@ FORMATS = (
     Format(SGLANG, is_sglang, lambda values, path: read_sglang(values, str(path))),
     Format(GUIDELLM, is_guidellm, lambda values, path: read_guidellm(values, str(path))),
     Format(AIPERF, is_aiperf, _with_summary),
+    Format(
+        MLPERF_ENDPOINTS,
+        is_mlperf_endpoints,
+        lambda values, path: read_mlperf_endpoints(values, str(path)),
+    ),
 )
 
 

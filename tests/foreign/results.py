@@ -188,3 +188,37 @@ def guidellm_report(*requests: dict[str, Any], **strategy: Any) -> dict[str, Any
         "duration": 3.7,
     }
     return {"metadata": {"version": 2, "guidellm_version": "0.8.1"}, "benchmarks": [benchmark]}
+
+
+def endpoints_event(kind: str, at_s: float, uuid: str = "", data: Any = None) -> dict[str, Any]:
+    """A line of `events.jsonl` of MLPerf Endpoints."""
+    event = {"event_type": kind, "timestamp_ns": round(5e12 + 1e9 * at_s), "sample_uuid": uuid,
+             "conversation_id": "", "turn": None}  # fmt: skip
+    return event if data is None else {**event, "data": data}
+
+
+def endpoints_request(k: int, *, has_all_chunks: bool = True) -> list[dict[str, Any]]:
+    """The events of request k of the same, of a streamed answer of three chunks."""
+    uuid, at_s = f"r{k}", k + TTFTS_S[k]
+    events = [
+        endpoints_event("sample.issued", k, uuid, ["PromptData", None, [1] * 64]),
+        endpoints_event("sample.recv_first", at_s, uuid, ["TextModelOutput", ["a"]]),
+    ]
+    for gap_s in ITLS_S[k]:
+        at_s += gap_s
+        if has_all_chunks:
+            events.append(endpoints_event("sample.recv_non_first", at_s, uuid))
+    answer = ["TextModelOutput", ["a", "b", "c"]]
+    return [*events, endpoints_event("sample.complete", at_s + 0.001, uuid, answer)]
+
+
+def endpoints_session(*requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events of a session that tracks the performance of these requests."""
+    events = sorted((e for request in requests for e in request), key=lambda e: e["timestamp_ns"])
+    return [
+        endpoints_event("session.started", -1),
+        endpoints_event("session.start_performance_tracking", -0.5),
+        *events,
+        endpoints_event("session.stop_performance_tracking", 10),
+        endpoints_event("session.ended", 11),
+    ]
