@@ -222,3 +222,25 @@ def endpoints_session(*requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
         endpoints_event("session.stop_performance_tracking", 10),
         endpoints_event("session.ended", 11),
     ]
+
+
+def inference_perf_request(k: int, **changes: Any) -> dict[str, Any]:
+    """Request k of the same, of `per_request_lifecycle_metrics.json` of inference-perf 0.7.0."""
+    at_s = [5000.0 + k + TTFTS_S[k]]
+    for gap_s in ITLS_S[k]:
+        at_s.append(at_s[-1] + gap_s)
+    usage = {"prompt_tokens": 64, "completion_tokens": 3, "total_tokens": 67,
+             "prompt_tokens_details": {"cached_tokens": 16}}  # fmt: skip
+    return {
+        "start_time": 5000.0 + k,
+        "end_time": at_s[-1] + 0.01,
+        "info": {
+            "request_metrics": {"text": {"input_tokens": 64}, "image": None},
+            "response_metrics": {"output_tokens": 4, "server_usage": usage, "chunk_times": at_s,
+                                 "output_token_times": at_s},
+            "lora_adapter": None,
+            "input_tokens": 64,
+        },
+        "error": None,
+        **changes,
+    }  # fmt: skip

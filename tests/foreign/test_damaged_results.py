@@ -12,6 +12,7 @@ from tests.foreign.results import (
     endpoints_event,
     guidellm_report,
     guidellm_request,
+    inference_perf_request,
     lines,
     sglang,
     vllm,
@@ -57,6 +58,7 @@ CASES = {
         guidellm_request(0), type_="concurrent", streams=2
     ),
     "endpoints": endpoints_event("sample.issued", 0, "r0", ["PromptData", None, [1]]),
+    "inference-perf": [inference_perf_request(0), inference_perf_request(1)],
     "guidellm": guidellm_report(guidellm_request(0), guidellm_request(1)),
 }
 
