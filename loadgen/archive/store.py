@@ -34,7 +34,7 @@ from loadgen.measure.closed_loop import with_start_left_out
 from loadgen.records import (
     CHUNKS,
     EDGES,
-    LATER_REQUESTS,
+    LATER_COLUMNS,
     NAMED,
     REQUESTS,
     SCHEDULE,
@@ -566,8 +566,8 @@ def _read_table(
             known += [text for text in words if text not in known]
             rows[field] = _lookup([known.index(text) for text in words], codes)
             names = replace(names, **{texts: tuple(known)})
-        elif field in LATER_REQUESTS and field not in table.column_names:
-            rows[field] = LATER_REQUESTS[field]
+        elif field in LATER_COLUMNS and field not in table.column_names:
+            rows[field] = LATER_COLUMNS[field]
         else:
             rows[field] = _numbers(table.column(field).combine_chunks())
     return rows, names
