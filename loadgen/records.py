@@ -65,6 +65,10 @@ EDGES = np.dtype(
         ("delay_s", "f4"),  # from the end of `after` to the earliest release
     ]
 )
+PIECES = np.dtype([("after", "u4"), ("tokens", "u4")])
+FIRST_PIECE = 1 << 31
+"""Row k of a table of pieces is the text with the prefix_id `FIRST_PIECE + k`: `tokens` tokens
+behind the text of piece `after` (0: at the start of a prompt). Other prefixes have smaller ids."""
 REQUESTS = np.dtype(
     [
         ("request_id", "u4"),
@@ -118,6 +122,7 @@ SERVER = np.dtype([("t_s", "f8"), ("series_id", "u2"), ("value", "f8")])
 
 Schedule = NDArray[np.void]  # dtype SCHEDULE, sorted by request_id
 Edges = NDArray[np.void]  # dtype EDGES
+Pieces = NDArray[np.void]  # dtype PIECES; each stands behind the piece that it follows
 Requests = NDArray[np.void]  # dtype REQUESTS, sorted by request_id, one row per scheduled id
 Chunks = NDArray[np.void]  # dtype CHUNKS, grouped by request_id, in order of arrival within it
 ServerRows = NDArray[np.void]  # dtype SERVER, in order of time: the server's own metrics
@@ -210,7 +215,12 @@ def is_short(requested: Any, received: Any) -> Any:
     return (missing > _LEAST_MISSING) & (missing > _LEAST_SHARE * requested)
 
 
-def schedule_sha256(schedule: Schedule, edges: Edges | None = None) -> str:
+NO_PIECES: Pieces = np.empty(0, PIECES)
+
+
+def schedule_sha256(
+    schedule: Schedule, edges: Edges | None = None, pieces: Pieces = NO_PIECES
+) -> str:
     """The fingerprint (hex) of a plan: runs with equal fingerprints send the same requests.
 
     Optional columns (cancellation, limits of requests, delays of edges) count only if they are
@@ -219,6 +229,7 @@ def schedule_sha256(schedule: Schedule, edges: Edges | None = None) -> str:
     digest = hashlib.sha256(_used(schedule, OPTIONAL).tobytes())
     if edges is not None:
         digest.update(_used(edges, ("delay_s",)).tobytes())
+    digest.update(np.ascontiguousarray(pieces).tobytes())
     return digest.hexdigest()
 
 
@@ -287,6 +298,7 @@ class Run:
     names: Names = field(default_factory=Names)
     instrument: ClientReport = field(default_factory=ClientReport)
     server_rows: ServerRows = field(default_factory=lambda: np.empty(0, SERVER))
+    piece_rows: Pieces = field(default_factory=lambda: np.empty(0, PIECES))
 
     @cached_property
     def schedule(self) -> pd.DataFrame:

@@ -14,6 +14,8 @@ from loadgen.manifest.self_report import ClientReport
 from loadgen.records import (
     CHUNKS,
     EDGES,
+    FIRST_PIECE,
+    PIECES,
     SCHEDULE,
     SERVER,
     FinishReason,
@@ -186,6 +188,24 @@ def test_a_part_survives_its_file(tmp_path):
     assert again[0].tobytes() == requests.tobytes()
     assert again[1].tobytes() == chunks.tobytes()
     assert again[2] == names
+
+
+def test_the_pieces_of_prompts_are_stored_in_a_file_that_can_be_mapped(recorded):
+    run, directory = recorded
+    assert not (directory / "pieces.npy").exists()
+    pieces = np.array([(0, 512), (FIRST_PIECE, 64)], PIECES)
+    folder = directory / "pieces"
+    write_to(folder, replace(run, piece_rows=pieces), {})
+    assert store.read_run(folder).piece_rows.tobytes() == pieces.tobytes()
+    mapped = np.load(folder / "pieces.npy", mmap_mode="r")
+    assert mapped.tolist() == [(0, 512), (FIRST_PIECE, 64)]
+    pieces["tokens"][1] = 65
+    np.save(folder / "pieces.npy", pieces)
+    with pytest.raises(RunInvalid, match="pieces"):
+        store.read_run(folder)
+    checksums.cover(folder, folder / "pieces.npy")
+    with pytest.raises(RunInvalid, match="schedule_sha256"):
+        store.read_run(folder)
 
 
 def test_edges_of_older_runs_have_no_delay(recorded):
