@@ -577,8 +577,8 @@ class Simulator:
         self.population.check("all replicas")
 
     def _start_steps(self, client: EngineClient) -> bool:
-        """Start a step on every engine that is ready; whether tokens were delivered, to which the
-        client may react."""
+        """Start a step on every engine that is ready; whether more may start now, because tokens
+        were delivered, to which the client may react, or memory was freed."""
         is_delivered = False
         ready, self._ready = self._ready, {}
         for replica in ready:
@@ -621,13 +621,16 @@ class Simulator:
         return False
 
     def _end_idle(self, replica: Replica, started: StartedStep, client: EngineClient) -> bool:
-        """End a step that computes nothing; whether tokens were delivered."""
+        """End a step that computes nothing; whether steps may start now."""
         assert not started.planned.batch.has_work, "a simulated step has a duration"
         events = end_step(replica.state, started)
         if events.ends:
             self._deliver(replica, events, client)
             return True
         until_s = replica.state.wait_until_s
+        if until_s is None and started.planned.n_preempted:
+            self._ready[replica] = None  # the memory that this freed is for the next plan
+            return True
         self._waiting[replica] = math.inf if until_s is None else until_s
         return False
 
