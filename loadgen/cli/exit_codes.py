@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import typer
 
-from loadgen.cli.parse import cache_dir
+from loadgen.cache_directory import cache_dir
 from loadgen.cli.standard_streams import output_error
 from loadgen.errors import SlobenchError, UsageError, interrupt_behind, notes_behind
 
