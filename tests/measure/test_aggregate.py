@@ -160,7 +160,7 @@ def test_a_turn_whose_parent_failed_is_not_due() -> None:
         np.nan,
     )
     run.request_rows["status"][218] = Status.stream_error
-    summary = summarize(replace(run, edge_rows=np.array([(219, 218)], EDGES)))
+    summary = summarize(replace(run, edge_rows=np.array([(219, 218, 0.0)], EDGES)))
     assert (summary.attainment.due, summary.counts["not_due"]) == (199, 1)
     assert summary.attainment.met == 198
 
