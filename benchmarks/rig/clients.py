@@ -230,9 +230,12 @@ def finished(words: Sequence[str], environ: Mapping[str, str]) -> Finished:
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         started_s = time.monotonic()
         child = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
             env=dict(os.environ) | dict(environ),
-        )  # fmt: skip
+        )
         memory = Memory(child.pid)
         limit = threading.Timer(_MOST_S, child.kill)
         limit.start()
