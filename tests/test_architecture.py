@@ -25,7 +25,8 @@ ROOMS: dict[str, list[str]] = {
         "workload",
         "measure",
         "records registry",
-        "manifest plugins units yaml_document",
+        "manifest fields plugins yaml_document",
+        "units",
         "clock endings errors host_names shadowing timer whole_file",
     ],
     "reference_engine": [
@@ -51,6 +52,7 @@ WORDS = [
         "clock",
         "endings",
         "errors",
+        "fields",
         "host_names",
         "units",
         "yaml_document",
@@ -238,7 +240,8 @@ def imports(path):
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             if node.module in OURS:
-                names += [f"{node.module}.{alias.name}" for alias in node.names]
+                words = [alias.name for alias in node.names if alias.name != "__version__"]
+                names += [f"{node.module}.{word}" for word in words]
             elif node.module:
                 names.append(node.module)
     return names

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from loadgen.errors import UsageError, nearest
-from loadgen.units import Seconds, Share, parse_duration_s
+from loadgen.fields import Seconds, Share
+from loadgen.units import parse_duration_s
 from reference_engine.cluster.failures import Failure
 from reference_engine.cluster.routers import read_router
 from reference_engine.executors.delayed import NO_DELAY, StepDelayOption
@@ -262,9 +263,10 @@ class ClusterOptions(SettingsBlock):
 class PlacementOptions(SettingsBlock):
     """The parts of a replica that compute prompts and decodes.
 
-    With a `pipeline` of n stages, a replica has its layers on n times the hardware. Its n engines
-    have a part of the KV memory each, and their steps pass the stages one after the other. The
-    router selects among all engines.
+    With a `pipeline` of n stages, a replica has its layers on n times the hardware. Up to
+    `pipeline_batches` (None: n) batches of its scheduler are under way, each in a stage or waiting
+    for it. A batch admits requests while it has fewer than `pipeline_batch_seqs` (None: its part of
+    `max_num_seqs`).
 
     A group with `role=prefill` computes prompts and first tokens; the KV of each request is then
     copied to a replica with `role=decode`.
@@ -276,6 +278,8 @@ class PlacementOptions(SettingsBlock):
     """
 
     pipeline: int = Field(default=1, ge=1, le=64)
+    pipeline_batches: int | None = Field(default=None, ge=1, le=256)
+    pipeline_batch_seqs: int | None = Field(default=None, ge=1)
     role: Role = "both"
     split: Annotated[Share, Field(gt=0, lt=1)] | Literal["auto"] | None = None
     split_gain: float = Field(default=SPLIT_GAIN, ge=1, le=2)
@@ -283,6 +287,9 @@ class PlacementOptions(SettingsBlock):
 
     def check(self) -> None:
         self._check_effect(("split_gain", "split_slack"), ("split",), "split=70%")
+        idle = self.model_fields_set & {"pipeline_batches", "pipeline_batch_seqs"}
+        if idle and self.pipeline == 1:
+            raise UsageError(f"{min(idle)}: has no effect without pipeline, e.g. pipeline=4")
         if self.split is not None and (self.pipeline > 1 or self.role != "both"):
             raise UsageError("split: not simulated together with pipeline or role")
 
@@ -317,6 +324,8 @@ class SimOptions(SettingsBlock):
 
     def check(self) -> None:
         self.cluster.check_replicas([replica.placement for replica in self.each_replica()])
+        if self.async_depth and self.placement.pipeline > 1:
+            raise UsageError("async_depth: a pipeline plans ahead by itself; use async_depth=0")
 
     def each_replica(self) -> list[SimOptions]:
         """The settings of every replica. Raises UsageError for a malformed `replicas`."""

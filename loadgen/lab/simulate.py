@@ -50,7 +50,7 @@ from loadgen.workload.schedule import Plan, make_plan
 from reference_engine.cluster.kv_links import KvLinks
 from reference_engine.cluster.transfers import Transfers
 from reference_engine.policies.base import Policy
-from reference_engine.simulator import Simulator
+from reference_engine.simulator import PipelinedReplica, Replica, Simulator
 
 if TYPE_CHECKING:
     from reports.run.engine_section import EngineSection
@@ -187,7 +187,7 @@ def record(
     done = completed(planned, scenario, how, reason, ended_s, 0, 0, started_utc)
     done = msgspec.structs.replace(done, clock="virtual", engine=simulation.engine_section())
     names = replace(scenario.names(), errors=found.errors)
-    recorded = Run(done, plan.schedule, requests, chunks, plan.edges, names)
+    recorded = Run(done, plan.schedule, requests, chunks, plan.edges, names, piece_rows=plan.pieces)
     run = with_start_left_out(with_counted_window(recorded))
     if directory is not None:
         store.write_schedule(directory, run)
@@ -217,9 +217,14 @@ def _sections(engine: SimulatedEngine) -> tuple[ReplicaSection, ...]:
             link_share=links.busy_s.get(replica.number, 0.0) / now_s,
             failures=replica.n_failures,
             on_share=on_s.get(replica, now_s) / now_s,
+            bubble_share=_bubble_share(replica),
         )
         sections.append(section)
     return tuple(sections)
+
+
+def _bubble_share(replica: Replica) -> float | None:
+    return replica.stages.bubble_share if isinstance(replica, PipelinedReplica) else None
 
 
 def _host_section(simulator: Simulator) -> HostMemorySection | None:
@@ -284,7 +289,8 @@ class _Simulation:
         simulator, wiring = self._engine.simulator, self._engine.wiring
         totals = [replica.totals for replica in simulator.replicas]
         has_cluster = len(totals) > 1 or wiring.conductor is not None
-        replicas = _sections(self._engine) if has_cluster else ()
+        is_pipelined = isinstance(simulator.replicas[0], PipelinedReplica)
+        replicas = _sections(self._engine) if has_cluster or is_pipelined else ()
         transfers, failures, scaling = wiring.transfers, wiring.failures, wiring.scaling
         waits: dict[str, dict[str, float]] = {}
         for (name, why), seconds in sorted(self.client.waits_s.items()):

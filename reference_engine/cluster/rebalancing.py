@@ -38,7 +38,7 @@ class Rebalancing(Part):
         self._every_s, self._gap, self._next = every_s, gap, 1
 
     def next_s(self, simulator: Simulator) -> float:
-        if all(replica.started is None for replica in self._replicas):
+        if not any(replica.is_computing for replica in self._replicas):
             return math.inf
         return self._next * self._every_s
 
