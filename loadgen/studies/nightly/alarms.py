@@ -54,6 +54,19 @@ class Alarm:
     detail: str
 
 
+@dataclass(frozen=True, slots=True)
+class JudgedAlarms:
+    """The result: the names of the nights, tonight last, the threshold as a share, a row for each
+    metric, and a sentence for each run that was left out."""
+
+    nights: tuple[str, ...]
+    threshold: float
+    alarms: tuple[Alarm, ...]
+    left_out: tuple[str, ...]
+    schema: int = 1
+    kind: str = "alarms"
+
+
 def judge_alarms(
     nights: Sequence[VllmNight], metrics: Sequence[str], threshold: float, alpha: float = 0.05
 ) -> list[Alarm]:

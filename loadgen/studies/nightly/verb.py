@@ -129,7 +129,13 @@ def alarms(
     from dataclasses import asdict
 
     from loadgen.foreign.vllm_nights import read_nights
-    from loadgen.studies.nightly.alarms import METRICS, exit_code, judge_alarms, lines
+    from loadgen.studies.nightly.alarms import (
+        METRICS,
+        JudgedAlarms,
+        exit_code,
+        judge_alarms,
+        lines,
+    )
 
     share = parse.read_share("--threshold", threshold)
     metrics = tuple(dict.fromkeys(metric or METRICS))
@@ -137,16 +143,7 @@ def alarms(
     rows = judge_alarms(nights, metrics, share)
     names, left_out = [night.name for night in nights], [n for x in nights for n in x.left_out]
     if json:
-        print_json(
-            {
-                "schema": 1,
-                "kind": "alarms",
-                "nights": names,
-                "threshold": share,
-                "alarms": [asdict(row) for row in rows],
-                "left_out": left_out,
-            }
-        )
+        print_json(asdict(JudgedAlarms(tuple(names), share, tuple(rows), tuple(left_out))))
     else:
         for line in lines(rows):
             typer.echo(line)
