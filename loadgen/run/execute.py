@@ -45,6 +45,8 @@ Record = Callable[[], Run]
 """Sends the load of an opened run and returns the recorded run."""
 OpenFleet = Callable[[RunSetup], AbstractContextManager["Fleet"]]
 """Starts the load-generating processes of a run."""
+OnSummary = Callable[["Summary", Path], object]
+"""Receives the summary of a run, and its directory."""
 
 
 class Opener(Plugin, ABC):
@@ -108,11 +110,13 @@ def execute(
     *,
     server: Server | None = None,
     open_fleet: OpenFleet | None = None,
+    on_summary: OnSummary | None = None,
 ) -> FinishedRun:
     """`run` with its progress on `console`; returns the summary and the directory too.
 
     A `server` that is up already is used and left up. `open_fleet` starts the load-generating
-    processes; the default starts them on this machine.
+    processes; the default starts them on this machine. `on_summary` receives the summary before
+    the page is made.
     """
     if open_fleet is not None and target in OPENERS.names():
         raise UsageError(f"--target {target} runs in one process: use slobench run")
@@ -132,7 +136,7 @@ def execute(
             recorded = record()
         served = ServedRun.of(recorded, directory)
         adopt_engine_logs(setup.log_dir, [served])
-        return finished(recorded, directory, options)
+        return finished(recorded, directory, options, on_summary)
 
 
 @contextmanager
@@ -157,7 +161,9 @@ def prepared(
             yield record
 
 
-def finished(recorded: Run, directory: Path, options: RunOptions) -> FinishedRun:
+def finished(
+    recorded: Run, directory: Path, options: RunOptions, on_summary: OnSummary | None = None
+) -> FinishedRun:
     """Computes the summary of a recorded run and writes it and the page into its directory."""
     from loadgen.run.conclude import summarized  # imported by the preload
 
@@ -169,6 +175,7 @@ def finished(recorded: Run, directory: Path, options: RunOptions) -> FinishedRun
         options.cache_dir,
         engine_reader(directory),
         clear=options.clear,
+        on_summary=on_summary,
     )
     checksums.cover_rest(directory)
     return FinishedRun(recorded, summary, directory)
