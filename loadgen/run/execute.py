@@ -24,7 +24,7 @@ from loadgen.registry import Plugin, Registry
 from loadgen.run.manifest import surroundings
 from loadgen.run.preload import Preload
 from loadgen.run.run_options import RunOptions, RunSetup, split_keywords, takes_run_options
-from loadgen.run.shard_tasks import shard_count
+from loadgen.run.shard_tasks import shard_count, spare_cores
 from loadgen.run.shown_run import ShownRun, shown
 from loadgen.run.target import Server, Target, open_target
 from loadgen.workload.scenario import Scenario
@@ -209,22 +209,35 @@ def _opened(setup: RunSetup, server: Server | None, open_fleet: OpenFleet) -> It
         with OPENERS.get(setup.target)().open(setup) as record:
             yield record
         return
+    preload = Preload(surroundings)
     with (
         open_fleet(setup) as fleet,  # its processes import their modules during the preflight
-        open_target(setup, Preload(surroundings), server) as target,
+        open_target(setup, preload, server) as target,
     ):
-        yield lambda: _record(setup, target, fleet, server)
+        yield lambda: _record(setup, target, fleet, server, preload)
 
 
-def _record(setup: RunSetup, target: Target, fleet: Fleet, server: Server | None = None) -> Run:
-    """A `server` that stays up loses what its preflights found unless every request succeeds: it
-    may have become unfit, and the next run examines it again."""
+def _record(
+    setup: RunSetup,
+    target: Target,
+    fleet: Fleet,
+    server: Server | None = None,
+    preload: Preload | None = None,
+) -> Run:
+    """Sends the plan of a run. Modules for its end are imported meanwhile, where this process does
+    not share a core with those that generate load.
+
+    A `server` that stays up loses what its preflights found unless every request succeeds: it may
+    have become unfit, and the next run examines it again.
+    """
     from loadgen.run.recording import Recording  # imported by the preload
 
     known = {} if server is None else dict(server.known)
     if server is not None:
         server.known.clear()
-    recorded = Recording(setup, target, fleet).record()
+    has_core = fleet.pids is None or spare_cores(len(fleet.pids)) >= 0
+    on_idle = preload.step if preload is not None and has_core else lambda: None
+    recorded = Recording(setup, target, fleet, on_idle).record()
     if server is not None and np.all(recorded.request_rows["status"] == Status.ok):
         server.known.update(known)
     return recorded
