@@ -164,3 +164,10 @@ def test_the_preview_states_the_corpus_and_the_plan(corpus):
         "ideal_hit_rate": pytest.approx((576 + 192) / (1054 + 458)),
         "working_set_tokens": 409 + 266,  # at 6 s: all but the last 69 of the 478 of the first
     }
+
+
+def test_the_block_limits_context_and_idle_time(corpus):
+    agents = {"path": str(corpus), "max_context": 207, "idle_cap": {"at_most": "500ms"}}
+    plan = make_plan(scenario(corpus, agents=agents))
+    assert np.bincount(plan.schedule["session_id"]).tolist() in ([5, 1], [1, 5])
+    assert sorted(plan.edges["delay_s"].tolist()) == [0.5, 0.5, 0.5, 1.0, 3.5]

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from loadgen.errors import TraceFileError
+from loadgen.workload.agents.corpus import without_idle
 from loadgen.workload.agents.load import load_corpus
 from loadgen.workload.agents.trees import Edge
 from loadgen.workload.traces.file import load_trace
@@ -117,3 +118,32 @@ def test_a_trace_of_agents_is_named_as_such(tmp_path):
 def test_an_empty_folder_is_refused(tmp_path):
     with pytest.raises(TraceFileError, match=r"no file \.json"):
         load_corpus(tmp_path)
+
+
+def test_a_tree_ends_before_the_first_request_that_is_too_long(tmp_path):
+    """The prompts have 133, 133, 133, 197, 197 and 261 tokens, the answers 10."""
+    path = written(tmp_path / "a.jsonl", fanned_out(), conversation(asked(0.0, [1, 2, 3, 4])))
+    corpus = load_corpus(path, max_context=207)
+    assert [len(tree) for tree in corpus.trees] == [5]
+    assert set(corpus.notes[1:]) == {
+        "1 conversations end early, at a request above max_context",
+        "1 requests left out behind it",
+        "1 conversations left out: their first request is above max_context",
+    }
+    (tree,) = load_corpus(path, max_context=206).trees
+    assert tree.input_tokens.tolist() == [133, 133, 133]
+    assert tree.tree.edges == (Edge(1, 0, 1.0), Edge(2, 0, 1.5))
+    assert (tree.n_agents, tree.tree.n_background) == (2, 2)
+
+
+def test_long_idle_times_are_cut_and_overlap_is_kept(tmp_path):
+    """Idle from 2 to 3 s and from 12.5 to 15 s; the second subagent runs from 3.5 to 12.5 s."""
+    (tree,) = load_corpus(written(tmp_path / "a.json", fanned_out())).trees
+    cut = without_idle(tree, 0.5)
+    assert cut.starts_s.tolist() == [0.0, 2.5, 3.0, 4.0, 5.5, 12.5]
+    assert cut.ends_s.tolist() == [2.0, 3.5, 12.0, 5.0, 6.5, 13.5]
+    assert cut.tree.edges == (
+        Edge(1, 0, 0.5), Edge(2, 0, 1.0), Edge(3, 1, 0.5), Edge(4, 0, 3.5), Edge(4, 3, 0.5),
+        Edge(5, 2, 0.5), Edge(5, 4, 6.0),
+    )  # fmt: skip
+    assert without_idle(tree, 2.5) is tree

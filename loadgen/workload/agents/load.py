@@ -7,32 +7,46 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from loadgen.errors import TraceFileError
-from loadgen.workload.agents.corpus import AgentTree, Corpus, Notes
+from loadgen.workload.agents.corpus import (
+    AgentTree,
+    Corpus,
+    Notes,
+    RecordedTree,
+    tree_of,
+    within_context,
+)
 from loadgen.workload.agents.weka import is_weka, read_weka
 from loadgen.workload.traces.file import read_bytes
 
 AgentFormat = Literal["auto", "weka"]
+MAX_CONTEXT_TOKENS = 2**31 - 1
 _SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 
 
 class _Reader(NamedTuple):
     """`is_mine(content)`: whether a file has the format; `read(content, source, notes)`: its
-    trees."""
+    conversations."""
 
     is_mine: Callable[[bytes], bool]
-    read: Callable[[bytes, str, Notes], Iterator[AgentTree]]
+    read: Callable[[bytes, str, Notes], Iterator[RecordedTree]]
 
 
 _READERS: dict[str, _Reader] = {"weka": _Reader(is_weka, read_weka)}
 
 
-def load_corpus(path: str | Path, format: AgentFormat = "auto") -> Corpus:
-    """The trees in a file, or in all files of a folder, one file at a time. Raises TraceFileError
-    for a file that cannot be read and for a corpus without a tree."""
+def load_corpus(
+    path: str | Path, format: AgentFormat = "auto", max_context: int | None = None
+) -> Corpus:
+    """The trees in a file, or in all files of a folder, one file at a time, each up to its first
+    request with more than `max_context` tokens of prompt and answer. Raises TraceFileError for a
+    file that cannot be read and for a corpus without a tree."""
     notes, trees = Notes(), list[AgentTree]()
     for file in _files(Path(path)):
         content = read_bytes(file)
-        trees += _reader(content, str(file), format).read(content, str(file), notes)
+        for recorded in _reader(content, str(file), format).read(content, str(file), notes):
+            kept = within_context(recorded, max_context or MAX_CONTEXT_TOKENS, notes)
+            if kept is not None:
+                trees.append(tree_of(kept))
     if not trees:
         raise TraceFileError(f"{path}: no conversation in it can be replayed")
     return Corpus(tuple(trees), notes.texts())

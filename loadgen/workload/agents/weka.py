@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from loadgen.errors import TraceFileError
-from loadgen.workload.agents.corpus import AgentTree, Notes, tree_of
+from loadgen.workload.agents.corpus import Notes, RecordedTree
 from loadgen.workload.agents.trees import RecordedRequest
 from loadgen.workload.lengths import MAX_TOKENS
 from loadgen.workload.traces.json_lines import decode_line
@@ -47,9 +47,9 @@ def is_weka(content: bytes) -> bool:
     return b'"requests"' in head and b'"t"' in head
 
 
-def read_weka(content: bytes, source: str, notes: Notes) -> Iterator[AgentTree]:
-    """The trees of a file: a conversation, or one a line. Raises TraceFileError with `source:line:
-    reason` for any other content."""
+def read_weka(content: bytes, source: str, notes: Notes) -> Iterator[RecordedTree]:
+    """The conversations of a file, one object or one a line. Raises TraceFileError with
+    `source:line: reason` for any other content."""
     decoder = msgspec.json.Decoder(_Conversation)
     lines = [content]
     if content.lstrip().startswith(b"{") and b"\n{" in content:
@@ -60,8 +60,8 @@ def read_weka(content: bytes, source: str, notes: Notes) -> Iterator[AgentTree]:
             yield from _tree(decode_line(decoder, line, source, number), where, notes)
 
 
-def _tree(conversation: _Conversation, where: str, notes: Notes) -> Iterator[AgentTree]:
-    """The tree of a conversation; none if no request of it can be sent."""
+def _tree(conversation: _Conversation, where: str, notes: Notes) -> Iterator[RecordedTree]:
+    """The requests of a conversation; none if no request of it can be sent."""
     size = conversation.block_size
     if not 1 <= size <= MAX_TOKENS:
         raise TraceFileError(f"{where}: block_size: expected a number of tokens, got {size}")
@@ -98,7 +98,7 @@ def _tree(conversation: _Conversation, where: str, notes: Notes) -> Iterator[Age
             requests += zip(inner, own, strict=True)
     requests.sort(key=lambda pair: pair[1].start_s)
     places = {id(own): k for k, (_, own) in enumerate(requests)}
-    yield tree_of(
+    yield RecordedTree(
         conversation.id or where,
         [own for _, own in requests],
         [places[id(own)] for own in spawning],
