@@ -441,6 +441,11 @@ class Simulator:
     def now_s(self) -> float:
         return self.clock.now_s()
 
+    @property
+    def n_at_router(self) -> int:
+        """Requests that wait at the router."""
+        return len(self._at_router)
+
     def submit(self, request: Request) -> None:
         now_s = self.now_s
         if self._conductor is not None:

@@ -36,6 +36,13 @@ class KvLinks:
         self.busy_s[source] = self.busy_s.get(source, 0.0) + took_s
         return took_s
 
+    def abort(self, source: int, target: int, n_bytes: float, left_s: float) -> None:
+        """End a transfer `left_s` early, with `n_bytes` that were not sent."""
+        for count, replica in ((self.sent_bytes, source), (self.received_bytes, target)):
+            count[replica] -= n_bytes
+        self.busy_s[source] -= left_s
+        self.end(source, target)
+
     def end(self, source: int, target: int) -> None:
         self._senders.remove(source)
         self._receivers.remove(target)

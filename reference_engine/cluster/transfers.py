@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from reference_engine.cluster.kv_links import KvLinks
-from reference_engine.core.handover import Handover, give_back, hold
+from reference_engine.core.handover import FAILURE, Handover, begin_anew, give_back, hold
 from reference_engine.simulator import Population, Replica, Simulator
 from reference_engine.state.plan import Cause, Why
 from reference_engine.state.sequence import Request, State
@@ -35,6 +35,9 @@ class Transfer:
     n_copied: int = 0
     has_memory: bool = False
     is_cancelled: bool = False
+    ends_s: float = math.inf  # of the copy under way
+    took_s: float = 0.0
+    n_bytes: float = 0.0
 
 
 class Transfers:
@@ -121,7 +124,10 @@ class Transfers:
         """Hand over the requests that leave a replica at the end of a step, and use the memory
         that is free after it."""
         for transfer in self._leaving.pop(replica, ()):
-            self._leave(transfer, simulator)
+            if transfer.request.id in replica.state.queues.in_flight:
+                self._leaving.setdefault(replica, []).append(transfer)
+            else:
+                self._leave(transfer, simulator)
         self.begin(replica, simulator)
 
     def cancel(self, request_id: str, simulator: Simulator) -> None:
@@ -138,6 +144,68 @@ class Transfers:
             self._give_back(transfer.source, transfer, simulator)
             self._drop(transfer, simulator)
             self.begin(transfer.target, simulator)
+
+    def fail(self, replica: Replica, simulator: Simulator) -> tuple[list[Handover], list[Transfer]]:
+        """Drop the transfers from and to a replica, just before it fails. Returns the requests
+        whose KV is lost with it, as they would begin anew, and the transfers that need another
+        target: their source still has the KV."""
+        now_s, lost, without_target = simulator.now_s, list[Handover](), list[Transfer]()
+        for transfer in self._between(replica):
+            source, target, handover = transfer.source, transfer.target, transfer.handover
+            request = transfer.request
+            if transfer.ends_s < math.inf:
+                left_s = transfer.ends_s - now_s
+                n_bytes = transfer.n_bytes * left_s / transfer.took_s if transfer.took_s else 0.0
+                self.links.abort(source.number, target.number, n_bytes, left_s)
+            if target is replica:
+                target.copying.pop(request.id, None)
+                target.coming.pop(request.id, None)
+            elif transfer.has_memory:
+                self._drop(transfer, simulator)
+            else:
+                target.coming.pop(request.id, None)
+            if handover is None:
+                del self._migrating[request.id]
+                continue
+            if transfer.is_cancelled:
+                if source is not replica:
+                    self._give_back(source, transfer, simulator)
+                continue
+            del self._handed[request.id]
+            self.population.leave(request.id, now_s)
+            handover.charge(handover.cause, now_s)
+            if source is replica:
+                anew = Handover(begin_anew(request), 0, handover.waits, now_s, FAILURE)
+                lost.append(anew)
+            else:
+                without_target.append(transfer)
+        self._leaving.pop(replica, None)
+        self._pending.pop(replica, None)
+        self._copy(simulator)
+        for other in simulator.replicas:
+            if other is not replica:
+                self.begin(other, simulator)
+        return lost, without_target
+
+    def _between(self, replica: Replica) -> list[Transfer]:
+        """Take out all transfers from and to a replica, in the order of their requests' ids."""
+
+        def concerns(transfer: Transfer) -> bool:
+            return replica in (transfer.source, transfer.target)
+
+        waiting = [t for t in self._with_memory if concerns(t)]
+        copying = [t for _, _, t in self._ends if concerns(t)]
+        self._with_memory = [t for t in self._with_memory if not concerns(t)]
+        self._ends = [entry for entry in self._ends if not concerns(entry[2])]
+        heapify(self._ends)
+        found = [*waiting, *copying]
+        for target, pending in self._pending.items():
+            found += [t for t in pending if concerns(t) and not t.is_cancelled]
+            self._pending[target] = deque(t for t in pending if not concerns(t))
+        for source, leaving in self._leaving.items():
+            found += [t for t in leaving if concerns(t)]
+            self._leaving[source] = [t for t in leaving if not concerns(t)]
+        return sorted(found, key=lambda transfer: transfer.request.id)
 
     def _hand(self, transfer: Transfer, simulator: Simulator) -> None:
         self._handed[transfer.request.id] = transfer
@@ -163,22 +231,24 @@ class Transfers:
                 waiting.append(transfer)
                 continue
             n_tokens = transfer.n_tokens - transfer.n_copied
-            n_bytes = n_tokens * source.kv_token_bytes * self.kv_factor
-            took_s = self.links.begin(source.number, target.number, n_bytes)
+            transfer.n_bytes = n_tokens * source.kv_token_bytes * self.kv_factor
+            transfer.took_s = self.links.begin(source.number, target.number, transfer.n_bytes)
+            transfer.ends_s = simulator.now_s + transfer.took_s
             self._n_begun += 1
-            heappush(self._ends, (simulator.now_s + took_s, self._n_begun, transfer))
+            heappush(self._ends, (transfer.ends_s, self._n_begun, transfer))
         self._with_memory = waiting
 
     def _complete(self, transfer: Transfer, simulator: Simulator) -> None:
         source, target, handover = transfer.source, transfer.target, transfer.handover
         self.links.end(source.number, target.number)
+        transfer.ends_s = math.inf
         transfer.n_copied = transfer.n_tokens
         if handover is None:
             simulator.interrupt(source)
-            if source.started is None:
-                self._leave(transfer, simulator)
-            else:
+            if source.is_computing_for(transfer.request.id):
                 self._leaving.setdefault(source, []).append(transfer)
+            else:
+                self._leave(transfer, simulator)
         else:
             self._give_back(source, transfer, simulator)
             if not transfer.is_cancelled:
@@ -230,7 +300,7 @@ class Transfers:
         state = target.state
         kv, queues, policy = state.kv, state.queues, state.policy
         n_coming = len(target.copying) + len(target.unread)
-        n_requests = len(queues.running) + len(queues.waiting) + n_coming
+        n_requests = queues.n_running + len(queues.waiting) + n_coming
         if not n_requests:  # its blocks may still be lent to copies that leave it
             return n_blocks <= kv.n_free
         first = next(iter(queues.waiting.values()), None)
