@@ -184,12 +184,23 @@ def test_each_role_scales_with_its_own_requests():
 def test_a_replica_that_sends_kv_is_not_switched_off():
     rule = ScalingRule(least=1, target=1.0, every_s=1.0, startup_s=0.0, stabilization_s=0.0)
     simulator, parts = conducted([Part("prefill", 2), Part("decode")], link(2.0), rule=rule)
-    client = Steps([prompt("a", 16, 2), prompt("b", 16, 2, 0.1), prompt("c", 16, 2, 1.5)])
+    requests = [prompt("a", 16, 2), *(prompt(name, 16, 2, 0.1) for name in "bcd")]
+    client = Steps([*requests, prompt("e", 16, 2, 1.5)])
     simulator.run(client)
-    assert all(len(request.token_times_s) == 2 for request in client.requests)
+    # 1 s: 3 requests, so replica 1 is on, and gets "e". 2 s: only "e" is left, so replica 0 stops;
+    # its 4 requests of 8 s each are copied from 1 s until 33 s.
     on_s = parts["entry"].totals_s(simulator.now_s)
-    sent_s = parts["transfers"].links.busy_s
-    assert all(on_s[r] >= sent_s.get(r.number, 0.0) for r in simulator.replicas[:2])
+    assert [on_s[replica] for replica in simulator.replicas[:2]] == [33.0, simulator.now_s - 1.0]
+    assert all(len(request.token_times_s) == 2 for request in client.requests)
+
+
+def test_no_request_moves_to_a_replica_that_is_switched_off():
+    rule = ScalingRule(least=1, target=100.0, every_s=1.0, startup_s=0.0, stabilization_s=0.0)
+    simulator, parts = conducted([Part(n=2)], link(1e9), rule=rule, rebalance_s=5.0)
+    client = Steps([prompt("a", 16, 30), prompt("b", 16, 30)])
+    simulator.run(client)
+    assert parts["transfers"].n_migrated == 0
+    assert simulator.replicas[1].n_received == 0
 
 
 # --- pipelines
@@ -208,12 +219,17 @@ def test_a_pipeline_of_prompts_sends_its_kv_to_a_pipeline_that_decodes():
 
 def test_a_request_leaves_a_pipeline_when_its_batch_has_left():
     simulator, parts = conducted(
-        [Part(n=2)], link(20.0), stages=2, rebalance_s=5.0, router="round_robin"
+        [Part(n=2)], link(25.0), stages=2, rebalance_s=5.5, router="round_robin"
     )
     client = Steps([prompt("a", 16, 30), prompt("b", 16, 1, 0.1), prompt("c", 16, 30, 0.2)])
     simulator.run(client)
+    a, _, c = client.requests
+    # Tokens of "a" at 1, 2, … and of "c" at 1.5, 2.5, … s. The KV of the 20 tokens that "a" has in
+    # memory at 5.5 s is copied until 6.3 s. The batch of "c" leaves at 6.5 s, that of "a" at 7 s:
+    # then 2 tokens are copied in 0.08 s, and the next is there after another second.
+    assert a.token_times_s[:9] == pytest.approx([1, 2, 3, 4, 5, 6, 7, 8.08, 9.08])
+    assert c.token_times_s == pytest.approx([1.5 + k for k in range(30)])
     assert parts["transfers"].n_migrated == 1
-    assert all(len(r.token_times_s) == r.max_tokens for r in client.requests)
     assert [replica.n_received for replica in simulator.replicas] == [2, 2]
 
 
