@@ -458,7 +458,8 @@ class Simulator:
         self.population.enter(request.id, request.arrived_s, now_s)
 
     def cancel(self, request_id: str) -> None:
-        if self._at_router.pop(request_id, None) is not None:
+        if (request := self._at_router.pop(request_id, None)) is not None:
+            request.state, request.finished_s = State.finished_abort, self.now_s
             self.population.leave(request_id, self.now_s)
             return
         if request_id in self._moving:
