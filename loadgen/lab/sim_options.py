@@ -120,12 +120,14 @@ class MemoryOptions(SettingsBlock):
 class LinkOptions(SettingsBlock):
     """Copies of KV between replicas, over links of `link_bytes_per_s`, to a replica that
     `decode_router` selects. `kv_factor` is the share of the KV's bytes that is copied, as a
-    compression leaves it."""
+    compression leaves it. With `layerwise`, the KV of a layer is sent while the layers after it are
+    computed."""
 
     decode_router: str = "join_shortest_queue"
     link_bytes_per_s: float = Field(default=50e9, gt=0, allow_inf_nan=False)
     link_latency: Annotated[Seconds, Field(ge=0)] = 0.0
     kv_factor: float = Field(default=1.0, gt=0, le=1)
+    layerwise: bool = False
 
     def check(self) -> None:
         read_router(self.decode_router, "decode_router")
@@ -261,6 +263,11 @@ class ClusterOptions(SettingsBlock):
             raise UsageError(
                 f"{idle[0]}: has no effect, because no KV is copied; set rebalance=1s, or replicas "
                 "of two roles: 2:role=prefill+6:role=decode"
+            )
+        if self.links.layerwise and not has_roles:
+            raise UsageError(
+                "layerwise: has no effect without replicas of two roles: "
+                "2:role=prefill+6:role=decode"
             )
         n_replicas = len(placements)
         for failure in self.failures.planned():

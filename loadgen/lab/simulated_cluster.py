@@ -78,12 +78,19 @@ def _conducted(
         route = members.route
         if has_roles:
             decoders = check_roles(replicas)
-            split = Disaggregation(transfers, route, decoders, members.decode_route)
+            split = Disaggregation(
+                transfers, route, decoders, members.decode_route, links.layerwise
+            )
     elif decode_router is not None:
-        split = disaggregation(replicas, transfers, clock.now_s, rng, router, decode_router)
+        split = disaggregation(
+            replicas, transfers, clock.now_s, rng, router, decode_router, links.layerwise
+        )
         route = split.route
     else:
         route = router.route(Site(replicas, clock.now_s, rng))
+    if links.layerwise:
+        for replica in replicas:
+            replica.is_single_step = replica.role == "prefill"
     parts, failures = list[Part](), None
     if members is not None and options.failures.is_on:
         failures = _failures(options, members, renew, transfers if is_moving else None, split)

@@ -14,7 +14,8 @@ import numpy as np
 from loadgen.errors import UsageError
 from reference_engine.cluster.conductors import Part
 from reference_engine.cluster.routers import Router, Site
-from reference_engine.cluster.transfers import Transfers
+from reference_engine.cluster.transfers import Computing, Transfers
+from reference_engine.core.commit import StartedStep
 from reference_engine.core.handover import FAILURE, Handover, begin_anew, give_back
 from reference_engine.simulator import Replica, Route, Simulator
 from reference_engine.state.batch import StepTokens
@@ -28,7 +29,9 @@ until one receives requests."""
 
 class Disaggregation(Part):
     """Hands each request with a first token over to the decode replica that `decode_route` selects.
-    `route` selects the replica of a new request (`simulator.Route`)."""
+    `route` selects the replica of a new request (`simulator.Route`). With `is_layerwise`, the
+    decode replica is selected when the step with the last piece of the prompt begins, and the KV
+    of each layer is sent while the layers after it are computed (Splitwise, ISCA 2024)."""
 
     def __init__(
         self,
@@ -36,8 +39,9 @@ class Disaggregation(Part):
         route: Route,
         decoders: Sequence[Replica],
         decode_route: DecodeRoute,
+        is_layerwise: bool = False,
     ) -> None:
-        self.route = route
+        self.route, self._is_layerwise = route, is_layerwise
         self._transfers, self._decoders, self._decode_route = transfers, decoders, decode_route
         self._without_target: dict[str, tuple[Handover, Replica]] = {}
 
@@ -51,6 +55,21 @@ class Disaggregation(Part):
             state = replica.state
             check_admission(request.n_prompt, request.max_tokens, state.limits, state.kv)
 
+    def began(self, replica: Replica, started: StartedStep, simulator: Simulator) -> None:
+        if not self._is_layerwise or replica.role != "prefill":
+            return
+        began_s, end_s = started.began_s, started.began_s + started.result.simulated_s
+        for request, start, n_tokens, samples in started.planned.batch.rows:
+            is_ending = request.n_prompt + request.max_tokens == len(request.tokens) + 1
+            if not samples or is_ending:
+                continue
+            target = self._decode_route(request)
+            if target is not None:
+                computing = Computing(began_s, end_s, n_tokens, replica.n_layers)
+                self._transfers.stream(
+                    request, replica, target, start + n_tokens, computing, simulator
+                )
+
     def stepped(self, replica: Replica, events: StepTokens, simulator: Simulator) -> None:
         if replica.role != "prefill":
             if events.ends:
@@ -58,8 +77,11 @@ class Disaggregation(Part):
             return
         for request in events.requests:
             if request.state.is_over:
+                self._transfers.abandon(request.id, simulator)
                 continue
-            self.send(simulator.hand_over(replica, request.id), replica, simulator)
+            handover = simulator.hand_over(replica, request.id)
+            if not self._transfers.join(handover, simulator):
+                self.send(handover, replica, simulator)
 
     def freed(self, replica: Replica, simulator: Simulator) -> None:
         self.act(simulator)
@@ -108,6 +130,7 @@ def disaggregation(
     rng: np.random.Generator,
     router: Router,
     decode_router: Router,
+    is_layerwise: bool = False,
 ) -> Disaggregation:
     """Raises UsageError where a role has no partner, or a replica cannot hand its requests over."""
     decoders = check_roles(replicas)
@@ -123,7 +146,7 @@ def disaggregation(
         number = front(request)
         return None if number is None else entry[number][0]
 
-    return Disaggregation(transfers, route, decoders, decode_route)
+    return Disaggregation(transfers, route, decoders, decode_route, is_layerwise)
 
 
 def check_roles(replicas: Sequence[Replica]) -> list[Replica]:

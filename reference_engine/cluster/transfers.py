@@ -1,5 +1,6 @@
 """Transfers of requests with their KV from replica to replica.
 
+    streamed  computes its prompt, while the KV of the layers before is copied ── handed over ── …
     sent      handed over ── waits for memory of the target ── waits for links ── copied ── queued
     migrated  ── computes its answer, while its KV is copied ── handed over ── rest copied ── queued
 
@@ -12,6 +13,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from reference_engine.cluster.kv_links import KvLinks
 from reference_engine.core.handover import FAILURE, Handover, begin_anew, give_back, hold
@@ -22,16 +24,33 @@ from reference_engine.state.sequence import Request, State
 _NO_MEMORY = Cause(Why.no_kv_blocks)
 
 
+class Computing(NamedTuple):
+    """The step that computes the last `n_tokens` of a prompt, in `n_layers` equal times."""
+
+    began_s: float
+    end_s: float
+    n_tokens: int
+    n_layers: int
+
+    def sent_s(self, copy_s: float) -> float:
+        """The instant at which a link that is free has sent the tokens of the step, for which it
+        needs `copy_s`: it waits for the first layer, or has only the last to send."""
+        n, step_s = self.n_layers, self.end_s - self.began_s
+        return max(self.began_s + step_s / n + copy_s, self.end_s + copy_s / n)
+
+
 @dataclass(slots=True, eq=False)
 class Transfer:
     """A request on its way; `handover` is None while it still computes at the source. The KV of
-    `n_tokens` is copied, after that of `n_copied`. `has_memory` of the target."""
+    `n_tokens` is copied, after that of `n_copied`. `has_memory` of the target. `computing` is the
+    step during which it is streamed."""
 
     request: Request
     source: Replica
     target: Replica
     n_tokens: int
     handover: Handover | None = None
+    computing: Computing | None = None
     n_copied: int = 0
     has_memory: bool = False
     is_cancelled: bool = False
@@ -61,6 +80,7 @@ class Transfers:
         self._ends: list[tuple[float, int, Transfer]] = []
         self._handed: dict[str, Transfer] = {}  # in no replica
         self._migrating: dict[str, Transfer] = {}  # that compute at the source
+        self._streaming: dict[str, Transfer] = {}  # whose prompt is being computed
         self._leaving: dict[Replica, list[Transfer]] = {}  # of these, at the end of the step
         self._n_begun = 0
 
@@ -81,6 +101,46 @@ class Transfers:
         target.coming[request.id] = request
         self._pending.setdefault(target, deque()).append(transfer)
         self.begin(target, simulator)
+
+    def stream(
+        self,
+        request: Request,
+        source: Replica,
+        target: Replica,
+        n_tokens: int,
+        computing: Computing,
+        simulator: Simulator,
+    ) -> None:
+        """Begin to send a request whose prompt is being computed, layer by layer. At the end of the
+        step it is handed over (`join`) or has ended (`abandon`)."""
+        transfer = Transfer(request, source, target, n_tokens, computing=computing)
+        self._streaming[request.id] = transfer
+        target.coming[request.id] = request
+        self._pending.setdefault(target, deque()).append(transfer)
+        self.begin(target, simulator)
+
+    def join(self, handover: Handover, simulator: Simulator) -> bool:
+        """Continue the transfer of a request that was streamed and is handed over; False if there
+        is none."""
+        transfer = self._streaming.pop(handover.request.id, None)
+        if transfer is None:
+            return False
+        transfer.handover = handover
+        self._hand(transfer, simulator)
+        return True
+
+    def abandon(self, request_id: str, simulator: Simulator) -> None:
+        """Forget the transfer of a request that was streamed and has ended, if there is one."""
+        transfer = self._streaming.pop(request_id, None)
+        if transfer is None:
+            return
+        transfer.is_cancelled = True
+        if not transfer.has_memory:
+            del transfer.target.coming[request_id]
+        elif transfer in self._with_memory:
+            self._with_memory.remove(transfer)
+            self._drop(transfer, simulator)
+            self.begin(transfer.target, simulator)
 
     def migrate(
         self, request: Request, source: Replica, target: Replica, simulator: Simulator
@@ -165,7 +225,8 @@ class Transfers:
             else:
                 target.coming.pop(request.id, None)
             if handover is None:
-                del self._migrating[request.id]
+                self._migrating.pop(request.id, None)
+                self._streaming.pop(request.id, None)
                 continue
             if transfer.is_cancelled:
                 if source is not replica:
@@ -232,18 +293,31 @@ class Transfers:
                 continue
             n_tokens = transfer.n_tokens - transfer.n_copied
             transfer.n_bytes = n_tokens * source.kv_token_bytes * self.kv_factor
-            transfer.took_s = self.links.begin(source.number, target.number, transfer.n_bytes)
+            transfer.took_s = self.links.begin(
+                source.number, target.number, transfer.n_bytes, self._least_s(transfer, simulator)
+            )
             transfer.ends_s = simulator.now_s + transfer.took_s
             self._n_begun += 1
             heappush(self._ends, (transfer.ends_s, self._n_begun, transfer))
         self._with_memory = waiting
+
+    def _least_s(self, transfer: Transfer, simulator: Simulator) -> float:
+        """The seconds until all layers of a streamed request are computed and sent, if its link is
+        free from now on."""
+        computing, source = transfer.computing, transfer.source
+        if computing is None:
+            return 0.0
+        n_bytes = computing.n_tokens * source.kv_token_bytes * self.kv_factor
+        return computing.sent_s(n_bytes / self.links.bytes_per_s) - simulator.now_s
 
     def _complete(self, transfer: Transfer, simulator: Simulator) -> None:
         source, target, handover = transfer.source, transfer.target, transfer.handover
         self.links.end(source.number, target.number)
         transfer.ends_s = math.inf
         transfer.n_copied = transfer.n_tokens
-        if handover is None:
+        if handover is None and transfer.is_cancelled:
+            self._drop(transfer, simulator)
+        elif handover is None:
             simulator.interrupt(source)
             if source.is_computing_for(transfer.request.id):
                 self._leaving.setdefault(source, []).append(transfer)

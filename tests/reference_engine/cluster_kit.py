@@ -139,9 +139,10 @@ def conducted(
     random=None,
     stages=1,
     router="join_shortest_queue",
+    n_layers=0,
 ):
     """A simulator of replicas with roles that fail and scale, between which decoding requests move;
-    its conductor's parts by name."""
+    its conductor's parts by name. With `n_layers` KV is sent layer by layer."""
     clock, rng = VirtualClock(), np.random.default_rng(0)
     replicas = replicas_of(parts, clock)
     if stages > 1:
@@ -152,7 +153,13 @@ def conducted(
     decoders = [replica for replica in replicas if replica.role == "decode"]
     split = None
     if has_roles:
-        split = Disaggregation(transfers, members.route, decoders, members.decode_route)
+        is_layerwise = n_layers > 0
+        split = Disaggregation(
+            transfers, members.route, decoders, members.decode_route, is_layerwise
+        )
+        for replica in replicas:
+            replica.n_layers = n_layers or 1
+            replica.is_single_step = is_layerwise and replica.role == "prefill"
 
     def renew(replica):
         old = replica.state

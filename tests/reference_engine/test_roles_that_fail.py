@@ -257,7 +257,7 @@ shapes_of = st.lists(
 )
 
 
-def setting(roles, stages, rebalances, mtbf_s, is_scaling, resume, bytes_per_s):
+def setting(roles, stages, rebalances, mtbf_s, is_scaling, resume, bytes_per_s, n_layers):
     parts = [Part("prefill", 2, n_blocks=12), Part("decode", 2, n_blocks=12)]
     if not roles:
         parts = [Part(n=3, n_blocks=12)]
@@ -268,6 +268,7 @@ def setting(roles, stages, rebalances, mtbf_s, is_scaling, resume, bytes_per_s):
     return conducted(
         parts,
         link(bytes_per_s),
+        n_layers=n_layers,
         retries=Retries(3, resume),
         rule=rule,
         decode_rule=rule if roles else None,
@@ -283,6 +284,7 @@ features = {
     "mtbf_s": st.none() | st.sampled_from([8.0, 30.0]),
     "is_scaling": st.booleans(),
     "resume": st.booleans(),
+    "n_layers": st.sampled_from([0, 1, 4]),
     "bytes_per_s": st.sampled_from([4.0, 40.0, 1e9]),
 }
 
