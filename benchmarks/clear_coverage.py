@@ -10,7 +10,7 @@ these seeds. `clear` is the share of runs that are clear at "95 % within the lim
 that the bound alone proves. In `exact`, `growth` and `absent` every clear run is false: the limit
 is the true percentile; the load exceeds the capacity, so that no limit holds; or 8 % of the
 requests, in runs of 10, take 20 times as long. `steady` has queues below their capacity. `--table
-FILE` prints a file's cells as the Markdown table of docs/decisions/0063.
+FILE` prints the cells of a file as the Markdown table of benchmarks/results/clear_coverage.md.
 """
 
 from __future__ import annotations

@@ -24,8 +24,9 @@ ROOMS: dict[str, list[str]] = {
         "workload",
         "measure",
         "records registry",
-        "manifest plugins units yaml_document",
-        "clock endings errors host_names shadowing timer whole_file",
+        "c_programs manifest fields plugins yaml_document",
+        "units",
+        "cache_directory clock endings errors host_names shadowing timer whole_file",
     ],
     "reference_engine": [
         "__main__",
@@ -47,9 +48,12 @@ WORDS = [
         "registry",
         "records",
         "manifest",
+        "c_programs",
+        "cache_directory",
         "clock",
         "endings",
         "errors",
+        "fields",
         "host_names",
         "units",
         "yaml_document",
@@ -235,7 +239,8 @@ def imports(path):
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             if node.module in OURS:
-                names += [f"{node.module}.{alias.name}" for alias in node.names]
+                words = [alias.name for alias in node.names if alias.name != "__version__"]
+                names += [f"{node.module}.{word}" for word in words]
             elif node.module:
                 names.append(node.module)
     return names

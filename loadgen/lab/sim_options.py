@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from loadgen.errors import UsageError, nearest
-from loadgen.units import Seconds, Share, parse_duration_s
+from loadgen.fields import Seconds, Share
+from loadgen.units import parse_duration_s
 from reference_engine.cluster.failures import Failure
 from reference_engine.cluster.routers import read_router
 from reference_engine.executors.delayed import NO_DELAY, StepDelayOption

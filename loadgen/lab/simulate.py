@@ -187,7 +187,7 @@ def record(
     done = completed(planned, scenario, how, reason, ended_s, 0, 0, started_utc)
     done = msgspec.structs.replace(done, clock="virtual", engine=simulation.engine_section())
     names = replace(scenario.names(), errors=found.errors)
-    recorded = Run(done, plan.schedule, requests, chunks, plan.edges, names)
+    recorded = Run(done, plan.schedule, requests, chunks, plan.edges, names, piece_rows=plan.pieces)
     run = with_start_left_out(with_counted_window(recorded))
     if directory is not None:
         store.write_schedule(directory, run)

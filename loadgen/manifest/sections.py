@@ -334,7 +334,8 @@ class Manifest(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     `imported` is the origin of a run that another tool measured, None for a run of slobench. The
     schedule has `n_requests` planned rows, which `schedule_sha256` covers,
     and `extended_rows` that were added during the run for users of a closed loop who got through
-    theirs.
+    theirs. `prompt_sharing` is `exact` where the prompts of a trace share all blocks that they
+    shared in the trace; "" for other runs, and where each prompt kept a single shared prefix.
     """
 
     run: str
@@ -376,6 +377,7 @@ class Manifest(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     extended_rows: int = 0
     dead_workers: tuple[int, ...] = ()
     imported: ImportedSection | None = None
+    prompt_sharing: str = ""
 
     def to_json(self) -> JsonObject:
         return {"schema": SCHEMA, **super().to_json()}

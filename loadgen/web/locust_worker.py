@@ -22,7 +22,7 @@ import gevent.queue
 from gevent.subprocess import PIPE, Popen
 
 from loadgen.archive.collect import UNCONFIRMED
-from loadgen.cli.parse import cache_dir
+from loadgen.cache_directory import cache_dir
 from loadgen.drive.stall_watch import STALL_S, WATCH_EVERY_S, ProgressCounter, WatchedProcess
 from loadgen.drive.worker_messages import BadMessage, ReceivedParts, read_message
 from loadgen.endings import exit_words

@@ -17,7 +17,15 @@ from loadgen.measure.statistics.intervals import BoundTimes
 from loadgen.measure.statistics.percentiles import fewest_samples
 from loadgen.measure.statistics.proportions import least_n, needed_n
 from loadgen.measure.statistics.time_series import describe_arrivals
-from loadgen.records import OWN_SLO, Edges, Phase, Schedule, schedule_sha256
+from loadgen.records import (
+    NO_PIECES,
+    OWN_SLO,
+    Edges,
+    Phase,
+    Pieces,
+    Schedule,
+    schedule_sha256,
+)
 from loadgen.units import write_duration
 from loadgen.workload.arrivals import total_rate_per_s
 from loadgen.workload.dialogue import Context
@@ -34,7 +42,11 @@ Means = NDArray[np.float64]  # tokens
 
 
 def preview(
-    scenario: Scenario, schedule: Schedule, edges: Edges | None = None, confidence: float = 0.95
+    scenario: Scenario,
+    schedule: Schedule,
+    edges: Edges | None = None,
+    pieces: Pieces = NO_PIECES,
+    confidence: float = 0.95,
 ) -> JsonObject:
     """The figures of a plan as JSON; None for a figure that does not exist (a gap of a single row,
     a kind without a rate, a rate of a closed loop).
@@ -52,7 +64,7 @@ def preview(
     return {
         "scenario": scenario.name,
         "seed": scenario.seed,
-        "schedule_sha256": schedule_sha256(schedule, edges),
+        "schedule_sha256": schedule_sha256(schedule, edges, pieces),
         "is_closed_loop": scenario.has_closed_loop,
         **_totals(
             scenario,

@@ -15,8 +15,8 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from loadgen.errors import UsageError, nearest
+from loadgen.fields import Seconds
 from loadgen.registry import Plugin, Registry
-from loadgen.units import Seconds
 from reference_engine.simulator import Replica, Route
 from reference_engine.state.cost_model import StepShape
 from reference_engine.state.sequence import Request

@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, PrivateAttr
 
+from loadgen.fields import Seconds
 from loadgen.manifest.json_section import JsonObject
-from loadgen.units import Seconds
 from reference_engine.policies.base import Policy
 from reference_engine.policies.ranked import plan_by_rank
 from reference_engine.policies.sorted_queue import Key, Ranked, SortedQueue, ranked_prefills

@@ -69,9 +69,11 @@ def slos_of(manifest: Manifest) -> tuple[object, ...]:
 def fixed(manifest: Manifest) -> Configuration:
     """The keys of a run that both sides must share."""
     target = manifest.target
-    return must_agree(
+    agreed = must_agree(
         manifest.scenario.resolved, target.kind, target.api, target.model, target.labels
     )
+    sharing = manifest.prompt_sharing  # older replays of a trace kept less of it
+    return {**agreed, "prompt_sharing": sharing} if sharing else agreed
 
 
 def must_agree(
