@@ -37,6 +37,7 @@ VERBS = {
     "judge": "loadgen.foreign.verb",
     "compare": "loadgen.studies.compare.verb",
     "nightly": "loadgen.studies.nightly.verb",
+    "alarms": "loadgen.studies.nightly.verb",
     "capacity": "loadgen.studies.capacity.verb",
     "size": "loadgen.studies.size.verb",
     "sweep": "loadgen.studies.sweep.verb",

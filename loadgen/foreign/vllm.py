@@ -115,7 +115,7 @@ def result_of(
         duration_s=check_time(result.duration, where, "duration"),
         model=result.model_id,
         api="chat" if "chat" in result.backend else "completions",
-        started=_started(result.date),
+        started=started(result.date),
         rate_per_s=rate_per_s,
         users=users,
         arrivals=_arrivals(result, rate_per_s, users, where),
@@ -246,7 +246,7 @@ def _arrivals(
     return {"kind": "gamma", "rate": write_rate(rate_per_s), "cv": cv}
 
 
-def _started(date: str) -> str:
+def started(date: str) -> str:
     """The file's date: that of its end, in the local time of the client in Python, in UTC of that
     in Rust; "" for another form."""
     for form in ("%Y%m%d-%H%M%S", "%Y-%m-%dT%H:%M:%SZ"):
