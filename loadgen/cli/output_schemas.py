@@ -69,8 +69,12 @@ def _with_flat_slos(definitions: JsonObject) -> JsonObject:
     if "SloResult" not in definitions:
         return definitions
     result = definitions["SloResult"]
-    properties = {**definitions["Slo"]["properties"], **result["properties"], "bound": {},
-                  "certainty": {"type": ["string", "null"]}}  # fmt: skip
+    properties = {
+        **definitions["Slo"]["properties"],
+        **result["properties"],
+        "bound": {},
+        "certainty": {"type": ["string", "null"]},
+    }
     del properties["slo"], properties["comparison"]
     required = [name for name in result["required"] if name != "slo"]
     flat = {**result, "properties": properties, "required": required}
