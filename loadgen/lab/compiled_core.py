@@ -4,7 +4,7 @@ Python core simulates them."""
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -27,13 +27,17 @@ from reference_engine.executors.simulated import Simulated
 from reference_engine.policies.base import Policy
 from reference_engine.policies.chunked import Chunked
 from reference_engine.policies.continuous import Continuous, Orca
+from reference_engine.policies.dynamic import Dynamic
+from reference_engine.policies.fixed_batch import FinishedRows, FixedBatchPolicy, Pad
 from reference_engine.policies.prefill_first import PrefillFirst
 from reference_engine.policies.split_fuse import SplitFuse
+from reference_engine.policies.static import Static
 from reference_engine.policies.step_budget import Reserve
 from reference_engine.simulator import Replica
 from reference_engine.state.plan import Limits
 from reference_engine.step_core.library import (
     PROGRAM,
+    Batching,
     EngineSettings,
     Load,
     Planning,
@@ -71,6 +75,7 @@ class _Mode:
     long_prefill_tokens: int = 0
     reserved: Reserved = Reserved.step
     pads_to_budget: bool = False
+    batch: Batching | None = None
 
 
 @dataclass(frozen=True)
@@ -158,6 +163,7 @@ def _engine(replica: Replica) -> EngineSettings:
         long_prefill_tokens=mode.long_prefill_tokens,
         reserved=mode.reserved,
         pads_to_budget=mode.pads_to_budget,
+        batch=mode.batch,
         delay_share=executor.delay.share,
         delay_s=executor.delay.seconds,
         steps=executor.varying,
@@ -196,7 +202,27 @@ def _mode(policy: Policy, limits: Limits) -> _Mode:
     if type(policy) is PrefillFirst:
         budget = policy.max_num_batched_tokens or max(2048, limits.max_model_len)
         return _Mode(Planning.prefill_first, budget, policy.max_num_seqs, policy.watermark)
+    if type(policy) is Static:
+        batch = _batching(policy, policy.fill_timeout, policy.finished_rows, policy.pad)
+        return _Mode(Planning.fixed_batch, 0, policy.batch_size, batch=batch)
+    if type(policy) is Dynamic:
+        if policy.table:
+            raise NotCovered("a table of batch sizes")
+        batch = _batching(policy, policy.max_delay, policy.finished_rows, policy.pad)
+        batch = replace(batch, preferred_sizes=policy.preferred_sizes, padded_sizes=policy.pad_to)
+        return _Mode(Planning.fixed_batch, 0, policy.max_batch_size, batch=batch)
     raise NotCovered(f"the mode {policy.kind}")
+
+
+def _batching(
+    policy: FixedBatchPolicy, window_s: float, finished_rows: FinishedRows, pad: Pad
+) -> Batching:
+    return Batching(
+        window_s,
+        finished_rows is FinishedRows.masked,
+        pad is Pad.batch_max,
+        policy.is_answering_at_end,
+    )
 
 
 def _reserved(reserve: Reserve) -> Reserved:

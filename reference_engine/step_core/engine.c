@@ -309,12 +309,13 @@ void engine_free(Engine *engine) {
     free(engine->items);
     free(engine->rows);
     free(engine->ends);
+    free(engine->held);
     free(engine->due_now);
     free(engine->inbox);
 }
 
 bool engine_has_work(const Engine *engine) {
-    return engine->waiting.n || engine->running.n;
+    return engine->waiting.n || engine->running.n || engine->n_held;
 }
 
 bool engine_accepts(const Engine *engine, const Live *request) {
@@ -355,8 +356,28 @@ static void leave_batch(Engine *engine, int32_t live) {
     request->n_room = 0;
 }
 
+/* Mask the row of a request that is over while other rows of its batch go on. */
+static void mask(Engine *engine, const Live *request) {
+    const Settings *settings = engine->settings;
+    if (settings->mode != FIXED_BATCH || !settings->masks_ended || !engine->running.n)
+        return;
+    if (request->batch == engine->n_batches && request->is_started) {
+        engine->masked_rows++;
+        engine->masked_context += request->n_tokens - 1;
+    }
+}
+
 void engine_end(Engine *engine, int32_t live) {
     Live *request = at(engine, live);
+    if (request->is_held) {
+        int64_t n_kept = 0;
+        for (int64_t k = 0; k < engine->n_held; k++)
+            if (engine->held[k].live != live)
+                engine->held[n_kept++] = engine->held[k];
+        engine->n_held = n_kept;
+        request->is_held = false;
+        return;
+    }
     if (request->where == WAITING) {
         leave_queue(engine, live);
         unlist(engine, live);
@@ -364,6 +385,7 @@ void engine_end(Engine *engine, int32_t live) {
         leave_batch(engine, live);
     }
     request->where = OVER;
+    mask(engine, request);
 }
 
 /* --- the plan of a step */
@@ -482,10 +504,99 @@ static void admit_in_order(
     }
 }
 
-static void make_plan(Engine *engine) {
+/* Begin a batch of the first requests, at most `size`, that fit the memory together. */
+static void form_batch(Engine *engine, int64_t size) {
+    const Settings *settings = engine->settings;
+    int64_t n_free = engine->n_free, n = 0, n_tokens = 0, longest = 0;
+    engine->n_batches++;
+    engine->masked_rows = engine->masked_context = engine->prompt_padding = 0;
+    for (int32_t live = engine->waiting.first; live >= 0 && n < size; n++) {
+        Live *request = at(engine, live);
+        n_free -= missing_to_admit(engine, request, 1, request->n_most);
+        if (n_free < 0)
+            break;
+        request->batch = engine->n_batches;
+        n_tokens += request->n_tokens;
+        longest = most(longest, request->n_tokens);
+        live = request->next;
+    }
+    if (!n)
+        return;
+    if (settings->pads_to_longest)
+        engine->prompt_padding = longest * n - n_tokens;
+    for (int64_t k = 0; k < settings->n_padded_sizes; k++)
+        if (settings->padded_sizes[k] >= n) {
+            engine->masked_rows = settings->padded_sizes[k] - n;
+            break;
+        }
+    engine->masked_context = engine->masked_rows * longest;
+    engine->prompt_padding += engine->masked_context;
+}
+
+/* Whether the head of the queue belongs to the batch that is not started as a whole. */
+static bool has_member(const Engine *engine) {
+    int32_t live = engine->waiting.first;
+    return live >= 0 && engine->n_batches && at(engine, live)->batch == engine->n_batches;
+}
+
+/* The next step of the batch, or the first of a new batch, or the end of the window before it. */
+static void plan_batch(Engine *engine, double now_s) {
+    const Settings *settings = engine->settings;
+    engine->rest_cause = STATIC_GROUP_RUNNING;
+    if (!engine->running.n && !has_member(engine)) {
+        int64_t n_waiting = engine->waiting.n, preferred = 0;
+        int64_t size = least(settings->max_num_seqs, settings->most_seqs);
+        size = least(size, settings->most_step_tokens);
+        if (n_waiting < size) {
+            for (int64_t k = 0; k < settings->n_preferred_sizes; k++)
+                if (settings->preferred_sizes[k] <= n_waiting)
+                    preferred = settings->preferred_sizes[k];
+            if (!preferred && !engine->is_source_closed) {
+                double oldest_s = INFINITY;
+                for (int32_t live = engine->waiting.first; live >= 0;
+                     live = at(engine, live)->next) {
+                    const Live *request = at(engine, live);
+                    double arrived_s = traffic_of(engine->simulation)->arrived_s[request->row];
+                    oldest_s = arrived_s < oldest_s ? arrived_s : oldest_s;
+                }
+                double until_s = oldest_s + settings->window_s;
+                if (until_s > now_s) {
+                    engine->wait_until_s = until_s;
+                    engine->rest_cause = WINDOW_OPEN;
+                    engine->decodes = false;
+                    return;
+                }
+            }
+            size = preferred ? preferred : size;
+        }
+        form_batch(engine, size);
+    }
+    Budget budget = {.tokens = settings->most_step_tokens};
+    continue_prefills(engine, &budget, 0);
+    int64_t n_slots = settings->most_seqs - engine->running.n;
+    for (int32_t live = engine->waiting.first; live >= 0 && n_slots > 0; n_slots--) {
+        const Live *request = at(engine, live);
+        if (request->batch != engine->n_batches || !budget.tokens)
+            break;
+        int64_t n_tokens = least(request->n_tokens, budget.tokens);
+        give(engine, &budget, (Item){live, true, n_tokens, request->n_most});
+        live = request->next;
+    }
+    engine->decodes = !engine->n_items;
+    if (engine->n_items) {
+        engine->padding_tokens = engine->prompt_padding;
+        engine->prompt_padding = 0;
+    } else {
+        engine->padding_rows = engine->masked_rows;
+        engine->padding_context_tokens = engine->masked_context;
+    }
+}
+
+static void make_plan(Engine *engine, double now_s) {
     const Settings *settings = engine->settings;
     int64_t max_num_seqs = settings->max_num_seqs;
     engine->n_items = engine->padding_tokens = 0;
+    engine->padding_rows = engine->padding_context_tokens = 0;
     engine->head = -1;
     engine->decodes = true;
     if (settings->mode == CHUNKED) {
@@ -500,6 +611,8 @@ static void make_plan(Engine *engine) {
         Budget budget = budget_of(engine, settings->most_step_tokens, max_num_seqs, true);
         continue_prefills(engine, &budget, 0);
         admit_in_order(engine, &budget, 0, true, settings->reserve);
+    } else if (settings->mode == FIXED_BATCH) {
+        plan_batch(engine, now_s);
     } else {
         max_num_seqs = least(max_num_seqs, settings->most_step_tokens);
         Budget budget = budget_of(engine, settings->token_budget, max_num_seqs, false);
@@ -513,6 +626,7 @@ static void make_plan(Engine *engine) {
 static void fall_back(Engine *engine) {
     Budget budget = {.tokens = engine->settings->most_step_tokens - engine->n_decoding};
     engine->n_items = engine->padding_tokens = 0;
+    engine->padding_rows = engine->padding_context_tokens = 0;
     engine->head = -1;
     engine->rest_cause = NO_TOKEN_BUDGET;
     engine->decodes = true;
@@ -671,16 +785,21 @@ static void place(Engine *engine, double now_s) {
 
 bool engine_plan(Engine *engine, double now_s) {
     engine->n_step_preempted = 0;
-    make_plan(engine);
-    if (!engine->n_items && !engine->n_decoding)
+    engine->wait_until_s = INFINITY;
+    if (!engine->waiting.n && !engine->running.n)
+        return false;
+    make_plan(engine, now_s);
+    bool is_empty = !engine->n_items && !(engine->decodes && engine->n_decoding);
+    if (is_empty && engine->wait_until_s == INFINITY)
         return false;
     place(engine, now_s);
-    if (engine->n_items && !engine->n_rows && !engine->n_step_decodes &&
-        !engine->padding_tokens && engine->running.n) {
+    bool has_padding = engine->padding_tokens || engine->padding_rows;
+    if (engine->n_items && !engine->n_rows && !engine->n_step_decodes && !has_padding &&
+        engine->running.n) {
         fall_back(engine);
         place(engine, now_s);
     }
-    return engine->n_rows || engine->n_step_decodes || engine->padding_tokens;
+    return engine->n_rows || engine->n_step_decodes || has_padding;
 }
 
 double engine_step_s(Engine *engine) {
@@ -690,6 +809,8 @@ double engine_step_s(Engine *engine) {
         .n_decode = engine->n_step_decodes,
         .context_tokens = engine->n_step_decodes ? engine->context_tokens : 0,
         .padding_tokens = engine->padding_tokens,
+        .padding_rows = engine->padding_rows,
+        .padding_context_tokens = engine->padding_context_tokens,
     };
     for (int64_t k = 0; k < engine->n_rows; k++) {
         const Row *row = &engine->rows[k];
@@ -763,6 +884,50 @@ static int64_t pop_due(Engine *engine) {
     return n;
 }
 
+void engine_deliver(Engine *engine, double now_s) {
+    Traffic *traffic = traffic_of(engine->simulation);
+    engine->n_ends = 0;
+    for (int64_t k = 0; k < engine->n_held; k++) {
+        End end = engine->held[k];
+        Live *request = at(engine, end.live);
+        request->is_held = false;
+        engine->ends = grown(
+            engine->simulation, engine->ends, engine->n_ends + 1, &engine->most_ends,
+            sizeof *engine->ends
+        );
+        engine->ends[engine->n_ends++] = end;
+        if (request->is_withdrawn)
+            continue;
+        traffic->first_token_s[request->row] = now_s;
+        int64_t first = traffic->first_time[request->row];
+        for (int64_t n = 0; traffic->times_s && n < request->n_tokens - request->n_prompt; n++)
+            traffic->times_s[first + n] = now_s;
+    }
+    engine->n_held = 0;
+}
+
+/* Lengthen the masked rows by a decode step, mask the rows that ended with it, and hold their
+ * answers if they are delivered at the end. */
+static void end_batch_step(Engine *engine, int64_t n_padding, double end_s) {
+    if (engine->masked_rows && engine->n_step_decodes)
+        engine->masked_context += n_padding;
+    for (int64_t k = 0; k < engine->n_ends; k++)
+        mask(engine, at(engine, engine->ends[k].live));
+    if (!engine->settings->answers_at_end)
+        return;
+    for (int64_t k = 0; k < engine->n_ends; k++) {
+        engine->held = grown(
+            engine->simulation, engine->held, engine->n_held + 1, &engine->most_held,
+            sizeof *engine->held
+        );
+        engine->held[engine->n_held++] = engine->ends[k];
+        at(engine, engine->ends[k].live)->is_held = true;
+    }
+    engine->n_ends = 0;
+    if (!engine->running.n)
+        engine_deliver(engine, end_s);
+}
+
 void engine_commit(Engine *engine, double end_s) {
     int64_t n_due = 0, n_milestones = 0, n_decode = engine->n_step_decodes;
     if (n_decode) {
@@ -808,5 +973,8 @@ void engine_commit(Engine *engine, double end_s) {
         conclude(engine, engine->due_now[k], end_s);
     engine->n_steps++;
     engine->n_sampled += n_sampled + n_decode;
-    engine->n_padding += engine->padding_tokens;
+    int64_t n_padding = engine->padding_tokens + engine->padding_rows;
+    engine->n_padding += n_padding;
+    if (engine->settings->mode == FIXED_BATCH)
+        end_batch_step(engine, n_padding, end_s);
 }

@@ -18,9 +18,11 @@ enum {
     NO_KV_BLOCKS,
     BEHIND,
     PREEMPTED_BY,
+    WINDOW_OPEN,
+    STATIC_GROUP_RUNNING,
     N_WHYS
 };
-enum { CHUNKED, WHOLE_PROMPTS, PREFILL_FIRST };
+enum { CHUNKED, WHOLE_PROMPTS, PREFILL_FIRST, FIXED_BATCH };
 enum { RESERVE_STEP, RESERVE_PROMPT, RESERVE_MAX };
 enum { FREE, INBOX, WAITING, PREFILLING, DECODING, OVER };
 
@@ -31,6 +33,11 @@ typedef struct {
     int64_t varies; /* whether the times of steps vary around their costs */
     int64_t mode, token_budget, max_num_seqs, long_prefill_tokens, reserve, pads_to_budget;
     int64_t most_seqs, most_step_tokens, most_model_len, n_blocks, block_tokens;
+    /* of FIXED_BATCH, whose largest batch is `max_num_seqs` */
+    double window_s;
+    int64_t masks_ended, pads_to_longest, answers_at_end;
+    const int64_t *preferred_sizes, *padded_sizes; /* rising */
+    int64_t n_preferred_sizes, n_padded_sizes;
 } Settings;
 
 /* A request in an engine, or on its way into it. While it decodes, `n_tokens` and `n_computed` are
@@ -42,6 +49,8 @@ typedef struct {
     int32_t run_next, run_previous; /* in order of admission */
     int32_t where;
     bool has_answer, is_started, is_without_room;
+    bool is_held;      /* over, with an answer that is not delivered yet */
+    int64_t batch;     /* the number of its fixed batch */
     bool is_withdrawn; /* its client expects nothing more */
     double last_token_s;
     int32_t own_cause; /* of waiting; -1: that of the queue */
@@ -110,7 +119,12 @@ typedef struct Engine {
     Item *items;
     int64_t n_items, most_items;
     bool decodes;
-    int64_t padding_tokens;
+    int64_t padding_tokens, padding_rows, padding_context_tokens;
+    /* The fixed batch: its number, its rows without a request, and the padding of its prompts that
+     * is not computed yet. */
+    int64_t n_batches, masked_rows, masked_context, prompt_padding;
+    bool is_source_closed;
+    double wait_until_s; /* if the plan is to wait; else infinity */
     int32_t head, head_cause; /* the request with a cause of its own by the plan; -1: none */
     int32_t rest_cause;
     Row *rows;
@@ -119,6 +133,8 @@ typedef struct Engine {
     double step_end_s;
     End *ends; /* of the step that ended last */
     int64_t n_ends, most_ends;
+    End *held; /* ends that are delivered with the last of their batch */
+    int64_t n_held, most_held;
     int32_t *due_now;
     int64_t most_due_now;
     int32_t *inbox; /* requests, and ~request for its cancel */
@@ -151,6 +167,8 @@ bool engine_plan(Engine *engine, double now_s);
 double engine_step_s(Engine *engine);
 /* Append the tokens of the step; `ends` are the requests that got their last. */
 void engine_commit(Engine *engine, double end_s);
+/* Deliver the held answers now, as `ends`. */
+void engine_deliver(Engine *engine, double now_s);
 void engine_settle(Engine *engine, int32_t live);
 bool engine_has_work(const Engine *engine);
 

@@ -31,7 +31,7 @@ PROGRAM = CProgram(
 )
 WHYS = (
     *(Why.step_in_flight, Why.no_token_budget, Why.no_seq_slot, Why.no_kv_blocks),
-    *(Why.behind, Why.preempted_by),
+    *(Why.behind, Why.preempted_by, Why.window_open, Why.static_group_running),
 )
 """The causes of waiting, in the order of the columns of `Traffic.waits`."""
 _DRAWN_STEPS = 4096
@@ -46,6 +46,7 @@ class Planning(IntEnum):
     chunked = 0
     whole_prompts = 1
     prefill_first = 2
+    fixed_batch = 3
 
 
 class Reserved(IntEnum):
@@ -115,6 +116,10 @@ class _Settings(Structure):
         *((name, c_int64) for name in ("long_prefill_tokens", "reserve", "pads_to_budget")),
         *((name, c_int64) for name in ("most_seqs", "most_step_tokens", "most_model_len")),
         *((name, c_int64) for name in ("n_blocks", "block_tokens")),
+        ("window_s", c_double),
+        *((name, c_int64) for name in ("masks_ended", "pads_to_longest", "answers_at_end")),
+        *((name, c_void_p) for name in ("preferred_sizes", "padded_sizes")),
+        *((name, c_int64) for name in ("n_preferred_sizes", "n_padded_sizes")),
     )
 
 
@@ -144,6 +149,18 @@ class _Totals(Structure):
 
 
 @dataclass(frozen=True)
+class Batching:
+    """A fixed batch (`policies.fixed_batch`): the window (s) before it, and its padding."""
+
+    window_s: float
+    masks_ended: bool
+    pads_to_longest: bool
+    answers_at_end: bool
+    preferred_sizes: tuple[int, ...] = ()
+    padded_sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class EngineSettings:
     """An engine: its costs, its limits, and the mode as a rule and numbers. `steps` are the times
     of its steps around their costs (None: its costs); `delay_share` and `delay_s` lengthen every
@@ -165,6 +182,7 @@ class EngineSettings:
     delay_share: float = 0.0
     delay_s: float = 0.0
     steps: VaryingSteps | None = None
+    batch: Batching | None = None
 
 
 @dataclass(frozen=True)
@@ -351,7 +369,10 @@ class StepCore:
         rows = np.array(cost.graph_rows, np.int64)
         seqs = np.array([n for n, _ in pieces], np.int64)
         seconds = np.array([piece_s for _, piece_s in pieces], np.float64)
-        self._kept += (rows, seqs, seconds)
+        batch = engine.batch or Batching(0.0, False, False, False)
+        preferred = np.array(sorted(batch.preferred_sizes), np.int64)
+        padded = np.array(sorted(batch.padded_sizes), np.int64)
+        self._kept += (rows, seqs, seconds, preferred, padded)
         linear = {
             field[0]: getattr(cost, field[0]) for field in _Cost._fields_ if field[1] is c_double
         }
@@ -379,6 +400,14 @@ class StepCore:
             most_model_len=engine.most_model_len,
             n_blocks=engine.n_blocks,
             block_tokens=engine.block_tokens,
+            window_s=batch.window_s,
+            masks_ended=batch.masks_ended,
+            pads_to_longest=batch.pads_to_longest,
+            answers_at_end=batch.answers_at_end,
+            preferred_sizes=preferred.ctypes.data,
+            padded_sizes=padded.ctypes.data,
+            n_preferred_sizes=len(preferred),
+            n_padded_sizes=len(padded),
         )
 
 

@@ -24,12 +24,12 @@ struct Simulation {
     /* The client: rows released, the first that may be in flight, and those in flight. */
     int64_t n_released, oldest, n_in_flight, n_ended, n_refused_late, most_refused_late;
     double timer_s, alarm_s, check_s; /* `alarm_s`: when the client acts by itself */
-    bool is_over;
+    bool is_over, is_closed; /* no request is in flight; all are released */
     int32_t *refused_late; /* at the end of the step during which they arrived */
     /* The router: the drawn replicas, and their loads. */
     int64_t lacking, *drawn, *ties, n_ties, picked, n_routed;
     double *loads, read_s;
-    bool has_drawn, has_picked;
+    bool has_drawn, has_picked, has_windows;
     jmp_buf *out;
 };
 
@@ -239,6 +239,8 @@ static void abort_row(Simulation *simulation, int64_t row, int outcome, double s
     if (request->where == DECODING)
         engine_settle(engine, live);
     int64_t n = request->n_tokens - request->n_prompt;
+    if (engine->settings->answers_at_end)
+        n = 0;
     if (n && request->last_token_s >= step_end_s)
         n--;
     if (!n)
@@ -248,7 +250,7 @@ static void abort_row(Simulation *simulation, int64_t row, int outcome, double s
     request->is_withdrawn = true;
     simulation->live_of_row[row] = -1;
     finish_row(simulation, row, outcome, simulation->timer_s);
-    if (request->where == OVER) /* it ends with the step that is being delivered */
+    if (request->where == OVER && !request->is_held) /* it ends with the step that is being delivered */
         return;
     if (engine->is_busy) {
         engine->inbox = grown(
@@ -368,7 +370,18 @@ static bool start_steps(Simulation *simulation, int64_t *status) {
             *status = STEPS;
             return false;
         }
+        engine->is_source_closed = simulation->is_closed;
         if (!engine_plan(engine, simulation->now_s)) {
+            if (engine->n_held) { /* the last of their batch was cancelled */
+                engine_deliver(engine, simulation->now_s);
+                for (int64_t k = 0; k < engine->n_ends; k++)
+                    leave(engine, simulation->now_s);
+                simulation->delivering = (int)number;
+                simulation->phase = DELIVER;
+                return true;
+            }
+            if (engine->wait_until_s != INFINITY)
+                continue;
             *status = STUCK;
             return false;
         }
@@ -381,6 +394,18 @@ static bool start_steps(Simulation *simulation, int64_t *status) {
     return true;
 }
 
+/* The first instant until which a mode waits on purpose. */
+static double next_wait_s(const Simulation *simulation) {
+    double next_s = INFINITY;
+    for (int64_t number = 0; simulation->has_windows && number < simulation->n_replicas; number++) {
+        const Engine *engine = &simulation->engines[number];
+        bool is_waiting = !engine->is_busy && engine_has_work(engine);
+        if (is_waiting && engine->wait_until_s < next_s)
+            next_s = engine->wait_until_s;
+    }
+    return next_s;
+}
+
 /* Admit and cancel what arrived during a step. */
 static void read_inbox(Simulation *simulation, Engine *engine) {
     simulation->n_refused_late = 0;
@@ -389,7 +414,7 @@ static void read_inbox(Simulation *simulation, Engine *engine) {
         int32_t live = is_cancel ? ~engine->inbox[k] : engine->inbox[k];
         Live *request = &simulation->lives[live];
         if (is_cancel) {
-            if (request->where == OVER) /* released when the step is delivered */
+            if (request->where == OVER && !request->is_held) /* released when the step is delivered */
                 continue;
             engine_end(engine, live);
             leave(engine, simulation->now_s);
@@ -459,11 +484,16 @@ static int64_t run(Simulation *simulation, int64_t n_steps) {
                 return status;
             if (simulation->now_s >= simulation->check_s)
                 return CHECK;
+            bool is_all = simulation->n_released == simulation->traffic->n;
+            simulation->is_closed = is_all || simulation->is_over;
             simulation->phase = START;
         }
         if (!start_steps(simulation, &status))
             return status;
-        double next_s = client_next_s(simulation);
+        if (simulation->phase == DELIVER)
+            continue;
+        double next_s = client_next_s(simulation), wait_s = next_wait_s(simulation);
+        next_s = wait_s < next_s ? wait_s : next_s;
         if (!simulation->n_ending && next_s == INFINITY)
             return DONE;
         double end_s = INFINITY;
@@ -511,8 +541,10 @@ Simulation *simulation_new(
     }
     for (int64_t k = 0; k < traffic->n; k++)
         simulation->live_of_row[k] = -1;
-    for (int64_t k = 0; k < n_replicas; k++)
+    for (int64_t k = 0; k < n_replicas; k++) {
         engine_init(&simulation->engines[k], &settings[k], simulation);
+        simulation->has_windows = simulation->has_windows || settings[k].mode == FIXED_BATCH;
+    }
     return simulation;
 }
 

@@ -52,7 +52,8 @@ class Watched(VirtualClient):
 
 
 def random_settings(draw):
-    mode = draw.choice(["chunked", "continuous", "orca", "split_fuse", "prefill_first"])
+    modes = ["chunked", "continuous", "orca", "split_fuse", "prefill_first", "static", "dynamic"]
+    mode = draw.choice(modes)
     settings = {"mode": mode, "hardware": draw.choice(["h200", "2xh100", "a100"])}
     may_have: dict[str, list[object]] = {
         "max_num_seqs": [1, 3, 8, 32],
@@ -74,6 +75,22 @@ def random_settings(draw):
         "continuous": {"reserve": ["watermark", "prompt", "max"], "watermark": [0, 0.2]},
         "split_fuse": {"token_budget": [7, 64, 512], "pad": ["budget"]},
         "prefill_first": {"max_num_batched_tokens": [10, 300, 4000]},
+        "static": {
+            "batch_size": [1, 4],
+            "fill_timeout": ["0s", "20ms", "2s"],
+            "finished_rows": ["dropped"],
+            "pad": ["none"],
+            "answers": ["streamed"],
+        },
+        "dynamic": {
+            "max_batch_size": [1, 4],
+            "max_delay": ["0s", "20ms", "1s"],
+            "preferred_sizes": ["2 4", "3"],
+            "pad_to": ["2 4 8"],
+            "finished_rows": ["dropped"],
+            "pad": ["none"],
+            "answers": ["at_end"],
+        },
     }
     for name, values in (may_have | of_mode.get(mode, {})).items():
         if draw.random() < 0.4:
@@ -187,9 +204,9 @@ def assert_equal(scenario, settings, change=unchanged):
     return sum(total.n_preemptions for total in totals)
 
 
-@pytest.mark.parametrize("first", range(0, 60, 10))
+@pytest.mark.parametrize("first", range(0, 80, 10))
 def test_both_cores_give_the_same_run(core_path, first):
-    """60 drawn settings and scenarios: KV short, timeouts, refusals, drops, all covered routers."""
+    """80 drawn settings and scenarios: KV short, timeouts, refusals, drops, all covered routers."""
     for seed in range(first, first + 10):
         draw = random.Random(f"compiled core {seed}")
         assert_equal(random_scenario(draw), random_settings(draw))
@@ -219,6 +236,13 @@ def test_preemptions_are_those_of_the_python_core(core_path, mode):
 def test_prompts_that_find_no_memory_let_the_decodes_go_on(core_path):
     settings = {"mode": "prefill_first", "max_num_batched_tokens": 100, "watermark": 0}
     assert assert_equal(crowd(), {**settings, "kv_blocks": 60, "max_model_len": 500}) > 20
+
+
+@pytest.mark.parametrize("fate", [{"timeout": "1500ms"}, {"timeout": "5s"}])
+@pytest.mark.parametrize("replicas", ["1", "3"])
+def test_answers_that_are_held_are_delivered_or_cancelled_together(core_path, fate, replicas):
+    settings = {"mode": "static", "batch_size": 8, "kv_blocks": 400, "replicas": replicas}
+    assert_equal(crowd(**fate), settings)
 
 
 def test_steps_vary_by_the_draws_of_the_python_core(core_path):
