@@ -95,6 +95,8 @@ SERVERS = {
     "batching": Batching(),
     "two-classes": TwoClasses(),
     "rate-limited": RateLimited(),
+    "md2": Queue(servers=2, limit_s=2.0),
+    "mg3-pauses": Queue(servers=3, service=1.5, limit_s=1.5, pause_s=1.5, period_s=45.0),
 }
 CAPACITIES = {
     "gg4": 2.641,
@@ -104,6 +106,7 @@ CAPACITIES = {
     "batching": 17.01,
     "two-classes": 11.61,
     "rate-limited": 21.78,
+    "mg3-pauses": 1.723,
 }
 """Capacities at 90 %, per second: bisections over two runs of 1.5 million arrivals (200 000 for
 rate-limited), whose difference is below 0.5 %."""
