@@ -77,6 +77,7 @@ def manifest(
         seed=scenario.seed,
         salt=salt.hex(),
         schedule_sha256=schedule_sha256(*plan),
+        prompt_sharing="exact" if len(plan.pieces) else "",
         n_requests=len(plan.schedule),
         slo=scenario.slo_texts(),
         classes=_classes(scenario),

@@ -274,7 +274,7 @@ def _examined(
 ) -> tuple[Target, ModelLengths]:
     """The target after a preflight, and the models that it lists."""
     scenario, options, schedule = setup.scenario, setup.options, setup.plan.schedule
-    prompts = Prompts(scenario.prompts, scenario.seed, _PREFLIGHT)
+    prompts = Prompts(scenario.prompts, scenario.seed, _PREFLIGHT, setup.plan.pieces)
     calibration = Calibration(prompts, schedule)
     if endpoint.api != "chat" and (place := prompts.needs_chat):
         raise UsageError(

@@ -220,6 +220,7 @@ def _active_tokens(replica: Replica) -> int:
     queues = replica.state.queues
     n_active = queues.context_tokens + queues.queued_tokens
     n_active += sum(len(r.tokens) for r in queues.prefilling.values())
+    n_active += sum(len(r.tokens) for r in queues.in_flight.values())
     n_active += sum(len(r.tokens) for r in replica.unread)
     on_way = (*replica.coming.values(), *replica.copying.values())
     return n_active + sum(len(r.tokens) for r in on_way)

@@ -5,7 +5,7 @@ Neighbours wait in the same queue, so n requests carry the information of n/τ i
 the order of release (of the value itself for a mean). It differs from level to level: behind a
 queue the tail remembers longer than the median.
 
-The estimate of τ, and its measured coverage: docs/decisions/0041.
+The estimate of τ, and its measured coverage: benchmarks/results/dependent_coverage.md.
 """
 
 from __future__ import annotations
