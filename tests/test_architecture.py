@@ -358,10 +358,13 @@ LATE = {
     "loadgen.run.execute, targets.preflight, targets.openai_chat": {
         *("aiohttp", "pyarrow", "pandas", "scipy", "jinja2", "uvloop", "rich.live", "rich.table"),
         *("reports", "loadgen.run.recording", "loadgen.run.conclude", "reference_engine"),
+        *("loadgen.measure.per_request", "loadgen.measure.statistics", "targets.embed", "numpy.ma"),
+        *("targets.launch", "targets.mock_script"),
     },
     "loadgen.drive.shard": {
         *("aiohttp", "pyarrow", "pandas", "scipy", "jinja2", "rich", "typer", "yaml"),
-        *("reports", "loadgen.workload.scenario", "loadgen.measure.aggregate", "targets.endpoint"),
+        *("reports", "loadgen.workload.scenario", "targets.endpoint"),
+        *("loadgen.measure.aggregate", "loadgen.measure.per_request", "loadgen.measure.statistics"),
     },
 }
 
