@@ -121,6 +121,7 @@ PURE = [
     "loadgen.foreign.vllm",
     "loadgen.foreign.change",
     "loadgen.foreign.inference_perf",
+    "loadgen.foreign.locust",
     "loadgen.foreign.mlperf_endpoints",
     "targets.base",
     "targets.openai_chat",
