@@ -216,6 +216,8 @@ class Replica:
         self.copying: dict[str, Request] = {}
         self.partner: Replica | None = None  # the other half of a divided GPU
         self.reached = Reached()  # of the simulation, which replaces it
+        self.n_layers = 1
+        self.is_single_step = False  # whether the conductor follows each of its steps
 
     @property
     def state(self) -> EngineState:
@@ -394,6 +396,9 @@ class Conductor(Protocol):
     def act(self, simulator: Simulator) -> None:
         """Do everything that is due by now, before the client acts."""
 
+    def began(self, replica: Replica, started: StartedStep, simulator: Simulator) -> None:
+        """A step with work has begun, on a replica of which each step is followed."""
+
     def stepped(self, replica: Replica, events: StepTokens, simulator: Simulator) -> None:
         """A step has ended and the inbox is read; the client has not received the tokens yet.
         Steps of a stretch, in which no request starts or ends, are left out."""
@@ -441,6 +446,11 @@ class Simulator:
     def now_s(self) -> float:
         return self.clock.now_s()
 
+    @property
+    def n_at_router(self) -> int:
+        """Requests that wait at the router."""
+        return len(self._at_router)
+
     def submit(self, request: Request) -> None:
         now_s = self.now_s
         if self._conductor is not None:
@@ -453,7 +463,8 @@ class Simulator:
         self.population.enter(request.id, request.arrived_s, now_s)
 
     def cancel(self, request_id: str) -> None:
-        if self._at_router.pop(request_id, None) is not None:
+        if (request := self._at_router.pop(request_id, None)) is not None:
+            request.state, request.finished_s = State.finished_abort, self.now_s
             self.population.leave(request_id, self.now_s)
             return
         if request_id in self._moving:
@@ -591,7 +602,8 @@ class Simulator:
                 continue
             if not replica.state.has_work:
                 continue
-            repeating = replica.repeating if self._is_patient else None
+            is_repeating = self._is_patient and not replica.is_single_step
+            repeating = replica.repeating if is_repeating else None
             if repeating is not None:
                 begin_lockstep(replica.state, repeating)
             started = start_step(replica.state, replica.executor)
@@ -605,6 +617,7 @@ class Simulator:
                     if replica.stretch is not None:
                         end_s = replica.stretch.ends_s[-1]
                 self._expect_end(replica, end_s)
+                self._follow(replica, started)
                 continue
             is_delivered |= self._end_idle(replica, started, client)
         return is_delivered
@@ -618,7 +631,12 @@ class Simulator:
                 return self._end_idle(replica, started, client)
             if not n_under_way:
                 self._expect_end(replica, replica.flights[0].end_s)
+            self._follow(replica, started)
         return False
+
+    def _follow(self, replica: Replica, started: StartedStep) -> None:
+        if replica.is_single_step and self._conductor is not None:
+            self._conductor.began(replica, started, self)
 
     def _end_idle(self, replica: Replica, started: StartedStep, client: EngineClient) -> bool:
         """End a step that computes nothing; whether steps may start now."""

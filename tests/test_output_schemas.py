@@ -15,7 +15,7 @@ from tests.foreign.test_judge_locust import FILE as LOCUST
 from tests.studies.test_alarms import week
 from tests.test_verbs import slobench as command_line
 
-PAGE = Path(__file__).parent.parent / "docs" / "agents.md"
+PAGE = Path(__file__).parent.parent / "docs" / "scripts-and-agents.md"
 LOAD = ["--rate=10/s", "--input-len=200", "--output-len=24", "--warmup=0s", "--duration=4s"]
 SIM = ["--target=sim", *LOAD]
 PRINTED = {

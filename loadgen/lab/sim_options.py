@@ -121,12 +121,14 @@ class MemoryOptions(SettingsBlock):
 class LinkOptions(SettingsBlock):
     """Copies of KV between replicas, over links of `link_bytes_per_s`, to a replica that
     `decode_router` selects. `kv_factor` is the share of the KV's bytes that is copied, as a
-    compression leaves it."""
+    compression leaves it. With `layerwise`, the KV of a layer is sent while the layers after it are
+    computed."""
 
     decode_router: str = "join_shortest_queue"
     link_bytes_per_s: float = Field(default=50e9, gt=0, allow_inf_nan=False)
     link_latency: Annotated[Seconds, Field(ge=0)] = 0.0
     kv_factor: float = Field(default=1.0, gt=0, le=1)
+    layerwise: bool = False
 
     def check(self) -> None:
         read_router(self.decode_router, "decode_router")
@@ -182,17 +184,28 @@ class FailureOptions(SettingsBlock):
 class ScalingOptions(SettingsBlock):
     """With `target_requests` per replica, `min_replicas` to all replicas are on: their number is
     computed every `autoscale_every`, a replica receives requests `startup` after its start, and
-    replicas stop only for numbers that were lower during all of `scale_down_after`."""
+    replicas stop only for numbers that were lower during all of `scale_down_after`. With roles,
+    these are the requests and replicas for prompts; those that decode have limits of their own
+    (None: the same)."""
 
     min_replicas: int = Field(default=1, ge=1)
     target_requests: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    decode_min_replicas: int | None = Field(default=None, ge=1)
+    decode_target_requests: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     autoscale_every: Annotated[Seconds, Field(gt=0)] = 15.0
     startup: Annotated[Seconds, Field(ge=0)] = 60.0
     scale_down_after: Annotated[Seconds, Field(ge=0)] = 300.0
 
     def check(self) -> None:
         self._check_effect(
-            ("min_replicas", "autoscale_every", "startup", "scale_down_after"),
+            (
+                "min_replicas",
+                "autoscale_every",
+                "startup",
+                "scale_down_after",
+                "decode_min_replicas",
+                "decode_target_requests",
+            ),
             ("target_requests",),
             "target_requests=64",
         )
@@ -200,6 +213,22 @@ class ScalingOptions(SettingsBlock):
     @property
     def is_on(self) -> bool:
         return self.target_requests is not None
+
+    def check_numbers(self, n_replicas: int, n_decoders: int, has_roles: bool) -> None:
+        """Raises UsageError for more replicas than there are, or limits of replicas that decode
+        where none only decodes."""
+        idle = sorted(self.model_fields_set & {"decode_min_replicas", "decode_target_requests"})
+        if idle and not has_roles:
+            raise UsageError(f"{idle[0]}: has no effect without replicas with role=decode")
+        numbers = [("min_replicas", self.min_replicas, n_replicas - n_decoders)]
+        if has_roles:
+            numbers.append(
+                ("decode_min_replicas", self.decode_min_replicas or self.min_replicas, n_decoders)
+            )
+        for key, least, n in numbers:
+            if least > n:
+                of = " for them" if has_roles else ""
+                raise UsageError(f"{key}: {least} is more than the {n} of replicas{of}")
 
 
 class ClusterOptions(SettingsBlock):
@@ -224,19 +253,8 @@ class ClusterOptions(SettingsBlock):
 
     def check_replicas(self, placements: list[PlacementOptions]) -> None:
         """Raises UsageError for what is not simulated with replicas of these placements."""
-        has_moves = self.migration.rebalance is not None or any(
-            placement.role != "both" for placement in placements
-        )
-        if has_moves and self.is_changing:
-            raise UsageError(
-                "replicas: failures and autoscaling are not simulated together with role or "
-                "rebalance"
-            )
-        if (has_moves or self.is_changing) and any(p.pipeline > 1 for p in placements):
-            raise UsageError(
-                "pipeline: roles, migration, failures and autoscaling of the engines of a pipeline "
-                "are not simulated; use pipeline=1"
-            )
+        has_roles = any(placement.role != "both" for placement in placements)
+        has_moves = self.migration.rebalance is not None or has_roles
         if (has_moves or self.is_changing) and any(p.split is not None for p in placements):
             raise UsageError(
                 "split: role, rebalance, failures and autoscaling of divided GPUs are not simulated"
@@ -247,17 +265,20 @@ class ClusterOptions(SettingsBlock):
                 f"{idle[0]}: has no effect, because no KV is copied; set rebalance=1s, or replicas "
                 "of two roles: 2:role=prefill+6:role=decode"
             )
+        if self.links.layerwise and not has_roles:
+            raise UsageError(
+                "layerwise: has no effect without replicas of two roles: "
+                "2:role=prefill+6:role=decode"
+            )
         n_replicas = len(placements)
         for failure in self.failures.planned():
             if failure.number >= n_replicas:
                 raise UsageError(
                     f"fail: there is no replica {failure.number + 1}; known: 1 to {n_replicas}"
                 )
-        if self.scaling.is_on and self.scaling.min_replicas > n_replicas:
-            raise UsageError(
-                f"min_replicas: {self.scaling.min_replicas} is more than the {n_replicas} of "
-                "replicas"
-            )
+        if self.scaling.is_on:
+            n_decoders = sum(placement.role == "decode" for placement in placements)
+            self.scaling.check_numbers(n_replicas, n_decoders, has_roles)
 
 
 class PlacementOptions(SettingsBlock):

@@ -199,7 +199,9 @@ def _sections(engine: SimulatedEngine) -> tuple[ReplicaSection, ...]:
     simulator, wiring = engine.simulator, engine.wiring
     now_s = max(simulator.now_s, 1e-9)
     links = KvLinks(1.0) if wiring.transfers is None else wiring.transfers.links
-    on_s = {} if wiring.scaling is None else wiring.scaling.totals_s(simulator.now_s)
+    on_s: dict[Replica, float] = {}
+    for scaling in wiring.scaling:
+        on_s |= scaling.totals_s(simulator.now_s)
     sections: list[ReplicaSection] = []
     for replica in simulator.replicas:
         totals = replica.totals
@@ -315,9 +317,9 @@ class _Simulation:
                 lost=failures.n_lost,
             ),
             scaling=None
-            if scaling is None
+            if not scaling
             else ScalingSection(
-                starts=scaling.n_starts,
+                starts=sum(part.n_starts for part in scaling),
                 mean_replicas=sum(replica.on_share for replica in replicas),
             ),
             host=_host_section(simulator),

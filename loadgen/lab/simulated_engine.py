@@ -52,8 +52,9 @@ def build(
     texts: list[str] = []
     renewals: dict[Replica, Callable[[], EngineState]] = {}
     for number, own in enumerate(options.each_replica(), 1):
+        n_layers = resolve(own.shape).config.n_layers
         for replica, renew, text in _engines(own, is_sharing, clock, policy, log, number):
-            renewals[replica] = renew
+            renewals[replica], replica.n_layers = renew, n_layers
             if text not in texts:
                 texts.append(text)
     replicas = list(renewals)

@@ -234,8 +234,13 @@ def _stacked(
 def _waits(waits_s: Mapping[str, float]) -> Spec:
     """Seconds of waiting, all requests together, by reason, the longest first."""
     unit, per_s = time_unit(max(waits_s.values()))
-    reasons = {"field": "reason", "type": "nominal", "sort": None, "title": None,
-               "axis": {"labelLimit": 220}}  # fmt: skip
+    reasons = {
+        "field": "reason",
+        "type": "nominal",
+        "sort": None,
+        "title": None,
+        "axis": {"labelLimit": 220},
+    }
     return figure(
         "Seconds that requests waited inside the engine, by reason",
         [{"reason": reason, "value": s * per_s} for reason, s in waits_s.items()],

@@ -367,6 +367,28 @@ def test_a_pipeline_serves_a_scenario_and_reports_its_bubbles():
     assert tpot_s.min() > 0.033
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"replicas": 2, "rebalance": "500ms", "mtbf": "4s", "retries": 3, "repair": "2s"},
+        {"replicas": "1:role=prefill+2:role=decode", "fail": "2@3s:3s", "resume": True},
+        {"replicas": "2:role=prefill;pipeline=1;hardware=2xh200+2:role=decode"}
+        | {"target_requests": 2, "decode_target_requests": 8, "autoscale_every": "1s"},
+    ],
+)
+def test_pipelines_with_roles_migrate_fail_and_scale(settings):
+    scenario = load_scenario("chat_poisson", ["phases.warmup=0s", "phases.measure=10s"])
+    run = simulate(scenario, shape="70b", hardware="h200", pipeline=2, **settings)
+    rows, engine = run.request_rows, run.manifest.engine
+    assert (rows["status"] == 0).any()
+    assert any(replica.bubble_share is not None for replica in engine.replicas)
+    assert (engine.failures is not None) == ("mtbf" in settings or "fail" in settings)
+    assert (engine.scaling is not None) == ("target_requests" in settings)
+    assert engine.transfers is not None
+    n_lost = 0 if engine.failures is None else engine.failures.lost
+    assert (rows["status"] != 0).sum() >= n_lost
+
+
 @pytest.mark.parametrize("mode", ["static", "dynamic", "mlfq", "token_fair"])
 def test_a_mode_that_follows_its_batch_has_one_batch_under_way(mode):
     scenario = load_scenario(
@@ -385,10 +407,6 @@ def test_a_mode_that_follows_its_batch_has_one_batch_under_way(mode):
     ("settings", "message"),
     [
         ({"pipeline": 2, "shape": "tiny", "hardware": "cpu"}, "no costs of several stages"),
-        ({"pipeline": 2, "mtbf": "1m"}, "failures and autoscaling of the engines of a pipeline"),
-        ({"replicas": "1:pipeline=2+1", "fail": "1@1s:1s"}, "of the engines of a pipeline"),
-        ({"replicas": 2, "pipeline": 2, "rebalance": "1s"}, "of the engines of a pipeline"),
-        ({"replicas": "1:role=prefill+1:role=decode", "pipeline": 2}, "roles, migration"),
         ({"pipeline": 0}, "pipeline"),
         ({"pipeline": 33}, "pipeline: 8b has 32 layers"),
         ({"pipeline": 2, "async_depth": 1}, "a pipeline plans ahead by itself"),
