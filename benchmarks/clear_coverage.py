@@ -137,16 +137,19 @@ def lognormal_percentile(share: float) -> float:
 
 
 NOISES: Mapping[str, Draw] = {
-    "noise, independent": noise(0.0), "noise, AR 0.5": noise(0.5), "noise, AR 0.9": noise(0.9),
+    "noise, independent": noise(0.0),
+    "noise, AR 0.5": noise(0.5),
+    "noise, AR 0.9": noise(0.9),
     "noise, AR 0.97": noise(0.97),
-}  # fmt: skip
+}
 QUEUES = {f"M/M/1, load {load:g}": load for load in (0.5, 0.7, 0.9)}
 OVERLOADS = {f"M/M/1 from empty, load {load:g}": load for load in (1.02, 1.05, 1.1, 1.2)}
 FROM_EMPTY = {f"M/M/1 from empty, load {load:g}": load for load in (0.7, 0.9)}
 ABSENT = {
-    "slow kind, independent": (0.0, 1.0), "slow kind in runs of 10, AR 0.9": (0.9, 10.0),
+    "slow kind, independent": (0.0, 1.0),
+    "slow kind in runs of 10, AR 0.9": (0.9, 10.0),
     "slow kind in runs of 30, AR 0.9": (0.9, 30.0),
-}  # fmt: skip
+}
 
 
 def cells() -> list[tuple[str, str, Draw, float, dict[str, float]]]:

@@ -166,8 +166,12 @@ def main() -> int:
             rounds = measure_rate(rig, load, sides, others, n_rounds)
             table: dict[str, Table] = {side: spreads(rounds[side]) for side in sides}
             tables[f"{rate_per_s:g}/s"] = table
-            show(f"{rate_per_s:g} requests/s × {asked.tokens} tokens, {n_rounds} rounds of "
-                 f"{load.for_s:g} s: median [min, max]", sides, table)  # fmt: skip
+            show(
+                f"{rate_per_s:g} requests/s × {asked.tokens} tokens, {n_rounds} rounds of "
+                f"{load.for_s:g} s: median [min, max]",
+                sides,
+                table,
+            )
             if {"slobench", "C"} <= set(sides):
                 found = goals(rounds, rate_per_s)
                 verdicts += [{"rate": rate_per_s, **goal.to_json()} for goal in found]

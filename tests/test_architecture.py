@@ -14,7 +14,8 @@ ROOT = Path(__file__).parent.parent
 ROOMS: dict[str, list[str]] = {
     "loadgen": [
         "__main__ web",
-        "studies foreign",
+        "studies",
+        "foreign",
         "cli",
         "lab",
         "run",
@@ -34,7 +35,7 @@ ROOMS: dict[str, list[str]] = {
         "serve",
         "serving",
         "attribution cluster policy_testing",
-        "simulator step_log",
+        "simulator step_core step_log",
         "core",
         "executors",
         "metrics model policies",
@@ -121,6 +122,8 @@ PURE = [
     "loadgen.foreign.sglang",
     "loadgen.foreign.vllm",
     "loadgen.foreign.change",
+    "loadgen.foreign.inference_perf",
+    "loadgen.foreign.mlperf_endpoints",
     "targets.base",
     "targets.openai_chat",
     "targets.openai_completions",

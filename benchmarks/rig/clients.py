@@ -174,9 +174,12 @@ def _read_run(directory: Path, command: Finished, log: TruthLog) -> Measured:
     ok = rows["status"] == Status.ok
     epoch_s = run.manifest.epoch_s
     named = {
-        "due_s": "released_s", "sent_s": "sent_s", "first_s": "first_token_s",
-        "last_s": "last_token_s", "done_s": "done_s",
-    }  # fmt: skip
+        "due_s": "released_s",
+        "sent_s": "sent_s",
+        "first_s": "first_token_s",
+        "last_s": "last_token_s",
+        "done_s": "done_s",
+    }
     columns = {name: rows[column][ok] + epoch_s for name, column in named.items()}
     columns["seq"] = rows["request_id"][ok].astype(np.float64)
     shards = run.instrument.shards
@@ -227,9 +230,12 @@ def finished(words: Sequence[str], environ: Mapping[str, str]) -> Finished:
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         started_s = time.monotonic()
         child = subprocess.Popen(
-            words, stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
             env=dict(os.environ) | dict(environ),
-        )  # fmt: skip
+        )
         memory = Memory(child.pid)
         limit = threading.Timer(_MOST_S, child.kill)
         limit.start()

@@ -135,10 +135,15 @@ def measure(
     out.mkdir()
     with truth_server(folder, cache_dir=folder, **script) as server:
         words = peer.words.format(
-            url=server.url, tokenizer=tokenizer, input=_INPUT_TOKENS, tokens=load.tokens,
-            rate=f"{load.rate_per_s:g}", seconds=f"{load.for_s:g}",
-            n=round(load.rate_per_s * load.for_s), out=out,
-        )  # fmt: skip
+            url=server.url,
+            tokenizer=tokenizer,
+            input=_INPUT_TOKENS,
+            tokens=load.tokens,
+            rate=f"{load.rate_per_s:g}",
+            seconds=f"{load.for_s:g}",
+            n=round(load.rate_per_s * load.for_s),
+            out=out,
+        )
         with server.client_cores():
             os.sched_setaffinity(0, {max(server.client_cpus)})
             done = finished(

@@ -330,8 +330,9 @@ def verify(
     from loadgen.archive.verify import verify as verified
     from loadgen.cli.study_files import check_store
 
-    results = [result for path in map(directory_of, paths)
-               for result in verified(path, check_store)]  # fmt: skip
+    results = [
+        result for path in map(directory_of, paths) for result in verified(path, check_store)
+    ]
     for result in () if json else results:
         typer.echo(f"{result.state:<10}  {result.path} ({result.kind}, {result.n_files} files)")
         for problem in result.problems:

@@ -50,9 +50,16 @@ class Layout:
 
 _OF_A_RUN = frozenset(
     f"{name}.parquet"
-    for name in ("schedule", "edges", "requests", "chunks", "server", "engine_steps",
-                 "engine_events")
-) | {"manifest.json", "summary.json", "report.html"}  # fmt: skip
+    for name in (
+        "schedule",
+        "edges",
+        "requests",
+        "chunks",
+        "server",
+        "engine_steps",
+        "engine_events",
+    )
+) | {"manifest.json", "summary.json", "report.html"}
 
 
 def export(

@@ -24,9 +24,18 @@ from loadgen.units import parse_rate_per_s
 
 _VERSION = 2
 _QUANTILES = {
-    "p001": 0.001, "p01": 0.01, "p05": 0.05, "p10": 0.1, "p25": 0.25, "p50": 0.5, "p75": 0.75,
-    "p90": 0.9, "p95": 0.95, "p99": 0.99, "p999": 0.999,
-}  # fmt: skip
+    "p001": 0.001,
+    "p01": 0.01,
+    "p05": 0.05,
+    "p10": 0.1,
+    "p25": 0.25,
+    "p50": 0.5,
+    "p75": 0.75,
+    "p90": 0.9,
+    "p95": 0.95,
+    "p99": 0.99,
+    "p999": 0.999,
+}
 _OF_A_SCHEDULE = ("request_scheduled_latency", "request_dispatch_delay")
 _FORMS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 _STATUSES = {True: "successful", False: "errored"}

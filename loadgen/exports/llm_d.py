@@ -31,9 +31,18 @@ from loadgen.units import parse_rate_per_s
 VERSION = "0.2.1"
 _UNKNOWN = "unknown"
 _PERCENTILES = {
-    "p0p1": 0.001, "p1": 0.01, "p5": 0.05, "p10": 0.1, "p25": 0.25, "p50": 0.5, "p75": 0.75,
-    "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99p9": 0.999,
-}  # fmt: skip
+    "p0p1": 0.001,
+    "p1": 0.01,
+    "p5": 0.05,
+    "p10": 0.1,
+    "p25": 0.25,
+    "p50": 0.5,
+    "p75": 0.75,
+    "p90": 0.9,
+    "p95": 0.95,
+    "p99": 0.99,
+    "p99p9": 0.999,
+}
 _LATENCIES = {
     "time_to_first_token": ("ttft_s", "s"),
     "time_per_output_token": ("tpot_s", "s/token"),
@@ -76,9 +85,12 @@ def _server(manifest: Manifest) -> dict[str, Any]:
     target, labels = manifest.target, manifest.target.labels
     content = {
         "model": {"name": target.model},
-        **({} if labels.gpu is None else {"accelerator": {"model": labels.gpu,
-                                                          "count": labels.gpus}}),
-    }  # fmt: skip
+        **(
+            {}
+            if labels.gpu is None
+            else {"accelerator": {"model": labels.gpu, "count": labels.gpus}}
+        ),
+    }
     config = f"{target.url} {labels.to_json()}"
     return {
         "metadata": {

@@ -30,9 +30,11 @@ def result_summary(run: Run) -> dict[str, Any]:
     ok = [request for request in requests if request.is_ok]
     seconds, n_out = duration_s(run, requests), sum(request.output_tokens for request in ok)
     users = manifest.scenario.arrivals.get("users")
-    pattern = {"type": manifest.scenario.arrivals.get("kind")} if users is None else {
-        "type": "concurrency", "target_concurrency": users
-    }  # fmt: skip
+    pattern = (
+        {"type": manifest.scenario.arrivals.get("kind")}
+        if users is None
+        else {"type": "concurrency", "target_concurrency": users}
+    )
     return {
         "version": f"slobench {manifest.slobench}",
         "git_sha": None,

@@ -146,8 +146,10 @@ def _request(request: InferencePerfRequest, zero_s: float, where: str) -> Foreig
     counted = usage.completion_tokens if usage.output_tokens is None else usage.output_tokens
     n = answer.output_tokens if counted is None else counted
     cached = usage.prompt_tokens_details
-    times_s = [check_time(at_s - zero_s, where, f"chunk_times[{k}], less the first start_time")
-               for k, at_s in enumerate(answer.chunk_times or ())]  # fmt: skip
+    times_s = [
+        check_time(at_s - zero_s, where, f"chunk_times[{k}], less the first start_time")
+        for k, at_s in enumerate(answer.chunk_times or ())
+    ]
     gaps_s = [check_time(b - a, where, "gap of chunk_times") for a, b in pairwise(times_s)]
     first_s = times_s[0] if times_s else math.nan
     return ForeignRequest(

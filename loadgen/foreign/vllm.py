@@ -115,7 +115,7 @@ def result_of(
         duration_s=check_time(result.duration, where, "duration"),
         model=result.model_id,
         api="chat" if "chat" in result.backend else "completions",
-        started=_started(result.date),
+        started=started(result.date),
         rate_per_s=rate_per_s,
         users=users,
         arrivals=_arrivals(result, rate_per_s, users, where),
@@ -127,8 +127,9 @@ def result_of(
 
 def _check(result: VllmResult, where: str) -> None:
     n = len(result.ttfts)
-    lists = {key: getattr(result, key) for key in (*_COLUMNS, "start_times", "latencies",
-                                                   "queue_times")}  # fmt: skip
+    lists = {
+        key: getattr(result, key) for key in (*_COLUMNS, "start_times", "latencies", "queue_times")
+    }
     for key, values in lists.items():
         if values is not None and len(values) != n:
             raise UsageError(
@@ -144,8 +145,9 @@ def _sent_s(
     """The send times. Older versions do not write them: then equal gaps of the requested rate, or
     in a closed loop when the request of a user before had ended."""
     if result.start_times is not None:
-        return [check_time(at, where, f"start_times[{k}]")
-                for k, at in enumerate(result.start_times)]  # fmt: skip
+        return [
+            check_time(at, where, f"start_times[{k}]") for k, at in enumerate(result.start_times)
+        ]
     n = len(result.ttfts)
     if users is None:
         return [0.0 if rate_per_s is None else k / rate_per_s for k in range(n)]
@@ -244,7 +246,7 @@ def _arrivals(
     return {"kind": "gamma", "rate": write_rate(rate_per_s), "cv": cv}
 
 
-def _started(date: str) -> str:
+def started(date: str) -> str:
     """The file's date: that of its end, in the local time of the client in Python, in UTC of that
     in Rust; "" for another form."""
     for form in ("%Y%m%d-%H%M%S", "%Y-%m-%dT%H:%M:%SZ"):

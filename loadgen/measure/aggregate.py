@@ -150,9 +150,15 @@ def _proof(evidence: Evidence, scope: Scope, results: RunResults) -> _Proof:
     excess = overload(run, columns, due, evidence.checks, results.whole.counts)
     addresses = tuple(backends(run, columns, due))
     cause = find_cause(
-        run, columns, due, due & ~scope.meets(columns), evidence.window, addresses, excess,
+        run,
+        columns,
+        due,
+        due & ~scope.meets(columns),
+        evidence.window,
+        addresses,
+        excess,
         is_missed=any(result.met is False for result in results.judged),
-    )  # fmt: skip
+    )
     has_stopped = cause is not None and cause.kind == "stopped_answering"
     unsure = ""
     if excess or has_stopped:

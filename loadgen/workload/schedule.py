@@ -25,6 +25,7 @@ from loadgen.records import (
     Pieces,
     Schedule,
 )
+from loadgen.workload.agents.plays import lay_out_plays
 from loadgen.workload.arrivals import Arrivals, Traffic, selected
 from loadgen.workload.classes import TrafficClass
 from loadgen.workload.counted_window import first_requests
@@ -105,11 +106,14 @@ def _layouts(scenario: Scenario) -> tuple[list[Layout], Pieces]:
         parts = first_requests(parts, phases.warmup, phases.requests)
     for part in parts:
         max_rows = MAX_REQUESTS - sum(len(layout.rows) for layout in layouts)
-        layout = lay_out(part, scenario.horizon_s, max_rows, phases.warmup, phases.requests)
+        if part.own.agents is None:
+            layout = lay_out(part, scenario.horizon_s, max_rows, phases.warmup, phases.requests)
+        else:
+            layout = lay_out_plays(part, scenario.horizon_s, max_rows)
         if part.arrivals.session_id is not None:
             layout = replace(layout, source=_renumbered(part.arrivals.session_id))
         rows = layout.rows
-        if (pieces := part.arrivals.pieces) is not None:  # classes of a trace share its pieces
+        if (pieces := layout.pieces) is not None:  # classes of a trace share its pieces
             n_before, _ = tables.setdefault(id(pieces), (n_pieces, pieces))
             n_pieces = max(n_pieces, n_before + len(pieces))
             rows["prefix_id"][rows["prefix_id"] >= FIRST_PIECE] += np.uint32(n_before)
@@ -240,16 +244,18 @@ def _in_order(whole: Layout, warmup_s: float, pieces: Pieces) -> Plan:
     schedule["phase"] = np.where(is_warmup, np.uint8(Phase.warmup), np.uint8(Phase.measure))
     edges = np.zeros(len(whole.child), EDGES)
     edges["request_id"], edges["after"] = number[whole.child], number[whole.parent]
+    edges["delay_s"] = whole.delay_s
     return Plan(schedule, edges[np.lexsort((edges["after"], edges["request_id"]))], pieces)
 
 
 def more_units(scenario: Scenario, plan: Plan) -> MoreUnits | None:
-    """The further rows of the users of a closed loop beyond `plan`; None for other scenarios."""
+    """The further rows of the users of a closed loop beyond `plan`; None for other scenarios, and
+    for agents, whose texts are pieces of the plan."""
     schedule, closed = plan.schedule, dict[int, ClosedClass]()
     for class_id, (name, own) in enumerate(scenario.traffic().items()):
         arrivals = own.arrivals or scenario.arrivals
         assert arrivals is not None, "validation rejects a scenario without arrivals"
-        if (pause := arrivals.pause()) is None:
+        if (pause := arrivals.pause()) is None or own.agents is not None:
             continue
         streams = RandomStreams(scenario.seed, (name,) if scenario.classes else ())
         before = schedule["prefix_id"][schedule["class_id"] < class_id]

@@ -120,10 +120,8 @@ class SmdpTable(Policy):
         budget = StepBudget(view, tokens=tokens, max_num_seqs=most_seqs, watermark=self.watermark)
         budget.decode_all()
         is_short_first = action is Action.prefill_short
-        prefills, waiting = (
-            queue.prefills(view, is_short_first),
-            queue.waiting(view, is_short_first),
-        )
+        prefills = queue.prefills(view, is_short_first)
+        waiting = queue.waiting(view, is_short_first)
         plan = plan_by_rank(budget, view, prefills, waiting)
         self._admitted = budget.admitted
         return plan._replace(action=f"{action}: {note}" if note else action)

@@ -51,6 +51,21 @@ def test_an_autoregression_has_its_closed_form():
             assert found == pytest.approx(time, rel=0.15)
 
 
+def test_times_of_equal_batch_means_differ_with_the_variance_within_the_batches():
+    """Of 40 000 values in batches of two with the means m, τ is proportional to Var(m) / Var(x):
+    with m ± 1 in each batch, Var(x) is larger by 1."""
+    means = autoregression(0.9)(20_000, rng())
+    means *= math.sqrt(3 / np.var(means))
+    equal, apart = np.repeat(means, 2), np.repeat(means, 2) + np.tile([-1.0, 1.0], 20_000)
+    ratio = autocorrelation_time(equal) / autocorrelation_time(apart)
+    assert ratio == pytest.approx(4 / 3, rel=1e-9)
+
+
+def test_whole_numbers_have_the_time_of_the_same_floats():
+    counts = np.round(10 * autoregression(0.5)(5_000, rng())).astype(np.int64)
+    assert autocorrelation_time(counts) == autocorrelation_time(counts.astype(np.float64)) > 2
+
+
 def test_the_indicator_at_the_median_of_an_autoregression():
     """Its correlation at lag k is 2/π·asin(φᵏ) (Sheppard), so τ = 2.49 for φ = 0.5 and 13.4 for
     φ = 0.9."""

@@ -155,7 +155,7 @@ def compare(
         as_json=study.json,
         exit_code=code,
         files={} if html is None else {"page": html},
-        ending=lambda: ending(comparison),
+        ending=lambda: ending(comparison, has_page=html is not None),
         is_full=full,
     )
 
