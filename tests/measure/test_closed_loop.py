@@ -9,7 +9,7 @@ import pytest
 from loadgen.manifest.self_report import ClientReport
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import due_rows, measured_window, with_counted_window, with_window
-from loadgen.measure.closed_loop import counting_start, with_start_left_out
+from loadgen.measure.closed_loop import counting_start, cycles, with_start_left_out
 from loadgen.measure.definitions import rescore
 from loadgen.records import CHUNKS, EDGES, Phase, Run, Status, TokenSource, empty_requests
 from tests.runs import MANIFEST, SHARD, changed, schedule_rows, traffic
@@ -219,6 +219,43 @@ def test_other_tools_count_the_start():
     assert n == {"slobench": 462} | dict.fromkeys(
         ("vllm", "guidellm", "aiperf", "inference-perf", "mlperf"), 500
     )
+
+
+def waiting_alike(users=8, each=40, n=190):
+    """Users whose TTFT is a value of their cycle, the k-th requests of all of them."""
+    run = loop(staggered(users, each), n=n, requests=n)
+    rng, rows = np.random.default_rng(4), run.request_rows.copy()
+    ttft_s = np.tile(rng.lognormal(-3, 1, each).clip(0.001, 1.0), users)
+    for name in ("first_token_s", "first_chunk_s"):
+        rows[name] = rows["released_s"] + ttft_s
+    chunks = run.chunk_rows.copy()
+    chunks["received_s"][::2] = rows["first_token_s"][chunks["request_id"][::2]]
+    return with_start_left_out(with_counted_window(replace(run, request_rows=rows,
+                                                           chunk_rows=chunks)))  # fmt: skip
+
+
+def test_the_cycles_of_the_users_give_a_percentile_an_interval():
+    run = waiting_alike()
+    p50 = summarize(run).metrics["ttft_s"].percentiles["p50"]
+    assert p50.low is not None
+    assert p50.high is not None
+    assert p50.low < p50.value < p50.high
+    assert p50.n_effective is not None
+    assert p50.n_effective < 80  # of 174 requests
+    for other in (
+        with_window(run, "all"),
+        replace(run, manifest=changed(run.manifest, classes={
+            "default": traffic(is_closed_loop=True), "other": traffic(is_closed_loop=False)})),
+    ):  # fmt: skip
+        found = summarize(other).metrics["ttft_s"].percentiles["p50"]
+        assert found.high is None
+
+
+def test_a_single_user_has_no_cycles_of_others():
+    run = measured(staggered(users=1, each=40), n=30, requests=30)
+    assert cycles(run, due_rows(run)) == 0.0
+    several = waiting_alike()
+    assert cycles(several, due_rows(several)) == pytest.approx(due_rows(several).sum() / 8)
 
 
 def test_users_in_lock_step_are_named():
