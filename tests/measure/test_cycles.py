@@ -30,6 +30,7 @@ def test_the_time_is_that_of_batch_means():
     assert found is not None
     spread = np.var([np.mean(batch) for batch in batches], ddof=1)
     t_over_z = oracle.t.ppf(0.975, 8) / oracle.norm.ppf(0.975)
+    assert of_requests(values).percentile(0.5, 0.95, CYCLES).n_effective == 152 / found[0]
     assert found[0] == found[1] == pytest.approx(spread / 9 * 152 / 0.25 * t_over_z**2, rel=0.1)
 
 
