@@ -15,28 +15,25 @@ and compiler.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shlex
-import shutil
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from loadgen.c_programs import CProgram
 from loadgen.errors import MissingDependency, TargetError, UsageError, nearest
 from targets.child import Child, child_program
 from targets.truth_log import TruthLog, read_truth_log
 
-SOURCES = Path(__file__).with_name("truth")
-COMPILERS = ("cc", "gcc", "clang")
-_FLAGS = ("-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra")
-_LIBRARIES = ("-lm",)
-_TIMEOUT_S = 120.0
+PROGRAM = CProgram(
+    Path(__file__).with_name("truth"),
+    "truthd",
+    "the truth server",
+    ("-std=c11", "-D_GNU_SOURCE", "-O2", "-Wall", "-Wextra"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,65 +171,12 @@ def _server_core(cpus: frozenset[int]) -> int | None:
 def truth_program(cache_dir: Path, cc: str = "") -> Path:
     """The compiled program in `cache_dir`, compiled if there is none for this source and compiler.
 
-    `cc` is a compiler with flags, as in $CC; the default is the first of COMPILERS that is
-    installed. Raises MissingDependency if there is none, or if it cannot compile the program.
+    `cc` is a compiler with flags, as in $CC. Raises MissingDependency if there is none, or if it
+    cannot compile the program.
     """
     if sys.platform != "linux":
         raise MissingDependency(
             f"the truth server needs Linux (epoll), and this is {sys.platform}; "
             "the mock server (--target mock) runs everywhere"
         )
-    compiler = find_compiler(cc)
-    program = cache_dir / f"truthd-{_key(compiler)}"
-    if not program.exists():
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        _compile(compiler, program)
-    return program
-
-
-def find_compiler(cc: str = "") -> list[str]:
-    """The command of a C compiler. Raises MissingDependency with the package to install."""
-    for command in [shlex.split(cc)] if cc.strip() else [[name] for name in COMPILERS]:
-        path = shutil.which(command[0])
-        if path is not None:
-            return [path, *command[1:]]
-    absent = f"CC={cc} is not installed" if cc.strip() else f"found none of {', '.join(COMPILERS)}"
-    raise MissingDependency(
-        f"the truth server needs a C compiler on this machine ({absent}): install gcc "
-        "(Debian, Ubuntu: apt-get install gcc libc6-dev; Fedora: dnf install gcc; "
-        "Alpine: apk add gcc musl-dev), or name a compiler in CC"
-    )
-
-
-def _key(compiler: Sequence[str]) -> str:
-    """A name for the combination of source, compiler and flags."""
-    version = subprocess.run(
-        [*compiler, "--version"], capture_output=True, timeout=_TIMEOUT_S, check=False
-    ).stdout
-    digest = hashlib.sha256(repr((*compiler, *_FLAGS, *_LIBRARIES)).encode() + version)
-    for path in sorted(SOURCES.glob("*.[ch]")):
-        digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def _compile(compiler: Sequence[str], program: Path) -> None:
-    """Compile into a temporary file and rename it, so that no process runs an incomplete
-    program."""
-    descriptor, unfinished = tempfile.mkstemp(prefix=program.name, dir=program.parent)
-    os.close(descriptor)
-    files = [str(path) for path in sorted(SOURCES.glob("*.c"))]
-    command = [*compiler, *_FLAGS, "-o", unfinished, *files, *_LIBRARIES]
-    try:
-        result = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-        )
-        if result.returncode:
-            errors = [line.strip() for line in result.stderr.splitlines() if "error" in line]
-            reason = errors[0] if errors else f"exit status {result.returncode}"
-            raise MissingDependency(
-                f"{compiler[0]} cannot compile the truth server: {reason}; are the C library's "
-                "headers installed (Debian, Ubuntu: libc6-dev)?"
-            )
-        os.replace(unfinished, program)
-    finally:
-        Path(unfinished).unlink(missing_ok=True)
+    return PROGRAM.compiled(cache_dir, cc)

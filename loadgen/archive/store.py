@@ -72,9 +72,18 @@ _PIECES = "pieces.npy"  # not compressed: it can be mapped
 MORE = ".more"
 """Of the file with the rows that a shard added to its plan."""
 _DAMAGED = (
-    OSError, ValueError, LookupError, TypeError, RuntimeError, MemoryError, OverflowError, EOFError,
-    struct.error, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    RuntimeError,
+    MemoryError,
+    OverflowError,
+    EOFError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 """What NumPy, zipfile and Arrow raise for damaged files."""
 
 

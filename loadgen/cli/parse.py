@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import typer
 
+from loadgen.cache_directory import cache_dir as cache_dir
 from loadgen.errors import UsageError, nearest
 from loadgen.plugins import load_plugin
 from loadgen.units import is_bare_number, parse_duration_s, parse_share
@@ -284,11 +285,3 @@ def _names_collector(environ: Mapping[str, str]) -> bool:
         return False
     prefix = "OTEL_EXPORTER_OTLP_"
     return any(environ.get(prefix + word) for word in ("METRICS_ENDPOINT", "ENDPOINT"))
-
-
-def cache_dir(environ: Mapping[str, str]) -> Path | None:
-    """The directory for files that are slow to make. Source: XDG Base Directory Specification."""
-    base = environ.get("XDG_CACHE_HOME") or (
-        f"{environ['HOME']}/.cache" if environ.get("HOME") else ""
-    )
-    return Path(base) / "slobench" if base else None

@@ -21,6 +21,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from loadgen.cache_directory import cache_dir
 from loadgen.cli import parse
 from loadgen.cli.flags import (
     Force,
@@ -32,7 +33,6 @@ from loadgen.cli.flags import (
     TrafficFlags,
     with_flags,
 )
-from loadgen.cli.parse import cache_dir
 from loadgen.endings import ending_signals
 from loadgen.errors import MissingDependency, UsageError
 from loadgen.units import write_duration
@@ -409,8 +409,13 @@ def _page_words(processes: ProcessFlags) -> list[str]:
     login = ["--web-login"] if processes.web_login else []
     allowed = ["--allowed-host", together(processes.allowed_host)] if processes.allowed_host else []
     return [
-        *allowed, "--web-host", processes.web_host, "--web-port", str(processes.web_port), *login
-    ]  # fmt: skip
+        *allowed,
+        "--web-host",
+        processes.web_host,
+        "--web-port",
+        str(processes.web_port),
+        *login,
+    ]
 
 
 def _free_port() -> int:

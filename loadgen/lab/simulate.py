@@ -50,7 +50,7 @@ from loadgen.workload.schedule import Plan, make_plan
 from reference_engine.cluster.kv_links import KvLinks
 from reference_engine.cluster.transfers import Transfers
 from reference_engine.policies.base import Policy
-from reference_engine.simulator import Simulator
+from reference_engine.simulator import PipelinedReplica, Replica, Simulator
 
 if TYPE_CHECKING:
     from reports.run.engine_section import EngineSection
@@ -199,7 +199,9 @@ def _sections(engine: SimulatedEngine) -> tuple[ReplicaSection, ...]:
     simulator, wiring = engine.simulator, engine.wiring
     now_s = max(simulator.now_s, 1e-9)
     links = KvLinks(1.0) if wiring.transfers is None else wiring.transfers.links
-    on_s = {} if wiring.scaling is None else wiring.scaling.totals_s(simulator.now_s)
+    on_s: dict[Replica, float] = {}
+    for scaling in wiring.scaling:
+        on_s |= scaling.totals_s(simulator.now_s)
     sections: list[ReplicaSection] = []
     for replica in simulator.replicas:
         totals = replica.totals
@@ -217,9 +219,14 @@ def _sections(engine: SimulatedEngine) -> tuple[ReplicaSection, ...]:
             link_share=links.busy_s.get(replica.number, 0.0) / now_s,
             failures=replica.n_failures,
             on_share=on_s.get(replica, now_s) / now_s,
+            bubble_share=_bubble_share(replica),
         )
         sections.append(section)
     return tuple(sections)
+
+
+def _bubble_share(replica: Replica) -> float | None:
+    return replica.stages.bubble_share if isinstance(replica, PipelinedReplica) else None
 
 
 def _host_section(simulator: Simulator) -> HostMemorySection | None:
@@ -284,7 +291,8 @@ class _Simulation:
         simulator, wiring = self._engine.simulator, self._engine.wiring
         totals = [replica.totals for replica in simulator.replicas]
         has_cluster = len(totals) > 1 or wiring.conductor is not None
-        replicas = _sections(self._engine) if has_cluster else ()
+        is_pipelined = isinstance(simulator.replicas[0], PipelinedReplica)
+        replicas = _sections(self._engine) if has_cluster or is_pipelined else ()
         transfers, failures, scaling = wiring.transfers, wiring.failures, wiring.scaling
         waits: dict[str, dict[str, float]] = {}
         for (name, why), seconds in sorted(self.client.waits_s.items()):
@@ -309,9 +317,9 @@ class _Simulation:
                 lost=failures.n_lost,
             ),
             scaling=None
-            if scaling is None
+            if not scaling
             else ScalingSection(
-                starts=scaling.n_starts,
+                starts=sum(part.n_starts for part in scaling),
                 mean_replicas=sum(replica.on_share for replica in replicas),
             ),
             host=_host_section(simulator),

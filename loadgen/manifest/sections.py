@@ -174,8 +174,10 @@ class Scrapes(JsonSection, frozen=True):
 
 
 class ReplicaSection(JsonSection, frozen=True, omit_defaults=True):
-    """One of several simulated engines: the requests that its router gave it, the mean number of
-    requests in it, and the share of the run in which it computed a step. `role` is `prefill` or
+    """One of several simulated engines, or a pipeline: the requests that it received, the mean
+    number of requests in it, and the share of the run in which it computed a step, of a pipeline
+    the mean of its stages. `bubble_share` is the share of the stages' time that they were idle
+    while a batch was in the pipeline, None without a pipeline. `role` is `prefill` or
     `decode` where each request is computed by two; the KV that it sent and received is in bytes,
     and `link_share` is the share of the run in which it sent. `on_share` is the share of the run in
     which it was switched on, its starts and repairs included."""
@@ -193,6 +195,7 @@ class ReplicaSection(JsonSection, frozen=True, omit_defaults=True):
     link_share: float = 0.0
     failures: int = 0
     on_share: float = 1.0
+    bubble_share: float | None = None
 
 
 class TransferSection(JsonSection, frozen=True):

@@ -88,9 +88,16 @@ class Fleet(Protocol):
 
 
 class Recording:
-    """A run while its load is being sent."""
+    """A run while its load is being sent. `on_idle` is called a few times a second meanwhile."""
 
-    def __init__(self, setup: RunSetup, target: Target, fleet: Fleet) -> None:
+    def __init__(
+        self,
+        setup: RunSetup,
+        target: Target,
+        fleet: Fleet,
+        on_idle: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._meanwhile = on_idle
         self._setup, self._target, self._fleet = setup, target, fleet
         self._scenario, self._plan, self._options = setup.scenario, setup.plan, setup.options
         scenario, schedule = setup.scenario, setup.plan.schedule
@@ -364,6 +371,7 @@ class Recording:
             self._stop("stopped", server_end, min(_DEAD_DRAIN_S, self._scenario.phases.drain))
             self._server_ended_s = self._ended_s
         if self._n_handled == self._n_interrupts:
+            self._meanwhile()
             return
         self._n_handled = self._n_interrupts
         drain_s = min(_INTERRUPT_DRAIN_S, self._scenario.phases.drain)

@@ -19,9 +19,9 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
+from loadgen.cache_directory import cache_dir
 from loadgen.cli import standard_streams
 from loadgen.cli.exit_codes import INTERRUPTED, guarded
-from loadgen.cli.parse import cache_dir
 from loadgen.cli.terminal import print_summary
 from loadgen.errors import RunInvalid, SlobenchError, UsageError
 from loadgen.measure.summary import Summary

@@ -16,7 +16,7 @@ from typing import Any
 import flask
 from flask import Response, request
 
-from loadgen.cli.parse import cache_dir
+from loadgen.cache_directory import cache_dir
 from loadgen.cli.scale import password
 from loadgen.errors import SlobenchError
 from loadgen.host_names import HostNames

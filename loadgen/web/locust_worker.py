@@ -22,7 +22,7 @@ import gevent.queue
 from gevent.subprocess import PIPE, Popen
 
 from loadgen.archive.collect import UNCONFIRMED
-from loadgen.cli.parse import cache_dir
+from loadgen.cache_directory import cache_dir
 from loadgen.drive.stall_watch import STALL_S, WATCH_EVERY_S, ProgressCounter, WatchedProcess
 from loadgen.drive.worker_messages import BadMessage, ReceivedParts, read_message
 from loadgen.endings import exit_words
@@ -156,9 +156,11 @@ class _Share:
         self._rows = ReceivedParts()  # that the load process cannot write
         self._outgoing: gevent.queue.Queue[bytes | None] = gevent.queue.Queue()
         self._greenlets = [
-            gevent.spawn(self._write), gevent.spawn(self._read), gevent.spawn(self._tick),
+            gevent.spawn(self._write),
+            gevent.spawn(self._read),
+            gevent.spawn(self._tick),
             gevent.spawn(self._watch),
-        ]  # fmt: skip
+        ]
 
     def feed(self, message: messages.Assign | messages.LoadPiece) -> None:
         self._n_missing -= isinstance(message, messages.LoadPiece)

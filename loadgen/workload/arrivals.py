@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, model_validator
 
+from loadgen.fields import Rate, Seconds
 from loadgen.records import Pieces, Times
 from loadgen.registry import FILLED, FROM_LIST, Plugin, Registry
-from loadgen.units import Rate, Seconds
 from loadgen.workload.durations import DURATIONS, Durations
 
 Column = NDArray[np.uint32]

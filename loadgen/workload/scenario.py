@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from loadgen.errors import ScenarioError, nearest
+from loadgen.fields import Seconds, Share, as_data
 from loadgen.manifest.json_section import JsonObject
 from loadgen.measure.slo import (
     Slo,
@@ -36,7 +37,7 @@ from loadgen.measure.slo import (
 )
 from loadgen.records import OWN_SLO, LimitsS, Names
 from loadgen.registry import Strict
-from loadgen.units import Seconds, Share, as_data, parse_duration_s, write_duration
+from loadgen.units import parse_duration_s, write_duration
 from loadgen.workload.agents.block import Agents
 from loadgen.workload.arrivals import ARRIVALS, Arrivals, Users, window_rate_per_s
 from loadgen.workload.classes import (

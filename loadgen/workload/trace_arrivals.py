@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from loadgen.errors import TraceFileError, nearest
+from loadgen.fields import Rate, Seconds, Share
 from loadgen.records import OWN_SLO, Times
 from loadgen.registry import Strict
-from loadgen.units import Rate, Seconds, Share
 from loadgen.workload.arrivals import Arrivals, Traffic
 from loadgen.workload.pieces import repeated, shifted
 from loadgen.workload.traces.file import Auto, load_trace

@@ -12,9 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from loadgen.c_programs import find_compiler
 from loadgen.errors import MissingDependency, UsageError
 from targets.truth_log import TRUTH, TruthLog
-from targets.truth_server import SOURCES, TruthScript, find_compiler, truth_program, truth_server
+from targets.truth_server import PROGRAM, TruthScript, truth_program, truth_server
 
 FAST = {"ttft_s": 0.002, "itl_s": 0.0005}
 
@@ -293,9 +294,9 @@ def test_the_server_and_its_client_run_on_cores_of_their_own(truth):
 
 
 def test_the_c_code_has_no_warnings(truth_cache):
-    files = sorted(map(str, SOURCES.glob("*.c")))
+    files = sorted(map(str, PROGRAM.sources.glob("*.c")))
     flags = ["-std=c11", "-D_GNU_SOURCE", "-fsyntax-only", "-Wall", "-Wextra", "-Wshadow"]
-    command = [*find_compiler(), *flags, "-Wconversion", *files]
+    command = [*find_compiler("", PROGRAM.what), *flags, "-Wconversion", *files]
     result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert result.stderr == ""
 

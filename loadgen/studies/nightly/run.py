@@ -39,8 +39,13 @@ from loadgen.studies.nightly.verdict import (
     night_word,
 )
 
-_MUST_AGREE = ("target.model", "target.api", "control.target.model", "control.target.api",
-               "prompt_sharing")  # fmt: skip
+_MUST_AGREE = (
+    "target.model",
+    "target.api",
+    "control.target.model",
+    "control.target.api",
+    "prompt_sharing",
+)
 """Values known only from the server's answers or from the plan; a night in which they differ is not
 compared."""
 
@@ -217,8 +222,10 @@ class Nightly:
             lines = "; ".join(differing(cell.agrees, agrees))
             console.print(
                 f"{cell.name}: starts a new baseline; {folder} is not comparable: {lines}",
-                style="yellow", markup=False, soft_wrap=True,
-            )  # fmt: skip
+                style="yellow",
+                markup=False,
+                soft_wrap=True,
+            )
 
     def _result(
         self,

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from loadgen.fields import Seconds
 from loadgen.registry import Strict
-from loadgen.units import Seconds
 from loadgen.workload.agents.corpus import Corpus, without_idle
 from loadgen.workload.agents.load import AgentFormat, load_corpus
 from loadgen.workload.lengths import Tokens
