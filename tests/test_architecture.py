@@ -35,7 +35,7 @@ ROOMS: dict[str, list[str]] = {
         "serve",
         "serving",
         "attribution cluster policy_testing",
-        "simulator step_log",
+        "simulator step_core step_log",
         "core",
         "executors",
         "metrics model policies",

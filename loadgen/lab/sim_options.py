@@ -324,6 +324,7 @@ class SimOptions(SettingsBlock):
     and decodes at the same time; None computes them one after the other. `declared_max_tokens` is
     the generation limit that every request declares, although it ends at its planned length; None
     declares the planned length. `step_delay` makes every step longer, as an injected fault.
+    `core=python` computes the steps in Python even where the step core in C could.
     """
 
     mode: str = "chunked"
@@ -339,6 +340,7 @@ class SimOptions(SettingsBlock):
     async_depth: int = Field(default=0, ge=0, le=1)
     step_delay: StepDelayOption = NO_DELAY
     declared_max_tokens: int | None = Field(default=None, ge=1)
+    core: Literal["auto", "python"] = "auto"
     cluster: ClusterOptions = ClusterOptions()
     placement: PlacementOptions = PlacementOptions()
     policy_args: dict[str, Any] = Field(default_factory=dict)
@@ -361,7 +363,7 @@ class SimOptions(SettingsBlock):
                     f"'{group}'"
                 )
             own = read_settings((match[2] or "").replace(";", ","))
-            if own.keys() & {*of_cluster, "declared_max_tokens"}:
+            if own.keys() & {*of_cluster, "declared_max_tokens", "core"}:
                 raise UsageError(f"replicas: '{group}': a setting of all replicas together")
             settings = {**shared, **own}
             if own.get("mode", self.mode) != self.mode:

@@ -7,20 +7,23 @@ import contextlib
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import msgspec
+import numpy as np
 from rich.console import Console
 
 from loadgen.archive import checksums, store
 from loadgen.archive.directory import run_directory
 from loadgen.endings import ending_signals
-from loadgen.errors import UsageError
+from loadgen.errors import MissingDependency, UsageError
+from loadgen.lab.compiled_core import GIVEN_UP, ChosenCore, NotCovered, chosen_core
+from loadgen.lab.open_loop import OpenLoop
 from loadgen.lab.prompt_ids import PromptIds
 from loadgen.lab.sim_options import SimOptions, read_settings, sim_options
 from loadgen.lab.simulated_engine import SimulatedEngine, build
@@ -39,7 +42,7 @@ from loadgen.manifest.sections import (
 )
 from loadgen.measure.attainment import derived, with_counted_window
 from loadgen.measure.closed_loop import with_start_left_out
-from loadgen.records import Run
+from loadgen.records import Chunks, Names, Requests, Run
 from loadgen.run.execute import VIRTUAL_TIME, Opener, Record
 from loadgen.run.manifest import completed, manifest
 from loadgen.run.run_options import Early, RunSetup
@@ -47,10 +50,12 @@ from loadgen.run.shown_run import ShownRun, shown
 from loadgen.workload.flag_values import KEYWORDS, scenario_of
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan, make_plan
+from reference_engine.accounting.totals import EngineTotals
 from reference_engine.cluster.kv_links import KvLinks
 from reference_engine.cluster.transfers import Transfers
 from reference_engine.policies.base import Policy
 from reference_engine.simulator import PipelinedReplica, Replica, Simulator
+from reference_engine.step_core.library import Status, step_core
 
 if TYPE_CHECKING:
     from reports.run.engine_section import EngineSection
@@ -94,6 +99,16 @@ class Simulated(Opener):
         from loadgen.lab.engine_report import engine_section
 
         return engine_section(directory, run, is_own_slo)
+
+
+class ReplicaCounts(NamedTuple):
+    """The counts of a replica; `request_s` is the time (s) that requests were present, summed,
+    `busy_s` that of its steps."""
+
+    totals: EngineTotals
+    n_received: int
+    request_s: float
+    busy_s: float
 
 
 @dataclass(frozen=True)
@@ -181,8 +196,8 @@ def record(
     planned = msgspec.structs.replace(planned, min_requests=min_requests)
     simulation = _Simulation(scenario, plan, options, engine, console, early)
     with simulation.interruptible() if is_interruptible else contextlib.nullcontext():
-        simulation.run()
-    requests, chunks, found = simulation.client.tables()
+        simulation.run(lambda: build(options, PromptIds(plan).is_sharing, policy))
+    requests, chunks, found = simulation.tables()
     how, reason, ended_s = simulation.client.ended
     done = completed(planned, scenario, how, reason, ended_s, 0, 0, started_utc)
     done = msgspec.structs.replace(done, clock="virtual", engine=simulation.engine_section())
@@ -195,24 +210,36 @@ def record(
     return run
 
 
-def _sections(engine: SimulatedEngine) -> tuple[ReplicaSection, ...]:
+def _counts(engine: SimulatedEngine) -> list[ReplicaCounts]:
+    """The counts of replicas that the Python core simulated."""
+    now_s = engine.simulator.now_s
+    return [
+        ReplicaCounts(
+            replica.totals, replica.n_received, replica.population.request_s(now_s), replica.busy_s
+        )
+        for replica in engine.simulator.replicas
+    ]
+
+
+def _sections(
+    engine: SimulatedEngine, counts: Sequence[ReplicaCounts], simulated_s: float
+) -> tuple[ReplicaSection, ...]:
     simulator, wiring = engine.simulator, engine.wiring
-    now_s = max(simulator.now_s, 1e-9)
+    now_s = max(simulated_s, 1e-9)
     links = KvLinks(1.0) if wiring.transfers is None else wiring.transfers.links
     on_s: dict[Replica, float] = {}
     for scaling in wiring.scaling:
         on_s |= scaling.totals_s(simulator.now_s)
     sections: list[ReplicaSection] = []
-    for replica in simulator.replicas:
-        totals = replica.totals
+    for replica, count in zip(simulator.replicas, counts, strict=True):
         section = ReplicaSection(
             name=replica.name,
-            requests=replica.n_received,
-            mean_requests=replica.population.request_s(simulator.now_s) / now_s,
-            busy_share=replica.busy_s / now_s,
-            steps=totals.steps,
-            preemptions=totals.preemptions,
-            cached_tokens=totals.cached_tokens,
+            requests=count.n_received,
+            mean_requests=count.request_s / now_s,
+            busy_share=count.busy_s / now_s,
+            steps=count.totals.steps,
+            preemptions=count.totals.preemptions,
+            cached_tokens=count.totals.cached_tokens,
             role=replica.role,
             sent_kv_bytes=links.sent_bytes.get(replica.number, 0.0),
             received_kv_bytes=links.received_bytes.get(replica.number, 0.0),
@@ -264,7 +291,10 @@ class _Simulation:
         early: Early | None,
     ) -> None:
         n_requests = len(plan.schedule)
-        self._engine, self._router = engine, options.cluster.router
+        self.engine, self._options, self._early = engine, options, early
+        self._scenario, self._plan, self._console = scenario, plan, console
+        self._core, self._simulated_s = "", 0.0
+        self._counts: list[ReplicaCounts] = []
         self._progress = Progress(
             console,
             n_requests,
@@ -275,24 +305,84 @@ class _Simulation:
         self._n_interrupts = self._n_handled = 0
         self._next_beat = time.monotonic() + _BEAT_S
         self._started = time.monotonic()
-        kv = engine.simulator.replicas[0].state.kv
-        block_tokens = kv.block_tokens if kv.prefix_cache else None
-        self.client = VirtualClient(
-            scenario, plan, options.declared_max_tokens, self._on_step, early, block_tokens
-        )
+        self.client: VirtualClient | OpenLoop
 
-    def run(self) -> None:
+    def run(self, again: Callable[[], SimulatedEngine]) -> None:
+        """Run on the step core in C, or on the Python core where the other does not simulate the
+        settings. `again` builds the engine anew."""
         with self._progress:
-            self._engine.simulator.run(self.client)
+            try:
+                chosen = chosen_core(self._scenario, self._plan, self._options, self.engine)
+            except NotCovered as error:
+                self._core = f"python: {error}"
+                self._run_python()
+            except MissingDependency as error:
+                self._core = "python: no compiled simulator on this machine"
+                self._console.print(f"note: {error}; simulated in Python", markup=False)
+                self._run_python()
+            else:
+                status = self._run_compiled(chosen)
+                self._core = "compiled"
+                if status is not Status.done:
+                    self._core = f"python: {GIVEN_UP[status]}"
+                    self.engine = again()  # because random numbers were drawn
+                    self._run_python()
             self._beat()
+
+    def _run_compiled(self, chosen: ChosenCore) -> Status:
+        """Returns why the step core ended."""
+        options = self._options
+        self.client = client = OpenLoop(
+            self._scenario, self._plan, options.declared_max_tokens, self._early
+        )
+        rng = np.random.default_rng(options.cluster.router_seed)
+        engines, router = chosen.engines, chosen.router
+        with step_core(chosen.path, client.traffic, engines, router, rng) as core:
+            status = client.run(core, self._on_step)
+            self._simulated_s = core.now_s
+            self._counts = [
+                ReplicaCounts(
+                    EngineTotals(
+                        steps=total.n_steps,
+                        preemptions=total.n_preemptions,
+                        padding_tokens=total.n_padding,
+                        output_tokens=total.n_sampled,
+                    ),
+                    total.n_received,
+                    total.request_s,
+                    total.busy_s,
+                )
+                for total in core.totals()
+            ]
+        return status
+
+    def _run_python(self) -> None:
+        simulator = self.engine.simulator
+        kv = simulator.replicas[0].state.kv
+        self.client = VirtualClient(
+            self._scenario,
+            self._plan,
+            self._options.declared_max_tokens,
+            self._on_step,
+            self._early,
+            kv.block_tokens if kv.prefix_cache else None,
+        )
+        simulator.run(self.client)
+        self._simulated_s, self._counts = simulator.now_s, _counts(self.engine)
+
+    def tables(self) -> tuple[Requests, Chunks, Names]:
+        if isinstance(self.client, VirtualClient):
+            return self.client.tables()
+        return self.client.tables([r.state for r in self.engine.simulator.replicas])
 
     def engine_section(self) -> SimulatedEngineSection:
         """The engine's counters, and why requests waited."""
-        simulator, wiring = self._engine.simulator, self._engine.wiring
-        totals = [replica.totals for replica in simulator.replicas]
+        simulator, wiring = self.engine.simulator, self.engine.wiring
+        totals, simulated_s = [count.totals for count in self._counts], self._simulated_s
         has_cluster = len(totals) > 1 or wiring.conductor is not None
         is_pipelined = isinstance(simulator.replicas[0], PipelinedReplica)
-        replicas = _sections(self._engine) if has_cluster or is_pipelined else ()
+        has_sections = has_cluster or is_pipelined
+        replicas = _sections(self.engine, self._counts, simulated_s) if has_sections else ()
         transfers, failures, scaling = wiring.transfers, wiring.failures, wiring.scaling
         waits: dict[str, dict[str, float]] = {}
         for (name, why), seconds in sorted(self.client.waits_s.items()):
@@ -304,9 +394,9 @@ class _Simulation:
             padding_tokens=sum(total.padding_tokens for total in totals),
             cached_tokens=sum(total.cached_tokens for total in totals),
             waits_s=waits,
-            simulated_s=simulator.now_s,
+            simulated_s=simulated_s,
             wall_s=wall_s,
-            router=self._router if has_cluster else "",
+            router=self._options.cluster.router if has_cluster else "",
             replicas=replicas,
             transfers=None if transfers is None else _transfer_section(transfers),
             failures=None
@@ -323,6 +413,7 @@ class _Simulation:
                 mean_replicas=sum(replica.on_share for replica in replicas),
             ),
             host=_host_section(simulator),
+            core=self._core,
         )
 
     @contextlib.contextmanager

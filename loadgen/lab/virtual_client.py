@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from loadgen.drive.dispatch import Bounds, Dispatcher
+from loadgen.lab.open_loop import CHECK_S
 from loadgen.lab.prompt_ids import PromptIds
 from loadgen.live.progress import NEVER_SENT
 from loadgen.manifest.sections import Ended
@@ -32,12 +33,12 @@ from loadgen.run.run_options import Early
 from loadgen.run.stop_rules import StopRules, stop_rules
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan
+from reference_engine.accounting.ledger import S_PER_TICK
 from reference_engine.simulator import SimulatedService
 from reference_engine.state.batch import StepTokens
 from reference_engine.state.plan import AdmissionError
 from reference_engine.state.sequence import Request, State
 
-_CHECK_S = 0.25  # between two checks of the stop rules
 _REASONS = {State.finished_stop: FinishReason.stop, State.finished_length: FinishReason.length}
 
 
@@ -113,7 +114,7 @@ class VirtualClient:
         self._ttft_s: list[float] = []  # since the last beat
         self._answered_s: tuple[list[float], list[float]] = ([], [])  # since the last check
         self._n_withdrawn = 0
-        self.waits_s: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._wait_ticks: defaultdict[tuple[str, str], int] = defaultdict(int)
         limits = scenario.limits
         self._dispatcher = Dispatcher(
             plan.schedule,
@@ -156,7 +157,7 @@ class VirtualClient:
         self._timer.advance_to(engine.now_s)
         self._on_step()
         if engine.now_s >= self._next_check_s and self.ended[0] == "completed":
-            self._next_check_s = engine.now_s + _CHECK_S
+            self._next_check_s = engine.now_s + CHECK_S
             self._check(engine.now_s)
 
     def stop(self, how: Ended, reason: str, drain_s: float) -> None:
@@ -235,6 +236,11 @@ class VirtualClient:
         self._n_unreleased -= bool(np.isnan(self.rows["released_s"][row]))
         self._by_status[status] += 1
         self.rows["status"][row], self.rows["error_id"][row] = status, self._error(reason)
+
+    @property
+    def waits_s(self) -> dict[tuple[str, str], float]:
+        """Added up in the ledger's whole ticks, so that the order of the requests is immaterial."""
+        return {key: ticks * S_PER_TICK for key, ticks in self._wait_ticks.items()}
 
     def beat(self) -> dict[str, Any]:
         """The progress so far, for `live.progress`."""
@@ -332,7 +338,7 @@ class VirtualClient:
         if account is not None and self.rows["released_s"][row] >= self._warmup_s:
             name = self._names.classes[int(self._schedule["class_id"][row])]
             for cause, seconds in account.waits:
-                self.waits_s[name, cause.why.name] += seconds
+                self._wait_ticks[name, cause.why.name] += round(seconds / S_PER_TICK)
 
     def _end(self, row: int, status: Status, error: str, done_s: float) -> None:
         self._by_status[status] += 1

@@ -241,7 +241,8 @@ class SimulatedEngineSection(JsonSection, frozen=True, omit_defaults=True):
     that requests of the measured window waited. The run took `simulated_s` of virtual and `wall_s`
     of real time. `router` and `replicas` are there where it has several replicas, `transfers` where
     requests move between them, `failures` and `scaling` where replicas fail, start and stop, `host`
-    where KV was copied to host memory."""
+    where KV was copied to host memory. `core` is `compiled` where the step core in C computed the
+    steps, else `python: ` and the reason."""
 
     steps: int
     preemptions: int
@@ -256,6 +257,7 @@ class SimulatedEngineSection(JsonSection, frozen=True, omit_defaults=True):
     failures: FailureSection | None = None
     scaling: ScalingSection | None = None
     host: HostMemorySection | None = None
+    core: str = ""
 
 
 class FrameCounts(JsonSection, frozen=True):

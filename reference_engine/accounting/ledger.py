@@ -21,7 +21,7 @@ from reference_engine.state.plan import Cause, Why
 ARRIVED = Cause(Why.step_in_flight)
 Ticks = dict[Cause, int]
 _TICKS_PER_S = 1 << 40
-_S_PER_TICK = 2.0**-40
+S_PER_TICK = 2.0**-40
 _MOST_TURNS = 1024  # of a timeline, before the part without followers is dropped
 
 
@@ -251,4 +251,4 @@ def _add(waits: Ticks, more: Ticks) -> None:
 
 
 def _seconds(ticks: Ticks) -> dict[Cause, float]:
-    return {cause: n * _S_PER_TICK for cause, n in ticks.items() if n}
+    return {cause: n * S_PER_TICK for cause, n in ticks.items() if n}

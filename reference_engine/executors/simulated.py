@@ -75,15 +75,20 @@ class Simulated:
         variation: StepVariation | None = None,
         number: int = 0,
     ) -> None:
-        self._cost, self._delay = cost, delay
+        self.cost, self.delay = cost, delay
         self._measured = cost if isinstance(cost, StepCost) and cost.measured else None
-        self._varying = None if variation is None else VaryingSteps(variation, number)
+        self.varying = None if variation is None else VaryingSteps(variation, number)
         self.caps = caps or Caps()
         self._has_logprobs = False  # whether any request so far has `logprobs`
 
     @property
     def token(self) -> int:
         return TOKEN
+
+    @property
+    def step_cost(self) -> StepCost | None:
+        """The costs, if they are those of a `StepCost`."""
+        return self.cost if type(self.cost) is StepCost else None
 
     def repeated_s(self, batch: StepBatch, n: int) -> list[float]:
         """The seconds of `n` steps, of which the first was executed last: a batch without rows,
@@ -92,7 +97,7 @@ class Simulated:
         if self._measured is not None:
             n_context = shape.context_tokens + (n - 1) * shape.n_decode
             self._measured.check_measured(shape._replace(context_tokens=n_context))
-        return self._varied(decode_s(self._cost, shape, n))
+        return self._varied(decode_s(self.cost, shape, n))
 
     def pieces_s(self, batches: Sequence[StepBatch]) -> list[float]:
         """The seconds of the steps of `batches`, of which the first was executed last."""
@@ -100,12 +105,12 @@ class Simulated:
 
     def pass_steps(self, n: int) -> None:
         """Count `n` steps as over that were not executed."""
-        if self._varying is not None:
-            self._varying.pass_by(n)
+        if self.varying is not None:
+            self.varying.pass_by(n)
 
     def execute(self, batch: StepBatch) -> StepResult:
-        if self._varying is not None:
-            self._varying.pass_by(1)
+        if self.varying is not None:
+            self.varying.pass_by(1)
         (duration_s,) = self._varied([self._cost_s(batch)])
         n_tokens = len(batch.decodes) + sum(row.samples for row in batch.rows)
         # The first step of every request is a row, so that decodes need no check.
@@ -118,7 +123,7 @@ class Simulated:
         shape = batch.shape()
         if self._measured is not None and (shape.prefill_tokens or shape.n_decode):
             self._measured.check_measured(shape)
-        duration_s = self._cost.estimate(shape)
+        duration_s = self.cost.estimate(shape)
         if batch.copies:
             caps = self.caps
             duration_s += copying_s(batch.copies, caps.copy_s, caps.copy_latency_s)
@@ -126,11 +131,11 @@ class Simulated:
 
     def _varied(self, durations_s: list[float]) -> list[float]:
         """The seconds of steps by their costs, of which the first was executed last."""
-        if self._varying is not None:
-            durations_s = self._varying.varied(durations_s)
-        if self._delay is NO_DELAY:
+        if self.varying is not None:
+            durations_s = self.varying.varied(durations_s)
+        if self.delay is NO_DELAY:
             return durations_s
-        return [duration_s + self._delay.of(duration_s) for duration_s in durations_s]
+        return [duration_s + self.delay.of(duration_s) for duration_s in durations_s]
 
 
 class Paced:

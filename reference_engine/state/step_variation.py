@@ -9,6 +9,7 @@ from itertools import accumulate
 from statistics import NormalDist
 
 import numpy as np
+from numpy.typing import NDArray
 
 _CHUNK = 4096
 _SEED = 0x5EED
@@ -62,6 +63,15 @@ class VaryingSteps:
             cost_s * ratio + pause_s
             for cost_s, (ratio, pause_s) in zip(costs_s, ready, strict=True)
         ]
+
+    def take(self, n: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """The ratios of the next `n` steps to their costs, and their pauses (s); passes them by."""
+        first = self._next + 1  # after the step that was passed by last
+        while len(self._ready) < first + n:
+            self._extend()
+        taken = np.array(self._ready[first : first + n])
+        self.pass_by(n)
+        return taken[:, 0].copy(), taken[:, 1].copy()
 
     def pass_by(self, n: int) -> None:
         """Pass `n` steps by; a negative `n` takes the last of them back."""

@@ -96,9 +96,18 @@ def simulated_section(engine: SimulatedEngineSection | None) -> EngineSection | 
         waiting=[],
         waits_s={reason: waits_s[reason] for reason in ordered if waits_s[reason] > 0},
         note="Simulated run: engine steps are not recorded; --target reference records them."
-        + _copied(engine.host),
+        + _copied(engine.host)
+        + _computed(engine.core),
         replicas=replica_table(engine) if engine.replicas else None,
     )
+
+
+def _computed(core: str) -> str:
+    if not core:  # of a version before
+        return ""
+    if core == "compiled":
+        return " Its steps were computed by the compiled core."
+    return f" Its steps were computed in Python ({core.removeprefix('python: ')})."
 
 
 def _copied(host: HostMemorySection | None) -> str:

@@ -1,0 +1,1 @@
+"""Simulated engines in C: the steps of `simulator` and `core` on arrays, with the same results."""

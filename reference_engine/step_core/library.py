@@ -1,0 +1,467 @@
+"""The step core in C, as Python calls it: arrays of requests in, arrays of instants out."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from ctypes import POINTER, Structure, byref, c_double, c_int64, c_void_p
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from loadgen.c_programs import CProgram
+from reference_engine.state.cost_model import StepCost
+from reference_engine.state.plan import Why
+from reference_engine.state.step_variation import VaryingSteps
+
+PROGRAM = CProgram(
+    Path(__file__).parent,
+    "step-core",
+    "the compiled simulator",
+    (
+        *("-std=c11", "-D_GNU_SOURCE", "-O2", "-ffp-contract=off", "-fPIC", "-shared"),
+        *("-Wall", "-Wextra"),
+    ),
+)
+WHYS = (
+    *(Why.step_in_flight, Why.no_token_budget, Why.no_seq_slot, Why.no_kv_blocks),
+    *(Why.behind, Why.preempted_by, Why.window_open, Why.static_group_running),
+)
+"""The causes of waiting, in the order of the columns of `Traffic.waits`."""
+_DRAWN_STEPS = 4096
+
+Floats = NDArray[np.float64]
+Shorts = NDArray[np.int32]
+
+
+class Planning(IntEnum):
+    """The rule by which a step is planned. `whole_prompts`: no prompt is split to fit a budget."""
+
+    chunked = 0
+    whole_prompts = 1
+    prefill_first = 2
+    fixed_batch = 3
+
+
+class Reserved(IntEnum):
+    """The KV room that an admission takes: of its step, of its prompt, of its longest answer."""
+
+    step = 0
+    prompt = 1
+    longest = 2
+
+
+class Load(IntEnum):
+    """The load that the router compares, or the replica that it selects without."""
+
+    first = 0
+    requests = 1
+    kv = 2
+    in_turn = 3
+    random = 4
+
+
+class Outcome(IntEnum):
+    """How a request ended."""
+
+    not_released = 0
+    in_flight = 1
+    length = 2
+    stop = 3
+    refused = 4
+    timed_out = 5
+    cancelled = 6
+    dropped = 7
+
+
+class Status(IntEnum):
+    """Why the core has returned."""
+
+    done = 0
+    paused = 1
+    draw = 2
+    pick = 3
+    steps = 4
+    check = 5
+    stuck = 6
+    no_memory = 7
+
+
+class _Cost(Structure):
+    _fields_ = (
+        *((name, c_double) for name in ("step_s", "seq_s", "added_token_s", "weights_s")),
+        *((name, c_double) for name in ("token_s", "head_s", "context_token_s")),
+        *((name, c_double) for name in ("prefill_attention_s", "reduce_saved_s")),
+        *((name, c_double) for name in ("reduce_saved_token_s", "prefill_seq_s", "row_s")),
+        *((name, c_double) for name in ("sharpness", "fused_attention")),
+        ("graph_rows", c_void_p),
+        ("n_graph_rows", c_int64),
+        ("piece_seqs", c_void_p),
+        ("piece_s", c_void_p),
+        ("n_pieces", c_int64),
+    )
+
+
+class _Settings(Structure):
+    _fields_ = (
+        ("cost", _Cost),
+        *((name, c_double) for name in ("delay_share", "delay_s", "watermark")),
+        *((name, c_int64) for name in ("varies", "mode", "token_budget", "max_num_seqs")),
+        *((name, c_int64) for name in ("long_prefill_tokens", "reserve", "pads_to_budget")),
+        *((name, c_int64) for name in ("most_seqs", "most_step_tokens", "most_model_len")),
+        *((name, c_int64) for name in ("n_blocks", "block_tokens")),
+        ("window_s", c_double),
+        *((name, c_int64) for name in ("masks_ended", "pads_to_longest", "answers_at_end")),
+        *((name, c_void_p) for name in ("preferred_sizes", "padded_sizes")),
+        *((name, c_int64) for name in ("n_preferred_sizes", "n_padded_sizes")),
+    )
+
+
+class _Traffic(Structure):
+    _fields_ = (
+        ("n", c_int64),
+        *((name, c_void_p) for name in ("arrived_s", "n_prompt", "n_output", "max_tokens")),
+        *((name, c_void_p) for name in ("account", "first_time")),
+        *((name, c_int64) for name in ("max_in_flight", "n_accounts")),
+        *((name, c_double) for name in ("timeout_s", "end_s")),
+        *((name, c_void_p) for name in ("scheduled_s", "first_token_s", "done_s", "times_s")),
+        *((name, c_void_p) for name in ("n_received", "n_preempted", "served_by", "outcome")),
+        *((name, c_void_p) for name in ("ended", "waits")),
+    )
+
+
+class _Router(Structure):
+    _fields_ = (("kind", c_int64), ("n_choices", c_int64), ("stale_s", c_double))
+
+
+class _Totals(Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("n_received", "n_steps", "n_preemptions", "n_padding")),
+        ("n_sampled", c_int64),
+        *((name, c_double) for name in ("request_s", "busy_s")),
+    )
+
+
+@dataclass(frozen=True)
+class Batching:
+    """A fixed batch (`policies.fixed_batch`): the window (s) before it, and its padding."""
+
+    window_s: float
+    masks_ended: bool
+    pads_to_longest: bool
+    answers_at_end: bool
+    preferred_sizes: tuple[int, ...] = ()
+    padded_sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """An engine: its costs, its limits, and the mode as a rule and numbers. `steps` are the times
+    of its steps around their costs (None: its costs); `delay_share` and `delay_s` lengthen every
+    step."""
+
+    cost: StepCost
+    planning: Planning
+    token_budget: int
+    max_num_seqs: int
+    n_blocks: int
+    block_tokens: int
+    most_seqs: int
+    most_step_tokens: int
+    most_model_len: int
+    watermark: float = 0.0
+    long_prefill_tokens: int = 0
+    reserved: Reserved = Reserved.step
+    pads_to_budget: bool = False
+    delay_share: float = 0.0
+    delay_s: float = 0.0
+    steps: VaryingSteps | None = None
+    batch: Batching | None = None
+
+
+@dataclass(frozen=True)
+class RouterSettings:
+    """A router: `n_choices` replicas are drawn (0: all), and the one with the least load receives
+    the request. The loads are up to `stale_s` old."""
+
+    load: Load = Load.first
+    n_choices: int = 0
+    stale_s: float = 0.0
+
+
+class Traffic:
+    """Requests in the order of their arrivals (s), their lengths (tokens), and their results.
+
+    A request ends `timeout_s` after its arrival, and all end at `end_s`. At `max_in_flight`
+    requests in flight an arrival is dropped. `account` is the row of `waits` for the request, -1:
+    none.
+
+    Results by request, NaN or 0 where it did not come to that: `scheduled_s`, `first_token_s`,
+    `done_s`, `n_received` (tokens), `n_preempted`, `served_by` (number of the replica) and
+    `outcome`. `ended` are the requests in the order of their ends. `waits` are ticks of 2^-40 s by
+    account and cause [n_accounts, len(WHYS)]. With `has_times`, `times_s` holds the instants of all
+    tokens, those of request k from index `first_time[k]` on.
+    """
+
+    def __init__(
+        self,
+        arrived_s: Floats,
+        n_prompt: Shorts,
+        n_output: Shorts,
+        max_tokens: Shorts,
+        *,
+        account: Shorts | None = None,
+        timeout_s: float = np.inf,
+        end_s: float = np.inf,
+        max_in_flight: int = 1 << 62,
+        has_times: bool = True,
+    ) -> None:
+        n = len(arrived_s)
+        assert not n or np.all(np.diff(arrived_s) >= 0), "requests in the order of arrival"
+        self.arrived_s = np.ascontiguousarray(arrived_s, np.float64)
+        self.n_prompt = np.ascontiguousarray(n_prompt, np.int32)
+        self.n_output = np.ascontiguousarray(n_output, np.int32)
+        self.max_tokens = np.ascontiguousarray(max_tokens, np.int32)
+        accounts = np.full(n, -1) if account is None else account
+        self.account = np.ascontiguousarray(accounts, np.int32)
+        most_tokens = np.minimum(self.n_output, self.max_tokens)
+        self.first_time = np.r_[0, np.cumsum(most_tokens, dtype=np.int64)]
+        self.timeout_s, self.end_s = timeout_s, end_s
+        self.max_in_flight = max_in_flight
+        self.scheduled_s, self.first_token_s, self.done_s = (np.full(n, np.nan) for _ in range(3))
+        self.times_s = np.empty(int(self.first_time[-1])) if has_times else None
+        self.n_received, self.n_preempted = np.zeros(n, np.int32), np.zeros(n, np.int32)
+        self.served_by, self.outcome = np.zeros(n, np.int32), np.zeros(n, np.int8)
+        self.ended = np.zeros(n, np.int64)
+        self.waits = np.zeros((int(self.account.max(initial=-1)) + 1, len(WHYS)), np.int64)
+
+    def __len__(self) -> int:
+        return len(self.arrived_s)
+
+    def struct(self) -> _Traffic:
+        """As the core reads it; this object must outlive it."""
+        arrays = {
+            name: None if value is None else value.ctypes.data
+            for name, value in vars(self).items()
+            if value is None or isinstance(value, np.ndarray)
+        }
+        return _Traffic(
+            n=len(self),
+            max_in_flight=self.max_in_flight,
+            n_accounts=len(self.waits),
+            timeout_s=self.timeout_s,
+            end_s=self.end_s,
+            **arrays,
+        )
+
+
+@dataclass(frozen=True)
+class ReplicaTotals:
+    """The totals of a replica: requests that it received, its steps, and so on; `request_s` is the
+    time (s) that requests were present, summed, `busy_s` that of its steps."""
+
+    n_received: int
+    n_steps: int
+    n_preemptions: int
+    n_padding: int
+    n_sampled: int
+    request_s: float
+    busy_s: float
+
+
+class StepCore:
+    """A simulation by the library at `path`. `rng` are the random numbers of the router."""
+
+    def __init__(
+        self,
+        path: Path,
+        traffic: Traffic,
+        engines: Sequence[EngineSettings],
+        router: RouterSettings,
+        rng: np.random.Generator,
+    ) -> None:
+        self._library, self._rng, self._engines = _library(path), rng, engines
+        self._traffic, self._struct = traffic, traffic.struct()
+        self._kept: list[Any] = []  # arrays that the core reads
+        self._steps: dict[int, tuple[Floats, Floats]] = {}
+        self._settings = (_Settings * len(engines))(*map(self._struct_of, engines))
+        self._router = _Router(router.load, router.n_choices, router.stale_s)
+        self._core: int | None = self._library.simulation_new(
+            byref(self._struct), self._settings, len(engines), byref(self._router)
+        )
+        if self._core is None:
+            raise MemoryError("no memory for a simulation")
+
+    def close(self) -> None:
+        if self._core is not None:
+            self._library.simulation_free(self._core)
+        self._core = None
+
+    def run(self, n_steps: int) -> Status:
+        """Run for about so many steps of engines or instants of the client. `done`, `paused`,
+        `check`, or the reason why the core cannot continue."""
+        while True:
+            status = Status(self._library.simulation_run(self._core, n_steps))
+            if status is Status.pick:
+                self._answer([int(self._rng.integers(self._lacking))])
+            elif status is Status.draw:
+                n = len(self._engines)
+                self._answer(self._rng.choice(n, self._lacking, replace=False).tolist())
+            elif status is Status.steps:
+                self._vary(self._lacking)
+            else:
+                return status
+
+    def check_at(self, check_s: float) -> None:
+        """Return `Status.check` when the client acts at `check_s` or next after it."""
+        self._library.simulation_check_at(self._core, check_s)
+
+    def stop(self, drain_s: float) -> None:
+        """Release nothing more; requests in flight have `drain_s` to end."""
+        self._library.simulation_stop(self._core, drain_s)
+
+    @property
+    def now_s(self) -> float:
+        return float(self._library.simulation_now_s(self._core))
+
+    @property
+    def n_released(self) -> int:
+        return int(self._library.simulation_n_released(self._core))
+
+    @property
+    def n_in_flight(self) -> int:
+        return int(self._library.simulation_n_in_flight(self._core))
+
+    @property
+    def n_ended(self) -> int:
+        return int(self._library.simulation_n_ended(self._core))
+
+    def totals(self) -> Iterator[ReplicaTotals]:
+        """The totals of each replica, as of now."""
+        for number in range(len(self._engines)):
+            totals = _Totals()
+            self._library.simulation_totals(self._core, number, byref(totals))
+            yield ReplicaTotals(*(getattr(totals, field[0]) for field in _Totals._fields_))
+
+    @property
+    def _lacking(self) -> int:
+        return int(self._library.simulation_lacking(self._core))
+
+    def _answer(self, numbers: Sequence[int]) -> None:
+        self._library.simulation_answer(self._core, (c_int64 * len(numbers))(*numbers))
+
+    def _vary(self, number: int) -> None:
+        steps = self._engines[number].steps
+        assert steps is not None, f"the steps of replica {number} do not vary"
+        ratios, pauses_s = self._steps[number] = steps.take(_DRAWN_STEPS)
+        self._library.simulation_vary(
+            self._core, number, ratios.ctypes.data, pauses_s.ctypes.data, _DRAWN_STEPS
+        )
+
+    def _struct_of(self, engine: EngineSettings) -> _Settings:
+        cost, pieces = engine.cost, engine.cost.seq_pieces
+        rows = np.array(cost.graph_rows, np.int64)
+        seqs = np.array([n for n, _ in pieces], np.int64)
+        seconds = np.array([piece_s for _, piece_s in pieces], np.float64)
+        batch = engine.batch or Batching(0.0, False, False, False)
+        preferred = np.array(sorted(batch.preferred_sizes), np.int64)
+        padded = np.array(sorted(batch.padded_sizes), np.int64)
+        self._kept += (rows, seqs, seconds, preferred, padded)
+        linear = {
+            field[0]: getattr(cost, field[0]) for field in _Cost._fields_ if field[1] is c_double
+        }
+        return _Settings(
+            cost=_Cost(
+                **linear,
+                graph_rows=rows.ctypes.data,
+                n_graph_rows=len(rows),
+                piece_seqs=seqs.ctypes.data,
+                piece_s=seconds.ctypes.data,
+                n_pieces=len(pieces),
+            ),
+            delay_share=engine.delay_share,
+            delay_s=engine.delay_s,
+            watermark=engine.watermark,
+            varies=engine.steps is not None,
+            mode=engine.planning,
+            token_budget=engine.token_budget,
+            max_num_seqs=engine.max_num_seqs,
+            long_prefill_tokens=engine.long_prefill_tokens,
+            reserve=engine.reserved,
+            pads_to_budget=engine.pads_to_budget,
+            most_seqs=engine.most_seqs,
+            most_step_tokens=engine.most_step_tokens,
+            most_model_len=engine.most_model_len,
+            n_blocks=engine.n_blocks,
+            block_tokens=engine.block_tokens,
+            window_s=batch.window_s,
+            masks_ended=batch.masks_ended,
+            pads_to_longest=batch.pads_to_longest,
+            answers_at_end=batch.answers_at_end,
+            preferred_sizes=preferred.ctypes.data,
+            padded_sizes=padded.ctypes.data,
+            n_preferred_sizes=len(preferred),
+            n_padded_sizes=len(padded),
+        )
+
+
+@contextmanager
+def step_core(
+    path: Path,
+    traffic: Traffic,
+    engines: Sequence[EngineSettings],
+    router: RouterSettings,
+    rng: np.random.Generator,
+) -> Iterator[StepCore]:
+    """A simulation, whose memory is given back at the end of the block."""
+    core = StepCore(path, traffic, engines, router, rng)
+    try:
+        yield core
+    finally:
+        core.close()
+
+
+@cache
+def _library(path: Path) -> ctypes.CDLL:
+    """The library at `path`, with the types of its functions."""
+    library, core = ctypes.CDLL(str(path)), c_void_p
+    results = {
+        "new": c_void_p,
+        "free": None,
+        "run": c_int64,
+        "lacking": c_int64,
+        "answer": None,
+        "vary": None,
+        "check_at": None,
+        "stop": None,
+        "now_s": c_double,
+        "n_released": c_int64,
+        "n_in_flight": c_int64,
+        "n_ended": c_int64,
+        "totals": None,
+        "sizes": None,
+    }
+    arguments: dict[str, tuple[Any, ...]] = {
+        "new": (POINTER(_Traffic), POINTER(_Settings), c_int64, POINTER(_Router)),
+        "run": (core, c_int64),
+        "answer": (core, POINTER(c_int64)),
+        "vary": (core, c_int64, c_void_p, c_void_p, c_int64),
+        "check_at": (core, c_double),
+        "stop": (core, c_double),
+        "totals": (core, c_int64, POINTER(_Totals)),
+        "sizes": (POINTER(c_int64),),
+    }
+    for name, result in results.items():
+        function = getattr(library, f"simulation_{name}")
+        function.restype, function.argtypes = result, arguments.get(name, (core,))
+    sizes = (c_int64 * 4)()
+    library.simulation_sizes(sizes)
+    declared = [ctypes.sizeof(kind) for kind in (_Traffic, _Settings, _Router, _Totals)]
+    assert list(sizes) == declared, f"the core has structures of {list(sizes)} bytes: {declared}"
+    return library

@@ -1,0 +1,345 @@
+"""The step core in C makes the decisions of the Python core, to the last bit of every instant."""
+
+import random
+import subprocess
+from dataclasses import astuple
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from loadgen.c_programs import find_compiler
+from loadgen.errors import MissingDependency, UsageError
+from loadgen.lab.compiled_core import NotCovered, chosen_core, library
+from loadgen.lab.open_loop import OpenLoop
+from loadgen.lab.sim_options import sim_options
+from loadgen.lab.simulate import record
+from loadgen.lab.simulated_engine import build
+from loadgen.lab.virtual_client import VirtualClient
+from loadgen.workload.scenario import Scenario
+from loadgen.workload.schedule import make_plan
+from reference_engine.state.cost_model import StepCost
+from reference_engine.state.step_variation import StepVariation, VaryingSteps
+from reference_engine.step_core.library import PROGRAM, WHYS, Status, step_core
+
+QUIET = Console(quiet=True)
+_TICKS_PER_S = 1 << 40
+
+
+@pytest.fixture(scope="module")
+def core_path():
+    try:
+        return library()
+    except MissingDependency as error:
+        pytest.skip(str(error))
+
+
+class Watched(VirtualClient):
+    """Keeps the preemptions and the waits (ticks by cause) of each answered row."""
+
+    def __init__(self, *arguments, **more):
+        super().__init__(*arguments, **more)
+        self.accounts = {}
+
+    def _answered(self, request, finish, now_s):
+        assert self._engine is not None, "the engine acts first"
+        account, waits = self._engine.explain(request.id), {why.name: 0 for why in WHYS}
+        assert account is not None, f"{request.id} left no account"
+        for cause, seconds in account.waits:
+            waits[cause.why.name] += round(seconds * _TICKS_PER_S)
+        self.accounts[self._row[request]] = (request.n_preemptions, *waits.values())
+        super()._answered(request, finish, now_s)
+
+
+def random_settings(draw):
+    modes = ["chunked", "continuous", "orca", "split_fuse", "prefill_first", "static", "dynamic"]
+    mode = draw.choice(modes)
+    settings = {"mode": mode, "hardware": draw.choice(["h200", "2xh100", "a100"])}
+    may_have: dict[str, list[object]] = {
+        "max_num_seqs": [1, 3, 8, 32],
+        "kv_blocks": [80, 120, 300],
+        "block_tokens": [1, 8, 64],
+        "step_delay": ["10%", "2ms"],
+        "declared_max_tokens": [50, 400],
+        "max_model_len": [300, 1000],
+        "fused_attention": ["90%"],
+        "kv_dtype": ["fp8"],
+    }
+    of_mode: dict[str, dict[str, list[object]]] = {
+        "chunked": {
+            "token_budget": [1, 7, 64, 512],
+            "reserve": ["watermark", "prompt", "max"],
+            "watermark": [0, 0.2],
+            "long_prefill_tokens": [5, 100],
+        },
+        "continuous": {"reserve": ["watermark", "prompt", "max"], "watermark": [0, 0.2]},
+        "split_fuse": {"token_budget": [7, 64, 512], "pad": ["budget"]},
+        "prefill_first": {"max_num_batched_tokens": [10, 300, 4000]},
+        "static": {
+            "batch_size": [1, 4],
+            "fill_timeout": ["0s", "20ms", "2s"],
+            "finished_rows": ["dropped"],
+            "pad": ["none"],
+            "answers": ["streamed"],
+        },
+        "dynamic": {
+            "max_batch_size": [1, 4],
+            "max_delay": ["0s", "20ms", "1s"],
+            "preferred_sizes": ["2 4", "3"],
+            "pad_to": ["2 4 8"],
+            "finished_rows": ["dropped"],
+            "pad": ["none"],
+            "answers": ["at_end"],
+        },
+    }
+    for name, values in (may_have | of_mode.get(mode, {})).items():
+        if draw.random() < 0.4:
+            settings[name] = draw.choice(values)
+    if draw.random() < 0.6:
+        routers = ["rr", "random", "jsq", "p2c", "least_kv", "jsq:stale=50ms"]
+        settings["replicas"] = draw.choice(["2", "3", "8", "2+2:hardware=a100"])
+        settings["router"] = draw.choice([*routers, "power_of_two:choices=3"])
+        settings["router_seed"] = draw.randrange(9)
+    return settings
+
+
+def random_scenario(draw):
+    rate = draw.choice([8, 20, 80, 300])
+    scenario = {
+        "name": "drawn",
+        "seed": draw.randrange(1 << 20),
+        "arrivals": draw.choice(
+            [
+                {"kind": "poisson", "rate": f"{rate}/s"},
+                {"kind": "constant", "rate": "20/s"},
+                {"kind": "gamma", "rate": "40/s", "cv": 3},
+            ]
+        ),
+        "requests": {
+            "input_tokens": {
+                "kind": "lognormal",
+                "median": draw.choice([20, 200, 600]),
+                "sigma": 1.0,
+                "max": draw.choice([400, 4000]),
+            },
+            "output_tokens": {
+                "kind": "lognormal",
+                "median": draw.choice([3, 40, 150]),
+                "sigma": 0.8,
+                "max": 600,
+            },
+        },
+        "phases": {
+            "warmup": "1s",
+            "measure": draw.choice(["2s", "4s"]),
+            "drain": draw.choice(["0s", "2s", "60s"]),
+        },
+        "limits": {
+            "timeout": draw.choice(["300ms", "2s", "60s"]),
+            "max_concurrency": draw.choice([5, 60, 2000]),
+        },
+    }
+    if draw.random() < 0.4:
+        scenario["stop_when"] = {"error_rate": draw.choice([0.2, 0.6]), "over": "500ms"}
+        if draw.random() < 0.5:
+            scenario["stop_when"]["saturated"] = "1s"
+    return Scenario.model_validate(scenario)
+
+
+def unchanged(engine):
+    pass
+
+
+def compiled(scenario, plan, options, change=unchanged):
+    """The client and the totals of a run on the step core, with an account for each request."""
+    engine = build(options, False)
+    change(engine)
+    client = OpenLoop(scenario, plan, options.declared_max_tokens)
+    n = len(plan.schedule)
+    client.traffic.account = np.arange(n, dtype=np.int32)
+    client.traffic.waits = np.zeros((n, len(WHYS)), np.int64)
+    chosen = chosen_core(scenario, plan, options, engine)
+    rng = np.random.default_rng(options.cluster.router_seed)
+    with step_core(chosen.path, client.traffic, chosen.engines, chosen.router, rng) as core:
+        assert client.run(core, lambda: None) is Status.done
+        totals, now_s = list(core.totals()), core.now_s
+    tables = client.tables([replica.state for replica in engine.simulator.replicas])
+    return client, tables, totals, now_s
+
+
+def in_python(scenario, plan, options, change):
+    engine = build(options, False)
+    change(engine)
+    client = Watched(scenario, plan, options.declared_max_tokens)
+    engine.simulator.run(client)
+    return client, client.tables(), engine.simulator
+
+
+def assert_equal(scenario, settings, change=unchanged):
+    """Both cores give the same run on engines after `change`. Returns the number of
+    preemptions."""
+    plan, options = make_plan(scenario), sim_options(settings)
+    client, (rows, chunks, names), totals, now_s = compiled(scenario, plan, options, change)
+    oracle, (expected, their_chunks, their_names), simulator = in_python(
+        scenario, plan, options, change
+    )
+    for column in rows.dtype.names:
+        if column != "error_id":
+            np.testing.assert_array_equal(rows[column], expected[column], err_msg=column)
+    texts = [names.errors[k] for k in rows["error_id"]]
+    assert texts == [their_names.errors[k] for k in expected["error_id"]]
+    assert chunks.tobytes() == their_chunks.tobytes()
+    assert (client.ended, now_s) == (oracle.ended, simulator.now_s)
+    for replica, total in zip(simulator.replicas, totals, strict=True):
+        counted = replica.totals
+        assert astuple(total) == (
+            *(replica.n_received, counted.steps, counted.preemptions, counted.padding_tokens),
+            *(counted.output_tokens, replica.population.request_s(now_s), replica.busy_s),
+        )
+    traffic = client.traffic
+    place = {int(row): k for k, row in enumerate(client._order)}
+    for row, account in oracle.accounts.items():
+        k = place[row]
+        assert (traffic.n_preempted[k], *traffic.waits[k].tolist()) == account, f"row {row}"
+    return sum(total.n_preemptions for total in totals)
+
+
+@pytest.mark.parametrize("first", range(0, 80, 10))
+def test_both_cores_give_the_same_run(core_path, first):
+    """80 drawn settings and scenarios: KV short, timeouts, refusals, drops, all covered routers."""
+    for seed in range(first, first + 10):
+        draw = random.Random(f"compiled core {seed}")
+        assert_equal(random_scenario(draw), random_settings(draw))
+
+
+def crowd(**limits):
+    return Scenario.model_validate(
+        {
+            "name": "crowd",
+            "arrivals": {"kind": "poisson", "rate": "60/s"},
+            "requests": {"input_tokens": 300, "output_tokens": 100},
+            "phases": {"warmup": "0s", "measure": "3s"},
+            "limits": limits,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [{"mode": "chunked", "token_budget": 200}, {"mode": "continuous"}, {"mode": "split_fuse"}],
+)
+def test_preemptions_are_those_of_the_python_core(core_path, mode):
+    settings = {**mode, "kv_blocks": 100, "watermark": 0}
+    assert assert_equal(crowd(), settings) > 10
+
+
+def test_prompts_that_find_no_memory_let_the_decodes_go_on(core_path):
+    settings = {"mode": "prefill_first", "max_num_batched_tokens": 100, "watermark": 0}
+    assert assert_equal(crowd(), {**settings, "kv_blocks": 60, "max_model_len": 500}) > 20
+
+
+@pytest.mark.parametrize("fate", [{"timeout": "1500ms"}, {"timeout": "5s"}])
+@pytest.mark.parametrize("replicas", ["1", "3"])
+def test_answers_that_are_held_are_delivered_or_cancelled_together(core_path, fate, replicas):
+    settings = {"mode": "static", "batch_size": 8, "kv_blocks": 400, "replicas": replicas}
+    assert_equal(crowd(**fate), settings)
+
+
+def test_steps_vary_by_the_draws_of_the_python_core(core_path):
+    variation = StepVariation((0.5, 1.0), (0.9, 1.1), 0.4, 20.0, 0.01, (0.01, 0.02))
+    settings = {"mode": "chunked", "replicas": "2", "router": "jsq"}
+
+    def vary(engine):
+        for replica in engine.simulator.replicas:
+            replica.executor.varying = VaryingSteps(variation, replica.number)
+
+    assert_equal(crowd(), settings, vary)
+
+
+def test_pieces_of_the_cost_are_added_in_the_order_of_python(core_path):
+    cost = StepCost(
+        *(1e-3, 2e-6, 1e-7, 3e-3, 1e-6, 5e-7, 3e-9, 1e-10, 1e-4, 1e-7, 1e-5, 2e-6),
+        sharpness=3.0,
+        graph_rows=(1, 2, 8),
+        seq_pieces=((1, 1e-4), (4, 3e-5), (16, 1e-5)),
+    )
+
+    def price(engine):
+        for replica in engine.simulator.replicas:
+            replica.executor.cost = cost
+
+    assert_equal(crowd(), {"mode": "split_fuse", "pad": "budget"}, price)
+
+
+def test_a_stopped_run_ends_at_the_same_check(core_path):
+    scenario = crowd(timeout="100ms")
+    stop = {"error_rate": 0.3, "over": "1s"}
+    scenario = scenario.with_values({**scenario.resolved(), "stop_when": stop})
+    plan, options = make_plan(scenario), sim_options({"kv_blocks": 60})
+    client, *_ = compiled(scenario, plan, options)
+    assert client.ended[0] == "stopped"
+    assert_equal(scenario, {"kv_blocks": 60})
+
+
+def engine_section(scenario, settings, console=QUIET):
+    run = record(scenario, make_plan(scenario), sim_options(settings), console)
+    assert run.manifest.engine is not None
+    return run.manifest.engine
+
+
+def test_the_result_names_the_core(core_path):
+    chosen: list[dict[str, object]] = [{}, {"core": "python"}]
+    chosen += [{"mode": "sjf"}, {"prefix_cache": True}]
+    assert [engine_section(crowd(), settings).core for settings in chosen] == [
+        "compiled",
+        "python: core=python",
+        "python: the mode sjf",
+        "python: a prefix cache",
+    ]
+
+
+def test_the_counters_of_both_cores_are_equal(core_path):
+    settings = {"replicas": "3", "router": "jsq", "kv_blocks": 100}
+    ours, theirs = (
+        engine_section(crowd(), {**settings, "core": core}) for core in ("auto", "python")
+    )
+    assert ours.core == "compiled"
+    for name in ("steps", "preemptions", "waits_s", "simulated_s", "replicas"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+
+
+def test_without_a_compiler_python_simulates_with_a_note(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert (
+        engine_section(crowd(), {}, Console(width=400)).core
+        == "python: no compiled simulator on this machine"
+    )
+    assert capsys.readouterr().out.count("CC=no-such-compiler is not installed") == 1
+
+
+def test_requests_that_wait_for_answers_are_not_covered(core_path):
+    scenario = Scenario.model_validate(
+        {
+            "name": "users",
+            "arrivals": {"kind": "users", "users": 4, "think": "1s"},
+            "requests": {"input_tokens": 20, "output_tokens": 5},
+            "phases": {"measure": "3s"},
+        }
+    )
+    plan, options = make_plan(scenario), sim_options({})
+    with pytest.raises(NotCovered, match="wait for answers"):
+        chosen_core(scenario, plan, options, build(options, False))
+
+
+def test_a_group_of_replicas_has_no_core_of_its_own():
+    with pytest.raises(UsageError, match="a setting of all replicas together"):
+        sim_options({"replicas": "1+1:core=python"})
+
+
+def test_the_c_code_of_the_core_has_no_warnings(core_path):
+    files = sorted(map(str, PROGRAM.sources.glob("*.c")))
+    command = [*find_compiler("", PROGRAM.what), *PROGRAM.flags[:2], "-fsyntax-only"]
+    command += ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", *files]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert result.stderr == ""
