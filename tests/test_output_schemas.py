@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from jsonschema import Draft202012Validator
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # no stubs installed
 
 from loadgen.cli.lazy_verbs import VERBS
 from loadgen.cli.output_schemas import TYPES, output_schema

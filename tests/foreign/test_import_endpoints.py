@@ -127,4 +127,5 @@ def test_events_that_cannot_be_are_refused_with_their_line():
 def test_a_file_is_recognized_by_its_first_line(tmp_path):
     (tmp_path / "events.jsonl").write_text(lines(*endpoints_session(*FOUR)))
     ((name, run),) = imported_runs([tmp_path], (), "")
+    assert run.manifest.imported is not None
     assert (name, run.manifest.imported.tool) == ("events", "MLPerf Endpoints")

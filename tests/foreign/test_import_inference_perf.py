@@ -1,6 +1,7 @@
 """Requests of inference-perf as runs of slobench."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -93,7 +94,8 @@ def test_a_damaged_file_is_refused_with_the_entry():
 def test_the_file_is_recognized_and_the_reports_beside_it_are_skipped(tmp_path):
     (tmp_path / "per_request_lifecycle_metrics.json").write_text(json.dumps(FOUR))
     (tmp_path / "summary_lifecycle_metrics.json").write_text('{"load_summary": {"count": 4}}')
-    skipped = []
+    skipped: list[Path] = []
     ((name, run),) = imported_runs([tmp_path], (), "", (), skipped.append)
+    assert run.manifest.imported is not None
     assert (name, run.manifest.imported.tool) == ("per_request_lifecycle_metrics", "inference-perf")
     assert [path.name for path in skipped] == ["summary_lifecycle_metrics.json"]
