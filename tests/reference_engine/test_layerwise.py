@@ -138,10 +138,15 @@ def test_layers_shorten_the_pause_of_a_scenario():
         "long_prompt_interference",
         ["phases.warmup=0s", "phases.measure=20s", "arrivals.rate=8/s"],
     )
-    settings = {"replicas": "2:role=prefill+2:role=decode"}
-    whole = simulate(scenario, **settings)
-    layers = simulate(scenario, layerwise=True, **settings)
-    paused_s = [run.manifest.engine.transfers.mean_copy_s for run in (whole, layers)]
+    roles = "2:role=prefill+2:role=decode"
+    whole = simulate(scenario, replicas=roles)
+    layers = simulate(scenario, replicas=roles, layerwise=True)
+    paused_s = []
+    for run in (whole, layers):
+        engine = run.manifest.engine
+        assert engine is not None
+        assert engine.transfers is not None
+        paused_s.append(engine.transfers.mean_copy_s)
     assert paused_s[1] < paused_s[0] / 2
     assert (np.sort(layers.request_rows["status"]) == np.sort(whole.request_rows["status"])).all()
 

@@ -358,6 +358,7 @@ def test_a_pipeline_serves_a_scenario_and_reports_its_bubbles():
     engine = run.manifest.engine
     assert engine is not None
     (replica,) = engine.replicas
+    assert replica.bubble_share is not None
     assert 0 < replica.bubble_share < 1
     assert 0 < replica.busy_share < 1
     rows = run.request_rows
@@ -381,6 +382,7 @@ def test_pipelines_with_roles_migrate_fail_and_scale(settings):
     run = simulate(scenario, shape="70b", hardware="h200", pipeline=2, **settings)
     rows, engine = run.request_rows, run.manifest.engine
     assert (rows["status"] == 0).any()
+    assert engine is not None
     assert any(replica.bubble_share is not None for replica in engine.replicas)
     assert (engine.failures is not None) == ("mtbf" in settings or "fail" in settings)
     assert (engine.scaling is not None) == ("target_requests" in settings)
@@ -398,7 +400,11 @@ def test_a_mode_that_follows_its_batch_has_one_batch_under_way(mode):
         scenario, shape="70b", hardware="h200", pipeline=2, pipeline_batches=1, mode=mode
     )
     assert (run.request_rows["status"] == 0).all()
-    assert run.manifest.engine.replicas[0].bubble_share > 0.49
+    engine = run.manifest.engine
+    assert engine is not None
+    (replica,) = engine.replicas
+    assert replica.bubble_share is not None
+    assert replica.bubble_share > 0.49
     with pytest.raises(UsageError, match=f"'{mode}' follows one batch .* pipeline_batches=1"):
         simulate(scenario, shape="70b", hardware="h200", pipeline=2, mode=mode)
 
