@@ -60,10 +60,19 @@ def one_run(
     with truth_server(folder, cache_dir=folder) as server:
         core = max(server.client_cpus)
         command = [
-            sys.executable, "-m", "loadgen", "run", f"--target={server.url}",
-            f"--rate={rate_per_s:g}/s", f"--duration={duration_s:g}s", "--input-len=16",
-            "--output-len=64", f"--workers={workers}", f"--out={folder}/run", "--force",
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "loadgen",
+            "run",
+            f"--target={server.url}",
+            f"--rate={rate_per_s:g}/s",
+            f"--duration={duration_s:g}s",
+            "--input-len=16",
+            "--output-len=64",
+            f"--workers={workers}",
+            f"--out={folder}/run",
+            "--force",
+        ]
         try:
             if where == "alone":
                 os.sched_setaffinity(0, server.client_cpus)

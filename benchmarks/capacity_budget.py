@@ -55,8 +55,9 @@ def answer(engine: str, target: float, budget_s: float, seed: int) -> Capacity:
 
 def measured(engine: str, target: float, budget_s: float, n_seeds: int) -> dict[str, Any]:
     with ProcessPoolExecutor() as pool:
-        draws = pool.map(truth_of_draw, *zip(*[(engine, target, k) for k in range(_DRAWS)],
-                                             strict=True))  # fmt: skip
+        draws = pool.map(
+            truth_of_draw, *zip(*[(engine, target, k) for k in range(_DRAWS)], strict=True)
+        )
         logs = [math.log(value) for value in draws]
         tasks = [(engine, target, budget_s, 100 + seed) for seed in range(n_seeds)]
         answers = list(pool.map(answer, *zip(*tasks, strict=True)))

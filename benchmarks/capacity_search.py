@@ -195,10 +195,11 @@ def searches(
             continue
         methods.append(state.method)
         refuted += any(
-            p.low is not None and p.low >= target
+            p.low is not None
+            and p.low >= target
             and min(p.level, p.n_due / p.measured_s) > state.value * (1 + 1e-9)
             for p in probes
-        )  # fmt: skip
+        )
         hits += state.low <= capacity <= state.high
         below += capacity < state.low
         widths.append(state.half_width)
@@ -407,8 +408,16 @@ def main() -> None:
     for name in filter(None, asked.servers.split(",")):
         queue = named(name, asked.gaps)
         share, precision, n = asked.attainment, asked.precision, asked.requests
-        found = searches(queue, share, precision, asked.seeds, asked.budget, n,
-                         asked.first_seed, not asked.by_curve)  # fmt: skip
+        found = searches(
+            queue,
+            share,
+            precision,
+            asked.seeds,
+            asked.budget,
+            n,
+            asked.first_seed,
+            not asked.by_curve,
+        )
         if not n and not math.isfinite(asked.budget):
             found |= sweeps(queue, asked.attainment, found)
             for name_of, over in (("sweep", "over_the_sweep"), ("honest_sweep", "over_an_honest")):

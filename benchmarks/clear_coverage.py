@@ -10,7 +10,7 @@ these seeds. `clear` is the share of runs that are clear at "95 % within the lim
 that the bound alone proves. In `exact`, `growth` and `absent` every clear run is false: the limit
 is the true percentile; the load exceeds the capacity, so that no limit holds; or 8 % of the
 requests, in runs of 10, take 20 times as long. `steady` has queues below their capacity. `--table
-FILE` prints a file's cells as the Markdown table of docs/decisions/0063.
+FILE` prints the cells of a file as the Markdown table of benchmarks/results/clear_coverage.md.
 """
 
 from __future__ import annotations
@@ -137,16 +137,19 @@ def lognormal_percentile(share: float) -> float:
 
 
 NOISES: Mapping[str, Draw] = {
-    "noise, independent": noise(0.0), "noise, AR 0.5": noise(0.5), "noise, AR 0.9": noise(0.9),
+    "noise, independent": noise(0.0),
+    "noise, AR 0.5": noise(0.5),
+    "noise, AR 0.9": noise(0.9),
     "noise, AR 0.97": noise(0.97),
-}  # fmt: skip
+}
 QUEUES = {f"M/M/1, load {load:g}": load for load in (0.5, 0.7, 0.9)}
 OVERLOADS = {f"M/M/1 from empty, load {load:g}": load for load in (1.02, 1.05, 1.1, 1.2)}
 FROM_EMPTY = {f"M/M/1 from empty, load {load:g}": load for load in (0.7, 0.9)}
 ABSENT = {
-    "slow kind, independent": (0.0, 1.0), "slow kind in runs of 10, AR 0.9": (0.9, 10.0),
+    "slow kind, independent": (0.0, 1.0),
+    "slow kind in runs of 10, AR 0.9": (0.9, 10.0),
     "slow kind in runs of 30, AR 0.9": (0.9, 30.0),
-}  # fmt: skip
+}
 
 
 def cells() -> list[tuple[str, str, Draw, float, dict[str, float]]]:

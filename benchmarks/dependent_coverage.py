@@ -7,7 +7,7 @@ Run: python benchmarks/dependent_coverage.py [--repetitions 400] [--first-seed 1
 A run has the seeds from `--first-seed` on; the committed figures have seeds that no constant of the
 estimator was calibrated on. With `--into` the chosen cases replace theirs in a file, so that a long
 measurement can be taken in pieces; without it the result is printed. `--table FILE` prints a file's
-cells as the Markdown table of docs/decisions/0041.
+cells as the Markdown table of benchmarks/results/dependent_coverage.md.
 
 Each cell (process, n, percentile) draws `--repetitions` runs of n requests. A run *covers* when the
 true percentile lies in its two-sided interval; an open bound covers its side. A *false proof* is a

@@ -6,10 +6,10 @@
 A C server (targets/truth) streams with TTFT 50 ms and ITL 10 ms and logs its writes. slobench as a
 user runs it, a C client and an aiohttp client that decodes JSON per chunk take turns on one core;
 the server has another core. An error is the client's figure minus the server's, joined row by row
-by x-seq. Other load generators (rig/peers.py) also run if they are installed and `--tokenizer`
-names a tokenizer for them; missing ones are listed. Results are medians over rounds with their
-range; `--write` keeps them with the machine in benchmarks/results. Exit status 1 where slobench
-misses a goal.
+by x-seq. Other load generators (rig/peers.py) take turns with them where they are installed;
+`vllm-rs`, vLLM's client in Rust, needs nothing else, the others a tokenizer (`--tokenizer`); those
+not run are listed with the reason. Results are medians over rounds with their range; `--write`
+keeps them with the machine in benchmarks/results. Exit status 1 where slobench misses a goal.
 
 Earlier measurements at 400 requests/s × 64 tokens on one core (decision 40). Before sends left
 between two reads, they were 0.6-1.1 ms late at p99 (C client: 0.03) with a TTFT error of 1.1 ms
@@ -63,7 +63,10 @@ def errors(found: Measured) -> Figures:
         "server lateness max p99 ms": quantile(truth["late_max_ns"] * 1e-6, 0.99),
         "CPU µs/event, paced": 1e6 * found.paced_cpu_s / found.n_events,
         "CPU µs/event, decoded": 1e6 * found.decoded_cpu_s / found.n_events,
-        "whole command CPU s": found.command_cpu_s,
+        "whole command CPU s": found.command.cpu_s,
+        "start to first request s": found.waits_s[0],
+        "last token to exit s": found.waits_s[1],
+        "peak memory MB": found.command.peak_mb,
         "not answered": float(found.n_sent - len(mine["seq"])),
         "INVALID": float(bool(found.problems)),
     }
@@ -95,39 +98,52 @@ def goals(rounds: dict[str, list[Figures]], rate_per_s: float) -> list[Goal]:
     return found
 
 
-def measure_rate(rig: Rig, load: Load, sides: list[str], n_rounds: int) -> dict[str, list[Figures]]:
-    """The figures of each side in each round."""
+def measure_rate(
+    rig: Rig, load: Load, sides: list[str], others: Others, n_rounds: int
+) -> dict[str, list[Figures]]:
+    """The figures of each side and peer in each round. A peer that fails is not run again."""
     rounds: dict[str, list[Figures]] = defaultdict(list)
+    failed = set[str]()
 
     def one(side: str, number: int) -> None:
+        if side in others.peers:
+            if side not in failed:
+                try:
+                    rounds[side].append(others.measure(side, load))
+                except RuntimeError as error:
+                    failed.add(side)
+                    print(f"{side}: {error}")
+            return
         found = rig.measure(side, load, **SCRIPT)
         rounds[side].append(errors(found))
         for problem in found.problems:
             print(f"  round {number + 1}, {load.rate_per_s:g}/s, INVALID: {problem}")
 
-    interleaved(n_rounds, sides, one)
+    interleaved(n_rounds, [*sides, *others.peers], one)
     return rounds
 
 
-def peer_table(load: Load, folder: Path, tokenizer: Path | None, n_rounds: int) -> dict[str, Table]:
-    """The figures of every peer that could be run; of the others it is said why not."""
-    found, table = dict(peers.installed()), dict[str, Table]()
-    if absent := [name for name in peers.PEERS if name not in found]:
-        print(f"\nnot installed: {', '.join(absent)}")
-    if found and tokenizer is None:
-        print(f"not run: {', '.join(found)}: name a tokenizer's folder with --tokenizer")
-        return table
-    for name, peer in found.items():
-        try:
-            rounds = [
-                peers.measure(peer, load, folder, tokenizer or Path(), **SCRIPT)
-                for _ in range(n_rounds)
-            ]
-        except RuntimeError as error:
-            print(f"{name}: {error}")
-        else:
-            table[name] = spreads(rounds)
-    return table
+class Others:
+    """The peers that can be run; the reasons for those that cannot are printed."""
+
+    def __init__(self, folder: Path, tokenizer: Path | None) -> None:
+        self._folder = folder
+        self._tokenizer = peers.word_tokenizer(folder) if tokenizer is None else tokenizer
+        found = dict(peers.installed())
+        if absent := [name for name in peers.PEERS if name not in found]:
+            print(f"not installed: {', '.join(absent)}")
+        unfit = [
+            name
+            for name, peer in found.items()
+            if tokenizer is None and not peer.takes_any_tokenizer
+        ]
+        if unfit:
+            print(f"not run: {', '.join(unfit)}: name a tokenizer's folder with --tokenizer")
+        self.peers = {name: peer for name, peer in found.items() if name not in unfit}
+
+    def measure(self, name: str, load: Load) -> Figures:
+        """Raises RuntimeError for a peer that fails."""
+        return peers.measure(self.peers[name], load, self._folder, self._tokenizer, **SCRIPT)
 
 
 def main() -> int:
@@ -144,22 +160,28 @@ def main() -> int:
     print(machine_line())
     tables, verdicts = dict[str, dict[str, Table]](), []
     with tempfile.TemporaryDirectory() as name:
-        rig = Rig(Path(name))
+        rig, others = Rig(Path(name)), Others(Path(name), asked.tokenizer)
         for rate_per_s in map(float, asked.rates.split(",")):
             load = Load(asked.tokens, FOR_S[asked.quick], rate_per_s)
-            rounds = measure_rate(rig, load, sides, n_rounds)
+            rounds = measure_rate(rig, load, sides, others, n_rounds)
             table: dict[str, Table] = {side: spreads(rounds[side]) for side in sides}
             tables[f"{rate_per_s:g}/s"] = table
-            show(f"{rate_per_s:g} requests/s × {asked.tokens} tokens, {n_rounds} rounds of "
-                 f"{load.for_s:g} s: median [min, max]", sides, table)  # fmt: skip
+            show(
+                f"{rate_per_s:g} requests/s × {asked.tokens} tokens, {n_rounds} rounds of "
+                f"{load.for_s:g} s: median [min, max]",
+                sides,
+                table,
+            )
             if {"slobench", "C"} <= set(sides):
                 found = goals(rounds, rate_per_s)
                 verdicts += [{"rate": rate_per_s, **goal.to_json()} for goal in found]
                 print(*found, sep="\n")
-            others = peer_table(load, Path(name), asked.tokenizer, n_rounds)
-            if others:
-                show("… by others, from the server's log", list(others), others)
-                tables[f"{rate_per_s:g}/s, peers"] = others
+            by_peer: dict[str, Table] = {
+                peer: spreads(rounds[peer]) for peer in others.peers if rounds[peer]
+            }
+            if by_peer:
+                show("… by others, from the server's log", list(by_peer), by_peer)
+                tables[f"{rate_per_s:g}/s, peers"] = by_peer
     if asked.write:
         told = vars(asked) | {"tokenizer": None if asked.tokenizer is None else "given"}
         print(f"\n{keep('fidelity', told, {'rates': tables, 'goals': verdicts})}")

@@ -140,8 +140,12 @@ def main() -> int:
         for burst in USERS:
             table, found = saturated(rig, sides, burst, asked.tokens, for_s, n_rounds)
             kept[f"saturated, {burst} per write"], goals = table, goals + found
-            show(f"saturated, {burst} tokens per write, {n_rounds} rounds of {for_s:g} s: "
-                 "median [min, max]", sides, table)  # fmt: skip
+            show(
+                f"saturated, {burst} tokens per write, {n_rounds} rounds of {for_s:g} s: "
+                "median [min, max]",
+                sides,
+                table,
+            )
         if "slobench" in sides:
             table, found = two_workers(rig, asked.tokens, for_s, n_rounds)
             kept["two workers"], goals = table, goals + found

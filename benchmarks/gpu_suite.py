@@ -121,25 +121,34 @@ def _parser() -> argparse.ArgumentParser:
         "--stage", type=int, choices=list(STAGES), default=1, help="stage to run (default: 1)"
     )
     parser.add_argument(
-        "--resume", type=Path, metavar="FILE",
+        "--resume",
+        type=Path,
+        metavar="FILE",
         help="the .json of an earlier stage on this kind of GPU; its complete parts are kept",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--only", default=[], type=_parts, metavar="NAME,…",
+        "--only",
+        default=[],
+        type=_parts,
+        metavar="NAME,…",
         help=f"parts to run, of {', '.join(PARTS)}; also if they are complete",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--skip", default=[], type=_skippable, metavar="NAME,…", help="parts to leave out"
     )
     parser.add_argument("--out", help="folder for the results (default: benchmarks/results)")
     parser.add_argument(
-        "--budget", type=float, default=STAGE_S, metavar="SECONDS",
+        "--budget",
+        type=float,
+        default=STAGE_S,
+        metavar="SECONDS",
         help=f"time limit of all parts; the part that runs then fails (default: {STAGE_S:g})",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--rehearse", action="store_true",
+        "--rehearse",
+        action="store_true",
         help="run small on the CPU; goals are meaningless; written only with --out",
-    )  # fmt: skip
+    )
     return parser
 
 

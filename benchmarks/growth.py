@@ -39,11 +39,20 @@ def one_run(root: Path, n: int, rate: int) -> dict[str, float]:
             folder, cache_dir=folder, pinned=False, ttft_s=0.002, itl_s=0.002
         ) as server:
             command = [
-                sys.executable, "-m", "loadgen", "run", f"--target={server.url}",
-                f"--rate={rate}/s", f"--duration={n / rate:g}s", "--input-len=16",
-                f"--output-len={TOKENS}", "--set=arrivals.kind=constant", "--workers=1",
-                "--slo=p99(ttft)<=500ms", f"--out={folder / 'run'}",
-            ]  # fmt: skip
+                sys.executable,
+                "-m",
+                "loadgen",
+                "run",
+                f"--target={server.url}",
+                f"--rate={rate}/s",
+                f"--duration={n / rate:g}s",
+                "--input-len=16",
+                f"--output-len={TOKENS}",
+                "--set=arrivals.kind=constant",
+                "--workers=1",
+                "--slo=p99(ttft)<=500ms",
+                f"--out={folder / 'run'}",
+            ]
             environ = {**os.environ, "PYTHONPATH": str(root)}
             started_s, peak_mb = monotonic(), 0.0
             process = subprocess.Popen(

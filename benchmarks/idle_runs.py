@@ -61,10 +61,19 @@ def one_run(folder: Path, rate_per_s: float, duration_s: float) -> dict[str, Any
     before = become_idle()
     with truth_server(folder, cache_dir=folder) as server:
         command = [
-            sys.executable, "-m", "loadgen", "run", f"--target={server.url}",
-            f"--rate={rate_per_s:g}/s", f"--duration={duration_s:g}s", "--input-len=64",
-            "--output-len=64", "--slo=p99(ttft)<=500ms", f"--out={folder}/run", "--force",
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "loadgen",
+            "run",
+            f"--target={server.url}",
+            f"--rate={rate_per_s:g}/s",
+            f"--duration={duration_s:g}s",
+            "--input-len=64",
+            "--output-len=64",
+            "--slo=p99(ttft)<=500ms",
+            f"--out={folder}/run",
+            "--force",
+        ]
         with server.client_cores():
             found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode not in (0, 1, 3):
@@ -101,9 +110,11 @@ def main() -> int:
             busy = last["waiting_share_before"]
             idle = "unknown" if busy is None else f"{busy:.2%} waited before"
             said = "fine" if last["trusted"] else f"INVALID ({', '.join(last['failed'])})"
-            print(f"{number + 1:3}  {said}; {idle}; lag p99 {last['loop_lag_p99_ms']:.2f} ms, run "
-                  f"delay {last['run_delay_share'] or 0:.2%}, stalls {last['stalls']}, host took "
-                  f"{last['stolen_share'] or 0:.2%}, slow {last['slow_s'] or 0:.2f} s")  # fmt: skip
+            print(
+                f"{number + 1:3}  {said}; {idle}; lag p99 {last['loop_lag_p99_ms']:.2f} ms, run "
+                f"delay {last['run_delay_share'] or 0:.2%}, stalls {last['stalls']}, host took "
+                f"{last['stolen_share'] or 0:.2%}, slow {last['slow_s'] or 0:.2f} s"
+            )
     invalid = [one for one in runs if not one["trusted"]]
     alarms = [
         one
@@ -111,8 +122,10 @@ def main() -> int:
         if (one["waiting_share_before"] or 0) < IDLE_SHARE
         and not any(word in detail for word in OF_THE_HOST for detail in one["detail"])
     ]
-    print(f"INVALID: {len(invalid)} of {len(runs)}; of them on a machine that was idle just before"
-          f" and that its host left alone: {len(alarms)}")  # fmt: skip
+    print(
+        f"INVALID: {len(invalid)} of {len(runs)}; of them on a machine that was idle just before"
+        f" and that its host left alone: {len(alarms)}"
+    )
     if asked.write:
         counts = {"invalid": len(invalid), "invalid_though_idle": len(alarms)}
         print(keep("idle_runs", vars(asked), {**counts, "runs": runs}))

@@ -48,11 +48,21 @@ def own_share(
     """CPU seconds per second of the controlling process of one run."""
     with truth_server(folder, cache_dir=folder, pinned=False) as server:
         command = [
-            sys.executable, "-m", "loadgen", "run", f"--target={server.url}",
-            f"--rate={rate_per_s:g}/s", f"--duration={for_s + 2 * SETTLED_S:g}s",
-            "--input-len=16", "--output-len=64", f"--workers={workers}", f"--out={folder}/run",
-            "--force", "--no-scrape", *(f"--slo={slo}" for slo in SLOS),
-        ]  # fmt: skip
+            sys.executable,
+            "-m",
+            "loadgen",
+            "run",
+            f"--target={server.url}",
+            f"--rate={rate_per_s:g}/s",
+            f"--duration={for_s + 2 * SETTLED_S:g}s",
+            "--input-len=16",
+            "--output-len=64",
+            f"--workers={workers}",
+            f"--out={folder}/run",
+            "--force",
+            "--no-scrape",
+            *(f"--slo={slo}" for slo in SLOS),
+        ]
         environ = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
         ours, theirs = pty.openpty() if on_terminal else os.pipe()
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=environ)
@@ -112,14 +122,22 @@ def _beat(now_s: float, rate_per_s: float) -> dict[str, Any]:
     by_status[Status.ok] = round(now_s * rate_per_s)
     n = max(1, round(rate_per_s / BEATS_PER_S))
     return {
-        "now_s": now_s, "released": by_status[Status.ok] + 30, "sent": 0, "in_flight": 30,
-        "waiting": 0, "by_status": by_status, "withdrawn": 0, "e2e_s": [0.7] * n,
-        "ttft_s": [0.05 + 1e-5 * k for k in range(n)], "lateness_s": [1e-4] * n,
-        "measured": 0, "use": (max(1e-3, now_s), 0.2, 0.0, None),
+        "now_s": now_s,
+        "released": by_status[Status.ok] + 30,
+        "sent": 0,
+        "in_flight": 30,
+        "waiting": 0,
+        "by_status": by_status,
+        "withdrawn": 0,
+        "e2e_s": [0.7] * n,
+        "ttft_s": [0.05 + 1e-5 * k for k in range(n)],
+        "lateness_s": [1e-4] * n,
+        "measured": 0,
+        "use": (max(1e-3, now_s), 0.2, 0.0, None),
         "ended": [
             EndedSample(0, 0, 0.05 + 1e-5 * k, 1e-4, 0.01, 0.7, 0.7, n_events=64) for k in range(n)
         ],
-    }  # fmt: skip
+    }
 
 
 def main() -> int:
@@ -141,9 +159,12 @@ def main() -> int:
                 rounds = defaultdict[str, list[Figures]](list)
 
                 def one(
-                    side: str, number: int, rate_per_s: float = rate_per_s, workers: int = workers,
+                    side: str,
+                    number: int,
+                    rate_per_s: float = rate_per_s,
+                    workers: int = workers,
                     rounds: defaultdict[str, list[Figures]] = rounds,
-                ) -> None:  # fmt: skip
+                ) -> None:
                     share = own_share(Path(name), rate_per_s, workers, side == "view", for_s)
                     rounds[side].append({"of a core": share})
 

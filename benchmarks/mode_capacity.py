@@ -109,10 +109,12 @@ def long_run(servers: Sequence[Server], target: float) -> list[float]:
     logs = []
     for _ in range(_LONG_RUNS):
         draw = Draw.of(servers[0].queue, _LONG, rng)
-        logs.append([
-            math.log(capacity(draw, one, target, 0.5 * one.queue.servers, FIRST_STEP, 4000)[0])
-            for one in servers
-        ])  # fmt: skip
+        logs.append(
+            [
+                math.log(capacity(draw, one, target, 0.5 * one.queue.servers, FIRST_STEP, 4000)[0])
+                for one in servers
+            ]
+        )
     return [math.exp(statistics.fmean(log)) for log in zip(*logs, strict=True)]
 
 

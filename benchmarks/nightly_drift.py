@@ -42,8 +42,11 @@ from loadgen.workload.scenario import load_scenario
 
 WINDOW, KEEP, REPEATS, SLOWER = 14, 30, 8, 1.1
 CELL = NightCell(Cell("chat", load_scenario("nightly_small"), "sim", RunOptions()), {"kind": "sim"})
-STEPS = {"keeps its pace": (0.0, 0.0), "walks 5 % a night": (0.05, 0.05),
-         "walks 10 % a night": (0.1, 0.1)}  # fmt: skip
+STEPS = {
+    "keeps its pace": (0.0, 0.0),
+    "walks 5 % a night": (0.05, 0.05),
+    "walks 10 % a night": (0.1, 0.1),
+}
 """Of the pace: from night to night, and from pair to pair."""
 RUN_SDS = (0.01, 0.02, 0.03)
 OPTIONS = Options(metrics=["mean(tpot)"])

@@ -84,8 +84,9 @@ def power(
             for k in range(WINDOW)
         )
         histories = {"chat": History((level,))}
-        (last,) = judge_night([nights.cell_night(rng, WINDOW, repeats, night_sd=night_sd)],
-                              histories, options)  # fmt: skip
+        (last,) = judge_night(
+            [nights.cell_night(rng, WINDOW, repeats, night_sd=night_sd)], histories, options
+        )
         n = {row.measure: row.runs_needed for row in last.measures}["mean(tpot)"]
         asked.append(math.inf if n is None else n)
         if n is not None:

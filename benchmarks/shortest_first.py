@@ -127,8 +127,11 @@ def main() -> None:
             "without_control": round(float(np.mean(means)) / expected_s - 1, 4),
             "per_seed_s": [round(mean, 2) for mean in means],
         }
-        print(f"{name}: {measured_s:.2f} s, closed form {expected_s:.2f} s: "
-              f"{rows[name]['difference']:+.2%}", flush=True)  # fmt: skip
+        print(
+            f"{name}: {measured_s:.2f} s, closed form {expected_s:.2f} s: "
+            f"{rows[name]['difference']:+.2%}",
+            flush=True,
+        )
     if options.write:
         record = {
             "machine": machine(),

@@ -45,10 +45,21 @@ IMPORT_LINE = re.compile(r"import time:\s+(\d+) \|\s+\d+ \|\s+(\S+)")
 
 def command(server: TruthServer, out: Path, *interpreter: str) -> list[str]:
     return [
-        sys.executable, *interpreter, "-m", "loadgen", "run", f"--target={server.url}",
-        f"--rate={REQUESTS}/s", f"--duration={FOR_S}s", "--input-len=16", "--output-len=16",
-        "--set=arrivals.kind=constant", "--slo=p99(ttft)<=500ms", f"--out={out}", "--force",
-    ]  # fmt: skip
+        sys.executable,
+        *interpreter,
+        "-m",
+        "loadgen",
+        "run",
+        f"--target={server.url}",
+        f"--rate={REQUESTS}/s",
+        f"--duration={FOR_S}s",
+        "--input-len=16",
+        "--output-len=16",
+        "--set=arrivals.kind=constant",
+        "--slo=p99(ttft)<=500ms",
+        f"--out={out}",
+        "--force",
+    ]
 
 
 def one_run(folder: Path, ttft_s: float = 0.05) -> dict[str, float]:
@@ -113,8 +124,11 @@ def main() -> int:
         one_run(folder)  # what is kept in caches is made, as it is after a user's first run
         table = spreads([one_run(folder, asked.ttft_s) for _ in range(n_rounds)])
         imports = imports_ms(folder)
-    show(f"{REQUESTS} requests, {n_rounds} rounds: median [min, max]", ["slobench"],
-         {"slobench": table})  # fmt: skip
+    show(
+        f"{REQUESTS} requests, {n_rounds} rounds: median [min, max]",
+        ["slobench"],
+        {"slobench": table},
+    )
     goals = [
         Goal(
             "start to first request",

@@ -203,9 +203,12 @@ def one_round(folder: Path, number: int, sides: Sequence[str]) -> tuple[dict[str
     for side in sides:
         out = Path(f"{side}-{number}")
         with truth_server(
-            folder / f"truth-{side}-{number}", cache_dir=folder, pinned=False,
-            ttft_s=TTFT_S, itl_s=ITL_S,
-        ) as server:  # fmt: skip
+            folder / f"truth-{side}-{number}",
+            cache_dir=folder,
+            pinned=False,
+            ttft_s=TTFT_S,
+            itl_s=ITL_S,
+        ) as server:
             (by_run if side == "run" else by_web)(folder, server.url, out)
             log = server.finish()
         run = read_run(folder / out)
@@ -239,8 +242,11 @@ def main() -> int:
             if asked.quick and all(goal.met for goal in reached):
                 break
     table = {side: spreads(rounds[side]) for side in SIDES}
-    show(f"{RATE_PER_S} requests/s, {len(rounds['run'])} rounds of {for_s} s: median [min, max]",
-         SIDES, table)  # fmt: skip
+    show(
+        f"{RATE_PER_S} requests/s, {len(rounds['run'])} rounds of {for_s} s: median [min, max]",
+        SIDES,
+        table,
+    )
     if not asked.quick:
         found = {side: {name: one["median"] for name, one in table[side].items()} for side in SIDES}
         reached = goals(found, are_equal)

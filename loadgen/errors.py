@@ -16,7 +16,6 @@ tree is a bug in slobench: the CLI writes it to a file, prints the file's name, 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 
@@ -102,6 +101,8 @@ def nearest(word: str, known: Iterable[str]) -> str:
     >>> nearest("zzz", ["poisson"])
     "known: poisson"
     """
+    import difflib  # 3 ms, for a message only
+
     choices = sorted(known)
     names = f"known: {', '.join(choices) or 'none'}"
     close = [

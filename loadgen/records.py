@@ -58,7 +58,17 @@ LimitsS = tuple[float | None, ...]
 """What a request may take by the metrics of `OWN_SLO`, in their order; None: no limit."""
 OPTIONAL = ("cancel_after_s", *OWN_SLO.values())
 """Columns that most schedules do not use: out of the fingerprint where all of one are 0."""
-EDGES = np.dtype([("request_id", "u4"), ("after", "u4")])
+EDGES = np.dtype(
+    [
+        ("request_id", "u4"),
+        ("after", "u4"),
+        ("delay_s", "f4"),  # from the end of `after` to the earliest release
+    ]
+)
+PIECES = np.dtype([("after", "u4"), ("tokens", "u4")])
+FIRST_PIECE = 1 << 31
+"""Row k of a table of pieces is the text with the prefix_id `FIRST_PIECE + k`: `tokens` tokens
+behind the text of piece `after` (0: at the start of a prompt). Other prefixes have smaller ids."""
 REQUESTS = np.dtype(
     [
         ("request_id", "u4"),
@@ -96,13 +106,14 @@ REQUESTS = np.dtype(
         ("answer_crc32", "u4"),  # of the first 128 bytes of the answer's text; 0 = unknown
     ]
 )
-LATER_REQUESTS = {
+LATER_COLUMNS = {
     "hidden_tokens": 0,
     "unknown_events": 0,
     "retry_after_s": np.nan,
     "answer_crc32": 0,
+    "delay_s": 0,
 }
-"""Columns that older requests.parquet lack, and their values there."""
+"""Columns that older tables lack, and their values there."""
 CHUNKS = np.dtype(
     [("request_id", "u4"), ("received_s", "f8"), ("tokens", "u2")]
 )  # tokens 0 = unknown
@@ -111,6 +122,7 @@ SERVER = np.dtype([("t_s", "f8"), ("series_id", "u2"), ("value", "f8")])
 
 Schedule = NDArray[np.void]  # dtype SCHEDULE, sorted by request_id
 Edges = NDArray[np.void]  # dtype EDGES
+Pieces = NDArray[np.void]  # dtype PIECES; each stands behind the piece that it follows
 Requests = NDArray[np.void]  # dtype REQUESTS, sorted by request_id, one row per scheduled id
 Chunks = NDArray[np.void]  # dtype CHUNKS, grouped by request_id, in order of arrival within it
 ServerRows = NDArray[np.void]  # dtype SERVER, in order of time: the server's own metrics
@@ -203,23 +215,31 @@ def is_short(requested: Any, received: Any) -> Any:
     return (missing > _LEAST_MISSING) & (missing > _LEAST_SHARE * requested)
 
 
-def schedule_sha256(schedule: Schedule, edges: Edges | None = None) -> str:
+NO_PIECES: Pieces = np.empty(0, PIECES)
+
+
+def schedule_sha256(
+    schedule: Schedule, edges: Edges | None = None, pieces: Pieces = NO_PIECES
+) -> str:
     """The fingerprint (hex) of a plan: runs with equal fingerprints send the same requests.
 
-    Optional columns (cancellation, limits of requests) count only if they are used. To compare
-    machine types, compare recorded files: the last bit of a logarithm may differ.
+    Optional columns (cancellation, limits of requests, delays of edges) count only if they are
+    used. To compare machine types, compare recorded files: the last bit of a logarithm may differ.
     """
-    unused = [name for name in OPTIONAL if not schedule[name].any()]
-    kept = _without(schedule, unused) if unused else schedule
-    digest = hashlib.sha256(np.ascontiguousarray(kept).tobytes())
+    digest = hashlib.sha256(_used(schedule, OPTIONAL).tobytes())
     if edges is not None:
-        digest.update(np.ascontiguousarray(edges).tobytes())
+        digest.update(_used(edges, ("delay_s",)).tobytes())
+    digest.update(np.ascontiguousarray(pieces).tobytes())
     return digest.hexdigest()
 
 
-def _without(schedule: Schedule, columns: Sequence[str]) -> NDArray[np.void]:
-    names = [name for name in schedule.dtype.names or () if name not in columns]
-    return schedule[names].astype([(name, schedule.dtype[name]) for name in names])
+def _used(rows: NDArray[np.void], optional: Sequence[str]) -> NDArray[np.void]:
+    """The rows without those optional columns that are 0 throughout."""
+    unused = [name for name in optional if not rows[name].any()]
+    if not unused:
+        return np.ascontiguousarray(rows)
+    names = [name for name in rows.dtype.names or () if name not in unused]
+    return rows[names].astype([(name, rows.dtype[name]) for name in names])
 
 
 def own_limits(schedule: Schedule) -> dict[int, tuple[float, ...]]:
@@ -278,6 +298,7 @@ class Run:
     names: Names = field(default_factory=Names)
     instrument: ClientReport = field(default_factory=ClientReport)
     server_rows: ServerRows = field(default_factory=lambda: np.empty(0, SERVER))
+    piece_rows: Pieces = field(default_factory=lambda: np.empty(0, PIECES))
 
     @cached_property
     def schedule(self) -> pd.DataFrame:

@@ -31,8 +31,8 @@ from pydantic_core import (
 )
 
 from loadgen.errors import UnknownKind, nearest
+from loadgen.fields import as_data
 from loadgen.manifest.json_section import JsonObject
-from loadgen.units import as_data
 
 T = TypeVar("T")
 

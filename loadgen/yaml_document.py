@@ -237,10 +237,8 @@ def _plain_scalar(node: yaml.Node, path: KeyPath, document: Document) -> Any:
     match node.tag.removeprefix("tag:yaml.org,2002:"):
         case "str":
             if _SURROGATE.search(text):
-                line, where = (
-                    node.start_mark.line + 1,
-                    f"{document.label}:{node.start_mark.line + 1}",
-                )
+                line = node.start_mark.line + 1
+                where = f"{document.label}:{line}"
                 problem = "a surrogate (\\ud800 … \\udfff) is no character; write the character"
                 document.mistakes.append(Mistake(line, where, ".".join(map(str, path)), problem))
                 return ""

@@ -80,9 +80,12 @@ def _parser() -> argparse.ArgumentParser:
         parser.add_argument(flag, action="append", help=text, metavar=metavar)
     for flag, dest, text in (
         ("--no-prefix-cache", "prefix_cache", "do not reuse the KV of common prefixes"),
-        ("--no-printable", "printable", "random shapes generate raw bytes instead of a printable "
-         "character per token"),
-    ):  # fmt: skip
+        (
+            "--no-printable",
+            "printable",
+            "random shapes generate raw bytes instead of a printable character per token",
+        ),
+    ):
         parser.add_argument(flag, dest=dest, action="store_false", help=text)
     return parser
 

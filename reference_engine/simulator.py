@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import reduce
 from heapq import heappop, heappush
 from operator import add
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 from loadgen.clock import VirtualClock
 from loadgen.errors import SlobenchError
@@ -33,9 +33,11 @@ from reference_engine.core.handover import (
     lose,
     take_over,
 )
+from reference_engine.core.in_flight import end_batch, start_batch
 from reference_engine.core.stretch import Repeating, Stretch, begin_lockstep, stretch_from
 from reference_engine.executors.base import Caps, Executor
 from reference_engine.executors.simulated import Simulated
+from reference_engine.executors.staged import Staged
 from reference_engine.policies.base import Policy
 from reference_engine.state.batch import StepTokens
 from reference_engine.state.cost_model import CostModel, StepCost
@@ -214,6 +216,8 @@ class Replica:
         self.copying: dict[str, Request] = {}
         self.partner: Replica | None = None  # the other half of a divided GPU
         self.reached = Reached()  # of the simulation, which replaces it
+        self.n_layers = 1
+        self.is_single_step = False  # whether the conductor follows each of its steps
 
     @property
     def state(self) -> EngineState:
@@ -222,6 +226,19 @@ class Replica:
         if self.stretch is not None:
             self.commit(self.n_over(self.stretch))
         return self._state
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it cannot begin a step now: it reads what arrives when a step ends."""
+        return self.started is not None
+
+    @property
+    def is_computing(self) -> bool:
+        return self.started is not None
+
+    def is_computing_for(self, request_id: str) -> bool:
+        """Whether a request cannot leave now, because a step under way may compute it."""
+        return self.started is not None
 
     @property
     def unread(self) -> list[Request]:
@@ -251,11 +268,7 @@ class Replica:
         """Lose all requests and KV, and the step under way; continue as `renewed`. Returns the lost
         requests, and the ids of those that were cancelled during the step."""
         state, inbox = self.state, self.inbox
-        if self.stretch is not None:
-            self.stretch.give_up()
-            self.busy_s -= self.stretch.ends_s[self.stretch.n_done] - now_s
-        elif self.started is not None:
-            self.busy_s -= self.started.began_s + self.started.result.simulated_s - now_s
+        self._give_up(now_s)
         self._past = self.totals
         lost = lose(state)
         for entry in inbox:
@@ -271,31 +284,95 @@ class Replica:
         self.n_failures += 1
         return lost, cancelled
 
+    def _give_up(self, now_s: float) -> None:
+        """Take the time of the step under way that is not over from the time that it computed."""
+        if self.stretch is not None:
+            self.stretch.give_up()
+            self.busy_s -= self.stretch.ends_s[self.stretch.n_done] - now_s
+        elif self.started is not None:
+            self.busy_s -= self.started.began_s + self.started.result.simulated_s - now_s
+
     def submit(self, request: Request, arrived_s: float, now_s: float) -> None:
-        if self.started is None:
-            self.state.admit(request)
-        else:
+        if self.is_busy:
             self.inbox.append(request)
+        else:
+            self.state.admit(request)
         self.population.enter(request.id, arrived_s, now_s)
         self.n_received += 1
 
     def take_over(self, handover: Handover, now_s: float) -> None:
-        if self.started is None:
-            take_over(self.state, handover)
-        else:
+        if self.is_busy:
             self.inbox.append(handover)
+        else:
+            take_over(self.state, handover)
         self.population.enter(handover.request.id, now_s, now_s)
         self.n_received += 1
 
     def cancel(self, request_id: str, now_s: float) -> bool:
         """Whether a request was ended now; False also where it will be at the end of the step."""
-        if self.started is not None:
+        if self.is_computing_for(request_id):
             self.inbox.append(request_id)
             return False
         if self.state.end(request_id, State.finished_abort) is None:
             return False
         self.population.leave(request_id, now_s)
         return True
+
+
+class Flight(NamedTuple):
+    """A batch in a pipeline, and the instant (s) at which it leaves the last stage."""
+
+    end_s: float
+    started: StartedStep
+
+
+class PipelinedReplica(Replica):
+    """An engine whose executor is a pipeline: at most `n_batches` are under way, each of which
+    admits requests while it has fewer than `batch_seqs`. `busy_s` is the mean of the stages."""
+
+    def __init__(
+        self,
+        state: EngineState,
+        executor: Staged,
+        name: str = "engine",
+        role: Role = "both",
+        kv_token_bytes: float = 0.0,
+        n_batches: int | None = None,
+        batch_seqs: int | None = None,
+    ) -> None:
+        super().__init__(state, executor, name, role, kv_token_bytes)
+        self.stages = executor.stages
+        self.n_batches = n_batches or self.stages.n
+        self.batch_seqs = batch_seqs or max(1, state.limits.max_num_seqs // self.n_batches)
+        self.flights: deque[Flight] = deque()
+
+    @property
+    def is_busy(self) -> bool:
+        return len(self.flights) == self.n_batches
+
+    @property
+    def is_computing(self) -> bool:
+        return bool(self.flights)
+
+    def is_computing_for(self, request_id: str) -> bool:
+        return self.is_busy or request_id in self.state.queues.in_flight
+
+    def begin(self, now_s: float) -> StartedStep:
+        """Begin a batch, if there is work for it."""
+        started = start_batch(self.state, self.executor, self.batch_seqs)
+        duration_s = started.result.duration_s
+        if duration_s is not None:
+            end_s = now_s + duration_s
+            if self.flights:  # rounding does not let it overtake
+                end_s = max(end_s, self.flights[-1].end_s)
+            self.flights.append(Flight(end_s, started))
+            self.busy_s = self.stages.busy_s / self.stages.n
+        return started
+
+    def _give_up(self, now_s: float) -> None:
+        self.flights.clear()
+        self.stages.stop(now_s)
+        self.busy_s = self.stages.busy_s / self.stages.n
 
 
 Route = Callable[[Request], int | None]
@@ -318,6 +395,9 @@ class Conductor(Protocol):
 
     def act(self, simulator: Simulator) -> None:
         """Do everything that is due by now, before the client acts."""
+
+    def began(self, replica: Replica, started: StartedStep, simulator: Simulator) -> None:
+        """A step with work has begun, on a replica of which each step is followed."""
 
     def stepped(self, replica: Replica, events: StepTokens, simulator: Simulator) -> None:
         """A step has ended and the inbox is read; the client has not received the tokens yet.
@@ -366,6 +446,11 @@ class Simulator:
     def now_s(self) -> float:
         return self.clock.now_s()
 
+    @property
+    def n_at_router(self) -> int:
+        """Requests that wait at the router."""
+        return len(self._at_router)
+
     def submit(self, request: Request) -> None:
         now_s = self.now_s
         if self._conductor is not None:
@@ -378,7 +463,8 @@ class Simulator:
         self.population.enter(request.id, request.arrived_s, now_s)
 
     def cancel(self, request_id: str) -> None:
-        if self._at_router.pop(request_id, None) is not None:
+        if (request := self._at_router.pop(request_id, None)) is not None:
+            request.state, request.finished_s = State.finished_abort, self.now_s
             self.population.leave(request_id, self.now_s)
             return
         if request_id in self._moving:
@@ -406,8 +492,8 @@ class Simulator:
             lockstep.settle(request)
 
     def hand_over(self, replica: Replica, request_id: str) -> Handover:
-        """Take a running request out of a replica that computes no step."""
-        assert replica.started is None, f"{replica.name} computes a step"
+        """Take a running request out of a replica that computes no step of it."""
+        assert not replica.is_computing_for(request_id), f"{replica.name} computes {request_id}"
         handover = hand_over(replica.state, request_id)
         replica.population.leave(request_id, self.now_s)
         del self._replica_of[request_id]
@@ -463,7 +549,8 @@ class Simulator:
 
     def _run(self, client: EngineClient) -> None:
         clock, was_closed, conductor = self.clock, None, self._conductor
-        is_single = len(self.replicas) == 1 and conductor is None
+        is_pipelined = isinstance(self.replicas[0], PipelinedReplica)
+        is_single = len(self.replicas) == 1 and conductor is None and not is_pipelined
         patient = client if isinstance(client, PatientClient) else None
         self._client, self._is_patient = client, patient is not None
         while True:
@@ -501,18 +588,22 @@ class Simulator:
         self.population.check("all replicas")
 
     def _start_steps(self, client: EngineClient) -> bool:
-        """Start a step on every engine that is ready; whether tokens were delivered, to which the
-        client may react."""
+        """Start a step on every engine that is ready; whether more may start now, because tokens
+        were delivered, to which the client may react, or memory was freed."""
         is_delivered = False
         ready, self._ready = self._ready, {}
         for replica in ready:
-            if replica.started is not None:
+            if replica.is_busy:
                 continue
             if self._waiting:
                 self._waiting.pop(replica, None)
+            if isinstance(replica, PipelinedReplica):
+                is_delivered |= self._start_batches(replica, client)
+                continue
             if not replica.state.has_work:
                 continue
-            repeating = replica.repeating if self._is_patient else None
+            is_repeating = self._is_patient and not replica.is_single_step
+            repeating = replica.repeating if is_repeating else None
             if repeating is not None:
                 begin_lockstep(replica.state, repeating)
             started = start_step(replica.state, replica.executor)
@@ -526,16 +617,40 @@ class Simulator:
                     if replica.stretch is not None:
                         end_s = replica.stretch.ends_s[-1]
                 self._expect_end(replica, end_s)
+                self._follow(replica, started)
                 continue
-            assert not started.planned.batch.has_work, "a simulated step has a duration"
-            events = end_step(replica.state, started)
-            if events.ends:
-                self._deliver(replica, events, client)
-                is_delivered = True
-            else:
-                until_s = replica.state.wait_until_s
-                self._waiting[replica] = math.inf if until_s is None else until_s
+            is_delivered |= self._end_idle(replica, started, client)
         return is_delivered
+
+    def _start_batches(self, replica: PipelinedReplica, client: EngineClient) -> bool:
+        """As `_start_steps`, for the batches that a pipeline may begin now."""
+        while replica.state.has_work and not replica.is_busy:
+            n_under_way = len(replica.flights)
+            started = replica.begin(self.clock.now_s())
+            if started.result.duration_s is None:
+                return self._end_idle(replica, started, client)
+            if not n_under_way:
+                self._expect_end(replica, replica.flights[0].end_s)
+            self._follow(replica, started)
+        return False
+
+    def _follow(self, replica: Replica, started: StartedStep) -> None:
+        if replica.is_single_step and self._conductor is not None:
+            self._conductor.began(replica, started, self)
+
+    def _end_idle(self, replica: Replica, started: StartedStep, client: EngineClient) -> bool:
+        """End a step that computes nothing; whether steps may start now."""
+        assert not started.planned.batch.has_work, "a simulated step has a duration"
+        events = end_step(replica.state, started)
+        if events.ends:
+            self._deliver(replica, events, client)
+            return True
+        until_s = replica.state.wait_until_s
+        if until_s is None and started.planned.n_preempted:
+            self._ready[replica] = None  # the memory that this freed is for the next plan
+            return True
+        self._waiting[replica] = math.inf if until_s is None else until_s
+        return False
 
     def _expect_end(self, replica: Replica, end_s: float) -> None:
         replica.n_starts += 1
@@ -578,6 +693,9 @@ class Simulator:
         """Advance to the end of the step that ends first."""
         end_s, number, _ = heappop(self._ends)
         replica = self.replicas[number]
+        if isinstance(replica, PipelinedReplica):
+            self._end_batch(replica, end_s, client)
+            return
         stretch = replica.stretch
         if stretch is not None:
             replica.commit(stretch.n_steps - 1)
@@ -587,6 +705,14 @@ class Simulator:
         self.clock.jump_to(max(end_s, self.clock.now_s()))
         self._reached.to(end_s, number)
         self._deliver(replica, end_step(replica.state, started), client)
+
+    def _end_batch(self, replica: PipelinedReplica, end_s: float, client: EngineClient) -> None:
+        started = replica.flights.popleft().started
+        if replica.flights:
+            self._expect_end(replica, replica.flights[0].end_s)
+        self.clock.jump_to(max(end_s, self.clock.now_s()))
+        self._reached.to(end_s, replica.number)
+        self._deliver(replica, end_batch(replica.state, started), client)
 
     def _advance(self, client: EngineClient) -> None:
         """Advance to the next instant at which a step ends, a policy continues or the client
@@ -640,7 +766,9 @@ class Simulator:
         inbox, replica.inbox = replica.inbox, []
         for entry in inbox:
             if isinstance(entry, str):
-                if replica.state.end(entry, State.finished_abort) is not None:
+                if entry in replica.state.queues.in_flight:
+                    replica.inbox.append(entry)
+                elif replica.state.end(entry, State.finished_abort) is not None:
                     self._leave(entry, replica)
                 continue
             if isinstance(entry, Handover):

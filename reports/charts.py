@@ -152,8 +152,11 @@ def lines(
     dashed = {**at, "color": tinted, "strokeDash": series_dash(names, field)}
     dots = {"type": "point", "filled": True, "size": 36}
     return [
-        layer({"type": "area", "opacity": 0.2}, band,
-              where="isValid(datum.low) && isValid(datum.high)"),
+        layer(
+            {"type": "area", "opacity": 0.2},
+            band,
+            where="isValid(datum.low) && isValid(datum.high)",
+        ),
         layer({"type": "line", "strokeWidth": 2}, dashed),
         layer(dots, {**at, "color": tinted, "tooltip": list(tooltip)}),
-    ]  # fmt: skip
+    ]

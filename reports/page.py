@@ -45,17 +45,21 @@ def render_page(
     `cache_dir` caches the plotting bundle and compiled templates, which take seconds to make."""
     texts = [vega_bundle(cache_dir), *(asset(name) for name in ("static/page.js", *scripts))]
     terms = Terms()
-    return environment(cache_dir).get_template(template).render(
-        **context,
-        terms=terms,
-        term=terms.term,
-        help=terms.help,
-        drawn=drawn,
-        style=asset("static/page.css"),
-        policy=policy(texts),
-        scripts=texts,
-        data={name: embedded(x) for name, x in {"figures": drawn, **(data or {})}.items()},
-    )  # fmt: skip
+    return (
+        environment(cache_dir)
+        .get_template(template)
+        .render(
+            **context,
+            terms=terms,
+            term=terms.term,
+            help=terms.help,
+            drawn=drawn,
+            style=asset("static/page.css"),
+            policy=policy(texts),
+            scripts=texts,
+            data={name: embedded(x) for name, x in {"figures": drawn, **(data or {})}.items()},
+        )
+    )
 
 
 def write_page(path: Path, text: str) -> None:

@@ -125,9 +125,17 @@ def fetch(folder: Path) -> Path:
         raise CannotFetch("npm is not in PATH")
     for name in ("package.json", "package-lock.json"):
         shutil.copy(LOCK.with_name(name), folder)
-    command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier",
-               "--fetch-retries=1", "--fetch-retry-mintimeout=1000",
-               "--fetch-timeout=30000"]  # fmt: skip
+    command = [
+        npm,
+        "ci",
+        "--ignore-scripts",
+        "--no-audit",
+        "--no-fund",
+        "--no-update-notifier",
+        "--fetch-retries=1",
+        "--fetch-retry-mintimeout=1000",
+        "--fetch-timeout=30000",
+    ]
     try:
         done = subprocess.run(
             command, cwd=folder, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False

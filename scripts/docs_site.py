@@ -133,8 +133,10 @@ def cli_reference() -> str:
     """A section for each verb, from its typer command."""
     from loadgen.cli.lazy_verbs import VERBS, command
 
-    parts = ["# Command line\n\nEvery verb and flag, made from the program. `slobench VERB --help` "
-             "prints the same.\n"]  # fmt: skip
+    parts = [
+        "# Command line\n\nEvery verb and flag, made from the program. `slobench VERB --help` "
+        "prints the same.\n"
+    ]
     for name in VERBS:
         verb = command(name)
         parts.append(f"## slobench {name}\n\n{paragraphs(verb.help or '')}\n")
@@ -169,8 +171,10 @@ def python_reference() -> str:
     """A section for each name of `import slobench as sb`, and for the objects they return."""
     import slobench
 
-    parts = ["# Python\n\n`import slobench as sb`. See [In Python and in notebooks](python.md) for "
-             "examples.\n"]  # fmt: skip
+    parts = [
+        "# Python\n\n`import slobench as sb`. See [In Python and in notebooks](python.md) for "
+        "examples.\n"
+    ]
     objects = {f"sb.{name}": f"{home}.{name}" for name, home in sorted(slobench._HOMES.items())}
     objects |= {
         "Run": "loadgen.records.Run",

@@ -70,8 +70,11 @@ def main() -> None:
         for page, (command, made) in COMMANDS.items():
             done = subprocess.run(
                 [sys.executable, "-P", "-m", "loadgen", *shlex.split(command)],
-                cwd=work, capture_output=True, text=True, check=False,
-            )  # fmt: skip
+                cwd=work,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
             if done.returncode not in VERDICTS or not (work / made).is_file():
                 raise SystemExit(f"slobench {command}: exit {done.returncode}\n{done.stderr}")
             shutil.copy(work / made, folder / f"{page}.html")
@@ -84,11 +87,17 @@ def thumbnail(browser: str, page: Path, work: Path) -> None:
     """Writes the first screen of a page beside it, as a PNG of 1 280 x 860 pixels."""
     picture = page.with_suffix(".png")
     flags = [
-        "--headless", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
-        "--disable-background-networking", "--window-size=1280,860",
-        "--virtual-time-budget=10000", f"--user-data-dir={work / 'browser'}",
-        f"--screenshot={picture}", *(["--no-sandbox"] if os.geteuid() == 0 else []),
-    ]  # fmt: skip
+        "--headless",
+        "--disable-gpu",
+        "--hide-scrollbars",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--window-size=1280,860",
+        "--virtual-time-budget=10000",
+        f"--user-data-dir={work / 'browser'}",
+        f"--screenshot={picture}",
+        *(["--no-sandbox"] if os.geteuid() == 0 else []),
+    ]
     done = subprocess.run(
         [browser, *flags, page.as_uri()], capture_output=True, text=True, check=False, timeout=120
     )

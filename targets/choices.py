@@ -6,8 +6,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-_COUNTS = ("n", "best_of", "num_return_sequences", "num_generations", "candidate_count",
-           "candidatecount", "num_beams")  # fmt: skip
+_COUNTS = (
+    "n",
+    "best_of",
+    "num_return_sequences",
+    "num_generations",
+    "candidate_count",
+    "candidatecount",
+    "num_beams",
+)
 """Numbers of answers, in lower case: OpenAI, vLLM, Hugging Face, Gemini."""
 _SWITCHES = ("use_beam_search",)
 _INSIDE = ("extra_body", "sampling_params", "parameters", "generation_config", "generationconfig")

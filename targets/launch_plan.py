@@ -19,9 +19,9 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from loadgen.errors import TargetFileError, nearest
+from loadgen.fields import Seconds
 from loadgen.manifest.sections import LaunchSection
 from loadgen.registry import Block
-from loadgen.units import Seconds
 from targets.safe_text import hide_secrets
 
 PLACEHOLDERS = ("host", "model", "port", "python")

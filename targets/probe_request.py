@@ -513,7 +513,10 @@ def connect_problem(error: Exception, endpoint: Endpoint, timeout_s: float) -> s
     if is_refused(error):
         if route.proxy is not None:
             return f"connection refused by proxy {route.proxy.url}; is it running?"
-        return "connection refused; is the server running, and is the port right?"
+        return (
+            "connection refused; is the server running, and is the port right? "
+            "--wait-ready 10m waits for a server that is starting"
+        )
     reason = endpoint.error_text(error)
     if route.is_tls and isinstance(error, ConnectionError):
         return (

@@ -13,8 +13,16 @@ from urllib.parse import quote, unquote
 import msgspec
 
 HIDDEN = "[redacted]"
-_SECRET = {"authorization", "credential", "credentials", "key", "passwd", "password", "secret",
-           "token"}  # fmt: skip
+_SECRET = {
+    "authorization",
+    "credential",
+    "credentials",
+    "key",
+    "passwd",
+    "password",
+    "secret",
+    "token",
+}
 """Last parts of the names of flags and variables: `--hf-token`, `API_KEY=…`, not `--max-tokens`."""
 _IN_QUERIES = ("code", "sig", "signature")
 """Names of keys in the queries of Azure Functions, of shared access signatures and of AWS."""

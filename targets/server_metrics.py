@@ -43,49 +43,127 @@ def _series(
 
 
 SERIES: tuple[ServerSeries, ...] = (
-    _series("running", "gauge", "sum", "requests being computed",
-            "vllm:num_requests_running sglang:num_running_reqs tgi_batch_current_size "
-            "llamacpp:requests_processing"),
-    _series("waiting", "gauge", "sum", "requests queued in the server",
-            "vllm:num_requests_waiting sglang:num_queue_reqs tgi_queue_size "
-            "llamacpp:requests_deferred"),
-    _series("swapped", "gauge", "sum", "requests swapped out (vLLM V0)",
-            "vllm:num_requests_swapped"),
-    _series("kv_usage", "gauge", "max", "share of the KV cache in use, of the fullest engine",
-            "vllm:kv_cache_usage_perc vllm:gpu_cache_usage_perc sglang:token_usage "
-            "llamacpp:kv_cache_usage_ratio"),
-    _series("cache_hit_rate", "gauge", "mean", "the server's own share of cached prompt tokens",
-            "vllm:gpu_prefix_cache_hit_rate sglang:cache_hit_rate"),
-    _series("preemptions", "counter", "sum", "requests preempted for lack of KV memory",
-            "vllm:num_preemptions_total sglang:num_retracted_requests_total "
-            "sglang:num_retracted_reqs_total"),
-    _series("prompt_tokens", "counter", "sum", "prompt tokens",
-            "vllm:prompt_tokens_total sglang:prompt_tokens_total tgi_request_input_length_sum "
-            "llamacpp:prompt_tokens_total+llamacpp:prompt_tokens_cached_total"),
-    _series("generation_tokens", "counter", "sum", "output tokens",
-            "vllm:generation_tokens_total sglang:generation_tokens_total "
-            "tgi_request_generated_tokens_sum llamacpp:tokens_predicted_total"),
-    _series("cache_queries", "counter", "sum", "prompt tokens looked up in the prefix cache",
-            "vllm:prefix_cache_queries_total vllm:gpu_prefix_cache_queries_total "
-            "sglang:prompt_tokens_total "
-            "llamacpp:prompt_tokens_total+llamacpp:prompt_tokens_cached_total"),
-    _series("cache_hits", "counter", "sum", "prompt tokens found in the prefix cache",
-            "vllm:prefix_cache_hits_total vllm:gpu_prefix_cache_hits_total "
-            "sglang:cached_tokens_total llamacpp:prompt_tokens_cached_total"),
-    _series("requests", "counter", "sum", "requests finished",
-            "vllm:request_success_total sglang:num_requests_total tgi_request_success"),
-    _series("gpu_utilization", "gauge", "mean", "share of time a kernel ran, mean of the GPUs",
-            "DCGM_FI_DEV_GPU_UTIL", scale=0.01),
-    _series("gpu_memory_bytes", "gauge", "sum", "memory used, all GPUs",
-            "DCGM_FI_DEV_FB_USED", scale=_MIB),
+    _series(
+        "running",
+        "gauge",
+        "sum",
+        "requests being computed",
+        "vllm:num_requests_running sglang:num_running_reqs tgi_batch_current_size "
+        "llamacpp:requests_processing",
+    ),
+    _series(
+        "waiting",
+        "gauge",
+        "sum",
+        "requests queued in the server",
+        "vllm:num_requests_waiting sglang:num_queue_reqs tgi_queue_size llamacpp:requests_deferred",
+    ),
+    _series(
+        "swapped", "gauge", "sum", "requests swapped out (vLLM V0)", "vllm:num_requests_swapped"
+    ),
+    _series(
+        "kv_usage",
+        "gauge",
+        "max",
+        "share of the KV cache in use, of the fullest engine",
+        "vllm:kv_cache_usage_perc vllm:gpu_cache_usage_perc sglang:token_usage "
+        "llamacpp:kv_cache_usage_ratio",
+    ),
+    _series(
+        "cache_hit_rate",
+        "gauge",
+        "mean",
+        "the server's own share of cached prompt tokens",
+        "vllm:gpu_prefix_cache_hit_rate sglang:cache_hit_rate",
+    ),
+    _series(
+        "preemptions",
+        "counter",
+        "sum",
+        "requests preempted for lack of KV memory",
+        "vllm:num_preemptions_total sglang:num_retracted_requests_total "
+        "sglang:num_retracted_reqs_total",
+    ),
+    _series(
+        "prompt_tokens",
+        "counter",
+        "sum",
+        "prompt tokens",
+        "vllm:prompt_tokens_total sglang:prompt_tokens_total tgi_request_input_length_sum "
+        "llamacpp:prompt_tokens_total+llamacpp:prompt_tokens_cached_total",
+    ),
+    _series(
+        "generation_tokens",
+        "counter",
+        "sum",
+        "output tokens",
+        "vllm:generation_tokens_total sglang:generation_tokens_total "
+        "tgi_request_generated_tokens_sum llamacpp:tokens_predicted_total",
+    ),
+    _series(
+        "cache_queries",
+        "counter",
+        "sum",
+        "prompt tokens looked up in the prefix cache",
+        "vllm:prefix_cache_queries_total vllm:gpu_prefix_cache_queries_total "
+        "sglang:prompt_tokens_total "
+        "llamacpp:prompt_tokens_total+llamacpp:prompt_tokens_cached_total",
+    ),
+    _series(
+        "cache_hits",
+        "counter",
+        "sum",
+        "prompt tokens found in the prefix cache",
+        "vllm:prefix_cache_hits_total vllm:gpu_prefix_cache_hits_total "
+        "sglang:cached_tokens_total llamacpp:prompt_tokens_cached_total",
+    ),
+    _series(
+        "requests",
+        "counter",
+        "sum",
+        "requests finished",
+        "vllm:request_success_total sglang:num_requests_total tgi_request_success",
+    ),
+    _series(
+        "gpu_utilization",
+        "gauge",
+        "mean",
+        "share of time a kernel ran, mean of the GPUs",
+        "DCGM_FI_DEV_GPU_UTIL",
+        scale=0.01,
+    ),
+    _series(
+        "gpu_memory_bytes",
+        "gauge",
+        "sum",
+        "memory used, all GPUs",
+        "DCGM_FI_DEV_FB_USED",
+        scale=_MIB,
+    ),
     _series("gpu_power_w", "gauge", "sum", "power drawn, all GPUs", "DCGM_FI_DEV_POWER_USAGE"),
-    _series("wait_s", "counter", "sum", "seconds that requests waited, by reason",
-            "ref:wait_seconds_total", by="reason"),
-    _series("displaced_s", "counter", "sum", "seconds that requests waited because of others",
-            "ref:displaced_seconds_total"),
-    _series("padding_tokens", "counter", "sum", "tokens computed as padding (static batching)",
-            "ref:padding_tokens_total"),
-)  # fmt: skip
+    _series(
+        "wait_s",
+        "counter",
+        "sum",
+        "seconds that requests waited, by reason",
+        "ref:wait_seconds_total",
+        by="reason",
+    ),
+    _series(
+        "displaced_s",
+        "counter",
+        "sum",
+        "seconds that requests waited because of others",
+        "ref:displaced_seconds_total",
+    ),
+    _series(
+        "padding_tokens",
+        "counter",
+        "sum",
+        "tokens computed as padding (static batching)",
+        "ref:padding_tokens_total",
+    ),
+)
 
 _NAMES = frozenset(name for series in SERIES for source in series.sources for name in source)
 _RANKS = ("tp_rank", "pp_rank")  # every rank of an engine counts the same requests

@@ -178,7 +178,7 @@ def write_to(directory: Path, run: Run, columns: Mapping[str, Any] | None = None
     whole = with_manifest(
         run,
         n_requests=len(run.schedule_rows),
-        schedule_sha256=schedule_sha256(run.schedule_rows, run.edge_rows),
+        schedule_sha256=schedule_sha256(run.schedule_rows, run.edge_rows, run.piece_rows),
     )
     directory.mkdir(parents=True, exist_ok=True)
     store.write_schedule(directory, whole)

@@ -14,7 +14,8 @@ ROOT = Path(__file__).parent.parent
 ROOMS: dict[str, list[str]] = {
     "loadgen": [
         "__main__ web",
-        "studies foreign",
+        "studies",
+        "foreign",
         "cli",
         "lab",
         "run",
@@ -24,7 +25,8 @@ ROOMS: dict[str, list[str]] = {
         "workload",
         "measure",
         "records registry",
-        "c_programs manifest plugins units yaml_document",
+        "c_programs manifest fields plugins yaml_document",
+        "units",
         "cache_directory clock endings errors host_names shadowing timer whole_file",
     ],
     "reference_engine": [
@@ -52,6 +54,7 @@ WORDS = [
         "clock",
         "endings",
         "errors",
+        "fields",
         "host_names",
         "units",
         "yaml_document",
@@ -119,6 +122,8 @@ PURE = [
     "loadgen.foreign.sglang",
     "loadgen.foreign.vllm",
     "loadgen.foreign.change",
+    "loadgen.foreign.inference_perf",
+    "loadgen.foreign.mlperf_endpoints",
     "targets.base",
     "targets.openai_chat",
     "targets.openai_completions",
@@ -237,7 +242,8 @@ def imports(path):
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             if node.module in OURS:
-                names += [f"{node.module}.{alias.name}" for alias in node.names]
+                words = [alias.name for alias in node.names if alias.name != "__version__"]
+                names += [f"{node.module}.{word}" for word in words]
             elif node.module:
                 names.append(node.module)
     return names

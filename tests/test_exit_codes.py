@@ -116,6 +116,13 @@ def world(tmp_path_factory, page_cache):
         (damaged / name).write_bytes((damaged / name).read_bytes()[:-9])
     rows = [f"2024-01-01 00:00:{k * 37 % 60:02}.0,{100 + k},{10 + k % 7}" for k in range(40)]
     (folder / "theirs.json").write_text(json.dumps(vllm()))
+    for nights, ttfts_ms in (("quiet", (10, 11, 10, 11)), ("loud", (10, 11, 10, 90)),
+                             ("new", (10, 11))):  # fmt: skip
+        for number, ttft_ms in enumerate(ttfts_ms):
+            (folder / nights / f"n{number}").mkdir(parents=True)
+            numbers = {"mean_ttft_ms": ttft_ms, "mean_tpot_ms": 5.0, "output_throughput": 9.0}
+            file = folder / nights / f"n{number}" / "bench.json"
+            file.write_text(json.dumps(vllm() | numbers))
     lines = ["TIMESTAMP,ContextTokens,GeneratedTokens", *rows]
     (folder / "trace.csv").write_text("\n".join(lines))
     return world
@@ -266,6 +273,9 @@ MADE = {
     ("judge", 0): "judge theirs.json",
     ("judge", 1): "judge theirs.json --slo p50(ttft)<=1us",
     ("judge", 3): "judge theirs.json --slo p99(ttft)<=1s",
+    ("alarms", 0): "alarms quiet",
+    ("alarms", 1): "alarms loud",
+    ("alarms", 3): "alarms new",
     ("import", 0): "import theirs.json --out imported",
     ("verify", 0): "verify met",
     ("verify", 3): "verify damaged",
@@ -315,7 +325,7 @@ MADE = {
 """Cell → a command line that makes its code, or a function that returns it."""
 REQUIRED = {
     **dict.fromkeys(("fit", "report", "verify", "rescore", "nightly", "collect", "from"), "x"),
-    "import": "x", "judge": "x",
+    "import": "x", "judge": "x", "alarms": "x",
     "export": "x --format=csv", "size": "--peak=1/s", "calibrate": "--shape=tiny",
     "solve": "--hardware=h200", "worker": "--master=127.0.0.1",
 }  # fmt: skip

@@ -73,8 +73,12 @@ def test_nothing_is_overwritten_and_then_nothing_is_written(tmp_path):
     own = tmp_path / "slobench" / "target.yaml"
     own.parent.mkdir()
     own.write_text("mine")
-    with pytest.raises(UsageError, match=r"target\.yaml: already there; nothing was written"):
+    with pytest.raises(UsageError) as caught:
         write_starter(tmp_path)
+    assert str(caught.value) == (
+        f"{own}: already there; nothing was written. Remove them, or name another directory: "
+        "slobench init DIRECTORY"
+    )
     assert own.read_text() == "mine"
     assert not (tmp_path / "slobench" / "chat.yaml").exists()
 

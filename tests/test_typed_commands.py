@@ -141,6 +141,8 @@ NAMES = {  # the line → a part of the error that names what to write
     "web --port 9000": "--web-port",
     "doctor http://localhost:8000": "slobench doctor --target http://localhost:8000",
     "report": "slobench report runs/latest",
+    "size quickstart --hardware h200": "size: --peak is missing; e.g. slobench size",
+    "solve quickstart": "solve: --hardware is missing; e.g. slobench solve --rate 1/s",
     "help run": "slobench run --help",
     "version": "slobench --version",
     "bench serve --model m": "slobench run",

@@ -10,8 +10,8 @@ from pydantic import BaseModel, PlainSerializer
 from pydantic_core import PydanticSerializationError
 
 from loadgen.cli.exit_codes import INTERRUPTED, guarded
+from loadgen.fields import as_data
 from loadgen.units import (
-    as_data,
     format_duration,
     parse_duration_s,
     parse_level_per_s,

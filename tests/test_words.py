@@ -1,5 +1,6 @@
 """The words every part shares: registry, clock, errors, records."""
 
+import hashlib
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -14,6 +15,7 @@ from loadgen.errors import MissingDependency, SlobenchError, UnknownKind, UsageE
 from loadgen.records import (
     CHUNKS,
     EDGES,
+    OPTIONAL,
     REQUESTS,
     SCHEDULE,
     Names,
@@ -21,6 +23,7 @@ from loadgen.records import (
     Run,
     Status,
     empty_requests,
+    schedule_sha256,
 )
 from loadgen.registry import Block, Plugin, Registry
 from tests.runs import MANIFEST
@@ -216,6 +219,20 @@ def test_the_tables_have_no_padding_that_could_hide_garbage():
         fields = [table[name] for name in table.names or ()]
         assert table.itemsize == sum(field.itemsize for field in fields)
         assert all(field.byteorder in "=|<" for field in fields)
+
+
+def test_edges_without_delays_keep_the_fingerprint_of_older_plans():
+    schedule = np.zeros(2, SCHEDULE)
+    edges = np.array([(1, 0, 0.0)], EDGES)
+    older = np.array([(1, 0)], [("request_id", "u4"), ("after", "u4")])
+    columns = [n for n in SCHEDULE.names if n not in OPTIONAL]
+    rows = schedule[columns].astype([(name, SCHEDULE[name]) for name in columns])
+    assert (
+        schedule_sha256(schedule, edges)
+        == hashlib.sha256(rows.tobytes() + older.tobytes()).hexdigest()
+    )
+    first, second = (np.array([(1, 0, delay_s)], EDGES) for delay_s in (1.0, 2.0))
+    assert schedule_sha256(schedule, first) != schedule_sha256(schedule, second)
 
 
 def test_an_empty_record_says_that_nothing_happened():

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
-import resource
+import re
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +29,11 @@ from targets.truth_log import TruthLog
 from targets.truth_server import truth_server
 
 SIDES = ("slobench", "C", "aiohttp")
+_ENDS = ("arrived_ns", "last_ns")
 OTHER_EVENTS = 4  # beside the tokens: role, finish, usage, [DONE]
 _HERE = Path(__file__).parent
-_MOST_S = 300.0
+_MOST_S, _SAMPLE_S = 300.0, 0.5
+_PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,30 @@ Columns = Mapping[str, NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
+class Finished:
+    """A command that has ended: its output, its CPU time, the memory of its processes (`Memory`),
+    and its start and end on CLOCK_MONOTONIC."""
+
+    output: str
+    exit_code: int
+    cpu_s: float
+    peak_mb: float
+    started_s: float
+    ended_s: float
+
+
+def waits_s(
+    command: Finished, arrived_ns: NDArray[np.int64], last_ns: NDArray[np.int64]
+) -> tuple[float, float]:
+    """Seconds from the start of a command to the arrival of its first request, and from the last
+    token to its end, by the server's log."""
+    if not len(arrived_ns):
+        return math.nan, math.nan
+    first_s, last_s = 1e-9 * float(arrived_ns.min()), 1e-9 * float(last_ns.max())
+    return first_s - command.started_s, command.ended_s - last_s
+
+
+@dataclass(frozen=True)
 class Measured:
     """One run of one client, and the server's log of it. `rows` are the client's own: seq, due_s,
     sent_s, first_s, last_s, done_s, on CLOCK_MONOTONIC, answered requests only; CPU is of the
@@ -64,9 +95,15 @@ class Measured:
     n_sent: int
     paced_cpu_s: float  # while requests were under way
     decoded_cpu_s: float  # …and until everything is decoded
-    command_cpu_s: float  # of the whole command, start-up and report included
+    command: Finished
     log: TruthLog
     problems: Sequence[str] = ()  # gates of slobench's own instrument check that failed
+
+    @property
+    def waits_s(self) -> tuple[float, float]:
+        """`waits_s` of the command and its own requests; of slobench, the preflight's are not."""
+        arrived_ns, last_ns = (self.log.rows_of(self.rows["seq"])[name] for name in _ENDS)
+        return waits_s(self.command, arrived_ns, last_ns)
 
     @property
     def n_events(self) -> int:
@@ -100,22 +137,19 @@ class Rig:
         scenario.write_text(load.scenario())
         out = self._folder / "run"
         with truth_server(self._folder, cache_dir=self._folder, **script) as server:
-            before = cpu_s_of_children()
             with server.client_cores():  # one core, also where there are more
                 os.sched_setaffinity(0, {max(server.client_cpus)})
                 with through(server.url, server.cpu) as target:
                     if side == "slobench":
-                        _slobench(target, scenario, out, workers)
-                        own_cpu_s = 0.0
+                        command = _slobench(target, scenario, out, workers)
                     else:
-                        own_cpu_s = self._other(side, target, load, scenario)
-            used_s = cpu_s_of_children() - before
+                        command = self._other(side, target, load, scenario)
             log = server.finish()
         if side == "slobench":
-            return _read_run(out, used_s, log)
-        return _read_rows(self._folder / "rows.csv", own_cpu_s, used_s, log)
+            return _read_run(out, command, log)
+        return _read_rows(self._folder / "rows.csv", command, log)
 
-    def _other(self, side: str, url: str, load: Load, scenario: Path) -> float:
+    def _other(self, side: str, url: str, load: Load, scenario: Path) -> Finished:
         how = ["--users", str(load.users), "--for", str(load.for_s)]
         if not load.users:
             due = self._folder / "due.f64"
@@ -126,23 +160,26 @@ class Rig:
             program = [sys.executable, str(_HERE / "aiohttp_client.py")]
         port, rows = url.rpartition(":")[2], str(self._folder / "rows.csv")
         words = ["--port", port, "--tokens", str(load.tokens), "--rows", rows, *how]
-        return float(json.loads(run_command([*program, *words]))["cpu_s"])
+        return run_command([*program, *words])
 
 
-def _slobench(url: str, scenario: Path, out: Path, workers: int) -> None:
+def _slobench(url: str, scenario: Path, out: Path, workers: int) -> Finished:
     words = [str(scenario), f"--target={url}", f"--out={out}", "--force", f"--workers={workers}"]
-    run_command([sys.executable, "-m", "loadgen", "run", *words])
+    return run_command([sys.executable, "-m", "loadgen", "run", *words])
 
 
-def _read_run(directory: Path, command_cpu_s: float, log: TruthLog) -> Measured:
+def _read_run(directory: Path, command: Finished, log: TruthLog) -> Measured:
     run = read_run(directory)
     rows = run.request_rows
     ok = rows["status"] == Status.ok
     epoch_s = run.manifest.epoch_s
     named = {
-        "due_s": "released_s", "sent_s": "sent_s", "first_s": "first_token_s",
-        "last_s": "last_token_s", "done_s": "done_s",
-    }  # fmt: skip
+        "due_s": "released_s",
+        "sent_s": "sent_s",
+        "first_s": "first_token_s",
+        "last_s": "last_token_s",
+        "done_s": "done_s",
+    }
     columns = {name: rows[column][ok] + epoch_s for name, column in named.items()}
     columns["seq"] = rows["request_id"][ok].astype(np.float64)
     shards = run.instrument.shards
@@ -154,13 +191,14 @@ def _read_run(directory: Path, command_cpu_s: float, log: TruthLog) -> Measured:
         n_sent=int(np.count_nonzero(np.isfinite(rows["sent_s"]))),
         paced_cpu_s=paced_cpu_s,
         decoded_cpu_s=paced_cpu_s + sum(shard.decoding.cpu_s for shard in shards),
-        command_cpu_s=command_cpu_s,
+        command=command,
         log=log,
         problems=[c["detail"] for c in checks if c["is_gate"] and c["ok"] is False],
     )
 
 
-def _read_rows(path: Path, own_cpu_s: float, command_cpu_s: float, log: TruthLog) -> Measured:
+def _read_rows(path: Path, command: Finished, log: TruthLog) -> Measured:
+    own_cpu_s = float(json.loads(command.output)["cpu_s"])
     names = path.open().readline().strip().split(",")
     table = np.genfromtxt(path, delimiter=",", skip_header=1, ndmin=2)
     columns = dict(zip(names, table.T, strict=True))
@@ -169,7 +207,7 @@ def _read_rows(path: Path, own_cpu_s: float, command_cpu_s: float, log: TruthLog
         name.replace("_ns", "_s"): column[answered] * (1e-9 if name.endswith("_ns") else 1.0)
         for name, column in columns.items()
     }
-    return Measured(rows, len(answered), own_cpu_s, own_cpu_s, command_cpu_s, log)
+    return Measured(rows, len(answered), own_cpu_s, own_cpu_s, command, log)
 
 
 def due_s(scenario: Path) -> NDArray[np.float64]:
@@ -178,18 +216,76 @@ def due_s(scenario: Path) -> NDArray[np.float64]:
     return np.sort(due)
 
 
-def run_command(command: Sequence[str]) -> str:
-    """What a client said on stdout; exit codes 1 and 3 are verdicts of slobench."""
-    environ = dict(os.environ) | {"NO_COLOR": "1"}
-    found = subprocess.run(
-        command, capture_output=True, text=True, timeout=_MOST_S, env=environ, check=False
+def run_command(words: Sequence[str]) -> Finished:
+    """Runs a client to its end; exit codes 1 and 3 are verdicts of slobench."""
+    done = finished(words, {"NO_COLOR": "1"})
+    if done.exit_code not in (0, 1, 3):
+        raise SystemExit(f"{' '.join(words)}: exit {done.exit_code}\n{done.output}")
+    return done
+
+
+def finished(words: Sequence[str], environ: Mapping[str, str]) -> Finished:
+    """Runs a command to its end, killed after 300 s. `environ` is added to the environment; the
+    output is stdout, followed by stderr."""
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        started_s = time.monotonic()
+        child = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            env=dict(os.environ) | dict(environ),
+        )
+        memory = Memory(child.pid)
+        limit = threading.Timer(_MOST_S, child.kill)
+        limit.start()
+        _, status, used = os.wait4(child.pid, 0)
+        ended_s = time.monotonic()
+        limit.cancel()
+        peak_mb = memory.stop()
+        child.returncode = os.waitstatus_to_exitcode(status)
+        texts = []
+        for file in (output, errors):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+    return Finished(
+        output="".join(texts),
+        exit_code=child.returncode,
+        cpu_s=used.ru_utime + used.ru_stime,
+        peak_mb=peak_mb,
+        started_s=started_s,
+        ended_s=ended_s,
     )
-    if found.returncode not in (0, 1, 3):
-        raise SystemExit(f"{' '.join(command)}: exit {found.returncode}\n{found.stderr}")
-    return found.stdout
 
 
-def cpu_s_of_children() -> float:
-    """CPU time of every process that was started here and has ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+class Memory:
+    """The sum of the peak resident memory of a process and its descendants, read twice a second.
+    Memory that processes share counts in each. `ru_maxrss` will not do: a process starts with that
+    of the process that forked it."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._peaks_kb = pid, dict[int, int]()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> float:
+        """MB."""
+        self._ended.set()
+        self._thread.join()
+        return sum(self._peaks_kb.values()) / 1024
+
+    def _sample(self) -> None:
+        while not self._ended.wait(_SAMPLE_S):
+            for pid in _family(self._pid):
+                with contextlib.suppress(OSError):  # it has ended
+                    found = _PEAK.search(Path(f"/proc/{pid}/status").read_text())
+                    if found is not None:
+                        self._peaks_kb[pid] = int(found[1])
+
+
+def _family(pid: int) -> Iterator[int]:
+    yield pid
+    with contextlib.suppress(OSError):  # it has ended
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            yield from _family(int(child))

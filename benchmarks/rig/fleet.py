@@ -47,11 +47,13 @@ def _litellm(policy: str) -> Callable[[Path, int, Sequence[str]], list[str]]:
             {
                 "model_name": "tiny",
                 "litellm_params": {
-                    "model": "openai/tiny", "api_base": f"{url}/v1", "api_key": "none"
+                    "model": "openai/tiny",
+                    "api_base": f"{url}/v1",
+                    "api_key": "none",
                 },
             }
             for url in urls
-        ]  # fmt: skip
+        ]
         config = {
             "model_list": models,
             "router_settings": {"routing_strategy": policy, "num_retries": 0},

@@ -178,11 +178,15 @@ def chunk_timings(
     flops = chunk_flops(config, n_tokens, start)
     return [
         KernelTiming(
-            name, case + notes[name], took.seconds, flops / took.seconds / top.matmul_flops,
-            "matmul", took.each_s,
+            name,
+            case + notes[name],
+            took.seconds,
+            flops / took.seconds / top.matmul_flops,
+            "matmul",
+            took.each_s,
         )
         for name, took in times.items()
-    ]  # fmt: skip
+    ]
 
 
 def _pointwise(

@@ -90,9 +90,15 @@ def mixed_contexts(session: Session) -> None:
     batches = mixed_batches(place.scale)
     for name, contexts in batches.items():
         measure = partial(
-            decode_timings, session.ops(), config, place, session.top, contexts, name,
+            decode_timings,
+            session.ops(),
+            config,
+            place,
+            session.top,
+            contexts,
+            name,
             session.tuning,
-        )  # fmt: skip
+        )
         session.attempt(name, partial(_add_timings, session, "mixed_contexts", measure))
     engine = build_engine(session.shape("8b"), place, max_model_len=40_960 // place.scale + 64)
     for name, contexts in batches.items():
@@ -106,9 +112,12 @@ def _mixed_step(session: Session, engine: BuiltEngine, name: str, contexts: Sequ
     row = {"case": name, "rows": len(contexts), **_times(took), "share": roof_s / took.seconds}
     session.results.add_row("mixed_steps", row)
     session.results.add_goal(
-        f"decode step 8b, {name}", roof_s / took.seconds, 0.7, "of roof",
+        f"decode step 8b, {name}",
+        roof_s / took.seconds,
+        0.7,
+        "of roof",
         label=f"{took.seconds * 1e3:.3g} ms",
-    )  # fmt: skip
+    )
 
 
 def decode_steps(session: Session) -> None:
@@ -132,8 +141,15 @@ def _decode_step(session: Session, engine: BuiltEngine, name: str, n_rows: int) 
     alone = repeated(lambda: decode_step_s(engine, contexts))
     roof_s = session.top.decode_roof_s(config, n_rows, context)
     share = roof_s / took.seconds
-    row = {"shape": name, "rows": n_rows, "context": context, **_times(took), "share": share,
-           "alone_s": alone.seconds, "alone_share": roof_s / alone.seconds}  # fmt: skip
+    row = {
+        "shape": name,
+        "rows": n_rows,
+        "context": context,
+        **_times(took),
+        "share": share,
+        "alone_s": alone.seconds,
+        "alone_share": roof_s / alone.seconds,
+    }
     session.results.add_row("decode_steps", row)
     print(
         f"{name} × {n_rows}: {took.seconds * 1e3:.3f} ms, {share:.1%} of roof; "
@@ -141,9 +157,12 @@ def _decode_step(session: Session, engine: BuiltEngine, name: str, n_rows: int) 
     )
     if (name, n_rows) in _STEP_GOALS:
         session.results.add_goal(
-            f"decode step {name}, batch {n_rows}", share, _STEP_GOALS[name, n_rows], "of roof",
+            f"decode step {name}, batch {n_rows}",
+            share,
+            _STEP_GOALS[name, n_rows],
+            "of roof",
             label=f"{took.seconds * 1e3:.3g} ms",
-        )  # fmt: skip
+        )
 
 
 def _times(took: Repeats) -> dict[str, Any]:
@@ -219,9 +238,12 @@ def throughput(session: Session) -> None:
     figures = session.results.figures["throughput"] | {"tokens_per_s": rate, "share": share}
     session.results.add("throughput", figures)
     session.results.add_goal(
-        f"{n} requests, in/out U({low}, {high}), 0.6b", share, 0.55, "of roof",
+        f"{n} requests, in/out U({low}, {high}), 0.6b",
+        share,
+        0.55,
+        "of roof",
         label=f"{rate:.0f} tok/s",
-    )  # fmt: skip
+    )
     cpu_ms = max(run.plan_s + run.prepare_s for run in runs) * 1e3
     session.results.add_goal("plan + prepare at 256 sequences", cpu_ms, 0.3, "ms", is_floor=False)
 
@@ -251,9 +273,11 @@ def over_http(session: Session) -> None:
     share = sum(served) / sum(alone)
     session.results.add("http", {"alone": alone, "served": served, "share": share})
     session.results.add_goal(
-        "HTTP path against the engine alone, 256 streams, 1b", share, 0.95,
+        "HTTP path against the engine alone, 256 streams, 1b",
+        share,
+        0.95,
         label=f"{sum(served) / 2:.0f} tok/s",
-    )  # fmt: skip
+    )
     del engine
     session.place.release_memory()
     figures = {"bytes_left": session.place.used_bytes()}
@@ -323,10 +347,12 @@ def generate_batch(session: Session) -> None:
         ratio = total_s / extrapolated_s(our_steps, OUTPUT)
         figures.update({"generate_batch, extrapolated": total_s, "ratio": ratio})
         session.results.add_goal(
-            "generate_batch / ours, 8b × 32, 8 k outputs, extrapolated", ratio, 2.0,
+            "generate_batch / ours, 8b × 32, 8 k outputs, extrapolated",
+            ratio,
+            2.0,
             label=f"{total_s:.3g} s; graphs {figures.get('cuda graphs')}, "
             f"async {figures.get('async batching')}, {figures.get('paged attention')}",
-        )  # fmt: skip
+        )
     session.results.add("generate_batch", figures)
 
 

@@ -35,11 +35,23 @@ STAGE_S = 420.0
 # stage measures the ceilings: the shares of its other parts refer to them.
 STAGES: Mapping[int, Mapping[str, float]] = {
     1: {CEILINGS: 30, "kernels": 75, "decode_steps": 90, "tests": 125, "throughput": 75},
-    2: {CEILINGS: 30, "long_answers": 40, "generate_batch": 90, "generate": 70, "http": 80,
-        "modes": 90},
-    3: {CEILINGS: 30, "mixed_contexts": 50, "sweep": 75, "sanitizer": 75, "long": 140,
-        "experiments": 30},
-}  # fmt: skip
+    2: {
+        CEILINGS: 30,
+        "long_answers": 40,
+        "generate_batch": 90,
+        "generate": 70,
+        "http": 80,
+        "modes": 90,
+    },
+    3: {
+        CEILINGS: 30,
+        "mixed_contexts": 50,
+        "sweep": 75,
+        "sanitizer": 75,
+        "long": 140,
+        "experiments": 30,
+    },
+}
 PARTS = tuple(dict.fromkeys(name for parts in STAGES.values() for name in parts))
 TGZ_BYTES = 16 << 20
 _LEAST_S = 10.0  # a part with less time is not started
@@ -156,9 +168,13 @@ class Merged:
                     f"{out / stem}.json exists; add to it with --resume {out / stem}.json"
                 )
             content = {
-                "device": device, "date": today, "machine": machine(), "missing": list(PARTS),
-                "parts": {}, "earlier": [],
-            }  # fmt: skip
+                "device": device,
+                "date": today,
+                "machine": machine(),
+                "missing": list(PARTS),
+                "parts": {},
+                "earlier": [],
+            }
             return cls(out, stem, content)
         try:
             content = json.loads(resumed.read_text(encoding="utf-8"))
@@ -256,9 +272,12 @@ class Stage:
             # A group of its own, so that the part's own processes end with it.
             process = subprocess.Popen(
                 self.command(name, result, self.merged.path, self.logs),
-                stdout=file, stderr=subprocess.STDOUT, process_group=0, cwd=ROOT,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+                cwd=ROOT,
                 env=os.environ | {"PYTHONPATH": _paths(), "PYTHONUNBUFFERED": "1"},
-            )  # fmt: skip
+            )
             try:
                 state, n_printed, seen = "running", 0, 0
                 while state == "running":

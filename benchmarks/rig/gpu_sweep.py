@@ -84,20 +84,23 @@ def _decodes(
         timing
         for n_rows, context in cases
         for timing in decode_timings(
-            session.ops(tuning), config, place, session.top,
+            session.ops(tuning),
+            config,
+            place,
+            session.top,
             [context // place.scale] * place.rows(n_rows),
-            f"batch {n_rows}, context {context}, KV {kv_dtype}", tuning, kv_dtype,
+            f"batch {n_rows}, context {context}, KV {kv_dtype}",
+            tuning,
+            kv_dtype,
         )
-    ]  # fmt: skip
+    ]
 
 
 def _chunks(session: Session, tuning: Tuning) -> list[KernelTiming]:
     """Our kernel alone: torch's FlashAttention has no such sizes."""
     place, config = session.place, SHAPES[session.shape("8b")]
     n_tokens = 2048 // place.scale
-    return chunk_timings(
-        session.ops(tuning), config, place, session.top, n_tokens, 0, tuning
-    )[:1]  # fmt: skip
+    return chunk_timings(session.ops(tuning), config, place, session.top, n_tokens, 0, tuning)[:1]
 
 
 def tuning_with(changes: Changes) -> Tuning:

@@ -67,8 +67,13 @@ class Goal:
 
     def to_json(self) -> dict[str, Any]:
         sign = ">=" if self.is_floor else "<="
-        return {"name": self.name, "value": self.value, "goal": f"{sign} {self.limit:g}",
-                "unit": self.unit, "met": self.met}  # fmt: skip
+        return {
+            "name": self.name,
+            "value": self.value,
+            "goal": f"{sign} {self.limit:g}",
+            "unit": self.unit,
+            "met": self.met,
+        }
 
 
 def keep(name: str, asked: Mapping[str, Any], found: Mapping[str, Any]) -> Path:

@@ -237,17 +237,30 @@ def probe(
     times = of_share(hits, [latencies]).hit_times(0.95) if is_bounded else None
     share = wilson(int(hits.sum()), n, 0.95, times)
     return Probe(
-        ask.level, due, met, ask.warmup_s, float(took_s), spent_s, grade, served_per_s=ended_per_s,
-        low=share.low, high=share.high, sent=sent_of(traffic, ~all_kept, n_sent),
-    )  # fmt: skip
+        ask.level,
+        due,
+        met,
+        ask.warmup_s,
+        float(took_s),
+        spent_s,
+        grade,
+        served_per_s=ended_per_s,
+        low=share.low,
+        high=share.high,
+        sent=sent_of(traffic, ~all_kept, n_sent),
+    )
 
 
 def sent_of(traffic: Traffic, missed: NDArray[np.bool_], n: int) -> Sent:
     """The first n requests as a probe stores them."""
     columns = (
-        np.rint(traffic.at_s * 1e6), traffic.input_tokens, traffic.new_tokens,
-        traffic.output_tokens, traffic.class_id, missed,
-    )  # fmt: skip
+        np.rint(traffic.at_s * 1e6),
+        traffic.input_tokens,
+        traffic.new_tokens,
+        traffic.output_tokens,
+        traffic.class_id,
+        missed,
+    )
     return Sent(*(tuple(np.rint(column[:n]).astype(np.int64).tolist()) for column in columns))
 
 

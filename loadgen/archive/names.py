@@ -24,9 +24,8 @@ def directory_of(name: Path | str) -> Path:
         return RESULTS / path
     recorded = RESULTS.iterdir() if RESULTS.is_dir() else ()
     names = sorted((p.name for p in recorded if is_result(p)), reverse=True)
-    raise UsageError(
-        f"{name}: no such run or search here or in {RESULTS}/; {nearest(path.name, _some(names))}"
-    )
+    known = nearest(path.name, _some(names)) if names else f"{RESULTS}/ has none"
+    raise UsageError(f"{name}: no such run or search here or in {RESULTS}/; {known}")
 
 
 def _some(names: list[str]) -> list[str]:

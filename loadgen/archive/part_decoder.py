@@ -30,9 +30,9 @@ from loadgen.archive.decode import Decoded, decode
 from loadgen.archive.exchange import Exchange
 from loadgen.archive.store import Ids, Part, read_parts, undecoded, write_part
 from loadgen.errors import RunInvalid
+from loadgen.fields import as_data
 from loadgen.manifest.json_section import JsonObject
 from loadgen.records import CHUNKS, REQUESTS, Chunks, Names, Requests, Status, empty_requests
-from loadgen.units import as_data
 from targets.base import TARGETS, Adapter
 from targets.safe_text import SecretForms
 

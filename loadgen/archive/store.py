@@ -1,8 +1,8 @@
 """Run directory: Parquet tables, the manifest, and the shards' parts until they are merged.
 
     manifest.json  schedule.parquet  edges.parquet  requests.parquet  chunks.parquet
-    server.parquet (if the server exposes metrics)  summary.json  report.html  logs/
-    checksums.sha256
+    pieces.npy (if prompts share pieces)  server.parquet (if the server exposes metrics)
+    summary.json  report.html  logs/  checksums.sha256
 
 Every file that is read is compared with checksums.sha256 first, and the files with each other.
 For use in notebooks, status, class, tenant, error and remote address are dictionary-encoded
@@ -34,8 +34,10 @@ from loadgen.measure.closed_loop import with_start_left_out
 from loadgen.records import (
     CHUNKS,
     EDGES,
-    LATER_REQUESTS,
+    LATER_COLUMNS,
     NAMED,
+    NO_PIECES,
+    PIECES,
     REQUESTS,
     SCHEDULE,
     SCHEMA,
@@ -44,6 +46,7 @@ from loadgen.records import (
     Edges,
     FinishReason,
     Names,
+    Pieces,
     Requests,
     Run,
     Schedule,
@@ -65,12 +68,22 @@ _MAX_TEXT = 300
 _PLAN = ("manifest.json", "schedule.parquet", "edges.parquet")
 _RESULTS = ("requests.parquet", "chunks.parquet")
 _SERVER = "server.parquet"
+_PIECES = "pieces.npy"  # not compressed: it can be mapped
 MORE = ".more"
 """Of the file with the rows that a shard added to its plan."""
 _DAMAGED = (
-    OSError, ValueError, LookupError, TypeError, RuntimeError, MemoryError, OverflowError, EOFError,
-    struct.error, zipfile.BadZipFile, zlib.error,
-)  # fmt: skip
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    RuntimeError,
+    MemoryError,
+    OverflowError,
+    EOFError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 """What NumPy, zipfile and Arrow raise for damaged files."""
 
 
@@ -289,12 +302,17 @@ def _read_manifest_file(
 
 
 def write_schedule(directory: Path, run: Run) -> None:
-    """Writes manifest, schedule and edges: the plan, before the first request is sent."""
+    """Writes manifest, schedule, edges and pieces: the plan, before the first request is sent."""
     marks = _marks(run.manifest)
     _write_bytes(directory / "manifest.json", _json_bytes(run.manifest.to_json()))
     _write_table(directory / "schedule.parquet", run.schedule_rows, run.names, {}, marks)
     _write_table(directory / "edges.parquet", run.edge_rows, run.names, {}, marks)
-    checksums.begin(directory, _PLAN)
+    if len(run.piece_rows):
+        with replacing(directory / _PIECES) as partial, partial.open("wb") as file:
+            np.save(file, run.piece_rows)
+        checksums.begin(directory, (*_PLAN, _PIECES))
+    else:
+        checksums.begin(directory, _PLAN)
 
 
 def write_schedule_file(path: Path, schedule: Schedule, names: Names) -> None:
@@ -385,6 +403,8 @@ def read_run(directory: Path | str) -> Run:
     names_read = [*_PLAN[1:], *(() if is_from_parts else _RESULTS)]
     if _SERVER in listed or (directory / _SERVER).exists():
         names_read.append(_SERVER)
+    if _PIECES in listed or (directory / _PIECES).exists():
+        names_read.append(_PIECES)
     are_listed = [name in listed for name in _RESULTS]
     is_there = any(are_listed) and (directory / "requests.parquet").exists()
     if not (is_from_parts or all(are_listed) or is_there):
@@ -415,9 +435,21 @@ def read_run(directory: Path | str) -> Run:
         requests, chunks = table("requests.parquet", REQUESTS), table("chunks.parquet", CHUNKS)
     has_server = (directory / _SERVER).exists()
     server = table(_SERVER, SERVER) if has_server else np.empty(0, SERVER)
-    run = Run(manifest, schedule, requests, chunks, edges, names, instrument, server)
+    pieces = _read_pieces(directory / _PIECES) if _PIECES in names_read else NO_PIECES
+    run = Run(manifest, schedule, requests, chunks, edges, names, instrument, server, pieces)
     _check_agreement(directory, run)
     return with_start_left_out(run)
+
+
+def _read_pieces(path: Path) -> Pieces:
+    try:
+        with opened_regular(path) as file:
+            pieces: Pieces = np.load(file)
+    except _DAMAGED as error:
+        raise RunInvalid(f"{path}: damaged: {error}") from error
+    if pieces.dtype != PIECES:
+        raise RunInvalid(f"{path}: its columns are not those of this version")
+    return pieces
 
 
 def _has_parts(directory: Path, manifest: Manifest, listed: Mapping[str, tuple[str, ...]]) -> bool:
@@ -437,7 +469,8 @@ def _check_agreement(directory: Path, run: Run) -> None:
             f"{n_first + manifest.extended_rows}: they are not of the same run"
         )
     edges = run.edge_rows[run.edge_rows["request_id"] < n_first]  # of the plan, with ids 0, 1, …
-    if schedule_sha256(run.schedule_rows[:n_first], edges) != manifest.schedule_sha256:
+    planned_sha256 = schedule_sha256(run.schedule_rows[:n_first], edges, run.piece_rows)
+    if planned_sha256 != manifest.schedule_sha256:
         raise RunInvalid(
             f"{directory / 'schedule.parquet'}: is not the schedule of manifest.json "
             "(schedule_sha256): they are not of the same run"
@@ -566,8 +599,8 @@ def _read_table(
             known += [text for text in words if text not in known]
             rows[field] = _lookup([known.index(text) for text in words], codes)
             names = replace(names, **{texts: tuple(known)})
-        elif field in LATER_REQUESTS and field not in table.column_names:
-            rows[field] = LATER_REQUESTS[field]
+        elif field in LATER_COLUMNS and field not in table.column_names:
+            rows[field] = LATER_COLUMNS[field]
         else:
             rows[field] = _numbers(table.column(field).combine_chunks())
     return rows, names

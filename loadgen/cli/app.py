@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from loadgen.cli import exit_codes
+from loadgen import __version__
 from loadgen.cli.lazy_verbs import VerbGroup
 
 app = typer.Typer(
@@ -23,7 +23,7 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"slobench {exit_codes.version()}")
+        typer.echo(f"slobench {__version__}")
         raise typer.Exit
 
 

@@ -7,15 +7,10 @@ import os
 import re
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import NoReturn
 
-import typer
-
-from loadgen.cache_directory import cache_dir
 from loadgen.cli.standard_streams import output_error
 from loadgen.errors import SlobenchError, UsageError, interrupt_behind, notes_behind
 
@@ -31,12 +26,6 @@ _FAILING = ("strict", "surrogateescape")
 """Error handlers of a stream that raise for a character outside of its encoding."""
 
 
-def version() -> str:
-    from importlib.metadata import version as installed
-
-    return installed("slobench")
-
-
 def guarded(
     body: Callable[[], object], environ: Mapping[str, str], words: Sequence[str] = ()
 ) -> int:
@@ -48,6 +37,11 @@ def guarded(
     if path is not None and _state(path) == before:
         _write_junit(path, code, reason)
     return code
+
+
+def _complain(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def _junit_path(words: Sequence[str]) -> Path | None:
@@ -78,9 +72,9 @@ def _write_junit(path: Path, code: int, reason: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_page(path, junit_without_run(kind, reason or _REASONS.get(code, "no run was made")))
     except (OSError, SlobenchError) as error:
-        typer.echo(f"slobench: --junit: {error}", err=True)
+        _complain(f"slobench: --junit: {error}")
     else:
-        typer.echo(f"junit: {path}", err=True)
+        _complain(f"junit: {path}")
 
 
 def _ended(body: Callable[[], object], environ: Mapping[str, str]) -> tuple[int, str]:
@@ -94,34 +88,34 @@ def _ended(body: Callable[[], object], environ: Mapping[str, str]) -> tuple[int,
     except SlobenchError as error:
         reason = _without_secrets(str(error), environ)
         for line in reason.splitlines():
-            typer.echo(f"slobench: {line}", err=True)
+            _complain(f"slobench: {line}")
         _print_notes(error)
         return error.exit_code, reason
     except SystemExit as end:  # typer ends this way, after usage errors too
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
         if code == INTERRUPTED:
-            typer.echo("slobench: interrupted", err=True)
+            _complain("slobench: interrupted")
         _print_notes(end)
         return code, ""
     except OSError as error:  # a full disk, a directory that went away
         where = f"{error.filename}: " if error.filename else ""
         reason = f"{where}{error.strerror or error}"
-        typer.echo(f"slobench: {reason}", err=True)
+        _complain(f"slobench: {reason}")
         _print_notes(error)
         return NO_VERDICT, reason
     except Exception as error:  # the process boundary
         _print_notes(error)
         if _is_out_of_memory(error):
             remedy = "raise the limit (ulimit -v), or send less"
-            typer.echo(f"slobench: out of memory: {remedy}", err=True)
+            _complain(f"slobench: out of memory: {remedy}")
             return NO_VERDICT, f"out of memory: {remedy}"
         if interrupt_behind(error):
-            typer.echo("slobench: interrupted", err=True)
+            _complain("slobench: interrupted")
             return INTERRUPTED, ""
         path = _write_traceback(environ)
         first_line = _without_secrets(f"{type(error).__name__}: {error}", environ).splitlines()[0]
-        typer.echo(f"slobench: internal error: {first_line}", err=True)
-        typer.echo(f"slobench: the details are in {path}; please report them", err=True)
+        _complain(f"slobench: internal error: {first_line}")
+        _complain(f"slobench: the details are in {path}; please report them")
         return _INTERNAL, f"internal error: {first_line}"
     return 0, ""
 
@@ -144,7 +138,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 
 def _print_notes(error: BaseException) -> None:
     for note in notes_behind(error):
-        typer.echo(f"slobench: {note}", err=True)
+        _complain(f"slobench: {note}")
 
 
 def leave(code: int) -> NoReturn:
@@ -152,7 +146,7 @@ def leave(code: int) -> NoReturn:
     machine, and all files are written."""
     sys.stderr.flush()
     if (error := output_error()) is not None:  # `> /dev/full`
-        typer.echo(f"slobench: standard output: {error.strerror or error}", err=True)
+        _complain(f"slobench: standard output: {error.strerror or error}")
         code = code or NO_VERDICT
     if threading.active_count() > 1:
         sys.exit(code)  # waits for the other threads
@@ -162,11 +156,14 @@ def leave(code: int) -> NoReturn:
 def _crash_text(environ: Mapping[str, str]) -> str:
     """The version, the command line and the traceback, without the secrets of command line and
     environment."""
+    import traceback
+
+    from loadgen import __version__
     from loadgen.run.manifest import recorded_command
 
     command = list(recorded_command(sys.argv))
     text = _without_secrets(traceback.format_exc(), environ)
-    return f"slobench {version()}, {command}\n{text}"
+    return f"slobench {__version__}, {command}\n{text}"
 
 
 def _without_secrets(text: str, environ: Mapping[str, str]) -> str:
@@ -177,6 +174,10 @@ def _without_secrets(text: str, environ: Mapping[str, str]) -> str:
 
 def _write_traceback(environ: Mapping[str, str]) -> Path:
     """Writes the traceback into the cache directory or, if that fails, the current directory."""
+    from datetime import datetime
+
+    from loadgen.cache_directory import cache_dir
+
     name = f"error-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.txt"
     for directory in (cache_dir(environ), Path()):
         if directory is None:

@@ -31,10 +31,21 @@ def list_(
     full: Annotated[
         bool, typer.Option("--full", help="All families with parameters and descriptions.")
     ] = False,
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VERB", help="Print the JSON schema of what a verb prints with --json."
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """List the kinds that files and flags can name: the names of all families, or one family with
     its parameters."""
+    if schema is not None:
+        from loadgen.cli.output_schemas import output_schema
+
+        print_json(output_schema(schema))
+        return
     from loadgen.cli.kinds import FAMILIES, describe
 
     load_plugins(plugin)

@@ -97,8 +97,8 @@ Export = Annotated[
     list[str] | None,
     typer.Option(
         metavar="FORMAT[=PATH]",
-        help="Also write csv, json, jsonl, parquet or vllm-bench, by default into the run's "
-        "directory; repeatable.",
+        help="Also write the run in a format of `export` (csv, parquet, vllm-bench, …), by default "
+        "into the run's directory; repeatable.",
     ),
 ]
 FailOn = Annotated[

@@ -103,14 +103,27 @@ def serve(
     from reference_engine.serving.serve_options import choose
 
     settings: dict[str, object] = {
-        "mode": mode, "shape": shape, "device": device, "host": host, "port": port,
-        "threads": threads, "max_model_len": max_model_len, "max_num_seqs": max_num_seqs,
-        "token_budget": token_budget, "kv_blocks": kv_blocks, "max_queue": max_queue,
-        "seed": seed, "model_name": model_name, "api_key_env": api_key_env, "cors": cors,
-        "log_dir": log_dir, "operator": operator, "operator_token_env": operator_token_env,
+        "mode": mode,
+        "shape": shape,
+        "device": device,
+        "host": host,
+        "port": port,
+        "threads": threads,
+        "max_model_len": max_model_len,
+        "max_num_seqs": max_num_seqs,
+        "token_budget": token_budget,
+        "kv_blocks": kv_blocks,
+        "max_queue": max_queue,
+        "seed": seed,
+        "model_name": model_name,
+        "api_key_env": api_key_env,
+        "cors": cors,
+        "log_dir": log_dir,
+        "operator": operator,
+        "operator_token_env": operator_token_env,
         "allowed_host": tuple(allowed_host) if allowed_host else None,
         "drain_s": None if drain is None else parse.read_duration_s("--drain", drain),
-    }  # fmt: skip
+    }
     parse.load_plugins(plugin)
     try:
         options = choose({k: v for k, v in settings.items() if v is not None}, set_ or [])

@@ -37,6 +37,7 @@ VERBS = {
     "judge": "loadgen.foreign.verb",
     "compare": "loadgen.studies.compare.verb",
     "nightly": "loadgen.studies.nightly.verb",
+    "alarms": "loadgen.studies.nightly.verb",
     "capacity": "loadgen.studies.capacity.verb",
     "size": "loadgen.studies.size.verb",
     "sweep": "loadgen.studies.sweep.verb",
@@ -122,9 +123,9 @@ class Verb(TyperCommand):
         """The error with the given value, or with the example of this verb."""
         if error.param is None:
             return error
-        if error.param.param_type_name == "argument" and not error.message:
+        if not error.message:
             example = (self.epilog or "").removeprefix("Example: ")
-            return UsageError(f"{self.name}: {error.param.name} is missing; e.g. {example}")
+            return UsageError(f"{self.name}: {error.param.opts[0]} is missing; e.g. {example}")
         if "valid integer" not in error.message:
             return error
         for word, following in zip_longest(words, words[1:], fillvalue=""):

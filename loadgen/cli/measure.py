@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -43,6 +44,7 @@ from loadgen.errors import UsageError
 from loadgen.workload.traffic_flags import LENGTHS
 
 if TYPE_CHECKING:
+    from loadgen.measure.summary import Summary
     from loadgen.run.run_options import RunOptions
     from loadgen.workload.scenario import Scenario
 
@@ -177,16 +179,21 @@ def run_scenario(
     is_full: bool = False,
     junit: Path | None = None,
 ) -> int:
-    """Runs, prints the ending, and returns the exit code."""
+    """Runs, prints the ending before the page is made, and returns the exit code."""
     from loadgen.drive.shard_process import PreforkedShard
     from loadgen.run.execute import SIMULATED, execute, local_fleet
+
+    def print_result(summary: Summary, directory: Path) -> None:
+        print_summary(summary, as_json, is_full=is_full, directory=directory)
+        sys.stdout.flush()
 
     has_processes = target != SIMULATED
     with PreforkedShard(is_enabled=has_processes, forks=True) as preforked:
         open_fleet = partial(local_fleet, preforked=preforked) if has_processes else None
         console = Console(stderr=True, highlight=False, markup=False)
-        finished = execute(scenario, target, options, console, open_fleet=open_fleet)
-    print_summary(finished.summary, as_json, is_full=is_full, directory=finished.directory)
+        finished = execute(
+            scenario, target, options, console, open_fleet=open_fleet, on_summary=print_result
+        )
     typer.echo(f"report: {finished.directory / 'report.html'}", err=True)
     write_exports(finished.directory, exports)
     if junit is not None:

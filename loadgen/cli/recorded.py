@@ -226,9 +226,10 @@ def export_(
         typer.Option(
             "--format",
             "-f",
-            help="csv or json (a row per run and class), jsonl or parquet (a row per request), "
-            "vllm-bench (the result file of vllm bench serve); or grafana, a dashboard for "
-            "--metrics-port, which needs no run.",
+            help="csv or json (a row per run and class), jsonl or parquet (a row per request); a "
+            "file of another tool: vllm-bench, vllm-bench-text (the block that it prints), aiperf, "
+            "aiperf-records, guidellm, llm-d, inferencex, mlperf-endpoints, otlp-json; or grafana, "
+            "a dashboard for --metrics-port, which needs no run.",
         ),
     ],
     runs: Annotated[
@@ -329,8 +330,9 @@ def verify(
     from loadgen.archive.verify import verify as verified
     from loadgen.cli.study_files import check_store
 
-    results = [result for path in map(directory_of, paths)
-               for result in verified(path, check_store)]  # fmt: skip
+    results = [
+        result for path in map(directory_of, paths) for result in verified(path, check_store)
+    ]
     for result in () if json else results:
         typer.echo(f"{result.state:<10}  {result.path} ({result.kind}, {result.n_files} files)")
         for problem in result.problems:

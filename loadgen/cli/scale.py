@@ -409,8 +409,13 @@ def _page_words(processes: ProcessFlags) -> list[str]:
     login = ["--web-login"] if processes.web_login else []
     allowed = ["--allowed-host", together(processes.allowed_host)] if processes.allowed_host else []
     return [
-        *allowed, "--web-host", processes.web_host, "--web-port", str(processes.web_port), *login
-    ]  # fmt: skip
+        *allowed,
+        "--web-host",
+        processes.web_host,
+        "--web-port",
+        str(processes.web_port),
+        *login,
+    ]
 
 
 def _free_port() -> int:

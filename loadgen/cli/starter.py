@@ -194,7 +194,10 @@ def write_starter(directory: Path, source: str = "", url: str = "") -> list[Path
     }
     paths = {directory / name: _filled(text, marks) for name, text in files.items()}
     if there := [str(path) for path in paths if path.exists()]:
-        raise UsageError(f"{', '.join(there)}: already there; nothing was written")
+        raise UsageError(
+            f"{', '.join(there)}: already there; nothing was written. Remove them, or name "
+            "another directory: slobench init DIRECTORY"
+        )
     try:
         for path, text in paths.items():
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,11 @@
 """Release of each row of a schedule, by a single rule for open loop, closed loop and multi-turn.
 
-A row without parents is released at `scheduled_s`, a row with parents at `max(done_s of parents) +
-think_s`. A failed parent releases only children marked `after_failure` (the user of a closed loop
-continues); their think time counts from the time at which the failure was certain. A row with
-`cancel_after_s` is cancelled that long after its send if it is still running. All times are
-absolute, so a late alarm delays a single row and none after it. A row that cannot be sent is
-recorded with its cause; it is never shifted silently.
+A row without parents is released at `scheduled_s`, a row with parents at `max(done_s + delay_s of
+its edges) + think_s`. A failed parent releases only children marked `after_failure` (the user of a
+closed loop continues); their delay and think time count from the time at which the failure was
+certain. A row with `cancel_after_s` is cancelled that long after its send if it is still running.
+All times are absolute, so a late alarm delays a single row and none after it. A row that cannot be
+sent is recorded with its cause; it is never shifted silently.
 """
 
 from __future__ import annotations
@@ -164,8 +164,8 @@ class Dispatcher:
         """Ends a sent row: releases its children and sends rows that wait for a slot."""
         self._in_flight.discard(row)
         self._unaccounted -= 1
-        for child in self.families.children(row):
-            for given_up in self._parent_ended(child, row, status, done_s):
+        for child, delay_s in self.families.links(row):
+            for given_up in self._parent_ended(child, row, status, done_s, delay_s):
                 self._unsent(*given_up)
         self._fill_slots()
         if self.families.has_edges or self._cancels or not self._unaccounted:
@@ -292,7 +292,7 @@ class Dispatcher:
         return f"no free slot within {self._bounds.timeout_s:g} s (limits.timeout)"
 
     def _parent_ended(
-        self, child: int, parent: int, status: Status, done_s: float
+        self, child: int, parent: int, status: Status, done_s: float, delay_s: float
     ) -> tuple[_GivenUp, ...]:
         """Plans a child whose last parent ended. Returns the child if it will never be sent, else
         nothing."""
@@ -302,7 +302,7 @@ class Dispatcher:
             self._is_orphan[child] = 0
             cause = f"its parent, request {parent}, ended with {status.name}"
             return (_GivenUp(child, Status.not_released, cause, done_s),)
-        self._parents_done_s[child] = max(self._parents_done_s[child], done_s)
+        self._parents_done_s[child] = max(self._parents_done_s[child], done_s + delay_s)
         self._n_waiting_for[child] -= 1
         if self._n_waiting_for[child]:
             return ()
@@ -323,11 +323,11 @@ class Dispatcher:
             row, status, reason, ended_s = todo.pop()
             self._recorder.unsent(row, status, reason)
             self._unaccounted -= 1
-            children = self.families.children(row)
-            if children and ended_s is None:
+            links = self.families.links(row)
+            if links and ended_s is None:
                 ended_s = self._timer.now_s()
-            for child in children:
-                todo += self._parent_ended(child, row, status, ended_s or 0.0)
+            for child, delay_s in links:
+                todo += self._parent_ended(child, row, status, ended_s or 0.0, delay_s)
 
     def _give_up_unreleased(self, reason: str) -> None:
         planned, self._planned = self._planned, []
@@ -359,7 +359,7 @@ class Dispatcher:
 class Families:
     """The children of each row of a schedule, which is sorted by request id. Rows are indices into
     it: edge k leads from `parent_rows[k]` to `child_rows[k]`. `add_rows` adds rows whose parents
-    have no children so far."""
+    have no children so far; their edges have no delay."""
 
     def __init__(self, schedule: Schedule, edges: Edges) -> None:
         ids = schedule["request_id"]
@@ -370,13 +370,15 @@ class Families:
         n_children = np.bincount(self.parent_rows, minlength=len(ids))
         self._first = np.cumsum([0, *n_children], dtype=np.int32).data if len(edges) else None
         self._children = self.child_rows.astype(np.int32).data
+        delays_s = edges["delay_s"][order].astype(np.float64)
+        self._delays_s = delays_s.data if delays_s.any() else None
         self._ids, self._added_rows = ids, dict[int, int]()  # the latter by request id
         self._added_children: dict[int, list[int]] = {}
 
     def add_rows(self, request_ids: Sequence[int], edges: Edges) -> None:
         first = len(self._ids) + len(self._added_rows)
         self._added_rows |= {request_id: first + k for k, request_id in enumerate(request_ids)}
-        for child, parent in edges.tolist():
+        for child, parent in edges[["request_id", "after"]].tolist():
             self._added_children.setdefault(self.row(parent), []).append(self._added_rows[child])
 
     def row(self, request_id: int) -> int:
@@ -397,6 +399,14 @@ class Families:
             return ()
         first, end = self._first[row], self._first[row + 1]
         return self._children[first:end].tolist() if end > first else ()
+
+    def links(self, row: int) -> Sequence[tuple[int, float]]:
+        """The children of a row, each with the delay from the end of the row, seconds."""
+        children = self.children(row)
+        if self._first is None or self._delays_s is None or row >= len(self._ids):
+            return [(child, 0.0) for child in children]
+        first = self._first[row]
+        return [*zip(children, self._delays_s[first : first + len(children)], strict=True)]
 
 
 def rows_by_time(schedule: Schedule) -> NDArray[np.int32]:

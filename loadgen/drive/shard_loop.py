@@ -296,10 +296,10 @@ class Shard:
         for flags in (self._is_last, self._has_late_children, self._is_decisive):
             flags += bytes(len(rows))
         row_of, goes_on = self._dispatcher.families.row, rows["after_failure"].tolist()
-        for child, parent in edges.tolist():
+        for child, parent in edges[["request_id", "after"]].tolist():
             self._has_late_children[row_of(parent)] = 1
             self._is_decisive[row_of(parent)] |= not goes_on[row_of(child) - first]
-        for parent in {row_of(parent) for _, parent in edges.tolist()}:
+        for parent in {row_of(parent) for parent in edges["after"].tolist()}:
             if parent < first:  # perhaps sent already
                 self._prepare(parent)
 

@@ -1,8 +1,7 @@
 """Exports of recorded runs: any number of runs in a single file.
 
 csv and json hold a row per run and class, jsonl and parquet a row per request; `rows` selects
-the other kind. vllm-bench is the result file of `vllm bench serve`; several runs take a line
-each, as its `--append-result` writes them.
+the other kind. The others are result files of other load generators, whose layout is fixed.
 """
 
 from __future__ import annotations
@@ -32,20 +31,35 @@ _ROWS_AT_ONCE = 10_000
 
 
 @dataclass(frozen=True)
-class Format:
+class Table:
     """Conversion of a table to bytes; `rows` is its kind of rows unless the caller selects the
     other."""
 
     rows: Rows
     file_name: str
-    write: Callable[[pd.DataFrame], bytes] | None
+    write: Callable[[pd.DataFrame], bytes]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Conversion of runs to the file of another tool."""
+
+    file_name: str
+    write: Callable[[Sequence[Run]], bytes]
 
 
 _OF_A_RUN = frozenset(
     f"{name}.parquet"
-    for name in ("schedule", "edges", "requests", "chunks", "server", "engine_steps",
-                 "engine_events")
-) | {"manifest.json", "summary.json", "report.html"}  # fmt: skip
+    for name in (
+        "schedule",
+        "edges",
+        "requests",
+        "chunks",
+        "server",
+        "engine_steps",
+        "engine_events",
+    )
+) | {"manifest.json", "summary.json", "report.html"}
 
 
 def export(
@@ -107,7 +121,7 @@ def check_format(format: str, rows: str | None = None) -> None:
         raise UsageError(f"unknown export format '{format}'; {nearest(format, FORMATS)}")
     if rows is not None and rows not in ROWS:
         raise UsageError(f"unknown rows '{rows}'; {nearest(rows, ROWS)}")
-    if rows is not None and FORMATS[format].write is None:
+    if rows is not None and isinstance(FORMATS[format], Layout):
         raise UsageError(f"{format} has a fixed layout: leave rows out")
 
 
@@ -116,11 +130,8 @@ def _content(runs: Sequence[Run], format: str, rows: str | None) -> bytes:
     if not runs:
         raise UsageError("nothing to export: name one or more runs")
     chosen = FORMATS[format]
-    if chosen.write is None:
-        from loadgen.exports.vllm_bench import vllm_bench
-
-        lines = [json.dumps(vllm_bench(run), allow_nan=False) for run in runs]
-        return ("\n".join(lines) + "\n").encode()
+    if isinstance(chosen, Layout):
+        return chosen.write(runs)
     if (rows or chosen.rows) == "requests":
         from loadgen.exports.flat_tables import request_table
 
@@ -164,13 +175,88 @@ def _parquet(table: pd.DataFrame) -> bytes:
     return content.getvalue()
 
 
-FORMATS: Mapping[str, Format] = MappingProxyType(
+def _vllm_bench(runs: Sequence[Run]) -> bytes:
+    """A line per run, as `--append-result` writes them."""
+    from loadgen.exports.vllm_bench import vllm_bench
+
+    return b"".join(json.dumps(vllm_bench(run), allow_nan=False).encode() + b"\n" for run in runs)
+
+
+def _vllm_bench_text(runs: Sequence[Run]) -> bytes:
+    from loadgen.exports.vllm_bench_text import vllm_bench_text
+
+    return "".join(map(vllm_bench_text, runs)).encode()
+
+
+def _aiperf(runs: Sequence[Run]) -> bytes:
+    from loadgen.exports.aiperf import aiperf_summary
+
+    return _json_object(aiperf_summary(_single(runs, "aiperf")))
+
+
+def _aiperf_records(runs: Sequence[Run]) -> bytes:
+    from loadgen.exports.aiperf import aiperf_records
+
+    lines = aiperf_records(_single(runs, "aiperf-records"))
+    return b"".join(json.dumps(line, allow_nan=False).encode() + b"\n" for line in lines)
+
+
+def _guidellm(runs: Sequence[Run]) -> bytes:
+    from loadgen.exports.guidellm import guidellm_report
+
+    return _json_object(guidellm_report(runs))
+
+
+def _llm_d(runs: Sequence[Run]) -> bytes:
+    from loadgen.exports.llm_d import llm_d_report
+
+    return _json_object(llm_d_report(_single(runs, "llm-d")))
+
+
+def _inferencex(runs: Sequence[Run]) -> bytes:
+    from loadgen.exports.inferencex import inferencex_row
+
+    rows = [inferencex_row(run) for run in runs]
+    return json.dumps(rows, indent=2, allow_nan=False).encode() + b"\n"
+
+
+def _otlp_json(runs: Sequence[Run]) -> bytes:
+    from loadgen.exports.otlp_json import otlp_json
+
+    return b"".join(json.dumps(otlp_json(run), allow_nan=False).encode() + b"\n" for run in runs)
+
+
+def _mlperf_endpoints(runs: Sequence[Run]) -> bytes:
+    from loadgen.exports.mlperf_endpoints import result_summary
+
+    return _json_object(result_summary(_single(runs, "mlperf-endpoints")))
+
+
+def _single(runs: Sequence[Run], format: str) -> Run:
+    if len(runs) > 1:
+        raise UsageError(f"{format} holds a single run: export {len(runs)} runs one by one")
+    return runs[0]
+
+
+def _json_object(content: Mapping[str, Any]) -> bytes:
+    return json.dumps(content, indent=2, allow_nan=False).encode() + b"\n"
+
+
+FORMATS: Mapping[str, Table | Layout] = MappingProxyType(
     {
-        "csv": Format("runs", "export.csv", _csv),
-        "json": Format("runs", "export.json", _json),
-        "jsonl": Format("requests", "export.jsonl", _json_lines),
-        "parquet": Format("requests", "export.parquet", _parquet),
-        "vllm-bench": Format("runs", "vllm-bench.json", None),
+        "csv": Table("runs", "export.csv", _csv),
+        "json": Table("runs", "export.json", _json),
+        "jsonl": Table("requests", "export.jsonl", _json_lines),
+        "parquet": Table("requests", "export.parquet", _parquet),
+        "vllm-bench": Layout("vllm-bench.json", _vllm_bench),
+        "vllm-bench-text": Layout("vllm-bench.txt", _vllm_bench_text),
+        "aiperf": Layout("profile_export_aiperf.json", _aiperf),
+        "aiperf-records": Layout("profile_export.jsonl", _aiperf_records),
+        "guidellm": Layout("guidellm.json", _guidellm),
+        "llm-d": Layout("benchmark_report_v0.2.json", _llm_d),
+        "inferencex": Layout("agg_bmk.json", _inferencex),
+        "mlperf-endpoints": Layout("result_summary.json", _mlperf_endpoints),
+        "otlp-json": Layout("metrics.otlp.jsonl", _otlp_json),
     }
 )
 """Every format by name."""

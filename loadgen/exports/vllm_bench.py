@@ -57,6 +57,7 @@ class _Outputs:
         rows, planned = run.request_rows[due], run.schedule_rows["input_tokens"][due]
         self.is_ok = (columns.is_ok & columns.has_token)[due]
         self.sent_s = np.nan_to_num(rows["sent_s"])  # 0.0 for unsent requests, as in that tool
+        self.queue_s = np.nan_to_num(rows["sent_s"] - rows["released_s"])
         begun_s = np.fmin(rows["first_chunk_s"], rows["first_token_s"])
         self.ttft_s = np.where(np.isfinite(begun_s), begun_s - rows["sent_s"], 0.0)
         finish_s = rows["finish_s"]  # a chunk as any other there
@@ -104,7 +105,9 @@ class _Outputs:
             "output_lens": self.output_lens.tolist(),
             "ttfts": self.ttft_s.tolist(),
             "itls": [gaps.tolist() for gaps in self.itls_s],
+            "latencies": self.latency_s.tolist(),
             "start_times": self.sent_s.tolist(),
+            "queue_times": self.queue_s.tolist(),
             "generated_texts": [""] * len(ok),
             "errors": self.errors,
             "max_output_tokens_per_s": peak_tokens,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from loadgen.errors import UsageError
@@ -143,6 +144,7 @@ class AiperfSummary(JsonSection, frozen=True):
 
     aiperf_version: str = ""
     start_time: str | None = None
+    end_time: str | None = None
     benchmark_duration: AiperfAverage | None = None
     input_config: AiperfConfig = AiperfConfig()
 
@@ -172,7 +174,7 @@ def read_aiperf(
         _request(record, zero_ns, is_loop, place)
         for record, place in zip(records, places, strict=True)
     ]
-    duration, models = summary.benchmark_duration, config.models.items
+    models = config.models.items
     yield ForeignRun(
         tool=TOOL,
         requests=requests,
@@ -182,7 +184,7 @@ def read_aiperf(
             NO_CLIENT,
         ),
         version=summary.aiperf_version,
-        duration_s=None if duration is None else duration.avg * _scale(duration.unit, beside_where),
+        duration_s=_duration_s(summary, beside_where),
         model=models[0].name if models else "",
         url=next(iter(config.endpoint.urls), ""),
         api=_APIS.get(config.endpoint.type),
@@ -195,6 +197,24 @@ def read_aiperf(
         if is_loop or not _concurrency(phase)
         else {"max_concurrency": _concurrency(phase), "when_full": "wait"},
     )
+
+
+def _duration_s(summary: AiperfSummary, where: str) -> float | None:
+    """The time that its rates cover: from start to end, in older versions the duration."""
+    if summary.start_time and summary.end_time:
+        times = []
+        for key in ("start_time", "end_time"):
+            text = getattr(summary, key)
+            try:
+                times.append(datetime.fromisoformat(text).replace(tzinfo=UTC))
+            except ValueError:
+                raise UsageError(
+                    f"{where}: {key}: expected an ISO 8601 time, found {text!r}"
+                ) from None
+        seconds = (times[1] - times[0]).total_seconds()
+        return check_time(seconds, where, "end_time, less start_time")
+    duration = summary.benchmark_duration
+    return None if duration is None else duration.avg * _scale(duration.unit, where)
 
 
 def _request(record: AiperfRecord, zero_ns: int, is_loop: bool, where: str) -> ForeignRequest:

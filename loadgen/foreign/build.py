@@ -233,9 +233,10 @@ def _load(found: ForeignRun, name: str, schedule: Schedule) -> dict[str, Any]:
     """The keys of a scenario that the file states or shows. Mean lengths are rounded to two digits,
     so that two draws of the same lengths compare."""
     lengths = {
-        key: _length(schedule[key]) for key in ("input_tokens", "output_tokens")
+        key: _length(schedule[key])
+        for key in ("input_tokens", "output_tokens")
         if schedule[key].any()
-    }  # fmt: skip
+    }
     return {
         "name": name,
         "arrivals": dict(found.arrivals),

@@ -13,6 +13,10 @@ from loadgen.foreign.build import Origin, build
 from loadgen.foreign.foreign_run import ForeignRun, JsonValue, json_values
 from loadgen.foreign.guidellm import TOOL as GUIDELLM
 from loadgen.foreign.guidellm import is_guidellm, read_guidellm
+from loadgen.foreign.inference_perf import TOOL as INFERENCE_PERF
+from loadgen.foreign.inference_perf import is_inference_perf, read_inference_perf
+from loadgen.foreign.mlperf_endpoints import TOOL as MLPERF_ENDPOINTS
+from loadgen.foreign.mlperf_endpoints import is_mlperf_endpoints, read_mlperf_endpoints
 from loadgen.foreign.sglang import TOOL as SGLANG
 from loadgen.foreign.sglang import is_sglang, read_sglang
 from loadgen.foreign.vllm import TOOL as VLLM
@@ -26,10 +30,10 @@ _SUFFIXES = (".json", ".jsonl")
 
 
 class Format(NamedTuple):
-    """A format: the tool, whether the first JSON object of a file is of it, and its reader."""
+    """A format: the tool, whether the first JSON value of a file is of it, and its reader."""
 
     tool: str
-    is_of: Callable[[Mapping[str, Any]], bool]
+    is_of: Callable[[Any], bool]
     read: Callable[[Sequence[JsonValue], Path], Iterator[ForeignRun]]
 
 
@@ -44,11 +48,28 @@ def _with_summary(values: Sequence[JsonValue], path: Path) -> Iterator[ForeignRu
     return read_aiperf(values, str(path), next(iter(beside), None), str(summary))
 
 
+def _of_object(is_of: Callable[[Mapping[str, Any]], bool]) -> Callable[[Any], bool]:
+    """The predicate of objects for any JSON value."""
+    return lambda content: isinstance(content, dict) and is_of(content)
+
+
 FORMATS = (
-    Format(VLLM, is_vllm, lambda values, path: read_vllm(values, str(path))),
-    Format(SGLANG, is_sglang, lambda values, path: read_sglang(values, str(path))),
-    Format(GUIDELLM, is_guidellm, lambda values, path: read_guidellm(values, str(path))),
-    Format(AIPERF, is_aiperf, _with_summary),
+    Format(VLLM, _of_object(is_vllm), lambda values, path: read_vllm(values, str(path))),
+    Format(SGLANG, _of_object(is_sglang), lambda values, path: read_sglang(values, str(path))),
+    Format(
+        GUIDELLM, _of_object(is_guidellm), lambda values, path: read_guidellm(values, str(path))
+    ),
+    Format(AIPERF, _of_object(is_aiperf), _with_summary),
+    Format(
+        MLPERF_ENDPOINTS,
+        _of_object(is_mlperf_endpoints),
+        lambda values, path: read_mlperf_endpoints(values, str(path)),
+    ),
+    Format(
+        INFERENCE_PERF,
+        is_inference_perf,
+        lambda values, path: read_inference_perf(values, str(path)),
+    ),
 )
 
 
@@ -88,7 +109,7 @@ def _of_file(
     text = _text(path)
     values = json_values(text, str(path))
     first = values[0].content if values else None
-    format_ = next((f for f in FORMATS if isinstance(first, dict) and f.is_of(first)), None)
+    format_ = next((f for f in FORMATS if f.is_of(first)), None)
     if format_ is None:
         if is_optional:
             return []

@@ -57,9 +57,14 @@ def import_(
 
     slos = parse.slo_flags(slo, None)
     found = list(
-        imported_runs(results, recorded_command(["slobench", *sys.argv[1:]]), version(),
-                      slos or (), _print_skipped)
-    )  # fmt: skip
+        imported_runs(
+            results,
+            recorded_command(["slobench", *sys.argv[1:]]),
+            version(),
+            slos or (),
+            _print_skipped,
+        )
+    )
     names = [name for name, _ in found]
     if out is not None and (twice := {name for name in names if names.count(name) > 1}):
         raise UsageError(

@@ -1,13 +1,17 @@
-"""The result file of `vllm bench serve --save-result --save-detailed`.
+"""The result file of `vllm bench serve --save-result --save-detailed`, of its clients in Python and
+in Rust.
 
-Source: vLLM, vllm/benchmarks/serve.py (`benchmark`, `main_async`) and lib/endpoint_request_func.py.
+Source: vLLM, vllm/benchmarks/serve.py (`benchmark`, `main_async`) and lib/endpoint_request_func.py;
+files of `vllm-rs bench serve` 0.33.0.
 """
 
 from __future__ import annotations
 
 import heapq
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from http import HTTPStatus
 from typing import Any
@@ -33,18 +37,21 @@ from loadgen.records import Status, TokenSource
 from loadgen.units import write_rate
 
 TOOL = "vllm bench serve"
+RUST_TOOL = "vllm-rs bench serve"
 _NO_TOKENS = (
     "no mark of chunks without a token: TTFT may be that of an empty first chunk, and the last gap "
     "that of a finish reason"
 )
 _LEAST_BURSTINESS = 1e-9
 _HTTP = {status.phrase: status.value for status in HTTPStatus}
+_RUST_HTTP = re.compile(r"HTTP (\d{3}) [^:]*: (.*)", re.DOTALL)
 _COLUMNS = ("input_lens", "output_lens", "ttfts", "itls", "errors")
 
 
 class VllmResult(JsonSection, frozen=True):
     """The keys that are read. `start_times` are on the client's monotonic clock; `queue_times` are
-    the waits for `--max-concurrency`. Older versions lack the keys with defaults."""
+    the waits for `--max-concurrency`. Older versions lack the keys with defaults, and the client in
+    Rust lacks `queue_times`."""
 
     completed: int
     duration: float
@@ -100,7 +107,7 @@ def result_of(
             "no error"
         )
     return ForeignRun(
-        tool=TOOL,
+        tool=RUST_TOOL if "failed_requests" in content else TOOL,
         requests=requests,
         missing=_missing(result, has_due),
         part=part,
@@ -108,7 +115,7 @@ def result_of(
         duration_s=check_time(result.duration, where, "duration"),
         model=result.model_id,
         api="chat" if "chat" in result.backend else "completions",
-        started=_started(result.date),
+        started=started(result.date),
         rate_per_s=rate_per_s,
         users=users,
         arrivals=_arrivals(result, rate_per_s, users, where),
@@ -120,8 +127,9 @@ def result_of(
 
 def _check(result: VllmResult, where: str) -> None:
     n = len(result.ttfts)
-    lists = {key: getattr(result, key) for key in (*_COLUMNS, "start_times", "latencies",
-                                                   "queue_times")}  # fmt: skip
+    lists = {
+        key: getattr(result, key) for key in (*_COLUMNS, "start_times", "latencies", "queue_times")
+    }
     for key, values in lists.items():
         if values is not None and len(values) != n:
             raise UsageError(
@@ -137,8 +145,9 @@ def _sent_s(
     """The send times. Older versions do not write them: then equal gaps of the requested rate, or
     in a closed loop when the request of a user before had ended."""
     if result.start_times is not None:
-        return [check_time(at, where, f"start_times[{k}]")
-                for k, at in enumerate(result.start_times)]  # fmt: skip
+        return [
+            check_time(at, where, f"start_times[{k}]") for k, at in enumerate(result.start_times)
+        ]
     n = len(result.ttfts)
     if users is None:
         return [0.0 if rate_per_s is None else k / rate_per_s for k in range(n)]
@@ -163,7 +172,7 @@ def _request(
         latency_s = check_time(result.latencies[k], where, f"latencies[{k}]")
     error = result.errors[k].strip()
     if error or not ttft_s:
-        http_status = _HTTP.get(error, 0)  # of a refused request it is the reason phrase
+        http_status, message = _failure(error)
         return ForeignRequest(
             sent_s=sent_s,
             due_s=due_s,
@@ -172,7 +181,7 @@ def _request(
             token_source=TokenSource.none,
             status=Status.http_error if http_status else Status.stream_error,
             http_status=http_status,
-            error=error.splitlines()[-1] if error else "failed without a message",
+            error=message,
         )
     first_s, last_s = sent_s + ttft_s, sent_s + latency_s
     return ForeignRequest(
@@ -186,6 +195,15 @@ def _request(
         input_tokens=n_input,
         output_tokens=check_tokens(result.output_lens[k], where, f"output_lens[{k}]"),
     )
+
+
+def _failure(error: str) -> tuple[int, str]:
+    """HTTP status, 0 without one, and message of a failed request. Of a request that the server
+    refused, the client in Python writes the reason phrase, that in Rust status, phrase and body; of
+    others, the former writes a traceback."""
+    if refused := _RUST_HTTP.fullmatch(error):
+        return int(refused[1]), error.splitlines()[0]
+    return _HTTP.get(error, 0), error.splitlines()[-1] if error else "failed without a message"
 
 
 def _missing(result: VllmResult, has_due: bool) -> tuple[str, ...]:
@@ -228,9 +246,10 @@ def _arrivals(
     return {"kind": "gamma", "rate": write_rate(rate_per_s), "cv": cv}
 
 
-def _started(date: str) -> str:
-    """The file's date: that of its end, in the client's local time; "" for another form."""
-    try:
-        return datetime.strptime(date, "%Y%m%d-%H%M%S").isoformat()
-    except ValueError:
-        return ""
+def started(date: str) -> str:
+    """The file's date: that of its end, in the local time of the client in Python, in UTC of that
+    in Rust; "" for another form."""
+    for form in ("%Y%m%d-%H%M%S", "%Y-%m-%dT%H:%M:%SZ"):
+        with suppress(ValueError):
+            return datetime.strptime(date, form).isoformat()
+    return ""

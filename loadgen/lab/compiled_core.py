@@ -135,7 +135,7 @@ def core_settings(
 
 def _engine(replica: Replica) -> EngineSettings:
     state, executor = replica.state, replica.executor
-    if type(executor) is not Simulated:
+    if type(replica) is not Replica or type(executor) is not Simulated:
         raise NotCovered("pipelines and divided GPUs")
     if state.kv.prefix_cache:
         raise NotCovered("a prefix cache")

@@ -1,6 +1,6 @@
 """Token ids for simulated prompts: equal where the scenario shares text, unique elsewhere.
 
-A simulated model reads no tokens; only the prefix cache compares them. A shared prefix is a single
+A simulated model reads no tokens; only the prefix cache compares them. A shared text is a single
 id repeated and the rest of a prompt is the row's own id, so the cache hits are those of the
 rendered texts.
 
@@ -11,14 +11,18 @@ equal keys where their hashes would be equal.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from loadgen.records import FIRST_PIECE
 from loadgen.workload.dialogue import Context, conversation_parents
+from loadgen.workload.pieces import PieceTree, Span
 from loadgen.workload.schedule import Plan
 from reference_engine.state.run_keys import RunKeys, run_digest
 from reference_engine.state.sequence import Request
 
 _PREFIXES = 1 << 30  # first id of shared prefixes; smaller ids are a model's output
+_PIECES = 3 << 29  # first id of pieces
 _OWN, _SCRIPTED = 1 << 31, 3 << 30  # first ids of rows' own text, and of scripted answers
 
 
@@ -39,6 +43,7 @@ class PromptIds:
         self._is_real = self._schedule["context"] == Context.real
         self._n_waiting = Counter(self._parent.values())  # later turns without a prompt yet, by row
         self._conversations: dict[int, Prompt] = {}
+        self._tree = PieceTree(plan.pieces)
 
     @property
     def is_sharing(self) -> bool:
@@ -52,8 +57,11 @@ class PromptIds:
         own = _OWN + int(planned["request_id"])
         if parent is None:
             n_prefix = min(int(planned["prefix_tokens"]), n_tokens - 1)
-            before = [_PREFIXES + int(planned["prefix_id"])] * n_prefix
-            chain = self._keys(row, n_prefix, n_tokens, own)
+            spans = self._tree.path(int(planned["prefix_id"]), n_prefix)
+            before = list[int]()
+            for text, start, end in spans:
+                before += [self._text_id(text)] * (end - start)
+            chain = self._keys(row, spans, n_tokens, own)
         else:
             before, chain = self._before(parent, bool(self._is_real[row]))
             if planned["tenant_id"] != self._schedule["tenant_id"][parent]:
@@ -68,15 +76,29 @@ class PromptIds:
         if self._n_waiting[row]:
             self._conversations[row] = Prompt(list(request.tokens), request.chain[:])
 
-    def _keys(self, row: int, n_prefix: int, n_tokens: int, own: int) -> list[bytes] | RunKeys:
-        """The keys of all full blocks of a prompt of a shared prefix and own text."""
+    def _text_id(self, prefix_id: int) -> int:
+        return (
+            _PIECES + prefix_id - FIRST_PIECE if prefix_id in self._tree else _PREFIXES + prefix_id
+        )
+
+    def _keys(
+        self, row: int, spans: Sequence[Span], n_tokens: int, own: int
+    ) -> list[bytes] | RunKeys:
+        """The keys of all full blocks of a prompt of shared texts and own text. A block in which a
+        text begins is the first block of that text."""
         size = self._block_tokens
         if size is None:
             return []
-        tenant = b"%d" % int(self._schedule["tenant_id"][row])
-        prefix = _PREFIXES + int(self._schedule["prefix_id"][row])
-        digests = (run_digest(tenant, prefix), run_digest(tenant, own))
-        return RunKeys((0, n_prefix // size), digests, n_tokens // size)
+        before = b"%d" % int(self._schedule["tenant_id"][row])
+        starts, digests = list[int](), list[bytes]()
+        for text, start, _ in spans:
+            before = run_digest(before, self._text_id(text))
+            starts.append(start // size)
+            digests.append(before)
+        n_prefix = spans[-1].end if spans else 0
+        return RunKeys(
+            [*starts, n_prefix // size], [*digests, run_digest(before, own)], n_tokens // size
+        )
 
     def _before(self, parent: int, is_real: bool) -> Prompt:
         """The conversation up to the end of a turn, with the actual or the scripted answer."""

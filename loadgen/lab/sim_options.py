@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from loadgen.errors import UsageError, nearest
-from loadgen.units import Seconds, Share, parse_duration_s
+from loadgen.fields import Seconds, Share
+from loadgen.units import parse_duration_s
 from reference_engine.cluster.failures import Failure
 from reference_engine.cluster.routers import read_router
 from reference_engine.executors.delayed import NO_DELAY, StepDelayOption
@@ -120,12 +121,14 @@ class MemoryOptions(SettingsBlock):
 class LinkOptions(SettingsBlock):
     """Copies of KV between replicas, over links of `link_bytes_per_s`, to a replica that
     `decode_router` selects. `kv_factor` is the share of the KV's bytes that is copied, as a
-    compression leaves it."""
+    compression leaves it. With `layerwise`, the KV of a layer is sent while the layers after it are
+    computed."""
 
     decode_router: str = "join_shortest_queue"
     link_bytes_per_s: float = Field(default=50e9, gt=0, allow_inf_nan=False)
     link_latency: Annotated[Seconds, Field(ge=0)] = 0.0
     kv_factor: float = Field(default=1.0, gt=0, le=1)
+    layerwise: bool = False
 
     def check(self) -> None:
         read_router(self.decode_router, "decode_router")
@@ -181,17 +184,28 @@ class FailureOptions(SettingsBlock):
 class ScalingOptions(SettingsBlock):
     """With `target_requests` per replica, `min_replicas` to all replicas are on: their number is
     computed every `autoscale_every`, a replica receives requests `startup` after its start, and
-    replicas stop only for numbers that were lower during all of `scale_down_after`."""
+    replicas stop only for numbers that were lower during all of `scale_down_after`. With roles,
+    these are the requests and replicas for prompts; those that decode have limits of their own
+    (None: the same)."""
 
     min_replicas: int = Field(default=1, ge=1)
     target_requests: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    decode_min_replicas: int | None = Field(default=None, ge=1)
+    decode_target_requests: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     autoscale_every: Annotated[Seconds, Field(gt=0)] = 15.0
     startup: Annotated[Seconds, Field(ge=0)] = 60.0
     scale_down_after: Annotated[Seconds, Field(ge=0)] = 300.0
 
     def check(self) -> None:
         self._check_effect(
-            ("min_replicas", "autoscale_every", "startup", "scale_down_after"),
+            (
+                "min_replicas",
+                "autoscale_every",
+                "startup",
+                "scale_down_after",
+                "decode_min_replicas",
+                "decode_target_requests",
+            ),
             ("target_requests",),
             "target_requests=64",
         )
@@ -199,6 +213,22 @@ class ScalingOptions(SettingsBlock):
     @property
     def is_on(self) -> bool:
         return self.target_requests is not None
+
+    def check_numbers(self, n_replicas: int, n_decoders: int, has_roles: bool) -> None:
+        """Raises UsageError for more replicas than there are, or limits of replicas that decode
+        where none only decodes."""
+        idle = sorted(self.model_fields_set & {"decode_min_replicas", "decode_target_requests"})
+        if idle and not has_roles:
+            raise UsageError(f"{idle[0]}: has no effect without replicas with role=decode")
+        numbers = [("min_replicas", self.min_replicas, n_replicas - n_decoders)]
+        if has_roles:
+            numbers.append(
+                ("decode_min_replicas", self.decode_min_replicas or self.min_replicas, n_decoders)
+            )
+        for key, least, n in numbers:
+            if least > n:
+                of = " for them" if has_roles else ""
+                raise UsageError(f"{key}: {least} is more than the {n} of replicas{of}")
 
 
 class ClusterOptions(SettingsBlock):
@@ -223,19 +253,8 @@ class ClusterOptions(SettingsBlock):
 
     def check_replicas(self, placements: list[PlacementOptions]) -> None:
         """Raises UsageError for what is not simulated with replicas of these placements."""
-        has_moves = self.migration.rebalance is not None or any(
-            placement.role != "both" for placement in placements
-        )
-        if has_moves and self.is_changing:
-            raise UsageError(
-                "replicas: failures and autoscaling are not simulated together with role or "
-                "rebalance"
-            )
-        if (has_moves or self.is_changing) and any(p.pipeline > 1 for p in placements):
-            raise UsageError(
-                "pipeline: roles, migration, failures and autoscaling of the engines of a pipeline "
-                "are not simulated; use pipeline=1"
-            )
+        has_roles = any(placement.role != "both" for placement in placements)
+        has_moves = self.migration.rebalance is not None or has_roles
         if (has_moves or self.is_changing) and any(p.split is not None for p in placements):
             raise UsageError(
                 "split: role, rebalance, failures and autoscaling of divided GPUs are not simulated"
@@ -246,25 +265,29 @@ class ClusterOptions(SettingsBlock):
                 f"{idle[0]}: has no effect, because no KV is copied; set rebalance=1s, or replicas "
                 "of two roles: 2:role=prefill+6:role=decode"
             )
+        if self.links.layerwise and not has_roles:
+            raise UsageError(
+                "layerwise: has no effect without replicas of two roles: "
+                "2:role=prefill+6:role=decode"
+            )
         n_replicas = len(placements)
         for failure in self.failures.planned():
             if failure.number >= n_replicas:
                 raise UsageError(
                     f"fail: there is no replica {failure.number + 1}; known: 1 to {n_replicas}"
                 )
-        if self.scaling.is_on and self.scaling.min_replicas > n_replicas:
-            raise UsageError(
-                f"min_replicas: {self.scaling.min_replicas} is more than the {n_replicas} of "
-                "replicas"
-            )
+        if self.scaling.is_on:
+            n_decoders = sum(placement.role == "decode" for placement in placements)
+            self.scaling.check_numbers(n_replicas, n_decoders, has_roles)
 
 
 class PlacementOptions(SettingsBlock):
     """The parts of a replica that compute prompts and decodes.
 
-    With a `pipeline` of n stages, a replica has its layers on n times the hardware. Its n engines
-    have a part of the KV memory each, and their steps pass the stages one after the other. The
-    router selects among all engines.
+    With a `pipeline` of n stages, a replica has its layers on n times the hardware. Up to
+    `pipeline_batches` (None: n) batches of its scheduler are under way, each in a stage or waiting
+    for it. A batch admits requests while it has fewer than `pipeline_batch_seqs` (None: its part of
+    `max_num_seqs`).
 
     A group with `role=prefill` computes prompts and first tokens; the KV of each request is then
     copied to a replica with `role=decode`.
@@ -276,6 +299,8 @@ class PlacementOptions(SettingsBlock):
     """
 
     pipeline: int = Field(default=1, ge=1, le=64)
+    pipeline_batches: int | None = Field(default=None, ge=1, le=256)
+    pipeline_batch_seqs: int | None = Field(default=None, ge=1)
     role: Role = "both"
     split: Annotated[Share, Field(gt=0, lt=1)] | Literal["auto"] | None = None
     split_gain: float = Field(default=SPLIT_GAIN, ge=1, le=2)
@@ -283,6 +308,9 @@ class PlacementOptions(SettingsBlock):
 
     def check(self) -> None:
         self._check_effect(("split_gain", "split_slack"), ("split",), "split=70%")
+        idle = self.model_fields_set & {"pipeline_batches", "pipeline_batch_seqs"}
+        if idle and self.pipeline == 1:
+            raise UsageError(f"{min(idle)}: has no effect without pipeline, e.g. pipeline=4")
         if self.split is not None and (self.pipeline > 1 or self.role != "both"):
             raise UsageError("split: not simulated together with pipeline or role")
 
@@ -319,6 +347,8 @@ class SimOptions(SettingsBlock):
 
     def check(self) -> None:
         self.cluster.check_replicas([replica.placement for replica in self.each_replica()])
+        if self.async_depth and self.placement.pipeline > 1:
+            raise UsageError("async_depth: a pipeline plans ahead by itself; use async_depth=0")
 
     def each_replica(self) -> list[SimOptions]:
         """The settings of every replica. Raises UsageError for a malformed `replicas`."""

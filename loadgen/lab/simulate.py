@@ -54,7 +54,7 @@ from reference_engine.accounting.totals import EngineTotals
 from reference_engine.cluster.kv_links import KvLinks
 from reference_engine.cluster.transfers import Transfers
 from reference_engine.policies.base import Policy
-from reference_engine.simulator import Simulator
+from reference_engine.simulator import PipelinedReplica, Replica, Simulator
 from reference_engine.step_core.library import Status, step_core
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def record(
     done = completed(planned, scenario, how, reason, ended_s, 0, 0, started_utc)
     done = msgspec.structs.replace(done, clock="virtual", engine=simulation.engine_section())
     names = replace(scenario.names(), errors=found.errors)
-    recorded = Run(done, plan.schedule, requests, chunks, plan.edges, names)
+    recorded = Run(done, plan.schedule, requests, chunks, plan.edges, names, piece_rows=plan.pieces)
     run = with_start_left_out(with_counted_window(recorded))
     if directory is not None:
         store.write_schedule(directory, run)
@@ -227,7 +227,9 @@ def _sections(
     simulator, wiring = engine.simulator, engine.wiring
     now_s = max(simulated_s, 1e-9)
     links = KvLinks(1.0) if wiring.transfers is None else wiring.transfers.links
-    on_s = {} if wiring.scaling is None else wiring.scaling.totals_s(simulator.now_s)
+    on_s: dict[Replica, float] = {}
+    for scaling in wiring.scaling:
+        on_s |= scaling.totals_s(simulator.now_s)
     sections: list[ReplicaSection] = []
     for replica, count in zip(simulator.replicas, counts, strict=True):
         section = ReplicaSection(
@@ -244,9 +246,14 @@ def _sections(
             link_share=links.busy_s.get(replica.number, 0.0) / now_s,
             failures=replica.n_failures,
             on_share=on_s.get(replica, now_s) / now_s,
+            bubble_share=_bubble_share(replica),
         )
         sections.append(section)
     return tuple(sections)
+
+
+def _bubble_share(replica: Replica) -> float | None:
+    return replica.stages.bubble_share if isinstance(replica, PipelinedReplica) else None
 
 
 def _host_section(simulator: Simulator) -> HostMemorySection | None:
@@ -373,7 +380,10 @@ class _Simulation:
         simulator, wiring = self.engine.simulator, self.engine.wiring
         totals, simulated_s = [count.totals for count in self._counts], self._simulated_s
         has_cluster = len(totals) > 1 or wiring.conductor is not None
-        replicas = _sections(self.engine, self._counts, simulated_s) if has_cluster else ()
+        is_pipelined = isinstance(simulator.replicas[0], PipelinedReplica)
+        replicas = (
+            _sections(self.engine, self._counts, simulated_s) if has_cluster or is_pipelined else ()
+        )
         transfers, failures, scaling = wiring.transfers, wiring.failures, wiring.scaling
         waits: dict[str, dict[str, float]] = {}
         for (name, why), seconds in sorted(self.client.waits_s.items()):
@@ -398,9 +408,9 @@ class _Simulation:
                 lost=failures.n_lost,
             ),
             scaling=None
-            if scaling is None
+            if not scaling
             else ScalingSection(
-                starts=scaling.n_starts,
+                starts=sum(part.n_starts for part in scaling),
                 mean_replicas=sum(replica.on_share for replica in replicas),
             ),
             host=_host_section(simulator),

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from loadgen.clock import VirtualClock
 from loadgen.errors import UsageError
-from loadgen.lab.sim_options import MemoryOptions, SimOptions, problem_of
+from loadgen.lab.sim_options import MemoryOptions, PlacementOptions, SimOptions, problem_of
 from loadgen.lab.simulated_cluster import Wiring, wire
 from reference_engine.core.core import EngineState
 from reference_engine.executors.base import Caps
@@ -21,7 +21,7 @@ from reference_engine.model.hardware_file import simulated_model
 from reference_engine.model.zoo import resolve
 from reference_engine.policies.base import POLICIES, Policy
 from reference_engine.predict.quantiles import QuantilePredictor
-from reference_engine.simulator import Replica, Simulator
+from reference_engine.simulator import PipelinedReplica, Replica, Simulator
 from reference_engine.state.cost_model import CPU, ModelOnHardware, StepCost
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Limits
@@ -52,8 +52,9 @@ def build(
     texts: list[str] = []
     renewals: dict[Replica, Callable[[], EngineState]] = {}
     for number, own in enumerate(options.each_replica(), 1):
+        n_layers = resolve(own.shape).config.n_layers
         for replica, renew, text in _engines(own, is_sharing, clock, policy, log, number):
-            renewals[replica] = renew
+            renewals[replica], replica.n_layers = renew, n_layers
             if text not in texts:
                 texts.append(text)
     replicas = list(renewals)
@@ -79,8 +80,8 @@ def _engines(
     log: StepLog | None,
     number: int,
 ) -> Iterator[tuple[Replica, Callable[[], EngineState], str]]:
-    """The idle engine of a replica, or as many as its pipeline has stages: each with a function
-    that builds it anew, and a description."""
+    """The idle engine of a replica, or of the halves of its GPU: each with a function that builds
+    it anew, and a description."""
     memory, placement = options.memory, options.placement
     model, n_stages = resolve(options.shape), placement.pipeline
     fit = simulated_model(model, options.hardware, options.kv_dtype, options.weight_dtype, n_stages)
@@ -88,11 +89,11 @@ def _engines(
     context = model.config.max_model_len if options.hardware == CPU else SIMULATED_CONTEXT
     max_model_len = options.max_model_len or context
     block_tokens = memory.block_tokens
-    n_blocks = memory.kv_blocks or fit.kv_tokens // block_tokens // n_stages
+    n_blocks = memory.kv_blocks or fit.kv_tokens // block_tokens
     prefix_cache = is_sharing if memory.prefix_cache is None else memory.prefix_cache
     chosen = policy if policy is not None else make_policy(options)
     limits = _limits(options, chosen, max_model_len, model.config.vocab_size)
-    caps = _host_memory(memory, fit, n_stages)
+    caps = _host_memory(memory, fit)
 
     def new(cost: StepCost, kv: KvPool, host: HostPool) -> EngineState:
         return EngineState(
@@ -137,7 +138,7 @@ def _engines(
     if placement.role != "both":
         description += f", {placement.role} only"
     if n_stages > 1:
-        description += f", one of {n_stages} engines of a pipeline of {n_stages} stages"
+        description += f", {_pipeline_text(placement)}"
     if placement.split is not None:
         is_auto = placement.split == "auto"
         description += f", its GPU divided: {_split_text(placement.split)}"
@@ -150,23 +151,37 @@ def _engines(
             name = f"replica {number}, {side} half"
             yield Replica(state, half, name, side, fit.kv_token_bytes), renew, description
         return
-    stages = Stages(n_stages, fit.hop_s, fit.hop_token_s)
-    for k in range(n_stages):
-        simulated = Simulated(cost, caps, options.step_delay, fit.variation, number)
-        executor = simulated if n_stages == 1 else Staged(simulated, stages, clock)
-        name = f"replica {number}" if n_stages == 1 else f"replica {number}, engine {k + 1}"
-        yield (
-            Replica(renew(), executor, name, placement.role, fit.kv_token_bytes),
-            renew,
-            description,
+    simulated = Simulated(cost, caps, options.step_delay, fit.variation, number)
+    settings = f"replica {number}", placement.role, fit.kv_token_bytes
+    if n_stages == 1:
+        yield Replica(renew(), simulated, *settings), renew, description
+        return
+    n_batches = placement.pipeline_batches or n_stages
+    _check_batches(chosen, n_batches)
+    staged = Staged(simulated, Stages(fit.stage_shares, fit.hop_s, fit.hop_token_s), clock)
+    replica = PipelinedReplica(renew(), staged, *settings, n_batches, placement.pipeline_batch_seqs)
+    yield replica, renew, description
+
+
+def _check_batches(policy: Policy, n_batches: int) -> None:
+    """Raises UsageError for a mode that cannot have several batches under way."""
+    if n_batches > 1 and type(policy).on_step_end is not Policy.on_step_end:
+        raise UsageError(
+            f"pipeline: the mode '{policy.kind}' follows one batch from step to step; use "
+            "pipeline_batches=1, or another mode, e.g. chunked"
         )
 
 
-def _host_memory(memory: MemoryOptions, fit: ModelOnHardware, n_engines: int) -> Caps:
-    """The host memory of an engine, of which a replica has `n_engines`."""
+def _pipeline_text(placement: PlacementOptions) -> str:
+    n_batches = placement.pipeline_batches or placement.pipeline
+    return f"a pipeline of {placement.pipeline} stages with up to {n_batches} batches under way"
+
+
+def _host_memory(memory: MemoryOptions, fit: ModelOnHardware) -> Caps:
+    """The host memory of an engine."""
     block_bytes, n_blocks = fit.kv_token_bytes * memory.block_tokens, memory.swap_blocks
     if memory.host_memory is not None:
-        n_blocks = int(memory.host_memory // block_bytes) // n_engines
+        n_blocks = int(memory.host_memory // block_bytes)
     copy_s = fit.copy_token_s * memory.block_tokens
     if memory.host_bytes_per_s is not None:
         copy_s = block_bytes / memory.host_bytes_per_s

@@ -173,8 +173,10 @@ class Scrapes(JsonSection, frozen=True):
 
 
 class ReplicaSection(JsonSection, frozen=True, omit_defaults=True):
-    """One of several simulated engines: the requests that its router gave it, the mean number of
-    requests in it, and the share of the run in which it computed a step. `role` is `prefill` or
+    """One of several simulated engines, or a pipeline: the requests that it received, the mean
+    number of requests in it, and the share of the run in which it computed a step, of a pipeline
+    the mean of its stages. `bubble_share` is the share of the stages' time that they were idle
+    while a batch was in the pipeline, None without a pipeline. `role` is `prefill` or
     `decode` where each request is computed by two; the KV that it sent and received is in bytes,
     and `link_share` is the share of the run in which it sent. `on_share` is the share of the run in
     which it was switched on, its starts and repairs included."""
@@ -192,6 +194,7 @@ class ReplicaSection(JsonSection, frozen=True, omit_defaults=True):
     link_share: float = 0.0
     failures: int = 0
     on_share: float = 1.0
+    bubble_share: float | None = None
 
 
 class TransferSection(JsonSection, frozen=True):
@@ -333,7 +336,8 @@ class Manifest(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     `imported` is the origin of a run that another tool measured, None for a run of slobench. The
     schedule has `n_requests` planned rows, which `schedule_sha256` covers,
     and `extended_rows` that were added during the run for users of a closed loop who got through
-    theirs.
+    theirs. `prompt_sharing` is `exact` where the prompts of a trace share all blocks that they
+    shared in the trace; "" for other runs, and where each prompt kept a single shared prefix.
     """
 
     run: str
@@ -375,6 +379,7 @@ class Manifest(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     extended_rows: int = 0
     dead_workers: tuple[int, ...] = ()
     imported: ImportedSection | None = None
+    prompt_sharing: str = ""
 
     def to_json(self) -> JsonObject:
         return {"schema": SCHEMA, **super().to_json()}

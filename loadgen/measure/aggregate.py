@@ -150,9 +150,15 @@ def _proof(evidence: Evidence, scope: Scope, results: RunResults) -> _Proof:
     excess = overload(run, columns, due, evidence.checks, results.whole.counts)
     addresses = tuple(backends(run, columns, due))
     cause = find_cause(
-        run, columns, due, due & ~scope.meets(columns), evidence.window, addresses, excess,
+        run,
+        columns,
+        due,
+        due & ~scope.meets(columns),
+        evidence.window,
+        addresses,
+        excess,
         is_missed=any(result.met is False for result in results.judged),
-    )  # fmt: skip
+    )
     has_stopped = cause is not None and cause.kind == "stopped_answering"
     unsure = ""
     if excess or has_stopped:
@@ -182,11 +188,15 @@ def _summary(
     sent, addresses, cause = stimulus(run, columns, window), proof.addresses, proof.cause
     helps = cause is None or cause.is_about_load
     noted = (cause.sentence,) if cause is not None and decision.verdict == "met" else ()
+    sentences = tuple(reason.sentence for reason in decision.reasons)
+    notes = findings(
+        run, columns, due, window, evidence.limits, proof.checks, sent, addresses, evidence.loop
+    )
     return Summary(
         run=run.manifest.run,
         verdict=decision.verdict,
         exit_code=decision.exit_code,
-        reasons=tuple(reason.sentence for reason in decision.reasons),
+        reasons=sentences,
         reason_kinds=tuple(reason.kind for reason in decision.reasons),
         confidence=scope.confidence,
         window=window,
@@ -209,17 +219,7 @@ def _summary(
         ),
         findings=(
             *noted,
-            *findings(
-                run,
-                columns,
-                due,
-                window,
-                evidence.limits,
-                proof.checks,
-                sent,
-                addresses,
-                evidence.loop,
-            ),
+            *(note for note in notes if note not in (*sentences, *noted)),
             *server_findings(run, columns),
         ),
         classes=proof.results.classes,

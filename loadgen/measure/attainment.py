@@ -83,7 +83,8 @@ def _next_release_s(run: Run, after_s: float) -> float | None:
         (rows["status"][parents] == Status.ok) | schedule["after_failure"][children]
     )
     ready_s = np.where(schedule["n_parents"] > 0, -np.inf, schedule["scheduled_s"])
-    np.maximum.at(ready_s, children, np.where(is_ended, rows["done_s"][parents], np.inf))
+    parents_s = rows["done_s"][parents] + run.edge_rows["delay_s"]
+    np.maximum.at(ready_s, children, np.where(is_ended, parents_s, np.inf))
     ready_s = np.where(schedule["n_parents"] > 0, ready_s + schedule["think_s"], ready_s)
     is_unreleased = np.isnan(released_s) & np.isfinite(ready_s) & (ready_s >= after_s)
     later_s = np.r_[released_s[released_s > after_s], ready_s[is_unreleased]]

@@ -23,6 +23,7 @@ from loadgen.records import INSIDE, Run, Status
 CauseKind = Literal[
     "stopped_answering",
     "sick_replica",
+    "dropped",
     "payment",
     "rate_limit",
     "too_long",
@@ -76,8 +77,8 @@ class Cause:
     limit. `retry_after_s` is the median Retry-After, `passed_per_s` the rate at which requests got
     past a rate limit, from the first that did not (None where it was not steady); `since_s` when
     a server fell silent, in seconds since the start; `address` that of a sick replica; `places`
-    the `file:line` of prompts that are too long. `is_about_load`: whether another load would
-    change the result.
+    the `file:line` of prompts that are too long. `is_about_load`: whether a search for another load
+    is the next step.
     """
 
     kind: CauseKind
@@ -116,7 +117,11 @@ def find_cause(
         return _stopped(run, missed, silent_since_s)
     n, n_missed = int(np.count_nonzero(due)), int(np.count_nonzero(missed))
     if n_missed > _LEAST_SHARE * n:
-        cause = _sick_replica(run, due, missed, addresses) or _failures(run, due, missed)
+        cause = (
+            _dropped(run, due, n_missed)
+            or _sick_replica(run, due, missed, addresses)
+            or _failures(run, due, missed)
+        )
         if cause is not None:
             return cause
     if is_missed or overload:
@@ -205,6 +210,38 @@ def _groups(run: Run, among: Mask) -> list[_Group]:
         error = run.names.errors[int(kinds["error_id"][usual])]
         found.append(_Group(kind, mine, int(counts[numbers].sum()), http_status, error))
     return sorted(found, key=lambda group: -group.n)
+
+
+def dropped_text(run: Run, due: Mask) -> str:
+    """How many requests were not sent because of `limits.max_concurrency`; "" for none."""
+    n = int(np.count_nonzero(due & (run.request_rows["status"] == Status.dropped)))
+    if not n:
+        return ""
+    limit = run.manifest.scenario.limits.max_concurrency
+    in_flight = "the most allowed" if limit is None else format_count(limit)
+    return (
+        f"{format_count(n)} of {format_count(int(np.count_nonzero(due)))} requests were dropped, "
+        f"because {in_flight} were in flight when they were due (limits.max_concurrency); they "
+        "count as failed."
+    )
+
+
+def _dropped(run: Run, due: Mask, n_missed: int) -> Cause | None:
+    """Most missed requests were not sent, because too many were in flight."""
+    n = int(np.count_nonzero(due & (run.request_rows["status"] == Status.dropped)))
+    if n < _LEAST_MISSED * n_missed:
+        return None
+    limit = run.manifest.scenario.limits.max_concurrency or "N"
+    return Cause(
+        "dropped",
+        dropped_text(run, due),
+        n,
+        advice=(
+            "Remove limits.max_concurrency (--max-concurrency) to send every request when it is "
+            f"due; to keep {limit} requests in flight instead, each started when another ends: "
+            f"--concurrency {limit} without --rate and --max-concurrency."
+        ),
+    )
 
 
 def _failures(run: Run, due: Mask, missed: Mask) -> Cause | None:

@@ -132,8 +132,10 @@ def interference(run: Run, columns: PerRequest) -> Mapping[tuple[str, str], floa
         return {}
     rows, successful = run.request_rows, due_rows(run) & columns.is_ok & columns.has_token
     correlations: dict[tuple[str, str], float | None] = {}
-    in_flight = [_in_flight(rows["sent_s"][class_id == k], rows["done_s"][class_id == k])
-                 for k in range(len(names))]  # fmt: skip
+    in_flight = [
+        _in_flight(rows["sent_s"][class_id == k], rows["done_s"][class_id == k])
+        for k in range(len(names))
+    ]
     for victim, name in enumerate(names):
         mine = np.flatnonzero(successful & (class_id == victim))
         if len(mine) > _RANKED:

@@ -16,6 +16,7 @@ from loadgen.measure.attainment import (
     withdrawn_rows,
 )
 from loadgen.measure.catalog import METRICS, NEEDS_STREAM
+from loadgen.measure.cause import dropped_text
 from loadgen.measure.closed_loop import ClosedLoop
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.server_load import Backend, pinned
@@ -191,17 +192,7 @@ def _unfinished(run: Run, due: Mask) -> str:
 
 def _dropped(run: Run, due: Mask) -> str:
     """Requests that were due while `limits.max_concurrency` requests were in flight."""
-    n = int(np.count_nonzero(due & (run.request_rows["status"] == Status.dropped)))
-    if not n:
-        return ""
-    limit = run.manifest.scenario.limits.max_concurrency
-    in_flight = "the most allowed" if limit is None else format_count(limit)
-    return (
-        f"{format_count(n)} of {format_count(int(np.count_nonzero(due)))} requests were dropped, "
-        f"because {in_flight} were in flight when they were due (limits.max_concurrency); they "
-        f"count as failed. To keep N requests in flight instead, each started when another ends: "
-        f"--concurrency {limit or 'N'} without --rate and --max-concurrency."
-    )
+    return dropped_text(run, due)
 
 
 def _truncated(run: Run, due: Mask) -> str:

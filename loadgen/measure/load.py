@@ -127,8 +127,9 @@ def falls_behind(run: Run, columns: PerRequest, due: Mask) -> bool:
     n_expected = float((1 - n_shorter / len(first)).sum())
     waits_s = columns.ttft_s if columns.is_streamed else columns.e2e_s
     ttft_s = np.where(columns.has_token, waits_s, np.inf)
-    early_s, late_s = (float(np.quantile(ttft_s[part], 0.5, method="higher"))
-                       for part in (first, last))  # fmt: skip
+    early_s, late_s = (
+        float(np.quantile(ttft_s[part], 0.5, method="higher")) for part in (first, last)
+    )
     return n_late >= 2 * n_expected + LEAST_LATE and late_s >= SLOWER_BY * early_s
 
 

@@ -101,9 +101,15 @@ class Scope:
         shares = self._shares(columns, met, samples)
         answering = shares.misses.answering if shares.misses else Dependence(shares.due)
         margins = Margins(
-            self.run, columns, self.due, met, self.window, self.limits,
-            answering, self.confidence,
-        )  # fmt: skip
+            self.run,
+            columns,
+            self.due,
+            met,
+            self.window,
+            self.limits,
+            answering,
+            self.confidence,
+        )
         return JudgedScope(
             columns, self.due, met, samples, rates, self.window, shares, margins, self.confidence
         )

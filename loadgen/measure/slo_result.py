@@ -253,9 +253,18 @@ def request_slo_result(
     times = dependence.hit_times(confidence, due - n_met)
     share = exact_bounds(n_met, due, confidence, times)
     return SloResult(
-        slo, share.value, share.low, share.high, due, met=None, proven=None, n_needed=None,
-        n_own=n_own, n_effective=dependence.n_effective, too_short=dependence.is_open,
-    )  # fmt: skip
+        slo,
+        share.value,
+        share.low,
+        share.high,
+        due,
+        met=None,
+        proven=None,
+        n_needed=None,
+        n_own=n_own,
+        n_effective=dependence.n_effective,
+        too_short=dependence.is_open,
+    )
 
 
 def _times_by_n(
@@ -281,9 +290,17 @@ def percentile_result(slo: Slo, population: Population, confidence: float) -> Sl
         )
         note = f"{has} no P{100 * slo.quantile:g}, which needs at least {format_count(least)}"
         return SloResult(
-            slo, value, None, None, population.n, met=None, proven=None, n_needed=least,
-            note=note, note_kind="too_few_samples",
-        )  # fmt: skip
+            slo,
+            value,
+            None,
+            None,
+            population.n,
+            met=None,
+            proven=None,
+            n_needed=least,
+            note=note,
+            note_kind="too_few_samples",
+        )
     bounds = population.percentile_bounds(slo.quantile, confidence)
     n_misses, n = population.n_beyond(slo.limit), population.n
     found = population.dependence(slo.quantile, slo.limit)
@@ -392,8 +409,14 @@ def _result(
         decisive = worst if met else best
         proven = decisive is not None and slo.holds(decisive) is met
     return SloResult(
-        slo, value, low, high, n, met, proven,
+        slo,
+        value,
+        low,
+        high,
+        n,
+        met,
+        proven,
         n_needed=None if proven or not n_needed else max(n_needed, n + 1),
         n_effective=None if dependence is None else dependence.worth(n),
         too_short=dependence is not None and dependence.is_open,
-    )  # fmt: skip
+    )

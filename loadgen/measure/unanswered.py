@@ -124,9 +124,16 @@ def _error_rate(result: SloResult, missing: Unanswered) -> SloResult:
 
 def _open(result: SloResult, note: str) -> SloResult:
     return replace(
-        result, met=None, proven=None, survives=None, n_needed=None, seconds_needed=None,
-        margin=None, note=note, note_kind="unanswered",
-    )  # fmt: skip
+        result,
+        met=None,
+        proven=None,
+        survives=None,
+        n_needed=None,
+        seconds_needed=None,
+        margin=None,
+        note=note,
+        note_kind="unanswered",
+    )
 
 
 def _count(rows: Mask) -> int:

@@ -221,9 +221,12 @@ def certainty_of(verdict: Verdict, results: Sequence[SloResult]) -> Certainty | 
 
 
 def _reason(
-    result: SloResult, kind: ReasonKind, confidence: float, is_overloaded: bool = False,
+    result: SloResult,
+    kind: ReasonKind,
+    confidence: float,
+    is_overloaded: bool = False,
     required: Certainty | None = None,
-) -> Reason:  # fmt: skip
+) -> Reason:
     return Reason(kind, f"{sentence(result, confidence, is_overloaded, required)}.")
 
 

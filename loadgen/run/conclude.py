@@ -112,10 +112,15 @@ def summarized(
     cache_dir: Path | None,
     read_section: ReadEngineSection | None = None,
     clear: bool = False,
+    on_summary: Callable[[Summary, Path], object] | None = None,
 ) -> Summary:
-    """The summary of a run; also written into its directory, with the page."""
+    """The summary of a run; also written into its directory, with the page. `on_summary` is called
+    before the page is made."""
     summary = summarize(run, slo=slo, confidence=confidence, clear=clear)
-    write_results(run, summary, directory, cache_dir, read_section, is_own_slo=slo is None)
+    store.write_summary(directory, summary.to_json())
+    if on_summary is not None:
+        on_summary(summary, directory)
+    _write_page(run, summary, directory, cache_dir, read_section, is_own_slo=slo is None)
     return summary
 
 
@@ -130,6 +135,17 @@ def write_results(
     """Writes summary.json and report.html. The numbers are written before anything that only the
     page needs is read, so that a page that fails loses none of them."""
     store.write_summary(directory, summary.to_json())
+    _write_page(run, summary, directory, cache_dir, read_section, is_own_slo)
+
+
+def _write_page(
+    run: Run,
+    summary: Summary,
+    directory: Path,
+    cache_dir: Path | None,
+    read_section: ReadEngineSection | None,
+    is_own_slo: bool,
+) -> None:
     section = None if read_section is None else read_section(directory, run, is_own_slo)
     page = render(run, summary, cache_dir, section, directory, parent_search(directory))
     write_page(directory / "report.html", page)

@@ -11,6 +11,7 @@ import numpy as np
 from loadgen.drive.payloads import HttpHead, Payloads
 from loadgen.workload.classes import DEFAULT_TENANT
 from loadgen.workload.dialogue import Dialogue
+from loadgen.workload.pieces import OTHER_TEXT
 from loadgen.workload.prompts import PromptFit, Prompts
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan
@@ -19,7 +20,6 @@ from targets.endpoint import Endpoint
 from targets.preflight_result import RunRequest
 
 _OTHER_SEED = 1 << 63  # of the prompts of a run that are not salted
-_OTHER_PREFIX = 1 << 31
 
 
 def example_requests(
@@ -45,7 +45,7 @@ def example_requests(
     rows = plan.schedule[in_sessions]  # a copy
     if not is_salted:
         rows["prompt_seed"] ^= np.uint64(_OTHER_SEED)
-        rows["prefix_id"] ^= np.uint32(_OTHER_PREFIX)
+        rows["prefix_id"] ^= np.uint32(OTHER_TEXT)
     edges = plan.edges[np.isin(plan.edges["request_id"], rows["request_id"])]
     payloads = Payloads(
         rows,

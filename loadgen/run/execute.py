@@ -24,7 +24,7 @@ from loadgen.registry import Plugin, Registry
 from loadgen.run.manifest import surroundings
 from loadgen.run.preload import Preload
 from loadgen.run.run_options import RunOptions, RunSetup, split_keywords, takes_run_options
-from loadgen.run.shard_tasks import shard_count
+from loadgen.run.shard_tasks import shard_count, spare_cores
 from loadgen.run.shown_run import ShownRun, shown
 from loadgen.run.target import Server, Target, open_target
 from loadgen.workload.scenario import Scenario
@@ -45,6 +45,8 @@ Record = Callable[[], Run]
 """Sends the load of an opened run and returns the recorded run."""
 OpenFleet = Callable[[RunSetup], AbstractContextManager["Fleet"]]
 """Starts the load-generating processes of a run."""
+OnSummary = Callable[["Summary", Path], object]
+"""Receives the summary of a run, and its directory."""
 
 
 class Opener(Plugin, ABC):
@@ -108,11 +110,13 @@ def execute(
     *,
     server: Server | None = None,
     open_fleet: OpenFleet | None = None,
+    on_summary: OnSummary | None = None,
 ) -> FinishedRun:
     """`run` with its progress on `console`; returns the summary and the directory too.
 
     A `server` that is up already is used and left up. `open_fleet` starts the load-generating
-    processes; the default starts them on this machine.
+    processes; the default starts them on this machine. `on_summary` receives the summary before
+    the page is made.
     """
     if open_fleet is not None and target in OPENERS.names():
         raise UsageError(f"--target {target} runs in one process: use slobench run")
@@ -132,7 +136,7 @@ def execute(
             recorded = record()
         served = ServedRun.of(recorded, directory)
         adopt_engine_logs(setup.log_dir, [served])
-        return finished(recorded, directory, options)
+        return finished(recorded, directory, options, on_summary)
 
 
 @contextmanager
@@ -157,7 +161,9 @@ def prepared(
             yield record
 
 
-def finished(recorded: Run, directory: Path, options: RunOptions) -> FinishedRun:
+def finished(
+    recorded: Run, directory: Path, options: RunOptions, on_summary: OnSummary | None = None
+) -> FinishedRun:
     """Computes the summary of a recorded run and writes it and the page into its directory."""
     from loadgen.run.conclude import summarized  # imported by the preload
 
@@ -169,6 +175,7 @@ def finished(recorded: Run, directory: Path, options: RunOptions) -> FinishedRun
         options.cache_dir,
         engine_reader(directory),
         clear=options.clear,
+        on_summary=on_summary,
     )
     checksums.cover_rest(directory)
     return FinishedRun(recorded, summary, directory)
@@ -202,22 +209,35 @@ def _opened(setup: RunSetup, server: Server | None, open_fleet: OpenFleet) -> It
         with OPENERS.get(setup.target)().open(setup) as record:
             yield record
         return
+    preload = Preload(surroundings)
     with (
         open_fleet(setup) as fleet,  # its processes import their modules during the preflight
-        open_target(setup, Preload(surroundings), server) as target,
+        open_target(setup, preload, server) as target,
     ):
-        yield lambda: _record(setup, target, fleet, server)
+        yield lambda: _record(setup, target, fleet, server, preload)
 
 
-def _record(setup: RunSetup, target: Target, fleet: Fleet, server: Server | None = None) -> Run:
-    """A `server` that stays up loses what its preflights found unless every request succeeds: it
-    may have become unfit, and the next run examines it again."""
+def _record(
+    setup: RunSetup,
+    target: Target,
+    fleet: Fleet,
+    server: Server | None = None,
+    preload: Preload | None = None,
+) -> Run:
+    """Sends the plan of a run. Modules for its end are imported meanwhile, where this process does
+    not share a core with those that generate load.
+
+    A `server` that stays up loses what its preflights found unless every request succeeds: it may
+    have become unfit, and the next run examines it again.
+    """
     from loadgen.run.recording import Recording  # imported by the preload
 
     known = {} if server is None else dict(server.known)
     if server is not None:
         server.known.clear()
-    recorded = Recording(setup, target, fleet).record()
+    has_core = fleet.pids is None or spare_cores(len(fleet.pids)) >= 0
+    on_idle = preload.step if preload is not None and has_core else lambda: None
+    recorded = Recording(setup, target, fleet, on_idle).record()
     if server is not None and np.all(recorded.request_rows["status"] == Status.ok):
         server.known.update(known)
     return recorded

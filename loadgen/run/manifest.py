@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from loadgen import __version__
 from loadgen.drive.instrument import host
 from loadgen.manifest.sections import (
     ClassSection,
@@ -76,6 +77,7 @@ def manifest(
         seed=scenario.seed,
         salt=salt.hex(),
         schedule_sha256=schedule_sha256(*plan),
+        prompt_sharing="exact" if len(plan.pieces) else "",
         n_requests=len(plan.schedule),
         slo=scenario.slo_texts(),
         classes=_classes(scenario),
@@ -140,10 +142,8 @@ def completed(
 
 
 def version() -> str:
-    """The installed version of slobench."""
-    from importlib.metadata import version as installed
-
-    return installed("slobench")
+    """The version of slobench."""
+    return __version__
 
 
 def _classes(scenario: Scenario) -> dict[str, ClassSection]:

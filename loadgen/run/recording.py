@@ -88,9 +88,16 @@ class Fleet(Protocol):
 
 
 class Recording:
-    """A run while its load is being sent."""
+    """A run while its load is being sent. `on_idle` is called a few times a second meanwhile."""
 
-    def __init__(self, setup: RunSetup, target: Target, fleet: Fleet) -> None:
+    def __init__(
+        self,
+        setup: RunSetup,
+        target: Target,
+        fleet: Fleet,
+        on_idle: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._meanwhile = on_idle
         self._setup, self._target, self._fleet = setup, target, fleet
         self._scenario, self._plan, self._options = setup.scenario, setup.plan, setup.options
         scenario, schedule = setup.scenario, setup.plan.schedule
@@ -208,6 +215,7 @@ class Recording:
             np.empty(0, CHUNKS),
             self._plan.edges,
             self._scenario.names(),
+            piece_rows=self._plan.pieces,
         )
 
     def _assembled(self, manifest: Manifest, parts_dir: Path, outcome: Outcome) -> Run:
@@ -216,15 +224,25 @@ class Recording:
         parts += store.read_parts(parts_dir)
         for name, content in outcome.parts.items():
             parts.append(store.part_of_file(io.BytesIO(content), name))
-        schedule, edges = store.with_more(*self._plan, parts_dir)
-        n_added = len(schedule) - len(self._plan.schedule)
+        plan = self._plan
+        schedule, edges = store.with_more(plan.schedule, plan.edges, parts_dir)
+        n_added = len(schedule) - len(plan.schedule)
         manifest = msgspec.structs.replace(manifest, extended_rows=n_added)
         requests, chunks, merged = store.merge_parts(schedule, parts)
         names = replace(self._scenario.names(), errors=merged.errors, remotes=merged.remotes)
         reports = tuple(outcome.reports)
         helpers_s = sum(report.decoding.helper_cpu_s for report in reports)
         instrument = ClientReport(reports, self._family_s(outcome) + helpers_s)
-        return Run(manifest, schedule, requests, chunks, edges, names, instrument)
+        return Run(
+            manifest,
+            schedule,
+            requests,
+            chunks,
+            edges,
+            names,
+            instrument,
+            piece_rows=plan.pieces,
+        )
 
     def _decoder(self, shard: int) -> PartDecoder:
         target = self._target
@@ -353,6 +371,7 @@ class Recording:
             self._stop("stopped", server_end, min(_DEAD_DRAIN_S, self._scenario.phases.drain))
             self._server_ended_s = self._ended_s
         if self._n_handled == self._n_interrupts:
+            self._meanwhile()
             return
         self._n_handled = self._n_interrupts
         drain_s = min(_INTERRUPT_DRAIN_S, self._scenario.phases.drain)

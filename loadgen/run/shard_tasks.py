@@ -42,8 +42,8 @@ class Job:
 
     def prompts(self) -> Prompts:
         if self.target.prompts is not None:
-            return self.target.prompts.salted(self.salt)
-        return Prompts(self.scenario.prompts, self.scenario.seed, self.salt)
+            return self.target.prompts.salted(self.salt, self.plan.pieces)
+        return Prompts(self.scenario.prompts, self.scenario.seed, self.salt, self.plan.pieces)
 
     def tasks(self, n_shards: int) -> list[ShardTask]:
         """A task for each of `n_shards` processes."""

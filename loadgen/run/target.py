@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.text import Text
 
@@ -268,7 +269,7 @@ def _examined(
 ) -> tuple[Target, ModelLengths]:
     """The target after a preflight, and the models that it lists."""
     scenario, options, schedule = setup.scenario, setup.options, setup.plan.schedule
-    prompts = Prompts(scenario.prompts, scenario.seed, _PREFLIGHT)
+    prompts = Prompts(scenario.prompts, scenario.seed, _PREFLIGHT, setup.plan.pieces)
     calibration = Calibration(prompts, schedule)
     if endpoint.api != "chat" and (place := prompts.needs_chat):
         raise UsageError(
@@ -369,7 +370,17 @@ def _reused(
 
 
 def _temperature(schedule: Schedule) -> float:
-    return round(float(np.median(schedule["temperature"])), 6)
+    """The median. `np.median` and `np.unique` would import numpy.ma, 30 ms, before a preflight."""
+    ordered = np.sort(schedule["temperature"])
+    return round(float((ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2), 6)
+
+
+def _distinct(values: NDArray[Any]) -> NDArray[Any]:
+    """The different values, ascending."""
+    ordered = np.sort(values)
+    is_first = np.ones(len(ordered), bool)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    return ordered[is_first]
 
 
 def _is_certain(target: Target) -> bool:
@@ -384,7 +395,7 @@ def _requests(setup: RunSetup) -> tuple[object, ...]:
     server with equal parts have equal results."""
     scenario, schedule = setup.scenario, setup.plan.schedule
     inputs = schedule["context"].astype(np.uint64) << np.uint64(32) | schedule["input_tokens"]
-    lengths = np.unique(inputs).tobytes(), np.unique(schedule["prefix_tokens"]).tobytes()
+    lengths = _distinct(inputs).tobytes(), _distinct(schedule["prefix_tokens"]).tobytes()
     longest, timeout_s = int(schedule["output_tokens"].max()), scenario.limits.timeout
     return (
         setup.options.model,

@@ -14,8 +14,15 @@ from loadgen.yaml_document import parse_document, read_file
 
 _IGNORED_BLOCKS = ("report", "metrics", "storage", "tokenizer")
 _IGNORED_LOAD = ("num_workers", "worker_max_tcp_connections", "stage_teardown_grace_seconds")
-_SINGLE = ("mock", "random", "synthetic", "shareGPT", "infinity_instruct", "cnn_dailymail",
-           "billsum_conversations")  # fmt: skip
+_SINGLE = (
+    "mock",
+    "random",
+    "synthetic",
+    "shareGPT",
+    "infinity_instruct",
+    "cnn_dailymail",
+    "billsum_conversations",
+)
 """Types of data whose items are requests of text of their own."""
 _TRACE_FORMATS = {"AzurePublicDataset": "azure"}
 

@@ -24,7 +24,7 @@ from loadgen.drive.shard import payloads_of
 from loadgen.drive.task import ShardTask
 from loadgen.errors import RunInvalid, ScenarioError, TargetFileError, UsageError
 from loadgen.live.watching import run_labels
-from loadgen.records import EDGES, SCHEDULE, schedule_sha256
+from loadgen.records import EDGES, PIECES, SCHEDULE, schedule_sha256
 from loadgen.run.shard_tasks import Job, Share, shard_task
 from loadgen.run.target import Target
 from loadgen.web.control_messages import Assign, LoadPiece, PromptFitMessage, pieces
@@ -60,7 +60,7 @@ def assignments(job: Job, n_shards: int) -> list[Assignment]:
 
 def _assignment(job: Job, share: Share, prompts: Prompts) -> Assignment:
     names, fit, adapter = job.scenario.names(), job.target.fit, job.target.adapter
-    tables = (to_parquet(share.plan.schedule, names), to_parquet(share.plan.edges, names))
+    tables = tuple(to_parquet(table, names) for table in share.plan)
     rows = pieces(job.run_name, share.number, msgspec.msgpack.encode(tables))
     words = () if fit.words is None else zip(fit.words.words, fit.words.tokens, strict=True)
     slos_by_class = run_labels(job.scenario, job.target.to_manifest(), job.run_name).slos
@@ -212,11 +212,15 @@ def _prompt_fit(fit: PromptFitMessage) -> PromptFit:
 
 def _plan(data: bytes, scenario: Scenario) -> Plan:
     try:
-        schedule, edges = msgspec.msgpack.decode(data, type=tuple[bytes, bytes])
+        schedule, edges, pieces = msgspec.msgpack.decode(data, type=tuple[bytes, bytes, bytes])
     except (msgspec.DecodeError, msgspec.ValidationError) as error:
         raise RunInvalid(f"the rows of the share cannot be decoded: {error}") from None
     names = scenario.names()
-    return Plan(from_parquet(schedule, SCHEDULE, names), from_parquet(edges, EDGES, names))
+    return Plan(
+        from_parquet(schedule, SCHEDULE, names),
+        from_parquet(edges, EDGES, names),
+        from_parquet(pieces, PIECES, names),
+    )
 
 
 def _transport(word: str) -> Literal["fast", "aiohttp"]:

@@ -156,9 +156,11 @@ class _Share:
         self._rows = ReceivedParts()  # that the load process cannot write
         self._outgoing: gevent.queue.Queue[bytes | None] = gevent.queue.Queue()
         self._greenlets = [
-            gevent.spawn(self._write), gevent.spawn(self._read), gevent.spawn(self._tick),
+            gevent.spawn(self._write),
+            gevent.spawn(self._read),
+            gevent.spawn(self._tick),
             gevent.spawn(self._watch),
-        ]  # fmt: skip
+        ]
 
     def feed(self, message: messages.Assign | messages.LoadPiece) -> None:
         self._n_missing -= isinstance(message, messages.LoadPiece)

@@ -21,12 +21,18 @@ from loadgen.records import CHUNKS, REQUESTS, FinishReason, Status, TokenSource
 from loadgen.web.control_messages import METRICS, Bad, Frame
 
 _ENUMS: dict[str, type[IntEnum]] = {
-    "status": Status, "token_source": TokenSource, "finish_reason": FinishReason,
-}  # fmt: skip
+    "status": Status,
+    "token_source": TokenSource,
+    "finish_reason": FinishReason,
+}
 _MOST_TEXT = 2000
 _SIGNED = (
-    "cores.own_s", "cores.idle_s", "cores.programs_s", "cores.total_s", "stalls.spans_s",
-)  # fmt: skip
+    "cores.own_s",
+    "cores.idle_s",
+    "cores.programs_s",
+    "cores.total_s",
+    "stalls.spans_s",
+)
 """Readings that may be negative: differences of clocks."""
 _TABLES = {"requests": REQUESTS, "chunks": CHUNKS}
 

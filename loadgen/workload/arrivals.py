@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, model_validator
 
-from loadgen.records import Times
+from loadgen.fields import Rate, Seconds
+from loadgen.records import Pieces, Times
 from loadgen.registry import FILLED, FROM_LIST, Plugin, Registry
-from loadgen.units import Rate, Seconds
 from loadgen.workload.durations import DURATIONS, Durations
 
 Column = NDArray[np.uint32]
@@ -35,8 +35,8 @@ class Traffic:
     not state it; the scenario then decides.
 
     `scheduled_s`: seconds, sorted, in [0, horizon). `input_tokens` counts the whole prompt,
-    including its `prefix_tokens`. Rows with the same `prefix_id` (from 1; 0 = none) begin with the
-    same text, up to the length of the shorter prefix. Rows with the same `session_id` are never
+    including its `prefix_tokens`. `prefix_id` (0 = none) names the last of the `pieces` in them, a
+    table with rows of its own. Rows with the same `session_id` are never
     split over shards. `class_name` names a class of the scenario. `…_slo_s` is the limit of each
     request in seconds; 0 for a request without a limit of its own.
     """
@@ -46,6 +46,7 @@ class Traffic:
     output_tokens: Column | None = None
     prefix_id: Column | None = None
     prefix_tokens: Column | None = None
+    pieces: Pieces | None = None
     session_id: Column | None = None
     class_name: NDArray[np.str_] | None = None
     ttft_slo_s: LimitColumn | None = None
@@ -61,9 +62,9 @@ def selected(whole: Traffic, mask: NDArray[np.bool_]) -> Traffic:
     columns: dict[str, Any] = {
         field.name: column[mask]
         for field in fields(whole)
-        if (column := getattr(whole, field.name)) is not None
+        if field.name != "pieces" and (column := getattr(whole, field.name)) is not None
     }
-    return Traffic(**columns)
+    return Traffic(**columns, pieces=whole.pieces)
 
 
 class Arrivals(Plugin, ABC):

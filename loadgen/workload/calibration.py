@@ -22,6 +22,7 @@ import numpy as np
 
 from loadgen.records import Schedule
 from loadgen.workload.dialogue import Context
+from loadgen.workload.pieces import OTHER_TEXT
 from loadgen.workload.prompts import PromptFit, Prompts, RenderedPrompt
 from loadgen.workload.vocabulary import COMMON, WORDS
 from loadgen.workload.word_text import WordCounts, framed, unframed
@@ -247,7 +248,7 @@ def _unshared(row: np.void) -> np.void:
     """The row with a text that no request of the run has, even without a salt."""
     row["prompt_seed"] ^= np.uint64(1 << 63)
     if row["prefix_tokens"]:
-        row["prefix_id"] ^= np.uint32(1 << 31)
+        row["prefix_id"] ^= np.uint32(OTHER_TEXT)
     return row
 
 

@@ -11,6 +11,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from loadgen.errors import nearest
 from loadgen.measure.slo import Slo, parse_slo, ungrounded
 from loadgen.registry import Strict
+from loadgen.workload.agents.block import Agents
 from loadgen.workload.arrivals import ARRIVALS, Arrivals
 from loadgen.workload.durations import DURATIONS, Durations, FixedDuration
 from loadgen.workload.lengths import LENGTHS, Lengths
@@ -114,6 +115,7 @@ class TrafficClass(Strict):
     requests: Requests | None = None
     session: Session | None = None
     chain: Chain = ()
+    agents: Agents | None = None
     slo: SloList = ()
     priority: Annotated[int, Field(ge=-32768, le=32767)] = 0
     tenant: Annotated[str, Field(min_length=1, max_length=64)] = DEFAULT_TENANT
@@ -139,6 +141,9 @@ class TrafficClass(Strict):
             yield ("requests",), "a chain's requests stand in its steps; remove requests or chain"
         if self.chain and self.session is not None:
             yield ("session",), "a class is a session or a chain, not both"
+        if self.agents is not None:
+            yield from self._beside_agents(arrivals, has_texts)
+            return
         is_alone = not (self.chain or self.session)
         is_replay = arrivals is not None and arrivals.gives_lengths
         key = "chain" if self.chain else "session"
@@ -153,6 +158,18 @@ class TrafficClass(Strict):
         problem = ungrounded(self.slos())
         if problem is not None and not (arrivals is not None and arrivals.own_slo_metrics()):
             yield ("slo",), problem
+
+    def _beside_agents(self, arrivals: Arrivals | None, has_texts: bool) -> Iterator[Problem]:
+        for key in ("requests", "session", "chain"):
+            if getattr(self, key):
+                yield (key,), "the agents' files state the requests; remove this key or agents"
+        if arrivals is not None and arrivals.gives_lengths:
+            yield ("agents",), "the arrivals replay single requests; agents need another kind"
+        if has_texts:
+            yield (
+                ("agents",),
+                "a dataset's prompts stand alone; agents need prompts of another kind",
+            )
 
     def _missing_lengths(self) -> Iterator[Problem]:
         blocks: list[tuple[tuple[str | int, ...], Requests]] = [

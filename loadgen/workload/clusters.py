@@ -9,8 +9,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from loadgen.errors import ScenarioError
+from loadgen.fields import Seconds
 from loadgen.records import Times
-from loadgen.units import Seconds
 from loadgen.workload.arrivals import Arrivals, StationaryArrivals, streams
 from loadgen.workload.lengths import LENGTHS, Lengths
 from loadgen.workload.renewal import equal_instants, poisson_instants

@@ -36,10 +36,29 @@ _COUNT_KEYS = (
     *(name for name in SYNONYMS["output_tokens"] if name != "output_tokens"),
     "expected_output_len",
 )
-_IN_MESSAGES = ("role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal",
-                "audio", "reasoning_content")  # fmt: skip
-_OF_RUN = ("model", "messages", "prompt", "input", "stream", "stream_options", "temperature",
-           "seed", "n", *_COUNT_KEYS)  # fmt: skip
+_IN_MESSAGES = (
+    "role",
+    "content",
+    "name",
+    "tool_calls",
+    "tool_call_id",
+    "function_call",
+    "refusal",
+    "audio",
+    "reasoning_content",
+)
+_OF_RUN = (
+    "model",
+    "messages",
+    "prompt",
+    "input",
+    "stream",
+    "stream_options",
+    "temperature",
+    "seed",
+    "n",
+    *_COUNT_KEYS,
+)
 """Fields of a body that slobench sets itself."""
 _IN_RECORD = ("tools", "tool_choice", "parallel_tool_calls", "functions", "response_format")
 """Fields of a body that a record of messages may hold beside them."""

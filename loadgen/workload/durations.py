@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, model_validator
 
+from loadgen.fields import Seconds
 from loadgen.registry import Plugin, Registry
-from loadgen.units import Seconds
 
 Pauses = NDArray[np.float64]  # seconds, each ≥ 0
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import ScenarioError
-from loadgen.records import OWN_SLO, SCHEDULE, Schedule, Times
+from loadgen.records import OWN_SLO, SCHEDULE, Pieces, Schedule, Times
 from loadgen.workload.arrivals import Traffic
 from loadgen.workload.classes import Step, TrafficClass
 from loadgen.workload.dialogue import Context
@@ -45,6 +45,7 @@ class Purpose(IntEnum):
     turns = 6
     think = 7
     cancel = 8
+    agents = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ class Layout:
 
     `source` numbers the source of each row, `starts_s` is the arrival of that source, `earliest_s`
     the earliest instant at which the row can be due. `child` and `parent` are the row numbers of
-    each edge.
+    each edge, `delay_s` its delay. `pieces` are those that the rows' prefixes name, if any.
     """
 
     rows: Schedule
@@ -81,6 +82,8 @@ class Layout:
     earliest_s: Times
     child: Index
     parent: Index
+    delay_s: NDArray[np.float32]
+    pieces: Pieces | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +164,8 @@ def laid_out(
         earliest_s=_earliest_s(rows, source, starts_s, speed),
         child=child[order],
         parent=parent[order],
+        delay_s=np.zeros(len(order), np.float32),
+        pieces=part.arrivals.pieces,
     )
 
 
@@ -367,6 +372,7 @@ def joined(layouts: Sequence[Layout]) -> tuple[Layout, Index]:
         earliest_s=np.concatenate([layout.earliest_s for layout in layouts]),
         child=shifted("child", sizes),
         parent=shifted("parent", sizes),
+        delay_s=np.concatenate([layout.delay_s for layout in layouts]),
     )
     return whole, np.repeat(row_numbers(len(layouts)), sizes)
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from loadgen.errors import ScenarioError
+from loadgen.fields import Seconds
 from loadgen.records import Times
 from loadgen.registry import FROM_LIST, Strict
-from loadgen.units import Seconds
 from loadgen.workload.arrivals import StationaryArrivals, streams
 from loadgen.workload.renewal import poisson_instants
 

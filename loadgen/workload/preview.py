@@ -17,10 +17,20 @@ from loadgen.measure.statistics.intervals import BoundTimes
 from loadgen.measure.statistics.percentiles import fewest_samples
 from loadgen.measure.statistics.proportions import least_n, needed_n
 from loadgen.measure.statistics.time_series import describe_arrivals
-from loadgen.records import OWN_SLO, Edges, Phase, Schedule, schedule_sha256
+from loadgen.records import (
+    NO_PIECES,
+    OWN_SLO,
+    Edges,
+    Phase,
+    Pieces,
+    Schedule,
+    schedule_sha256,
+)
 from loadgen.units import write_duration
+from loadgen.workload.agents.figures import agent_figures
 from loadgen.workload.arrivals import total_rate_per_s
 from loadgen.workload.dialogue import Context
+from loadgen.workload.layout import RandomStreams
 from loadgen.workload.lengths import TokenCounts
 from loadgen.workload.scenario import Scenario
 
@@ -34,7 +44,11 @@ Means = NDArray[np.float64]  # tokens
 
 
 def preview(
-    scenario: Scenario, schedule: Schedule, edges: Edges | None = None, confidence: float = 0.95
+    scenario: Scenario,
+    schedule: Schedule,
+    edges: Edges | None = None,
+    pieces: Pieces = NO_PIECES,
+    confidence: float = 0.95,
 ) -> JsonObject:
     """The figures of a plan as JSON; None for a figure that does not exist (a gap of a single row,
     a kind without a rate, a rate of a closed loop).
@@ -52,7 +66,7 @@ def preview(
     return {
         "scenario": scenario.name,
         "seed": scenario.seed,
-        "schedule_sha256": schedule_sha256(schedule, edges),
+        "schedule_sha256": schedule_sha256(schedule, edges, pieces),
         "is_closed_loop": scenario.has_closed_loop,
         **_totals(
             scenario,
@@ -76,6 +90,7 @@ def preview(
         "output_tokens": _lengths(float(expected_outputs.mean()), outputs),
         "prefix_share": float(schedule["prefix_tokens"].sum(dtype=np.float64) / inputs.sum()),
         "own_slo": _own_slos(schedule),
+        "agents": _agents(scenario, schedule, pieces),
         "classes": {
             name: _totals(
                 scenario,
@@ -87,6 +102,18 @@ def preview(
             for k, (name, own) in enumerate(scenario.classes.items())
         },
     }
+
+
+def _agents(scenario: Scenario, schedule: Schedule, pieces: Pieces) -> dict[str, JsonObject]:
+    """The figures of each class of agents, by class."""
+    figures: dict[str, JsonObject] = {}
+    for number, (name, own) in enumerate(scenario.traffic().items()):
+        if own.agents is not None:
+            rows = schedule[schedule["class_id"] == number]
+            streams = RandomStreams(scenario.seed, (name,) if scenario.classes else ())
+            is_closed_loop = scenario.is_closed_loop(name)
+            figures[name] = agent_figures(own.agents, rows, pieces, streams, is_closed_loop)
+    return figures
 
 
 def missing_percentiles(scenario: Scenario, schedule: Schedule) -> list[str]:
@@ -232,7 +259,13 @@ def _arrivals(scenario: Scenario, schedule: Schedule) -> dict[str, object]:
     horizon_s, classes = scenario.horizon_s, scenario.traffic().values()
     kinds = [own.arrivals or scenario.arrivals for own in classes]
     distinct = list({id(kind): kind for kind in kinds if kind is not None}.values())
-    times = schedule["scheduled_s"][schedule["n_parents"] == 0]
+    is_start = schedule["n_parents"] == 0
+    for number, own in enumerate(classes):
+        if own.agents is not None:  # later requests of a tree may have scheduled times, too
+            is_class = schedule["class_id"] == number
+            _, first = np.unique(schedule["session_id"][is_class], return_index=True)
+            is_start[np.delete(np.flatnonzero(is_class), first)] = False
+    times = schedule["scheduled_s"][is_start]
     has_single_starts = all(sum(not step.after for step in own.steps()) <= 1 for own in classes)
     return {
         "kind": " + ".join(kind.kind for kind in distinct),

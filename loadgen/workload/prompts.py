@@ -1,6 +1,7 @@
 """Prompt text of exact length, cheap enough to write ahead of time for every row.
 
-A prompt is `[shared prefix] head body`. The head is 16 characters from a hash of (prompt_seed,
+A prompt is `[shared prefix] head body`; a prefix of pieces (`pieces`) is such texts, one after the
+other. The head is 16 characters from a hash of (prompt_seed,
 salt), so no two requests of a run, and no two runs, share their first block of 16 bytes: a prefix
 cache hits only the prefixes that the scenario declares. The body is a slice of the corpus of the
 scenario's kind of prompts. If the token counts of single words are available (`word_text`), head
@@ -12,15 +13,17 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from loadgen.manifest.json_section import JsonObject
+from loadgen.records import NO_PIECES, Pieces
 from loadgen.workload.client_tokenizer import TokenCounter, cut_to_tokens
 from loadgen.workload.dataset_forms import Messages, RecordedPrompt
+from loadgen.workload.pieces import PieceTree, Span
 from loadgen.workload.texts import PromptKind
 from loadgen.workload.word_text import DIGEST_BYTES, WordCounts, WordText, framed
 
@@ -31,6 +34,8 @@ _PAIRS = [first + second for first in _BASE32 for second in _BASE32]  # by 10 bi
 _SAMPLE_HEAD = "k4vq7mzx2w5npt3r"
 _IS_BLANK = np.array([chr(code).isspace() for code in range(0x3002)])  # the last blank is U+3000
 _CHARS_PER_CUT_TOKEN = 8  # of the text that a tokenizer cuts
+_LEAD_CHARS = 256  # of the text before a piece that a tokenizer counts again
+_MOST_PATHS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,9 @@ class Prompts:
     not used, and every run sends the same text.
     """
 
-    def __init__(self, kind: PromptKind, seed: int, salt: bytes) -> None:
+    def __init__(
+        self, kind: PromptKind, seed: int, salt: bytes, pieces: Pieces = NO_PIECES
+    ) -> None:
         self._is_salted = kind.salt == "run"
         self._key = self._key_for(seed, salt)
         rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
@@ -105,13 +112,16 @@ class Prompts:
         self._prefixes: dict[tuple[int, int], str] = {}
         self._word_prefixes: dict[tuple[int, int], tuple[str, int]] = {}
         self._word_text: WordText | None = None
+        self._tree = PieceTree(pieces)
+        self._paths = PathTexts()
 
-    def salted(self, salt: bytes) -> Prompts:
-        """The prompts of a run with another salt; the copy shares the corpus, which takes 10 ms to
-        build."""
+    def salted(self, salt: bytes, pieces: Pieces = NO_PIECES) -> Prompts:
+        """The prompts of a run with another salt and its pieces; the copy shares the corpus, which
+        takes 10 ms to build."""
         other = copy.copy(self)
         other._key = self._key_for(self._seed, salt)
         other._prefixes, other._word_prefixes, other._word_text = {}, {}, None
+        other._tree, other._paths = PieceTree(pieces), PathTexts()
         return other
 
     def _key_for(self, seed: int, salt: bytes) -> bytes:
@@ -172,6 +182,9 @@ class Prompts:
         """
         identity = b"prompt" + int(row["prompt_seed"]).to_bytes(8, "little")
         prefix_tokens, prefix_id = int(row["prefix_tokens"]), int(row["prefix_id"])
+        if prefix_id in self._tree:
+            spans = self._tree.path(prefix_id, prefix_tokens)
+            return self._pieced(spans, identity, int(row["input_tokens"]), fit)
         if self._tokenizer is not None:
             n_tokens = max(1, int(row["input_tokens"]) - round(fit.overhead_tokens))
             lead = self._prefix(prefix_id, min(prefix_tokens, n_tokens - 1))
@@ -185,6 +198,50 @@ class Prompts:
         prefix_chars = max(1, round(prefix_tokens / fit.tokens_per_char))
         prefix = self._prefix(prefix_id, prefix_chars)[: n_chars - 1]
         return prefix + self._text(identity, n_chars - len(prefix))
+
+    def _pieced(
+        self, spans: Sequence[Span], identity: bytes, input_tokens: int, fit: PromptFit
+    ) -> str:
+        """A prompt that begins with the texts of a path."""
+        if self._tokenizer is not None:
+            n_tokens, least = input_tokens - round(fit.overhead_tokens), 1
+        elif fit.words is not None:
+            least = fit.words.shortest_tokens
+            n_tokens = input_tokens - fit.words.overhead_tokens
+        else:
+            n_tokens, least = fit.chars(input_tokens), 1  # in characters
+            spans = [
+                Span(piece, *(round(at / fit.tokens_per_char) for at in ends))
+                for piece, *ends in spans
+            ]
+        shared, n_shared = self._paths.text(self._cut(spans, n_tokens - least), self._span, fit)
+        n_own = max(least, n_tokens - n_shared)
+        if self._tokenizer is not None:
+            return shared + self._counted_after(self._tokenizer, identity, n_own, shared)
+        if fit.words is not None:
+            return framed(shared + self._words(fit.words).piece(self._digest(identity), n_own)[0])
+        return shared + self._text(identity, n_own)
+
+    @staticmethod
+    def _cut(spans: Sequence[Span], end: int) -> list[Span]:
+        return [span._replace(end=min(span.end, end)) for span in spans if span.start < end]
+
+    def _span(self, span: Span, before: str, fit: PromptFit) -> tuple[str, int]:
+        """The text of a span behind `before`, and its size (tokens; characters with a fit)."""
+        identity, size = b"piece" + span.prefix_id.to_bytes(4, "little"), span.end - span.start
+        if self._tokenizer is not None:
+            return self._counted_after(self._tokenizer, identity, size, before), size
+        if fit.words is not None:
+            return self._words(fit.words).piece(self._digest(identity), size)
+        return self._slice(identity, size), size
+
+    def _counted_after(
+        self, tokenizer: TokenCounter, identity: bytes, n_tokens: int, before: str
+    ) -> str:
+        """Text of `n_tokens` tokens behind a long text, of which only the end is counted again."""
+        lead = before[-_LEAD_CHARS:]
+        lead = lead[lead.find(" ") + 1 :]  # tokenizers split at blanks first
+        return self._counted(tokenizer, identity, tokenizer.count(lead) + n_tokens, lead)
 
     def write(self, purpose: bytes, prompt_seed: int, n_tokens: int, fit: PromptFit) -> str:
         """Text of `n_tokens` tokens without a template, for a later turn or a scripted answer."""
@@ -260,12 +317,18 @@ class Prompts:
             n_chars *= 2
 
     def _text(self, identity: bytes, n_chars: int) -> str:
+        if n_chars <= HEAD_CHARS:
+            return self._slice(identity, n_chars)
+        # ends with a full stop: templates strip a trailing blank, and a token would be missing
+        return self._slice(identity, n_chars - 1) + "."
+
+    def _slice(self, identity: bytes, n_chars: int) -> str:
+        """The first `n_chars` characters of a head and a body."""
         digest = hashlib.blake2b(identity, digest_size=18, key=self._key).digest()
         head = _head_text(digest[:10])
         start = int.from_bytes(digest[10:], "little") % len(self._word_starts)
-        body = self._body(int(self._word_starts[start]), n_chars - HEAD_CHARS - 2)
-        # ends with a full stop: templates strip a trailing blank, and a token would be missing
-        return f"{head} {body}"[: n_chars - 1] + "." if n_chars > HEAD_CHARS else head[:n_chars]
+        body = self._body(int(self._word_starts[start]), n_chars - HEAD_CHARS - 1)
+        return f"{head} {body}"[:n_chars]
 
     def _body(self, start: int, n_chars: int) -> str:
         """A slice of the corpus, which is repeated as often as needed."""
@@ -273,6 +336,42 @@ class Prompts:
         while len(text) < n_chars:
             text += f" {self._corpus}"[: n_chars - len(text)]
         return text
+
+
+class PathTexts:
+    """The texts of the paths written last, so that a prompt which extends another writes only what
+    it adds."""
+
+    def __init__(self) -> None:
+        self._texts: dict[Span, tuple[str, int]] = {}
+        self._fit: PromptFit | None = None
+
+    def text(
+        self,
+        spans: Sequence[Span],
+        write: Callable[[Span, str, PromptFit], tuple[str, int]],
+        fit: PromptFit,
+    ) -> tuple[str, int]:
+        """The text of a path, and its size. `write` returns the text of a span behind another text,
+        of which it gets the end, and its size."""
+        if fit is not self._fit:
+            self._texts, self._fit = {}, fit
+        n_known = len(spans)
+        while n_known and spans[n_known - 1] not in self._texts:
+            n_known -= 1
+        text, size = self._texts[spans[n_known - 1]] if n_known else ("", 0)
+        parts = [text]
+        for span in spans[n_known:]:
+            added, n = write(span, parts[-1], fit)
+            parts.append(added)
+            size += n
+        text = text if len(parts) == 1 else "".join(parts)
+        if spans:
+            self._texts.pop(spans[-1], None)  # now the latest
+            self._texts[spans[-1]] = text, size
+            if len(self._texts) > _MOST_PATHS:
+                del self._texts[next(iter(self._texts))]
+        return text, size
 
 
 def _with_head(message: JsonObject, head: str) -> JsonObject:

@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from loadgen.fields import Level, Rate, Seconds
 from loadgen.records import Times
 from loadgen.registry import FILLED, FROM_LIST, Strict
-from loadgen.units import Level, Rate, Seconds
 from loadgen.workload.arrivals import Arrivals
 from loadgen.workload.renewal import Constant, Cv, Gamma, poisson_instants
 

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, Field, model_validator
 
+from loadgen.fields import Share
 from loadgen.manifest.json_section import JsonObject
 from loadgen.registry import Plugin, Registry, Strict, bare_word
-from loadgen.units import Share
 from loadgen.workload.durations import DURATIONS, Durations
 from loadgen.workload.lengths import LENGTHS, Lengths, TokenCounts, Tokens
 from loadgen.workload.pairs import MISPLACED, Joint, correlated

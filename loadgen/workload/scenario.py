@@ -25,6 +25,7 @@ from pydantic import (
 )
 
 from loadgen.errors import ScenarioError, nearest
+from loadgen.fields import Seconds, Share, as_data
 from loadgen.manifest.json_section import JsonObject
 from loadgen.measure.slo import (
     Slo,
@@ -36,7 +37,8 @@ from loadgen.measure.slo import (
 )
 from loadgen.records import OWN_SLO, LimitsS, Names
 from loadgen.registry import Strict
-from loadgen.units import Seconds, Share, as_data, parse_duration_s, write_duration
+from loadgen.units import parse_duration_s, write_duration
+from loadgen.workload.agents.block import Agents
 from loadgen.workload.arrivals import ARRIVALS, Arrivals, Users, window_rate_per_s
 from loadgen.workload.classes import (
     Chain,
@@ -173,8 +175,8 @@ class Scenario(Strict):
     """A traffic situation and its SLOs; equal scenarios give equal schedules, whatever their
     `source`.
 
-    The requests are described here (`requests` with an optional `session`, or a `chain`) or in
-    `classes`. Each class has SLOs of its own; `slo` then holds those about all traffic. Every
+    The requests are described here (`requests` with an optional `session`, a `chain`, or `agents`)
+    or in `classes`. Each class has SLOs of its own; `slo` then holds those about all traffic. Every
     request is sent with the fields of `sampling`.
     """
 
@@ -185,6 +187,7 @@ class Scenario(Strict):
     requests: Requests | None = None
     session: Session | None = None
     chain: Chain = ()
+    agents: Agents | None = None
     classes: dict[str, TrafficClass] = Field(default_factory=dict)
     sampling: SamplingFields | None = None
     phases: Phases
@@ -258,7 +261,7 @@ class Scenario(Strict):
 
     def _problems(self) -> Iterator[Problem]:
         own = TrafficClass.model_construct(
-            requests=self.requests, session=self.session, chain=self.chain
+            requests=self.requests, session=self.session, chain=self.chain, agents=self.agents
         )
         has_texts = self.prompts.gives_lengths
         if not self.classes:
@@ -266,7 +269,7 @@ class Scenario(Strict):
                 yield ("arrivals",), "this key is required"
             yield from own.problems(self.arrivals, has_texts)
         else:
-            for key in ("requests", "session", "chain"):
+            for key in ("requests", "session", "chain", "agents"):
                 if getattr(self, key):
                     yield (key,), "with classes this key belongs in each class; move it there"
             yield from self._problems_of_classes(has_texts)
@@ -304,7 +307,8 @@ class Scenario(Strict):
         wait for answers: in a closed loop, in sessions and chains. None for a window whose end the
         schedule gives."""
         waits = self.has_closed_loop or any(
-            own.session is not None or own.chain for own in self.traffic().values()
+            own.session is not None or own.chain or own.agents is not None
+            for own in self.traffic().values()
         )
         return self.phases.requests if waits else None
 
@@ -323,7 +327,12 @@ class Scenario(Strict):
         (they are the scenario's)."""
         if self.classes:
             return self.classes
-        own = {"requests": self.requests, "session": self.session, "chain": self.chain}
+        own = {
+            "requests": self.requests,
+            "session": self.session,
+            "chain": self.chain,
+            "agents": self.agents,
+        }
         return {ONLY_CLASS: TrafficClass.model_validate(own, strict=False)}
 
     def is_closed_loop(self, class_name: str) -> bool:
@@ -371,12 +380,14 @@ class Scenario(Strict):
         approximated on reading, with the file. Reads the files."""
         kinds = [self.arrivals, *(own.arrivals for own in self.classes.values())]
         sources = [*(kind for kind in kinds if isinstance(kind, TraceArrivals)), self.prompts]
-        return tuple(
-            f"{source.path}: {note}"
+        read = [
+            (source.path, source.notes())
             for source in sources
             if isinstance(source, TraceArrivals | RecordedPrompts)
-            for note in source.notes()
-        )
+        ]
+        agents = [own.agents for own in self.traffic().values() if own.agents is not None]
+        read += [(own.path, own.corpus.notes) for own in agents]
+        return tuple(f"{path}: {note}" for path, notes in read for note in notes)
 
     def names(self) -> Names:
         """The names behind class_id and tenant_id of the schedule."""

@@ -15,7 +15,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.errors import ScenarioError, nearest
-from loadgen.records import EDGES, SCHEDULE, Edges, Phase, Schedule
+from loadgen.records import (
+    EDGES,
+    FIRST_PIECE,
+    NO_PIECES,
+    SCHEDULE,
+    Edges,
+    Phase,
+    Pieces,
+    Schedule,
+)
+from loadgen.workload.agents.plays import lay_out_plays
 from loadgen.workload.arrivals import Arrivals, Traffic, selected
 from loadgen.workload.classes import TrafficClass
 from loadgen.workload.counted_window import first_requests
@@ -32,6 +42,7 @@ from loadgen.workload.layout import (
     row_numbers,
 )
 from loadgen.workload.more_units import ClosedClass, MoreUnits, set_recorded_lengths
+from loadgen.workload.pieces import joined as joined_pieces
 from loadgen.workload.prompts import in_sending_order, planned_tokens
 from loadgen.workload.scenario import Scenario
 
@@ -40,10 +51,12 @@ MAX_REQUESTS = 20_000_000
 
 
 class Plan(NamedTuple):
-    """The planned requests, and the edges between requests that wait for each other."""
+    """The planned requests, the edges between requests that wait for each other, and the pieces
+    that their prompts share."""
 
     schedule: Schedule
     edges: Edges
+    pieces: Pieces = NO_PIECES
 
 
 def make_schedule(scenario: Scenario) -> Schedule:
@@ -52,7 +65,7 @@ def make_schedule(scenario: Scenario) -> Schedule:
 
 
 def make_plan(scenario: Scenario) -> Plan:
-    """All requests of a run and the edges between them.
+    """All requests of a run, the edges between them and the pieces of their prompts.
 
     Rows have request_id 0 … n − 1. Rows without parents are sorted by time; the other rows of a
     source (session, chain, user) follow its first. Equal scenarios give identical bytes on the same
@@ -62,9 +75,11 @@ def make_plan(scenario: Scenario) -> Plan:
     release decides. Raises ScenarioError if no request falls into the measured window, or if there
     are more than 20 million.
     """
-    whole, class_id = joined(_layouts(scenario))  # no other reference: 90 MB per million rows
+    layouts, pieces = _layouts(scenario)
+    whole, class_id = joined(layouts)
+    del layouts  # no other reference: 90 MB per million rows
     whole.rows["class_id"] = class_id
-    plan = _in_order(whole, scenario.phases.warmup)
+    plan = _in_order(whole, scenario.phases.warmup, pieces)
     _set_recorded_lengths(plan.schedule, scenario)
     if not np.any(plan.schedule["phase"] == Phase.measure):
         if n_rows := len(plan.schedule):
@@ -80,28 +95,36 @@ def make_plan(scenario: Scenario) -> Plan:
     return plan
 
 
-def _layouts(scenario: Scenario) -> list[Layout]:
-    """The rows of each class."""
+def _layouts(scenario: Scenario) -> tuple[list[Layout], Pieces]:
+    """The rows of each class, and the pieces of all."""
     names, phases = scenario.names(), scenario.phases
     layouts: list[Layout] = []
-    n_prefixes = 0
+    n_prefixes, n_pieces = 0, 0
+    tables = dict[int, tuple[int, Pieces]]()  # pieces of traces, and how many stand before them
     parts = list(_parts(scenario))
     if phases.requests is not None and scenario.requests_in_flow is None:
         parts = first_requests(parts, phases.warmup, phases.requests)
     for part in parts:
         max_rows = MAX_REQUESTS - sum(len(layout.rows) for layout in layouts)
-        layout = lay_out(part, scenario.horizon_s, max_rows, phases.warmup, phases.requests)
+        if part.own.agents is None:
+            layout = lay_out(part, scenario.horizon_s, max_rows, phases.warmup, phases.requests)
+        else:
+            layout = lay_out_plays(part, scenario.horizon_s, max_rows)
         if part.arrivals.session_id is not None:
             layout = replace(layout, source=_renumbered(part.arrivals.session_id))
         rows = layout.rows
-        if part.arrivals.prefix_id is None:  # classes do not share prefixes
-            rows["prefix_id"][rows["prefix_id"] > 0] += np.uint32(n_prefixes)
-            n_prefixes = max(n_prefixes, int(rows["prefix_id"].max(initial=0)))
+        if (pieces := layout.pieces) is not None:  # classes of a trace share its pieces
+            n_before, _ = tables.setdefault(id(pieces), (n_pieces, pieces))
+            n_pieces = max(n_pieces, n_before + len(pieces))
+            rows["prefix_id"][rows["prefix_id"] >= FIRST_PIECE] += np.uint32(n_before)
+        is_plain = (rows["prefix_id"] > 0) & (rows["prefix_id"] < FIRST_PIECE)
+        rows["prefix_id"][is_plain] += np.uint32(n_prefixes)  # classes do not share prefixes
+        n_prefixes = max(n_prefixes, int(rows["prefix_id"][is_plain].max(initial=0)))
         rows["tenant_id"] = names.tenants.index(part.own.tenant)
         rows["priority"] = part.own.priority
         layouts.append(layout)
     assert len(layouts) == len(scenario.traffic()), "a layout per class"
-    return layouts
+    return layouts, joined_pieces([pieces for _, pieces in tables.values()])
 
 
 def split(schedule: Schedule, n_shards: int) -> list[Schedule]:
@@ -113,9 +136,9 @@ def split(schedule: Schedule, n_shards: int) -> list[Schedule]:
 
 
 def split_plan(plan: Plan, n_shards: int) -> list[Plan]:
-    """`split`, with the edges of each part; no edge leaves a session."""
+    """`split`, with the edges of each part, which no edge leaves, and all pieces."""
     return [
-        Plan(part, plan.edges[np.isin(plan.edges["request_id"], part["request_id"])])
+        Plan(part, plan.edges[np.isin(plan.edges["request_id"], part["request_id"])], plan.pieces)
         for part in split(plan.schedule, n_shards)
     ]
 
@@ -202,7 +225,7 @@ def _ranked(number: Index) -> Index:
     return rank[number]
 
 
-def _in_order(whole: Layout, warmup_s: float) -> Plan:
+def _in_order(whole: Layout, warmup_s: float, pieces: Pieces) -> Plan:
     """The plan with rows ordered by the arrival of their source, in layout order within it."""
     rows, n = whole.rows, len(whole.rows)
     is_sorted = bool(np.all(whole.starts_s[1:] >= whole.starts_s[:-1]))
@@ -221,19 +244,22 @@ def _in_order(whole: Layout, warmup_s: float) -> Plan:
     schedule["phase"] = np.where(is_warmup, np.uint8(Phase.warmup), np.uint8(Phase.measure))
     edges = np.zeros(len(whole.child), EDGES)
     edges["request_id"], edges["after"] = number[whole.child], number[whole.parent]
-    return Plan(schedule, edges[np.lexsort((edges["after"], edges["request_id"]))])
+    edges["delay_s"] = whole.delay_s
+    return Plan(schedule, edges[np.lexsort((edges["after"], edges["request_id"]))], pieces)
 
 
 def more_units(scenario: Scenario, plan: Plan) -> MoreUnits | None:
-    """The further rows of the users of a closed loop beyond `plan`; None for other scenarios."""
+    """The further rows of the users of a closed loop beyond `plan`; None for other scenarios, and
+    for agents, whose texts are pieces of the plan."""
     schedule, closed = plan.schedule, dict[int, ClosedClass]()
     for class_id, (name, own) in enumerate(scenario.traffic().items()):
         arrivals = own.arrivals or scenario.arrivals
         assert arrivals is not None, "validation rejects a scenario without arrivals"
-        if (pause := arrivals.pause()) is None:
+        if (pause := arrivals.pause()) is None or own.agents is not None:
             continue
         streams = RandomStreams(scenario.seed, (name,) if scenario.classes else ())
         before = schedule["prefix_id"][schedule["class_id"] < class_id]
+        before = before[before < FIRST_PIECE]
         closed[class_id] = ClosedClass(
             ClassTraffic(own, Traffic(np.zeros(0)), pause, streams),
             class_id,

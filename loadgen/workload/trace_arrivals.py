@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from loadgen.errors import TraceFileError, nearest
+from loadgen.fields import Rate, Seconds, Share
 from loadgen.records import OWN_SLO, Times
 from loadgen.registry import Strict
-from loadgen.units import Rate, Seconds, Share
 from loadgen.workload.arrivals import Arrivals, Traffic
+from loadgen.workload.pieces import repeated, shifted
 from loadgen.workload.traces.file import Auto, load_trace
 from loadgen.workload.traces.trace import TRACES, Trace, TraceFormat
 
@@ -108,8 +109,13 @@ class TraceArrivals(Arrivals):
             scheduled_s=times_s[:n],
             input_tokens=trace.input_tokens[rows],
             output_tokens=trace.output_tokens[rows],
-            prefix_id=_distinct_ids(trace.prefix_ids, rows, round_of),
+            prefix_id=shifted(trace.prefix_ids[rows], round_of * len(trace.pieces))
+            if trace.prefix_ids.any()
+            else None,
             prefix_tokens=trace.prefix_tokens[rows] if trace.prefix_ids.any() else None,
+            pieces=repeated(trace.pieces, int(round_of.max(initial=-1)) + 1)
+            if trace.prefix_ids.any()
+            else None,
             session_id=_distinct_ids(trace.session_ids, rows, round_of),
             class_name=np.array(trace.classes)[trace.class_ids[rows]]
             if len(trace.classes) > 1

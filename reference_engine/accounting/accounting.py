@@ -45,7 +45,7 @@ class Accounting:
         queues = self._queues
         unread = sum(len(r.tokens) - r.n_computed for r in queues.prefilling.values())
         n_ahead = queues.queued_tokens + unread
-        has_slot = len(queues.running) < self._limits.max_num_seqs
+        has_slot = queues.n_running < self._limits.max_num_seqs
         # Where all wait for slots, each prompt read stands for one slot that became free, and this
         # request needs one more.
         n_first = n_ahead if has_slot else n_ahead + n_prompt

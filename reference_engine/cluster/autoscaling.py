@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from reference_engine.cluster.conductors import Part
@@ -34,21 +35,30 @@ class ScalingRule(NamedTuple):
 
 
 class Autoscaling(Part):
-    """Starts and stops replicas; the first `rule.least` are on at the beginning. A replica that
-    stops receives no more requests, and is off when its last ends. `on_s` are the seconds that
-    replicas were on, their starts included; a replica that fails stays on."""
+    """Starts and stops `replicas` (None: all) by the number of requests that `count` returns
+    (None: all in the system); the first `rule.least` are on at the beginning. A replica that stops
+    receives no more requests, and is off when its last has ended or left with its KV. `on_s` are
+    the seconds that replicas were on, their starts included; a replica that fails stays on."""
 
-    def __init__(self, members: Membership, rule: ScalingRule) -> None:
-        assert 1 <= rule.least <= len(members.replicas), f"{rule.least} replicas at least"
+    def __init__(
+        self,
+        members: Membership,
+        rule: ScalingRule,
+        replicas: Sequence[Replica] | None = None,
+        count: Callable[[Simulator], int] | None = None,
+    ) -> None:
+        self._replicas = members.replicas if replicas is None else tuple(replicas)
+        assert 1 <= rule.least <= len(self._replicas), f"{rule.least} replicas at least"
         self._members, self._rule = members, rule
-        self.on_s = dict.fromkeys(members.replicas, 0.0)
+        self._count = count or _in_system
+        self.on_s = dict.fromkeys(self._replicas, 0.0)
         self.n_starts = 0
         self._since_s: dict[Replica, float] = {}  # of the replicas that are on
         self._ready_s: dict[Replica, float] = {}  # of those that start
         self._stopping: list[Replica] = []
         self._results: deque[tuple[float, int]] = deque()  # instant, desired replicas
         self._next = 1
-        for number, replica in enumerate(members.replicas):
+        for number, replica in enumerate(self._replicas):
             if number < rule.least:
                 self._since_s[replica] = 0.0
             else:
@@ -64,6 +74,8 @@ class Autoscaling(Part):
 
     def act(self, simulator: Simulator) -> None:
         now_s = simulator.now_s
+        for replica in list(self._stopping):  # a copy of KV may have ended
+            self._switch_off_empty(replica, now_s)
         for replica, ready_s in list(self._ready_s.items()):
             if ready_s <= now_s:
                 del self._ready_s[replica]
@@ -89,11 +101,11 @@ class Autoscaling(Part):
         now_s, rule = simulator.now_s, self._rule
         for replica in list(self._stopping):  # a failure may have emptied it
             self._switch_off_empty(replica, now_s)
-        n_requests = len(simulator.population)
+        n_requests = self._count(simulator)
         desired = self.n_on
         if abs(n_requests / (rule.target * self.n_on) - 1) > _TOLERANCE:
             desired = math.ceil(n_requests / rule.target - _ROUNDING)
-        desired = min(max(desired, rule.least), len(self._members.replicas))
+        desired = min(max(desired, rule.least), len(self._replicas))
         self._results.append((now_s, desired))
         while self._results[0][0] < now_s - rule.stabilization_s:
             self._results.popleft()
@@ -107,7 +119,7 @@ class Autoscaling(Part):
         if self._stopping:  # it has its model loaded
             self._members.open(self._stopping.pop(), _OFF)
             return
-        replica = next(r for r in self._members.replicas if r not in self._since_s)
+        replica = next(r for r in self._replicas if r not in self._since_s)
         self._since_s[replica] = now_s
         self._ready_s[replica] = now_s + self._rule.startup_s
         self.n_starts += 1
@@ -124,6 +136,11 @@ class Autoscaling(Part):
         self._switch_off_empty(replica, now_s)
 
     def _switch_off_empty(self, replica: Replica, now_s: float) -> None:
-        if replica in self._stopping and not len(replica.population):
+        is_empty = not (len(replica.population) or replica.coming or replica.copying)
+        if replica in self._stopping and is_empty and not replica.state.lent:
             self._stopping.remove(replica)
             self.on_s[replica] += now_s - self._since_s.pop(replica)
+
+
+def _in_system(simulator: Simulator) -> int:
+    return len(simulator.population)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from reference_engine.cluster.transfers import Transfers
+from reference_engine.core.commit import StartedStep
 from reference_engine.simulator import Replica, Simulator
 from reference_engine.state.batch import StepTokens
 from reference_engine.state.sequence import Request
@@ -21,6 +22,9 @@ class Part:
         return math.inf
 
     def act(self, simulator: Simulator) -> None:
+        return
+
+    def began(self, replica: Replica, started: StartedStep, simulator: Simulator) -> None:
         return
 
     def stepped(self, replica: Replica, events: StepTokens, simulator: Simulator) -> None:
@@ -53,6 +57,10 @@ class Cluster:
         self.transfers.act(simulator)
         for part in self._parts:
             part.act(simulator)
+
+    def began(self, replica: Replica, started: StartedStep, simulator: Simulator) -> None:
+        for part in self._parts:
+            part.began(replica, started, simulator)
 
     def stepped(self, replica: Replica, events: StepTokens, simulator: Simulator) -> None:
         for part in self._parts:

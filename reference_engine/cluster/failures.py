@@ -16,7 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from reference_engine.cluster.conductors import Part
+from reference_engine.cluster.disaggregation import Disaggregation
 from reference_engine.cluster.membership import Membership
+from reference_engine.cluster.transfers import Transfers
 from reference_engine.core.core import EngineState
 from reference_engine.core.handover import Handover
 from reference_engine.simulator import Replica, Simulator
@@ -63,7 +65,9 @@ class _Event(NamedTuple):
 class Failures(Part):
     """Lets replicas fail: as listed in `planned`, and at random. A replica that is switched off
     does not fail. `renew` builds the engine of a replica after its repair. `n_retried` requests
-    went to another replica, `n_lost` failed."""
+    went to another replica, `n_lost` failed. `transfers` and `disaggregation` are those of
+    replicas between which requests move: KV that was being copied to a failed replica goes to
+    another, and a migrating request goes on where it was."""
 
     def __init__(
         self,
@@ -72,7 +76,10 @@ class Failures(Part):
         planned: Sequence[Failure] = (),
         random: RandomFailures | None = None,
         retries: Retries | None = None,
+        transfers: Transfers | None = None,
+        disaggregation: Disaggregation | None = None,
     ) -> None:
+        self._transfers, self._disaggregation = transfers, disaggregation
         self._members, self._renew = members, renew
         self._random, self._retries = random, retries or Retries()
         self.n_retried = self.n_lost = 0
@@ -109,7 +116,8 @@ class Failures(Part):
     def _fail(self, replica: Replica, repair_s: float, simulator: Simulator) -> None:
         self._members.close(replica, _FAILED)
         heappush(self._due, _Event(simulator.now_s + repair_s, replica.number, is_repair=True))
-        handovers = simulator.fail(replica, self._renew(replica))
+        handovers = self._fail_transfers(replica, simulator)
+        handovers += simulator.fail(replica, self._renew(replica))
         for handover in handovers:
             request = handover.request
             is_new = request.first_token_s is None
@@ -122,6 +130,25 @@ class Failures(Part):
                 self.n_lost += 1
                 simulator.lose(request, f"{replica.name} failed")
         self._send_stranded(simulator)
+
+    def _fail_transfers(self, replica: Replica, simulator: Simulator) -> list[Handover]:
+        """Find new targets for the requests on their way to a replica that fails; returns those
+        whose KV it had."""
+        lost: list[Handover] = []
+        disaggregation = self._disaggregation
+        if disaggregation is not None:
+            lost += disaggregation.fail(replica, simulator.now_s)
+        if self._transfers is None:
+            return lost
+        with_source, without_target = self._transfers.fail(replica, simulator)
+        for transfer in without_target:
+            handover, source = transfer.handover, transfer.source
+            assert handover is not None, "it has left its source"
+            if disaggregation is not None and source.role == "prefill":
+                disaggregation.send(handover, source, simulator)
+            else:
+                simulator.take_over(source, handover)  # where its blocks are
+        return lost + with_source
 
     def _send_stranded(self, simulator: Simulator) -> None:
         while self._stranded:

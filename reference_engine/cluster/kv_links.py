@@ -25,16 +25,24 @@ class KvLinks:
         """Whether a transfer between two replicas can begin now."""
         return source not in self._senders and target not in self._receivers
 
-    def begin(self, source: int, target: int, n_bytes: float) -> float:
-        """Begin a transfer; returns the seconds until its `end`."""
+    def begin(self, source: int, target: int, n_bytes: float, least_s: float = 0.0) -> float:
+        """Begin a transfer, which takes `least_s` or more because its bytes are not all there yet;
+        returns the seconds until its `end`."""
         assert self.is_free(source, target), f"the link from {source} to {target} is busy"
         self._senders.add(source)
         self._receivers.add(target)
-        took_s = self.latency_s + n_bytes / self.bytes_per_s
+        took_s = self.latency_s + max(n_bytes / self.bytes_per_s, least_s)
         for count, replica in ((self.sent_bytes, source), (self.received_bytes, target)):
             count[replica] = count.get(replica, 0.0) + n_bytes
         self.busy_s[source] = self.busy_s.get(source, 0.0) + took_s
         return took_s
+
+    def abort(self, source: int, target: int, n_bytes: float, left_s: float) -> None:
+        """End a transfer `left_s` early, with `n_bytes` that were not sent."""
+        for count, replica in ((self.sent_bytes, source), (self.received_bytes, target)):
+            count[replica] -= n_bytes
+        self.busy_s[source] -= left_s
+        self.end(source, target)
 
     def end(self, source: int, target: int) -> None:
         self._senders.remove(source)

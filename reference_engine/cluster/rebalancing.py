@@ -8,7 +8,7 @@ last tokens' KV is copied while the request pauses, Llumnix (Sun et al., OSDI 20
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from loadgen.errors import UsageError
@@ -29,16 +29,23 @@ class _Load(NamedTuple):
 class Rebalancing(Part):
     """Every `every_s` seconds, moves a request from the most loaded of `replicas` to the least
     loaded if their loads differ by more than `gap` of the mean. The request is the one that leaves
-    their loads nearest to each other. A replica takes part in one migration at a time."""
+    their loads nearest to each other. A replica takes part in one migration at a time; to
+    those for which `is_open` is False, requests only leave."""
 
     def __init__(
-        self, transfers: Transfers, replicas: Sequence[Replica], every_s: float, gap: float
+        self,
+        transfers: Transfers,
+        replicas: Sequence[Replica],
+        every_s: float,
+        gap: float,
+        is_open: Callable[[Replica], bool] | None = None,
     ) -> None:
+        self._is_open = is_open or _always
         self._transfers, self._replicas = transfers, replicas
         self._every_s, self._gap, self._next = every_s, gap, 1
 
     def next_s(self, simulator: Simulator) -> float:
-        if all(replica.started is None for replica in self._replicas):
+        if not any(replica.is_computing for replica in self._replicas):
             return math.inf
         return self._next * self._every_s
 
@@ -53,11 +60,13 @@ class Rebalancing(Part):
 
     def _rebalance(self, simulator: Simulator) -> None:
         free = [r for r in self._replicas if not self._transfers.is_migrating(r)]
+        free = [r for r in free if self._is_open(r) or len(r.population)]
+        targets = [replica for replica in free if self._is_open(replica)]
         loads = {replica: _load(replica) for replica in free}
-        if len(loads) < 2:
+        if len(loads) < 2 or not targets:
             return
         source = max(free, key=lambda replica: loads[replica].tokens)
-        target = min(free, key=lambda replica: loads[replica].tokens)
+        target = min(targets, key=lambda replica: loads[replica].tokens)
         gap = loads[source].tokens - loads[target].tokens
         mean = sum(load.tokens for load in loads.values()) / len(loads)
         if gap <= self._gap * mean:
@@ -68,8 +77,16 @@ class Rebalancing(Part):
             self._transfers.migrate(request, source, target, simulator)
 
 
+def _always(replica: Replica) -> bool:
+    return True
+
+
 def rebalancing(
-    replicas: Sequence[Replica], transfers: Transfers, every_s: float, gap: float
+    replicas: Sequence[Replica],
+    transfers: Transfers,
+    every_s: float,
+    gap: float,
+    is_open: Callable[[Replica], bool] | None = None,
 ) -> Rebalancing:
     """Raises UsageError for a single replica, or replicas that requests cannot leave."""
     if len(replicas) < 2:
@@ -77,7 +94,7 @@ def rebalancing(
     for replica in replicas:
         check_can_leave(replica)
     check_same_kv(replicas)
-    return Rebalancing(transfers, replicas, every_s, gap)
+    return Rebalancing(transfers, replicas, every_s, gap, is_open)
 
 
 def _load(replica: Replica) -> _Load:
@@ -86,6 +103,10 @@ def _load(replica: Replica) -> _Load:
     predict = state.view().predictor.predict
     requests = [*state.queues, *replica.unread, *replica.coming.values(), *replica.copying.values()]
     weights = [len(request.tokens) + predict(request).mean for request in requests]
-    decoding = state.queues.decoding
-    movable = [(w, r) for w, r in zip(weights, requests, strict=True) if r.id in decoding]
+    decoding, in_flight = state.queues.decoding, state.queues.in_flight
+    movable = [
+        (w, r)
+        for w, r in zip(weights, requests, strict=True)
+        if r.id in decoding or (r.id in in_flight and r.n_remaining == 1)
+    ]
     return _Load(sum(weights), movable)

@@ -15,8 +15,8 @@ import numpy as np
 from pydantic import Field, ValidationError
 
 from loadgen.errors import UsageError, nearest
+from loadgen.fields import Seconds
 from loadgen.registry import Plugin, Registry
-from loadgen.units import Seconds
 from reference_engine.simulator import Replica, Route
 from reference_engine.state.cost_model import StepShape
 from reference_engine.state.sequence import Request
@@ -220,6 +220,7 @@ def _active_tokens(replica: Replica) -> int:
     queues = replica.state.queues
     n_active = queues.context_tokens + queues.queued_tokens
     n_active += sum(len(r.tokens) for r in queues.prefilling.values())
+    n_active += sum(len(r.tokens) for r in queues.in_flight.values())
     n_active += sum(len(r.tokens) for r in replica.unread)
     on_way = (*replica.coming.values(), *replica.copying.values())
     return n_active + sum(len(r.tokens) for r in on_way)

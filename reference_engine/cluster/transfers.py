@@ -1,5 +1,6 @@
 """Transfers of requests with their KV from replica to replica.
 
+    streamed  computes its prompt, while the KV of the layers before is copied ── handed over ── …
     sent      handed over ── waits for memory of the target ── waits for links ── copied ── queued
     migrated  ── computes its answer, while its KV is copied ── handed over ── rest copied ── queued
 
@@ -11,10 +12,11 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from reference_engine.cluster.kv_links import KvLinks
-from reference_engine.core.handover import Handover, give_back, hold
+from reference_engine.core.handover import FAILURE, Handover, begin_anew, give_back, hold
 from reference_engine.simulator import Population, Replica, Simulator
 from reference_engine.state.plan import Cause, Why
 from reference_engine.state.sequence import Request, State
@@ -22,19 +24,39 @@ from reference_engine.state.sequence import Request, State
 _NO_MEMORY = Cause(Why.no_kv_blocks)
 
 
+class Computing(NamedTuple):
+    """The step that computes the last `n_tokens` of a prompt, in `n_layers` equal times."""
+
+    began_s: float
+    end_s: float
+    n_tokens: int
+    n_layers: int
+
+    def sent_s(self, copy_s: float) -> float:
+        """The instant at which a link that is free has sent the tokens of the step, for which it
+        needs `copy_s`: it waits for the first layer, or has only the last to send."""
+        n, step_s = self.n_layers, self.end_s - self.began_s
+        return max(self.began_s + step_s / n + copy_s, self.end_s + copy_s / n)
+
+
 @dataclass(slots=True, eq=False)
 class Transfer:
     """A request on its way; `handover` is None while it still computes at the source. The KV of
-    `n_tokens` is copied, after that of `n_copied`. `has_memory` of the target."""
+    `n_tokens` is copied, after that of `n_copied`. `has_memory` of the target. `computing` is the
+    step during which it is streamed."""
 
     request: Request
     source: Replica
     target: Replica
     n_tokens: int
     handover: Handover | None = None
+    computing: Computing | None = None
     n_copied: int = 0
     has_memory: bool = False
     is_cancelled: bool = False
+    ends_s: float = math.inf  # of the copy under way
+    took_s: float = 0.0
+    n_bytes: float = 0.0
 
 
 class Transfers:
@@ -58,6 +80,7 @@ class Transfers:
         self._ends: list[tuple[float, int, Transfer]] = []
         self._handed: dict[str, Transfer] = {}  # in no replica
         self._migrating: dict[str, Transfer] = {}  # that compute at the source
+        self._streaming: dict[str, Transfer] = {}  # whose prompt is being computed
         self._leaving: dict[Replica, list[Transfer]] = {}  # of these, at the end of the step
         self._n_begun = 0
 
@@ -78,6 +101,46 @@ class Transfers:
         target.coming[request.id] = request
         self._pending.setdefault(target, deque()).append(transfer)
         self.begin(target, simulator)
+
+    def stream(
+        self,
+        request: Request,
+        source: Replica,
+        target: Replica,
+        n_tokens: int,
+        computing: Computing,
+        simulator: Simulator,
+    ) -> None:
+        """Begin to send a request whose prompt is being computed, layer by layer. At the end of the
+        step it is handed over (`join`) or has ended (`abandon`)."""
+        transfer = Transfer(request, source, target, n_tokens, computing=computing)
+        self._streaming[request.id] = transfer
+        target.coming[request.id] = request
+        self._pending.setdefault(target, deque()).append(transfer)
+        self.begin(target, simulator)
+
+    def join(self, handover: Handover, simulator: Simulator) -> bool:
+        """Continue the transfer of a request that was streamed and is handed over; False if there
+        is none."""
+        transfer = self._streaming.pop(handover.request.id, None)
+        if transfer is None:
+            return False
+        transfer.handover = handover
+        self._hand(transfer, simulator)
+        return True
+
+    def abandon(self, request_id: str, simulator: Simulator) -> None:
+        """Forget the transfer of a request that was streamed and has ended, if there is one."""
+        transfer = self._streaming.pop(request_id, None)
+        if transfer is None:
+            return
+        transfer.is_cancelled = True
+        if not transfer.has_memory:
+            del transfer.target.coming[request_id]
+        elif transfer in self._with_memory:
+            self._with_memory.remove(transfer)
+            self._drop(transfer, simulator)
+            self.begin(transfer.target, simulator)
 
     def migrate(
         self, request: Request, source: Replica, target: Replica, simulator: Simulator
@@ -121,7 +184,10 @@ class Transfers:
         """Hand over the requests that leave a replica at the end of a step, and use the memory
         that is free after it."""
         for transfer in self._leaving.pop(replica, ()):
-            self._leave(transfer, simulator)
+            if transfer.request.id in replica.state.queues.in_flight:
+                self._leaving.setdefault(replica, []).append(transfer)
+            else:
+                self._leave(transfer, simulator)
         self.begin(replica, simulator)
 
     def cancel(self, request_id: str, simulator: Simulator) -> None:
@@ -138,6 +204,69 @@ class Transfers:
             self._give_back(transfer.source, transfer, simulator)
             self._drop(transfer, simulator)
             self.begin(transfer.target, simulator)
+
+    def fail(self, replica: Replica, simulator: Simulator) -> tuple[list[Handover], list[Transfer]]:
+        """Drop the transfers from and to a replica, just before it fails. Returns the requests
+        whose KV is lost with it, as they would begin anew, and the transfers that need another
+        target: their source still has the KV."""
+        now_s, lost, without_target = simulator.now_s, list[Handover](), list[Transfer]()
+        for transfer in self._between(replica):
+            source, target, handover = transfer.source, transfer.target, transfer.handover
+            request = transfer.request
+            if transfer.ends_s < math.inf:
+                left_s = transfer.ends_s - now_s
+                n_bytes = transfer.n_bytes * left_s / transfer.took_s if transfer.took_s else 0.0
+                self.links.abort(source.number, target.number, n_bytes, left_s)
+            if target is replica:
+                target.copying.pop(request.id, None)
+                target.coming.pop(request.id, None)
+            elif transfer.has_memory:
+                self._drop(transfer, simulator)
+            else:
+                target.coming.pop(request.id, None)
+            if handover is None:
+                self._migrating.pop(request.id, None)
+                self._streaming.pop(request.id, None)
+                continue
+            if transfer.is_cancelled:
+                if source is not replica:
+                    self._give_back(source, transfer, simulator)
+                continue
+            del self._handed[request.id]
+            self.population.leave(request.id, now_s)
+            handover.charge(handover.cause, now_s)
+            if source is replica:
+                anew = Handover(begin_anew(request), 0, handover.waits, now_s, FAILURE)
+                lost.append(anew)
+            else:
+                without_target.append(transfer)
+        self._leaving.pop(replica, None)
+        self._pending.pop(replica, None)
+        self._copy(simulator)
+        for other in simulator.replicas:
+            if other is not replica:
+                self.begin(other, simulator)
+        return lost, without_target
+
+    def _between(self, replica: Replica) -> list[Transfer]:
+        """Take out all transfers from and to a replica, in the order of their requests' ids."""
+
+        def concerns(transfer: Transfer) -> bool:
+            return replica in (transfer.source, transfer.target)
+
+        waiting = [t for t in self._with_memory if concerns(t)]
+        copying = [t for _, _, t in self._ends if concerns(t)]
+        self._with_memory = [t for t in self._with_memory if not concerns(t)]
+        self._ends = [entry for entry in self._ends if not concerns(entry[2])]
+        heapify(self._ends)
+        found = [*waiting, *copying]
+        for target, pending in self._pending.items():
+            found += [t for t in pending if concerns(t) and not t.is_cancelled]
+            self._pending[target] = deque(t for t in pending if not concerns(t))
+        for source, leaving in self._leaving.items():
+            found += [t for t in leaving if concerns(t)]
+            self._leaving[source] = [t for t in leaving if not concerns(t)]
+        return sorted(found, key=lambda transfer: transfer.request.id)
 
     def _hand(self, transfer: Transfer, simulator: Simulator) -> None:
         self._handed[transfer.request.id] = transfer
@@ -163,22 +292,37 @@ class Transfers:
                 waiting.append(transfer)
                 continue
             n_tokens = transfer.n_tokens - transfer.n_copied
-            n_bytes = n_tokens * source.kv_token_bytes * self.kv_factor
-            took_s = self.links.begin(source.number, target.number, n_bytes)
+            transfer.n_bytes = n_tokens * source.kv_token_bytes * self.kv_factor
+            transfer.took_s = self.links.begin(
+                source.number, target.number, transfer.n_bytes, self._least_s(transfer, simulator)
+            )
+            transfer.ends_s = simulator.now_s + transfer.took_s
             self._n_begun += 1
-            heappush(self._ends, (simulator.now_s + took_s, self._n_begun, transfer))
+            heappush(self._ends, (transfer.ends_s, self._n_begun, transfer))
         self._with_memory = waiting
+
+    def _least_s(self, transfer: Transfer, simulator: Simulator) -> float:
+        """The seconds until all layers of a streamed request are computed and sent, if its link is
+        free from now on."""
+        computing, source = transfer.computing, transfer.source
+        if computing is None:
+            return 0.0
+        n_bytes = computing.n_tokens * source.kv_token_bytes * self.kv_factor
+        return computing.sent_s(n_bytes / self.links.bytes_per_s) - simulator.now_s
 
     def _complete(self, transfer: Transfer, simulator: Simulator) -> None:
         source, target, handover = transfer.source, transfer.target, transfer.handover
         self.links.end(source.number, target.number)
+        transfer.ends_s = math.inf
         transfer.n_copied = transfer.n_tokens
-        if handover is None:
+        if handover is None and transfer.is_cancelled:
+            self._drop(transfer, simulator)
+        elif handover is None:
             simulator.interrupt(source)
-            if source.started is None:
-                self._leave(transfer, simulator)
-            else:
+            if source.is_computing_for(transfer.request.id):
                 self._leaving.setdefault(source, []).append(transfer)
+            else:
+                self._leave(transfer, simulator)
         else:
             self._give_back(source, transfer, simulator)
             if not transfer.is_cancelled:
@@ -230,7 +374,7 @@ class Transfers:
         state = target.state
         kv, queues, policy = state.kv, state.queues, state.policy
         n_coming = len(target.copying) + len(target.unread)
-        n_requests = len(queues.running) + len(queues.waiting) + n_coming
+        n_requests = queues.n_running + len(queues.waiting) + n_coming
         if not n_requests:  # its blocks may still be lent to copies that leave it
             return n_blocks <= kv.n_free
         first = next(iter(queues.waiting.values()), None)

@@ -249,7 +249,7 @@ class EngineState:
             t_s=t_s,
             plan_s=placed_s - (t_s if planned_since_s is None else planned_since_s),
             placed_s=placed_s,
-            n_running=len(self.queues.running),
+            n_running=self.queues.n_running,
             n_waiting=len(self.queues.waiting),
             kv_used_blocks=self.kv.n_blocks - self.kv.n_free,
             n_preempted=n_preempted,
@@ -337,11 +337,11 @@ class EngineState:
         requests = list(self.queues)
         self.queues.check()
         for request in requests:
-            if request.id not in self.queues.running:
+            if request.id not in self.queues.running and request.id not in self.queues.in_flight:
                 assert not request.blocks, f"{request.id} waits and holds blocks"
                 is_swapped = request.state is State.swapped
                 assert bool(request.host_blocks) == is_swapped, f"{request.id}: {request.state}"
-        n_running = len(self.queues.running)
+        n_running = self.queues.n_running
         assert n_running <= self.limits.max_num_seqs, f"{n_running} run"
         lent = [*self.lent.values()]
         if self.sharing is not None:

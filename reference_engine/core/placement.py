@@ -31,7 +31,8 @@ class Preempted(NamedTuple):
 
 class Placement:
     """Places a plan when constructed; its fields hold the outcome. `left_out` are the items of
-    the plan that were not admitted: all unless `is_admitting`."""
+    the plan that were not admitted: all unless `is_admitting`. `held` are running requests
+    that wait for the blocks of requests in flight."""
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class Placement:
         self.preempted: list[Preempted] = []
         self.admitted: list[Request] = []
         self.left_out: list[tuple[str, Cause]] = []
+        self.held: set[str] = set()
         self._policy, self._view, self._queues = policy, view, queues
         self._kv, self._host, self._how = view.kv, host, preempt
         for request_id, how, by in plan.preempt:
@@ -63,7 +65,7 @@ class Placement:
         if plan.decode_all:
             self._decode(plan)
         for item in admissions:
-            is_short = not is_admitting or len(self.preempted) > n_planned
+            is_short = not is_admitting or self.held or len(self.preempted) > n_planned
             if is_short or not self._admit(item):
                 self.left_out.append((item.request_id, NO_BLOCKS))
         self._copy_prefixes()
@@ -98,10 +100,11 @@ class Placement:
                 # Growing a request may have preempted another that is still on this list.
                 if request.id not in named and request.id in queues.decoding:
                     self._grow(request, 1)
-        if is_all:
+        if is_all and not self.held:
             self.decodes = list(queues.decoding.values())
         else:
-            self.decodes = [r for key, r in queues.decoding.items() if key not in named]
+            left_out = named | self.held
+            self.decodes = [r for key, r in queues.decoding.items() if key not in left_out]
 
     def _admit(self, item: Item) -> bool:
         request = self._queues.waiting[item.request_id]
@@ -119,16 +122,20 @@ class Placement:
 
     def _grow(self, request: Request, n_tokens: int) -> bool:
         """Give a running request room for `n_tokens`, preempting until it has it; False when it
-        had to be preempted itself.
+        had to be preempted itself, or is `held`.
 
         The policy's victims go first. After them the last admitted goes first: a request displaces
         only those admitted after it, and last of all itself. So the first admitted request can
-        always finish, which guarantees progress.
+        always finish, which guarantees progress. While one admitted after it is in flight, whose
+        memory cannot be taken, it is held instead of being preempted itself.
         """
         if self._kv.grow(request, n_tokens):
             self._queues.room_added(request)
             return True
         for victim in self._victims(request, n_tokens):
+            if victim is request and self._queues.has_later_in_flight(request):
+                self.held.add(request.id)
+                return False
             self._preempt(victim, request.id, How.auto)
             self.rows.pop(victim.id, None)
             if victim is request:

@@ -298,13 +298,25 @@ def _commit(state: EngineState, planned: PlannedStep, stretch: DecodeStretch, n:
         constant, rest = like[6:9], like[13:]
         running, waiting = like.n_running, like.n_waiting
         return [
-            _RECORD((
-                number + k, began_s, began_s, end_s, duration_s, 0.0, *constant,
-                n_context + k * n_decode, running, waiting, used, *rest,
-            ))
+            _RECORD(
+                (
+                    number + k,
+                    began_s,
+                    began_s,
+                    end_s,
+                    duration_s,
+                    0.0,
+                    *constant,
+                    n_context + k * n_decode,
+                    running,
+                    waiting,
+                    used,
+                    *rest,
+                )
+            )
             for k, (began_s, end_s, duration_s, used) in enumerate(
                 zip(starts_s, ends_s, durations_s, used_blocks, strict=True)
             )
-        ]  # fmt: skip
+        ]
 
     state.log.add_steps(n_new, records)

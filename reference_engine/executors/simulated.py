@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from loadgen.units import Share
+from loadgen.fields import Share
 from reference_engine.executors.base import Caps, Executor, ExecutorKind, Site
 from reference_engine.executors.delayed import NO_DELAY, StepDelay
 from reference_engine.model.hardware_file import simulated_model

@@ -219,8 +219,10 @@ class TorchCuda:
         n = min(2, self._sizes[-1])
         # Two sizes, as Triton compiles kernels again for a size of 1.
         for name, n_tokens, rows in (
-            ("prompts", 2, 0), ("prompts and a decode", 2, 1), ("prompts and decodes", 200, n)
-        ):  # fmt: skip
+            ("prompts", 2, 0),
+            ("prompts and a decode", 2, 1),
+            ("prompts and decodes", 200, n),
+        ):
             began_s = time.monotonic()
             self.execute(StepBatch(padding=Padding(n_tokens, rows, 0)))
             log.info("compiled %s: %.1f s", name, time.monotonic() - began_s)

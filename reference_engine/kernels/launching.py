@@ -76,9 +76,15 @@ class CachedLaunches:
         values = constants.values()
         # Kernels are found by identity: they are functions of a module and never freed.
         key = (
-            id(kernel), device, any_bits % _ALIGNMENT, warps, stages,
-            *numbers, *values, *[tensor.dtype for tensor in tensors],
-        )  # fmt: skip
+            id(kernel),
+            device,
+            any_bits % _ALIGNMENT,
+            warps,
+            stages,
+            *numbers,
+            *values,
+            *[tensor.dtype for tensor in tensors],
+        )
         start = self._starts.get(key)
         if start is None:
             compiled = launch_by_triton(

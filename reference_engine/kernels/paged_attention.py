@@ -46,13 +46,20 @@ def decode_attention(
     part, stats = _partial_results(q, work)
     peaks, sums = stats.unbind(0)
     launch(
-        decode_kernel, (work.n_programs, n_kv),
+        decode_kernel,
+        (work.n_programs, n_kv),
         (q, *cache.arguments(), tables, rows, work.bounds, work.items, out, part, peaks, sums),
         (head_dim**-0.5 * _LOG2_E, tables.stride(0)),
-        N_KV=n_kv, GROUP=group, ROWS=_decode_rows(group), HEAD=head_dim,
-        PAGE=block_tokens, KEYS=tuning.decode_keys, SCALING=_scaling(cache, tuning),
-        warps=tuning.decode_warps, stages=tuning.decode_stages,
-    )  # fmt: skip
+        N_KV=n_kv,
+        GROUP=group,
+        ROWS=_decode_rows(group),
+        HEAD=head_dim,
+        PAGE=block_tokens,
+        KEYS=tuning.decode_keys,
+        SCALING=_scaling(cache, tuning),
+        warps=tuning.decode_warps,
+        stages=tuning.decode_stages,
+    )
     _join(part, peaks, sums, work, out, n_kv, launch)
     return out
 
@@ -69,12 +76,20 @@ def chunk_attention(
     n_kv, block_tokens = cache.numbers.shape[2:4]
     out = torch.empty_like(q)
     launch(
-        chunk_kernel, (len(tiles), n_kv), (q, *cache.arguments(), tables, tiles.table, out),
+        chunk_kernel,
+        (len(tiles), n_kv),
+        (q, *cache.arguments(), tables, tiles.table, out),
         (head_dim**-0.5 * _LOG2_E, tables.stride(0)),
-        N_KV=n_kv, GROUP=n_q // n_kv, ROWS=tuning.chunk_rows, HEAD=head_dim, PAGE=block_tokens,
-        KEYS=tuning.chunk_keys, SCALING=_scaling(cache, tuning),
-        warps=tuning.chunk_warps, stages=tuning.chunk_stages,
-    )  # fmt: skip
+        N_KV=n_kv,
+        GROUP=n_q // n_kv,
+        ROWS=tuning.chunk_rows,
+        HEAD=head_dim,
+        PAGE=block_tokens,
+        KEYS=tuning.chunk_keys,
+        SCALING=_scaling(cache, tuning),
+        warps=tuning.chunk_warps,
+        stages=tuning.chunk_stages,
+    )
     return out
 
 
@@ -100,15 +115,35 @@ def fused_attention(
     part, stats = _partial_results(q[:n_rows], work)
     peaks, sums = stats.unbind(0)
     launch(
-        fused_kernel, ((work.n_programs + len(tiles)) * n_kv,),
-        (q, q[n_rows:], *cache.arguments(), tables, rows, work.bounds, work.items, tiles.table,
-         out, out[n_rows:], part, peaks, sums),
+        fused_kernel,
+        ((work.n_programs + len(tiles)) * n_kv,),
+        (
+            q,
+            q[n_rows:],
+            *cache.arguments(),
+            tables,
+            rows,
+            work.bounds,
+            work.items,
+            tiles.table,
+            out,
+            out[n_rows:],
+            part,
+            peaks,
+            sums,
+        ),
         (head_dim**-0.5 * _LOG2_E, tables.stride(0), work.n_programs),
-        N_KV=n_kv, GROUP=group, DECODE_ROWS=_decode_rows(group), TILE_ROWS=tuning.chunk_rows,
+        N_KV=n_kv,
+        GROUP=group,
+        DECODE_ROWS=_decode_rows(group),
+        TILE_ROWS=tuning.chunk_rows,
         HEAD=head_dim,
-        PAGE=block_tokens, KEYS=tuning.chunk_keys, SCALING=_scaling(cache, tuning),
-        warps=tuning.chunk_warps, stages=tuning.chunk_stages,
-    )  # fmt: skip
+        PAGE=block_tokens,
+        KEYS=tuning.chunk_keys,
+        SCALING=_scaling(cache, tuning),
+        warps=tuning.chunk_warps,
+        stages=tuning.chunk_stages,
+    )
     _join(part, peaks, sums, work, out, n_kv, launch)
     return out
 
@@ -147,63 +182,207 @@ def _join(
     """Write the joined results of contexts in several pieces to the first rows of `out`."""
     n_q, head_dim = part.shape[1:]
     launch(
-        join_kernel, (len(work.joins), n_kv), (part, peaks, sums, work.joins, out),
-        N_Q=n_q, GROUP=n_q // n_kv, HEAD=head_dim, PARTS=_JOINED, warps=1,
-    )  # fmt: skip
+        join_kernel,
+        (len(work.joins), n_kv),
+        (part, peaks, sums, work.joins, out),
+        N_Q=n_q,
+        GROUP=n_q // n_kv,
+        HEAD=head_dim,
+        PARTS=_JOINED,
+        warps=1,
+    )
 
 
 @triton.jit
 def decode_kernel(
-    q, cache, scales, tables, rows, bounds, items, out, part, peaks, sums, scale, table_width,
-    N_KV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr,
-    PAGE: tl.constexpr, KEYS: tl.constexpr, SCALING: tl.constexpr,
-):  # fmt: skip
+    q,
+    cache,
+    scales,
+    tables,
+    rows,
+    bounds,
+    items,
+    out,
+    part,
+    peaks,
+    sums,
+    scale,
+    table_width,
+    N_KV: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    KEYS: tl.constexpr,
+    SCALING: tl.constexpr,
+):
     attend_items(
-        tl.program_id(0), tl.program_id(1), q, cache, scales, tables, rows, bounds, items, out,
-        part, peaks, sums, scale, table_width, N_KV, GROUP, ROWS, HEAD, PAGE, KEYS, SCALING,
-    )  # fmt: skip
+        tl.program_id(0),
+        tl.program_id(1),
+        q,
+        cache,
+        scales,
+        tables,
+        rows,
+        bounds,
+        items,
+        out,
+        part,
+        peaks,
+        sums,
+        scale,
+        table_width,
+        N_KV,
+        GROUP,
+        ROWS,
+        HEAD,
+        PAGE,
+        KEYS,
+        SCALING,
+    )
 
 
 @triton.jit
 def chunk_kernel(
-    q, cache, scales, tables, tiles, out, scale, table_width,
-    N_KV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr,
-    PAGE: tl.constexpr, KEYS: tl.constexpr, SCALING: tl.constexpr,
-):  # fmt: skip
+    q,
+    cache,
+    scales,
+    tables,
+    tiles,
+    out,
+    scale,
+    table_width,
+    N_KV: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    KEYS: tl.constexpr,
+    SCALING: tl.constexpr,
+):
     attend_tile(
-        tl.program_id(0), tl.program_id(1), q, cache, scales, tables, tiles, out, scale,
-        table_width, N_KV, GROUP, ROWS, HEAD, PAGE, KEYS, SCALING,
-    )  # fmt: skip
+        tl.program_id(0),
+        tl.program_id(1),
+        q,
+        cache,
+        scales,
+        tables,
+        tiles,
+        out,
+        scale,
+        table_width,
+        N_KV,
+        GROUP,
+        ROWS,
+        HEAD,
+        PAGE,
+        KEYS,
+        SCALING,
+    )
 
 
 @triton.jit(do_not_specialize=["n_programs"])
 def fused_kernel(
-    q, q_tiles, cache, scales, tables, rows, bounds, items, tiles, out, out_tiles, part, peaks,
-    sums, scale, table_width, n_programs,
-    N_KV: tl.constexpr, GROUP: tl.constexpr, DECODE_ROWS: tl.constexpr, TILE_ROWS: tl.constexpr,
-    HEAD: tl.constexpr, PAGE: tl.constexpr, KEYS: tl.constexpr, SCALING: tl.constexpr,
-):  # fmt: skip
+    q,
+    q_tiles,
+    cache,
+    scales,
+    tables,
+    rows,
+    bounds,
+    items,
+    tiles,
+    out,
+    out_tiles,
+    part,
+    peaks,
+    sums,
+    scale,
+    table_width,
+    n_programs,
+    N_KV: tl.constexpr,
+    GROUP: tl.constexpr,
+    DECODE_ROWS: tl.constexpr,
+    TILE_ROWS: tl.constexpr,
+    HEAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    KEYS: tl.constexpr,
+    SCALING: tl.constexpr,
+):
     head = tl.program_id(0) % N_KV
     unit = tl.program_id(0) // N_KV
     if unit < n_programs:
         attend_items(
-            unit, head, q, cache, scales, tables, rows, bounds, items, out, part, peaks, sums,
-            scale, table_width, N_KV, GROUP, DECODE_ROWS, HEAD, PAGE, KEYS, SCALING,
-        )  # fmt: skip
+            unit,
+            head,
+            q,
+            cache,
+            scales,
+            tables,
+            rows,
+            bounds,
+            items,
+            out,
+            part,
+            peaks,
+            sums,
+            scale,
+            table_width,
+            N_KV,
+            GROUP,
+            DECODE_ROWS,
+            HEAD,
+            PAGE,
+            KEYS,
+            SCALING,
+        )
     else:
         attend_tile(
-            unit - n_programs, head, q_tiles, cache, scales, tables, tiles, out_tiles, scale,
-            table_width, N_KV, GROUP, TILE_ROWS, HEAD, PAGE, KEYS, SCALING,
-        )  # fmt: skip
+            unit - n_programs,
+            head,
+            q_tiles,
+            cache,
+            scales,
+            tables,
+            tiles,
+            out_tiles,
+            scale,
+            table_width,
+            N_KV,
+            GROUP,
+            TILE_ROWS,
+            HEAD,
+            PAGE,
+            KEYS,
+            SCALING,
+        )
 
 
 @triton.jit
 def attend_items(
-    program, head, q, cache, scales, tables, rows, bounds, items, out, part, peaks, sums, scale,
+    program,
+    head,
+    q,
+    cache,
+    scales,
+    tables,
+    rows,
+    bounds,
+    items,
+    out,
+    part,
+    peaks,
+    sums,
+    scale,
     table_width,
-    N_KV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr,
-    PAGE: tl.constexpr, KEYS: tl.constexpr, SCALING: tl.constexpr,
-):  # fmt: skip
+    N_KV: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    KEYS: tl.constexpr,
+    SCALING: tl.constexpr,
+):
     """Attention of a KV head over the items of a program. Writes to `out` if a context is a single
     piece, else to `part`, `peaks` and `sums` for `join_kernel`."""
     row = tl.arange(0, ROWS)
@@ -226,9 +405,24 @@ def attend_items(
             at = start + key
             inside = at < end
             peak, total, mixed = attend_keys(
-                query, cache, scales, table, head, at, inside, inside[None, :], d, scale,
-                peak, total, mixed, N_KV, HEAD, PAGE, SCALING,
-            )  # fmt: skip
+                query,
+                cache,
+                scales,
+                table,
+                head,
+                at,
+                inside,
+                inside[None, :],
+                d,
+                scale,
+                peak,
+                total,
+                mixed,
+                N_KV,
+                HEAD,
+                PAGE,
+                SCALING,
+            )
         if place < 0:
             value = (mixed / total[:, None]).to(out.dtype.element_ty)
             tl.store(out + q_head[:, None] * HEAD + d[None, :], value, mask=is_row[:, None])
@@ -241,10 +435,24 @@ def attend_items(
 
 @triton.jit
 def attend_tile(
-    number, head, q, cache, scales, tables, tiles, out, scale, table_width,
-    N_KV: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD: tl.constexpr,
-    PAGE: tl.constexpr, KEYS: tl.constexpr, SCALING: tl.constexpr,
-):  # fmt: skip
+    number,
+    head,
+    q,
+    cache,
+    scales,
+    tables,
+    tiles,
+    out,
+    scale,
+    table_width,
+    N_KV: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,
+    HEAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    KEYS: tl.constexpr,
+    SCALING: tl.constexpr,
+):
     """Causal attention of tile `number` and a KV head. The tiles count positions from the first row
     of `q` and `out`."""
     tile = tiles + number * 4
@@ -270,18 +478,48 @@ def attend_tile(
         # divide 0 by 0.
         is_visible = inside[None, :] & (at[None, :] <= (start + token)[:, None])
         peak, total, mixed = attend_keys(
-            query, cache, scales, table, head, at, inside, is_visible, d, scale,
-            peak, total, mixed, N_KV, HEAD, PAGE, SCALING,
-        )  # fmt: skip
+            query,
+            cache,
+            scales,
+            table,
+            head,
+            at,
+            inside,
+            is_visible,
+            d,
+            scale,
+            peak,
+            total,
+            mixed,
+            N_KV,
+            HEAD,
+            PAGE,
+            SCALING,
+        )
     value = (mixed / total[:, None]).to(out.dtype.element_ty)
     tl.store(out + q_at, value, mask=is_row[:, None])
 
 
 @triton.jit
 def attend_keys(
-    query, cache, scales, table, head, at, inside, is_visible, d, scale, peak, total, mixed,
-    N_KV: tl.constexpr, HEAD: tl.constexpr, PAGE: tl.constexpr, SCALING: tl.constexpr,
-):  # fmt: skip
+    query,
+    cache,
+    scales,
+    table,
+    head,
+    at,
+    inside,
+    is_visible,
+    d,
+    scale,
+    peak,
+    total,
+    mixed,
+    N_KV: tl.constexpr,
+    HEAD: tl.constexpr,
+    PAGE: tl.constexpr,
+    SCALING: tl.constexpr,
+):
     """A pass of the online softmax, over the keys at positions `at` [KEYS].
 
     `inside` [KEYS] is true for positions in the context, `is_visible` [ROWS or 1, KEYS] for keys
@@ -316,9 +554,16 @@ def attend_keys(
 
 @triton.jit
 def join_kernel(
-    part, peaks, sums, joins, out,
-    N_Q: tl.constexpr, GROUP: tl.constexpr, HEAD: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
+    part,
+    peaks,
+    sums,
+    joins,
+    out,
+    N_Q: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD: tl.constexpr,
+    PARTS: tl.constexpr,
+):
     """Join the pieces of a sequence, for the query heads of a KV head; nothing is to be done if
     there is a single piece."""
     sequence = tl.program_id(0)

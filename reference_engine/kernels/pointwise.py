@@ -25,10 +25,15 @@ def add_rms_norm(
     out = torch.empty_like(residual)
     block = 1 << (width - 1).bit_length()
     launch(
-        norm_kernel, (n_rows,), (residual, residual if delta is None else delta, weight, out),
-        (eps,), WIDTH=width, BLOCK=block, HAS_DELTA=delta is not None,
+        norm_kernel,
+        (n_rows,),
+        (residual, residual if delta is None else delta, weight, out),
+        (eps,),
+        WIDTH=width,
+        BLOCK=block,
+        HAS_DELTA=delta is not None,
         warps=4 if block <= 2048 else 8,
-    )  # fmt: skip
+    )
     return out
 
 
@@ -42,9 +47,15 @@ def silu_mul(gate_up: torch.Tensor, launch: Launch = launch_by_triton) -> torch.
 
 @triton.jit
 def norm_kernel(
-    residual, delta, weight, out, eps,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, HAS_DELTA: tl.constexpr,
-):  # fmt: skip
+    residual,
+    delta,
+    weight,
+    out,
+    eps,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    HAS_DELTA: tl.constexpr,
+):
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH
     at = tl.program_id(0).to(tl.int64) * WIDTH + column

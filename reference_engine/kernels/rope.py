@@ -29,22 +29,52 @@ def rope_write(
     n_heads = qkv.shape[1] // head_dim
     q = qkv.new_empty((n_tokens, n_heads - 2 * n_kv, head_dim))
     launch(
-        rope_kernel, (n_tokens, n_heads),
-        (qkv, positions, slots, *rotary, qkv if qk_norm is None else qk_norm, *cache.arguments(),
-         q),
-        (eps,), N_Q=n_heads - 2 * n_kv, N_KV=n_kv, PAGE=block_tokens, HEAD=head_dim,
-        HAS_NORM=qk_norm is not None, LARGEST=cache.largest, SMALLEST=SMALLEST,
-        IS_INT=cache.numbers.dtype == torch.int8, warps=1,
-    )  # fmt: skip
+        rope_kernel,
+        (n_tokens, n_heads),
+        (
+            qkv,
+            positions,
+            slots,
+            *rotary,
+            qkv if qk_norm is None else qk_norm,
+            *cache.arguments(),
+            q,
+        ),
+        (eps,),
+        N_Q=n_heads - 2 * n_kv,
+        N_KV=n_kv,
+        PAGE=block_tokens,
+        HEAD=head_dim,
+        HAS_NORM=qk_norm is not None,
+        LARGEST=cache.largest,
+        SMALLEST=SMALLEST,
+        IS_INT=cache.numbers.dtype == torch.int8,
+        warps=1,
+    )
     return q
 
 
 @triton.jit
 def rope_kernel(
-    qkv, positions, slots, cosines, sines, qk_norm, cache, scales, q, eps,
-    N_Q: tl.constexpr, N_KV: tl.constexpr, PAGE: tl.constexpr, HEAD: tl.constexpr,
-    HAS_NORM: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr, IS_INT: tl.constexpr,
-):  # fmt: skip
+    qkv,
+    positions,
+    slots,
+    cosines,
+    sines,
+    qk_norm,
+    cache,
+    scales,
+    q,
+    eps,
+    N_Q: tl.constexpr,
+    N_KV: tl.constexpr,
+    PAGE: tl.constexpr,
+    HEAD: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+    LARGEST: tl.constexpr,
+    SMALLEST: tl.constexpr,
+    IS_INT: tl.constexpr,
+):
     """A head of a token."""
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
@@ -77,9 +107,16 @@ def rope_kernel(
 
 @triton.jit
 def write_vector(
-    x, to, d, cache, scales,
-    HEAD: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr, IS_INT: tl.constexpr,
-):  # fmt: skip
+    x,
+    to,
+    d,
+    cache,
+    scales,
+    HEAD: tl.constexpr,
+    LARGEST: tl.constexpr,
+    SMALLEST: tl.constexpr,
+    IS_INT: tl.constexpr,
+):
     """Write vector number `to` of the memory, quantised with a scale of its own if `LARGEST` is not
     0."""
     if LARGEST > 0:

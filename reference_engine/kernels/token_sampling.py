@@ -28,13 +28,21 @@ def sample(
     where = torch.empty((n_rows, n_parts), dtype=torch.int32, device=logits.device)
     tokens = torch.empty(n_rows, dtype=torch.int64, device=logits.device)
     launch(
-        part_kernel, (n_rows, n_parts), (logits, temperatures, keys, best, where),
-        (n_vocab, n_parts), BLOCK=min(_BLOCK, triton.next_power_of_2(n_vocab)), warps=8,
-    )  # fmt: skip
+        part_kernel,
+        (n_rows, n_parts),
+        (logits, temperatures, keys, best, where),
+        (n_vocab, n_parts),
+        BLOCK=min(_BLOCK, triton.next_power_of_2(n_vocab)),
+        warps=8,
+    )
     launch(
-        best_kernel, (n_rows,), (best, where, tokens), (n_parts,),
-        BLOCK=max(16, triton.next_power_of_2(n_parts)), warps=1,
-    )  # fmt: skip
+        best_kernel,
+        (n_rows,),
+        (best, where, tokens),
+        (n_parts,),
+        BLOCK=max(16, triton.next_power_of_2(n_parts)),
+        warps=1,
+    )
     return tokens
 
 

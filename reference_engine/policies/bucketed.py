@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, PrivateAttr
 
-from loadgen.units import Seconds, Share
+from loadgen.fields import Seconds, Share
 from reference_engine.policies.fixed_batch import Pad
 from reference_engine.policies.length_buckets import Bucket, Buckets
 from reference_engine.policies.ranked import plan_by_rank

@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from loadgen.fields import Rate
 from loadgen.registry import Block
-from loadgen.units import Rate
 
 _DEFAULT_BURST_S = 10.0
 # A shorter wait is a rounding error: it can name an instant that never comes after now.

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from loadgen.units import Seconds
+from loadgen.fields import Seconds
 from reference_engine.policies.base import Policy
 from reference_engine.policies.step_budget import (
     Reserve,

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, PrivateAttr
 
-from loadgen.units import Seconds
+from loadgen.fields import Seconds
 from reference_engine.policies.ranked import LatestStarts, RankedPolicy, prefill_s
 from reference_engine.state.cost_model import StepShape
 from reference_engine.state.plan import Plan, View

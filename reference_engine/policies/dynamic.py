@@ -6,8 +6,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field, PrivateAttr
 
+from loadgen.fields import Seconds
 from loadgen.manifest.json_section import JsonObject
-from loadgen.units import Seconds
 from reference_engine.policies.fixed_batch import FinishedRows, FixedBatch, FixedBatchPolicy, Pad
 from reference_engine.smdp.batch_table import BatchLookup
 from reference_engine.state.plan import Plan, View

@@ -10,8 +10,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, PrivateAttr
 
+from loadgen.fields import Seconds
 from loadgen.manifest.json_section import JsonObject
-from loadgen.units import Seconds
 from reference_engine.policies.ranked import (
     BlockedRequest,
     Preempts,

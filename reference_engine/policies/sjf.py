@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, PrivateAttr
 
-from loadgen.units import Seconds
+from loadgen.fields import Seconds
 from reference_engine.policies.ranked import (
     BlockedRequest,
     LatestStarts,

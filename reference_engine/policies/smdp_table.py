@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, PrivateAttr
 
+from loadgen.fields import Seconds
 from loadgen.manifest.json_section import JsonObject
-from loadgen.units import Seconds
 from reference_engine.policies.base import Policy
 from reference_engine.policies.ranked import plan_by_rank
 from reference_engine.policies.sorted_queue import Key, Ranked, SortedQueue, ranked_prefills
@@ -120,10 +120,8 @@ class SmdpTable(Policy):
         budget = StepBudget(view, tokens=tokens, max_num_seqs=most_seqs, watermark=self.watermark)
         budget.decode_all()
         is_short_first = action is Action.prefill_short
-        prefills, waiting = (
-            queue.prefills(view, is_short_first),
-            queue.waiting(view, is_short_first),
-        )
+        prefills = queue.prefills(view, is_short_first)
+        waiting = queue.waiting(view, is_short_first)
         plan = plan_by_rank(budget, view, prefills, waiting)
         self._admitted = budget.admitted
         return plan._replace(action=f"{action}: {note}" if note else action)

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from loadgen.units import Seconds
+from loadgen.fields import Seconds
 from reference_engine.policies.fixed_batch import (
     Answers,
     FinishedRows,

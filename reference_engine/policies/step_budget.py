@@ -74,7 +74,7 @@ class StepBudget:
         self.blocks = view.kv.n_free
         self.spare_blocks = watermark * view.kv.n_blocks
         self._view, self._is_padded = view, is_padded
-        self._is_busy = False  # whether the step computes anything yet
+        self._is_busy = view.has_in_flight  # or whether the step computes anything yet
         if is_after_decodes:
             self.decode_all()
 

@@ -24,9 +24,19 @@ from reference_engine.state.steps import StepRecord
 _ORACLE = ("oracle_output_tokens", "_n_last", "_n_milestone")
 # Fields that a policy must not change; `n_blocks` is added.
 _FIELDS = (
-    "id", "n_computed", "n_tokens", "max_tokens", "min_tokens", "arrived_s", "priority", "tenant",
-    "ttft_slo_s", "tpot_slo_s", "deadline_s", "state.name",
-)  # fmt: skip
+    "id",
+    "n_computed",
+    "n_tokens",
+    "max_tokens",
+    "min_tokens",
+    "arrived_s",
+    "priority",
+    "tenant",
+    "ttft_slo_s",
+    "tpot_slo_s",
+    "deadline_s",
+    "state.name",
+)
 _read_fields = attrgetter(*_FIELDS)
 
 

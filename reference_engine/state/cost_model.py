@@ -336,7 +336,8 @@ class ModelOnHardware:
     copying a token's KV to host memory or back, and the bytes of that. `cost_error` is the largest
     relative error of fitted costs at a kind and size of step; None for costs that were not fitted
     to a server. `variation` is that of the steps' times around `cost`, where it was measured.
-    Between two stages of a pipeline a step takes `hop_s`, and `hop_token_s` per token."""
+    A stage of a pipeline takes its share in `stage_shares` of a step; between two of them, the
+    activations take `hop_s`, and `hop_token_s` per token."""
 
     cost: StepCost
     kv_tokens: int
@@ -345,6 +346,7 @@ class ModelOnHardware:
     kv_token_bytes: float = 0.0
     hop_s: float = 0.0
     hop_token_s: float = 0.0
+    stage_shares: tuple[float, ...] = (1.0,)
     variation: StepVariation | None = None
 
 
@@ -357,8 +359,8 @@ def model_on_hardware(
 ) -> ModelOnHardware:
     """A model on an accelerator (`h200`), on several (`4xh200`), or on `cpu`, with the costs
     measured for the bundled engine; its layers in the `pipeline` stages of as many of these. The
-    cost is that of a step in all stages together. Raises UsageError for unknown hardware, or
-    hardware that is too small for the model."""
+    cost is that of a step in all stages together, and the stage with the most layers limits the
+    KV. Raises UsageError for unknown hardware, or hardware that is too small for the model."""
     if hardware == CPU:
         if pipeline > 1:
             raise UsageError("pipeline: no costs of several stages were measured on a cpu")
@@ -374,7 +376,14 @@ def model_on_hardware(
     kv_bytes = model.kv_bytes_per_token(_BYTES, kv_dtype)
     copy_token_s = kv_bytes / (chosen.n * chosen.link_bytes_per_s)
     cost = step_cost(model, chosen, weight_dtype)
-    n_tokens = kv_tokens(model, replace(chosen, n=chosen.n * pipeline), kv_dtype, weight_dtype)
+    if pipeline > model.n_layers:
+        raise UsageError(f"pipeline: {source.name} has {model.n_layers} layers for its stages")
+    shares = stage_shares(model.n_layers, pipeline)
+    memory_bytes = chosen.memory_bytes
+    if model.n_layers % pipeline:
+        memory_bytes /= pipeline * max(shares)
+    stages = replace(chosen, n=chosen.n * pipeline, memory_bytes=memory_bytes)
+    n_tokens = kv_tokens(model, stages, kv_dtype, weight_dtype)
     return ModelOnHardware(
         cost,
         n_tokens,
@@ -382,7 +391,18 @@ def model_on_hardware(
         kv_token_bytes=kv_bytes,
         hop_s=chosen.short_allreduce_s,
         hop_token_s=_BYTES * model.d_model / chosen.allreduce_bytes_per_s,
+        stage_shares=shares,
     )
+
+
+def stage_shares(n_layers: int, n_stages: int) -> tuple[float, ...]:
+    """The share of the layers that each stage has. Layers left over go to the stages before the
+    last, one each, as in vLLM (`get_pp_indices`)."""
+    least, n_more = divmod(n_layers, n_stages)
+    layers = [least] * n_stages
+    for stage in range(n_more):
+        layers[-2 - stage] += 1
+    return tuple(n / n_layers for n in layers)
 
 
 def find_hardware(text: str) -> Hardware:

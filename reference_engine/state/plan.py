@@ -106,7 +106,8 @@ class View:
 
     @property
     def running(self) -> Collection[Request]:
-        """All requests that hold blocks and a sequence slot, in order of admission."""
+        """The requests that hold blocks and a sequence slot, in order of admission. In a pipeline,
+        those that are in flight are left out; `limits` is then what they leave."""
         return self._queues.running.values()
 
     @property
@@ -139,6 +140,11 @@ class View:
         """Whether running requests end with the step in flight (only when planning ahead)."""
         return bool(self._queues.ending)
 
+    @property
+    def has_in_flight(self) -> bool:
+        """Whether other batches are in the pipeline."""
+        return bool(self._queues.in_flight)
+
     def find(self, request_id: str) -> Request | None:
         """The request, running or waiting; None when it is over."""
         return self._queues.find(request_id)
@@ -148,7 +154,12 @@ class View:
         return request_id in self._queues.waiting
 
     def is_running(self, request_id: str) -> bool:
-        return request_id in self._queues.running
+        """Whether the request holds blocks and a sequence slot."""
+        return request_id in self._queues.running or request_id in self._queues.in_flight
+
+    def is_in_flight(self, request_id: str) -> bool:
+        """Whether a batch in the pipeline computes a token of the request: no plan can name it."""
+        return request_id in self._queues.in_flight
 
     def is_decoding(self, request_id: str) -> bool:
         return request_id in self._queues.decoding
@@ -156,9 +167,9 @@ class View:
     def to_compute(self, request: Request) -> int:
         """Tokens that the request can use in this step. For a waiting request these are the tokens
         after its cached prefix or its swapped-out tokens; 0 for a running request whose last token
-        is already being computed."""
+        is already being computed, and for a request in flight."""
         if request.blocks:
-            is_ending = request.id in self._queues.ending
+            is_ending = request.id in self._queues.ending or self.is_in_flight(request.id)
             return 0 if is_ending else len(request.tokens) - request.n_computed
         return len(request.tokens) - self.kv.cached_tokens(request)
 
@@ -296,7 +307,8 @@ def check_plan(plan: Plan, view: View) -> Plan:
     n_seqs = len(view.running) - len(plan.preempt) + n_admitted
     if n_admitted and n_seqs > view.limits.max_num_seqs:
         raise OverLimit(f"plan makes {n_seqs} sequences run, limit {view.limits.max_num_seqs}")
-    if not n_tokens and (view.running or view.waiting) and not view.is_ending:
+    is_idle = not n_tokens and not view.is_ending and not view.has_in_flight
+    if is_idle and (view.running or view.waiting):
         _check_wait(plan, view)
     return plan
 
@@ -309,7 +321,7 @@ def _check_unscheduled(plan: Plan, view: View) -> set[str]:
         raise DuplicateItem(f"plan preempts a request twice: {ids}")
     for verb, ids_of in (("preempts", tuple(named)), ("holds", plan.hold)):
         for request_id in ids_of:
-            if not view.is_running(request_id):
+            if not view.is_running(request_id) or view.is_in_flight(request_id):
                 raise UnknownRequest(f"plan {verb} '{request_id}', which is not running")
     for request_id in plan.hold:
         if request_id in named:

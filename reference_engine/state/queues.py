@@ -21,7 +21,8 @@ class Queues:
     `ending`: requests with their last token being computed (only while a step is planned ahead).
     `out_of_room` are the decoding requests whose next token needs a new block. During a
     `lockstep`, which only a simulator begins, the decoding requests are not up to date until it
-    settles them."""
+    settles them. `in_flight` are the requests with a token in one of the batches of a pipeline:
+    they hold blocks and a slot, and are in none of the other parts until the batch lands."""
 
     def __init__(self) -> None:
         self.waiting: OrderedDict[str, Request] = OrderedDict()
@@ -31,19 +32,28 @@ class Queues:
         self.prefilling: dict[str, Request] = {}
         self.ending: dict[str, Request] = {}
         self.out_of_room: dict[str, Request] = {}
+        self.in_flight: dict[str, Request] = {}
         self.queued_tokens = 0  # Σ tokens of `waiting`
         self.context_tokens = 0  # Σ n_computed of `decoding`
         self.lockstep: Lockstep | None = None
+        self._n_started = 0
+
+    @property
+    def n_running(self) -> int:
+        """Requests that hold blocks and a sequence slot."""
+        return len(self.running) + len(self.in_flight)
 
     def find(self, request_id: str) -> Request | None:
         return (
             self.running.get(request_id)
             or self.waiting.get(request_id)
             or self.held.get(request_id)
+            or self.in_flight.get(request_id)
         )
 
     def __iter__(self) -> Iterator[Request]:
         yield from self.running.values()
+        yield from self.in_flight.values()
         yield from self.waiting.values()
         yield from self.held.values()
 
@@ -79,6 +89,29 @@ class Queues:
         self._leave_queue(request)
         self.running[request.id] = request
         self.prefilling[request.id] = request
+        self._n_started += 1
+        request._start = self._n_started
+
+    def take_off(self, requests: Iterable[Request]) -> None:
+        """Move running requests to `in_flight`, each with a token being computed."""
+        for request in requests:
+            self._leave_batch(request)
+            self.in_flight[request.id] = request
+
+    def land(self, requests: Iterable[Request]) -> None:
+        """Move requests back from `in_flight`, before the token is appended."""
+        for request in requests:
+            del self.in_flight[request.id]
+            self.running[request.id] = request
+            self.prefilling[request.id] = request
+            if request.n_remaining == 1:
+                self.decode(request)
+        ordered = sorted(self.running.values(), key=lambda request: request._start)
+        self.running = {request.id: request for request in ordered}
+
+    def has_later_in_flight(self, request: Request) -> bool:
+        """Whether a request that was admitted after this is in flight."""
+        return any(other._start > request._start for other in self.in_flight.values())
 
     def advance(self, request: Request) -> None:
         """Move a running request on after tokens of it were computed."""
@@ -175,6 +208,7 @@ class Queues:
         assert not self.ending, f"ending between steps: {', '.join(self.ending)}"
         assert self.decoding.keys() | self.prefilling.keys() == self.running.keys()
         assert not self.decoding.keys() & self.prefilling.keys()
+        assert not self.in_flight.keys() & (self.running.keys() | self.waiting.keys())
         for request in self.prefilling.values():
             assert request.n_remaining >= 1, f"{request.id} is prefilling with nothing left"
         for request in self.decoding.values():

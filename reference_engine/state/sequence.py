@@ -154,6 +154,7 @@ class Request:
     # See `kv`: the blocks that are in the prefix tree, and the cached prefix when last looked up.
     _runs: list[Run] = field(default_factory=list)
     _hits: tuple[int, Sequence[Node], int] = NO_HITS
+    _start: int = 0  # the number of its admission, see `queues`
     # The place in a `lockstep` (0: none), and the steps at which it was settled and is due.
     _order: int = 0
     _since: int = 0

@@ -74,8 +74,12 @@ def raster(starts: Schedule, classes: Sequence[str], horizon_s: float) -> Spec:
         height=max(60, 14 * n_rows),
         mark={"type": "tick", "thickness": 1, "bandSize": 11},
         encoding={
-            "x": axis("within", f"seconds within a row of {width_s:g} s", scale=scale,
-                      axis={"grid": False}),
+            "x": axis(
+                "within",
+                f"seconds within a row of {width_s:g} s",
+                scale=scale,
+                axis={"grid": False},
+            ),
             "y": {
                 "field": "row",
                 "type": "ordinal",
@@ -89,7 +93,7 @@ def raster(starts: Schedule, classes: Sequence[str], horizon_s: float) -> Spec:
                 {"field": "class"},
             ],
         },
-    )  # fmt: skip
+    )
 
 
 def rate_curve(times_s: NDArray[np.float64], warmup_s: float, horizon_s: float) -> Spec:

@@ -51,7 +51,60 @@ def tables(facts: Mapping[str, Any]) -> Group:
         lengths.add_row(*row)
     if facts["prefix_share"]:
         lengths.add_row("shared prefix", "", f"{facts['prefix_share']:.1%}")
-    return Group(title, "", arrivals, "", lengths, "", _slos(facts))
+    agents = [
+        part for name, figures in facts["agents"].items() for part in (_agents(name, figures), "")
+    ]
+    return Group(title, "", arrivals, "", lengths, "", *agents, _slos(facts))
+
+
+AGENT_HEAD = ("recorded", "p50", "p90", "max")
+_AGENT_ROWS = {
+    "requests_per_tree": "requests per tree",
+    "input_tokens": "context, tokens",
+    "new_tokens": "of it new, tokens",
+    "output_tokens": "answer, tokens",
+    "distinct_tokens_per_tree": "distinct tokens per tree",
+    "recorded_s": "length of a tree",
+}
+
+
+def agent_rows(figures: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """(name, p50, p90, max) of the trees of a corpus of agents."""
+    rows = []
+    for key, name in _AGENT_ROWS.items():
+        p50, p90, most = (_agent_text(key, figures[key][at]) for at in ("p50", "p90", "max"))
+        rows.append((name, p50, p90, most))
+    return rows
+
+
+def _agent_text(key: str, value: float) -> str:
+    return format_duration(round(value)) if key == "recorded_s" else f"{value:,.0f}"
+
+
+def agent_lines(figures: Mapping[str, Any]) -> list[str]:
+    """Sentences on a corpus of agents and on its plays in the plan."""
+    planned = figures["planned"]
+    chains = f"{figures['chains']} chains, at most {figures['deepest_chain']} below another"
+    lines = [
+        f"{figures['trees']} trees, {figures['requests']} requests, {chains}; "
+        f"{figures['subagents']} subagents, {figures['background_chains']} chains that no request "
+        "waits for",
+        f"ideal prefix-cache hit rate: {figures['ideal_hit_rate']:.2%} as recorded, "
+        f"{planned['ideal_hit_rate']:.2%} in this plan",
+    ]
+    if planned["plays"] is not None:
+        lines.append(
+            f"{planned['plays']} plays; working set at the recorded pace: at most "
+            f"{planned['working_set_tokens']:,} tokens"
+        )
+    return lines
+
+
+def _agents(name: str, figures: Mapping[str, Any]) -> Group:
+    table = _table(*AGENT_HEAD)
+    for row in agent_rows(figures):
+        table.add_row(*row)
+    return Group(f"agents ({name})", *(f"  {line}" for line in agent_lines(figures)), table)
 
 
 def number_of_requests(facts: Mapping[str, Any]) -> str:

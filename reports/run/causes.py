@@ -275,15 +275,23 @@ def split_bars(split: Mapping[str, Split]) -> Spec:
         height=40 * len(split),
         mark={"type": "bar", "height": 22},
         encoding={
-            "y": {"field": "group", "type": "nominal", "sort": None, "title": None,
-                  "axis": {"labelLimit": 200}},
+            "y": {
+                "field": "group",
+                "type": "nominal",
+                "sort": None,
+                "title": None,
+                "axis": {"labelLimit": 200},
+            },
             "x": axis("y", f"mean {unit} per request"),
             "color": part_colors({row["part"] for row in rows}, columns=1),
             "order": {"field": "order", "type": "quantitative"},
-            "tooltip": [{"field": "group", "title": "requests"}, {"field": "part"},
-                        number("y", unit)],
+            "tooltip": [
+                {"field": "group", "title": "requests"},
+                {"field": "part"},
+                number("y", unit),
+            ],
         },
-    )  # fmt: skip
+    )
 
 
 def part_colors(titles: set[str], **legend: int) -> Spec:

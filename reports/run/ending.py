@@ -271,15 +271,18 @@ def _latency_lines(summary: Summary) -> tuple[EndingRow, ...]:
 
 
 def _traffic(summary: Summary) -> str:
-    """`asked 4/s, sent 3.88/s: 62 of 62 requests; 94.2 output tokens/s; none failed`."""
+    """`requested 4/s, sent 3.88/s: 62 of 62 requests; 94.2 output tokens/s; none failed`."""
     counts, due = summary.counts, summary.counts["due"]
     if not due:
         return "no request was due in the measured window"
     n_sent = due - sum(counts[status.name] for status in _NEVER_SENT)
     rate = f"sent {format_value(summary.achieved_rate_per_s, 'per_s')}"
-    asked = summary.requested_rate_per_s or summary.offered_rate_per_s
+    requested = summary.requested_rate_per_s or summary.offered_rate_per_s
     of = " (starts of sessions)" if "sessions" in summary.rate_note else ""
-    rate = f"asked {format_value(asked, 'per_s')}{of}, {rate}" if asked else f"{rate}, closed loop"
+    if requested:
+        rate = f"requested {format_value(requested, 'per_s')}{of}, {rate}"
+    else:
+        rate += ", closed loop"
     return "; ".join(
         (
             f"{rate}: {format_count(n_sent)} of {format_count(due)} requests",

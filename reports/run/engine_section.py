@@ -132,7 +132,11 @@ def replica_table(engine: SimulatedEngineSection) -> ReplicaTable:
         "preemptions": lambda r: format_count(r.preemptions),
         "cached tokens": lambda r: format_count(r.cached_tokens),
     }
-    notes, failures, scaling = [f"Router: {engine.router}."], engine.failures, engine.scaling
+    notes = [f"Router: {engine.router}."] if engine.router else []
+    failures, scaling = engine.failures, engine.scaling
+    if any(r.bubble_share is not None for r in engine.replicas):
+        columns["bubbles"] = lambda r: _optional_share(r.bubble_share)
+        notes.append("Bubbles: stages of a pipeline idle while a batch is in it.")
     if failures is not None:
         columns["failures"] = lambda r: format_count(r.failures)
         notes.append(
@@ -158,6 +162,10 @@ def replica_table(engine: SimulatedEngineSection) -> ReplicaTable:
         )
     rows = [[cell(replica) for cell in columns.values()] for replica in engine.replicas]
     return ReplicaTable(list(columns), rows, notes)
+
+
+def _optional_share(share: float | None) -> str:
+    return "" if share is None else format_value(share, "share")
 
 
 def engine_figures(story: EngineSection, end_s: float) -> dict[str, Spec]:
@@ -235,8 +243,13 @@ def _stacked(
 def _waits(waits_s: Mapping[str, float]) -> Spec:
     """Seconds of waiting, all requests together, by reason, the longest first."""
     unit, per_s = time_unit(max(waits_s.values()))
-    reasons = {"field": "reason", "type": "nominal", "sort": None, "title": None,
-               "axis": {"labelLimit": 220}}  # fmt: skip
+    reasons = {
+        "field": "reason",
+        "type": "nominal",
+        "sort": None,
+        "title": None,
+        "axis": {"labelLimit": 220},
+    }
     return figure(
         "Seconds that requests waited inside the engine, by reason",
         [{"reason": reason, "value": s * per_s} for reason, s in waits_s.items()],

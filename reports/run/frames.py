@@ -188,8 +188,9 @@ def _curve(population: Population, series: str, confidence: float) -> list[Recor
     records = []
     for tail, times in zip(tails.tolist(), both_times, strict=True):
         quantile = min(max(1 - 10**-tail, 0.5 / n), 1 - 0.5 / n)
-        quantile = next((q for q in PERCENTILES.values() if abs(tail_position(q) - tail) < 1e-12),
-                        quantile)  # fmt: skip
+        quantile = next(
+            (q for q in PERCENTILES.values() if abs(tail_position(q) - tail) < 1e-12), quantile
+        )
         at = percentile(population.ordered, quantile, confidence, population.n_infinite, times)
         if math.isinf(at.value):
             break

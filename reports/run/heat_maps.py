@@ -112,10 +112,15 @@ def attainment_by_mode(
     across = ("rate", "offered", rates) if rates else ("class", None, classes)
     down = ("class", None, classes) if rates else ("mode", None, modes)
     encoding = {
-        channel: {"field": field, "type": "nominal", "title": title, "sort": list(sort),
-                  "axis": labels}
+        channel: {
+            "field": field,
+            "type": "nominal",
+            "title": title,
+            "sort": list(sort),
+            "axis": labels,
+        }
         for channel, (field, title, sort) in (("x", across), ("y", down))
-    }  # fmt: skip
+    }
     map_ = {
         "width": {"step": _CELL * (1.2 if rates else 2.2)},
         "height": {"step": _CELL * 0.6},

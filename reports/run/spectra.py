@@ -63,12 +63,16 @@ def spectrum(metric: str, records: Sequence[Record], limits: Sequence[Record]) -
         {"field": "series", "type": "nominal", "title": "requests"},
     ]
     curves = [
-        layer({"type": "area", "opacity": 0.2, "interpolate": "step-before"}, band,
-              where="isValid(datum.high)"),
+        layer(
+            {"type": "area", "opacity": 0.2, "interpolate": "step-before"},
+            band,
+            where="isValid(datum.high)",
+        ),
         layer(line, {**at, "color": color, "strokeDash": dash}),
-        layer({"type": "point", "opacity": 0, "size": 120, "filled": True},
-              {**at, "tooltip": tooltip}),
-    ][0 if any(row["high"] is not None for row in rows) else 1 :]  # fmt: skip
+        layer(
+            {"type": "point", "opacity": 0, "size": 120, "filled": True}, {**at, "tooltip": tooltip}
+        ),
+    ][0 if any(row["high"] is not None for row in rows) else 1 :]
     has_clocks = len({r["clock"] for r in records}) > 1
     if has_clocks:
         for curve in curves:

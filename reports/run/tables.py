@@ -325,8 +325,11 @@ def _latency_tile(summary: Summary, metric: str) -> tuple[str, TableCell]:
     found = summary.metrics[metric]
     key = next((k for k in ("p99", "p95", "p90") if has_percentile(found.n, k)), "p50")
     shown, whole = found.percentiles[key], found.with_failures.get(key)
-    limits = {(r.scope, r.slo.quantile): r.limit for r in summary.slo
-              if r.metric == metric and math.isfinite(r.limit)}  # fmt: skip
+    limits = {
+        (r.scope, r.slo.quantile): r.limit
+        for r in summary.slo
+        if r.metric == metric and math.isfinite(r.limit)
+    }
     limit_s = limits.get(("run", PERCENTILES[key]), limits.get(("request", None)))
     cell = TableCell(
         percentile_text(shown, "s"),

@@ -40,14 +40,19 @@ def timeline(frames: Frames) -> Spec:
     panels = [
         _panel(frames, "arrivals per s: scheduled ▆, sent —", _arrivals(), is_overview=True),
         _panel(frames, "in flight", _step("in_flight", "requests in flight", BLUE)),
-        _points_panel(frames, f"{latency}: ○ ok, × failed", frames.points, "released_s",
-                      "ttft_s", "released at s"),
-        *([_points_panel(frames, "time between tokens: ○ ok, × failed", frames.itl, "at_s", "itl_s",
-                         "ended at s")] if frames.itl else []),
+        _points_panel(
+            frames,
+            f"{latency}: ○ ok, × failed",
+            frames.points,
+            "released_s",
+            "ttft_s",
+            "released at s",
+        ),
+        *([_gaps_panel(frames)] if frames.itl else []),
         _panel(frames, "output tokens per s", _step("output_tokens", "tokens/s", GREEN)),
         _panel(frames, f"goodput per s: scheduled ▆, {good} —", _arrivals("kept", good, GREEN)),
         *_server_panels(frames),
-    ]  # fmt: skip
+    ]
     for mark in panels[-1]["layer"]:
         if "x" in mark["encoding"]:
             mark["encoding"]["x"] = {**mark["encoding"]["x"], "title": TIME}
@@ -136,9 +141,11 @@ def _running_and_waiting() -> list[Spec]:
     y = axis("running", "requests", axis={"minExtent": 46})
     return [
         layer({"type": "area", "color": BLUE, "opacity": 0.35, **_STEP}, {"y": y}),
-        layer({"type": "line", "color": RED, "strokeWidth": 1.5, **_STEP},
-              {"y": {**y, "field": "waiting"}, "tooltip": tooltip}),
-    ]  # fmt: skip
+        layer(
+            {"type": "line", "color": RED, "strokeWidth": 1.5, **_STEP},
+            {"y": {**y, "field": "waiting"}, "tooltip": tooltip},
+        ),
+    ]
 
 
 def _panel(
@@ -201,9 +208,11 @@ def _arrivals(field: str = "sent", word: str = "sent", color: str = BLUE) -> lis
     y = axis("asked", "requests/s", axis={"minExtent": 46})
     return [
         layer({"type": "area", "opacity": 0.35, "color": GREY, **_STEP}, {"y": y}),
-        layer({"type": "line", "color": color, "strokeWidth": 1.5, **_STEP},
-              {"y": {**y, "field": field}, "tooltip": tooltip}),
-    ]  # fmt: skip
+        layer(
+            {"type": "line", "color": color, "strokeWidth": 1.5, **_STEP},
+            {"y": {**y, "field": field}, "tooltip": tooltip},
+        ),
+    ]
 
 
 def _step(field: str, title: str, color: str) -> list[Spec]:
@@ -212,6 +221,11 @@ def _step(field: str, title: str, color: str) -> list[Spec]:
     tooltip = [{"field": "from_s", "title": "from s"}, number(field, title)]
     y = axis(field, title, axis={"minExtent": 46})
     return [layer(mark, {"y": y, "tooltip": tooltip})]
+
+
+def _gaps_panel(frames: Frames) -> Spec:
+    title = "time between tokens: ○ ok, × failed"
+    return _points_panel(frames, title, frames.itl, "at_s", "itl_s", "ended at s")
 
 
 def _points_panel(
@@ -242,10 +256,13 @@ def _points_panel(
     }
     mark = {"type": "point", "clip": True, "size": 22, "strokeWidth": 1.3}
     limits = [
-        layer(DASHED, {"y": {"field": "limit", "type": "quantitative"}},
-              [scaled(limit, per_s, "limit")])
+        layer(
+            DASHED,
+            {"y": {"field": "limit", "type": "quantitative"}},
+            [scaled(limit, per_s, "limit")],
+        )
         for limit in frames.limits[field]
         if limit["limit"] <= FAR * largest
-    ]  # fmt: skip
+    ]
     layers = [layer(mark, encoding, rows), *limits, *_phases(x)]
     return {**strip(title, PANEL_HEIGHT + 50), "layer": layers}

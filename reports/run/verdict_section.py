@@ -136,9 +136,13 @@ def _slo_row(result: SloResult, path: str, is_valid: bool, prefix: str = "") -> 
     if result.scope == "request":
         share = TableCell(f"{value.text} of requests", value.path, result.unit)
         return [
-            TableCell(text), share, _bound(result, path), n,
-            TableCell("–", small="counted in attainment"), TableCell("–"),
-        ]  # fmt: skip
+            TableCell(text),
+            share,
+            _bound(result, path),
+            n,
+            TableCell("–", small="counted in attainment"),
+            TableCell("–"),
+        ]
     unknown = "? no verdict" if result.n else "? no sample"
     verdict = {True: "✓ met", False: "✗ missed", None: unknown}[result.met]
     if result.survives is False:

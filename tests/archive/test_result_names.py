@@ -164,3 +164,13 @@ def test_a_path_comes_before_a_name_and_links_are_not_followed(tmp_path, monkeyp
     assert directory_of("x") == Path("x")
     (tmp_path / "runs" / "latest").symlink_to("x", target_is_directory=True)
     assert runs_of(["runs", "latest"]) == [Path("runs/x")]
+
+
+def test_an_unknown_name_is_refused_with_the_results_there_are(home, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError) as caught:
+        directory_of("lates")
+    assert str(caught.value) == "lates: no such run or search here or in runs/; runs/ has none"
+    monkeypatch.chdir(home)
+    with pytest.raises(UsageError, match=r"here or in runs/; did you mean 'latest'\? \(known: "):
+        directory_of("lates")

@@ -14,6 +14,8 @@ from loadgen.manifest.self_report import ClientReport
 from loadgen.records import (
     CHUNKS,
     EDGES,
+    FIRST_PIECE,
+    PIECES,
     SCHEDULE,
     SERVER,
     FinishReason,
@@ -114,7 +116,7 @@ def recorded(tmp_path):
         schedule, [part_of(schedule, [0, 1, 2], "HTTP 500")]
     )
     requests["finish_reason"][1] = FinishReason.length
-    edges = np.array([(2, 0), (2, 1)], EDGES)
+    edges = np.array([(2, 0, 0.0), (2, 1, 1.5)], EDGES)
     names = replace(names, series=("running", 'wait_s{reason="kv"}'))
     server = np.array([(-0.04, 0, 3.0), (-0.04, 1, 0.5), (1.0, 0, 4.0)], SERVER)
     run = Run(MANIFEST, schedule, requests, chunks, edges, names, ClientReport((SHARD,)), server)
@@ -186,6 +188,34 @@ def test_a_part_survives_its_file(tmp_path):
     assert again[0].tobytes() == requests.tobytes()
     assert again[1].tobytes() == chunks.tobytes()
     assert again[2] == names
+
+
+def test_the_pieces_of_prompts_are_stored_in_a_file_that_can_be_mapped(recorded):
+    run, directory = recorded
+    assert not (directory / "pieces.npy").exists()
+    pieces = np.array([(0, 512), (FIRST_PIECE, 64)], PIECES)
+    folder = directory / "pieces"
+    write_to(folder, replace(run, piece_rows=pieces), {})
+    assert store.read_run(folder).piece_rows.tobytes() == pieces.tobytes()
+    mapped = np.load(folder / "pieces.npy", mmap_mode="r")
+    assert mapped.tolist() == [(0, 512), (FIRST_PIECE, 64)]
+    pieces["tokens"][1] = 65
+    np.save(folder / "pieces.npy", pieces)
+    with pytest.raises(RunInvalid, match="pieces"):
+        store.read_run(folder)
+    checksums.cover(folder, folder / "pieces.npy")
+    with pytest.raises(RunInvalid, match="schedule_sha256"):
+        store.read_run(folder)
+
+
+def test_edges_of_older_runs_have_no_delay(recorded):
+    run, directory = recorded
+    links = np.array([(2, 0, 0.0), (2, 1, 0.0)], EDGES)
+    write_to(directory / "older", replace(run, edge_rows=links), {})
+    path = directory / "older" / "edges.parquet"
+    parquet.write_table(parquet.read_table(path).drop_columns(["delay_s"]), path)
+    checksums.cover(directory / "older", path)
+    assert store.read_run(directory / "older").edge_rows.tolist() == [(2, 0, 0.0), (2, 1, 0.0)]
 
 
 def test_requests_recorded_before_hidden_tokens_were_counted_have_none(recorded):

@@ -29,7 +29,8 @@ class World:
         schedule["think_s"] = think_s
         schedule["after_failure"][list(goes_on)] = True
         schedule["cancel_after_s"] = cancel_after_s
-        links = np.array(list(edges), EDGES) if edges else np.empty(0, EDGES)
+        with_delays = [(*edge, 0.0)[:3] for edge in edges]
+        links = np.array(with_delays, EDGES) if edges else np.empty(0, EDGES)
         for child in links["request_id"]:
             schedule["n_parents"][child] += 1
         limits: dict[str, Any] = {
@@ -217,6 +218,23 @@ def test_a_child_is_released_after_its_last_parent_and_its_think_time():
     ).run()
     assert world.releases[2] == 6.5
     assert world.statuses() == [Status.ok] * 3
+
+
+def test_the_delay_of_an_edge_counts_from_the_end_of_its_parent():
+    """Row 2 waits 0.5 s after row 0 (ends at 5 s) and 6 s after row 1 (ends at 1 s), then 0.25 s
+    of its own; row 3 waits for row 2 alone."""
+    world = World(
+        [0.0, 0.0, np.nan, np.nan], [5.0, 1.0, 1.0, 1.0],
+        edges=[(2, 0, 0.5), (2, 1, 6.0), (3, 2)], think_s=[0, 0, 0.25, 0],
+    ).run()  # fmt: skip
+    assert world.releases == {0: 0.0, 1: 0.0, 2: 7.25, 3: 8.25}
+
+
+def test_a_user_goes_on_a_delay_after_a_failure():
+    world = World(
+        [0.0, np.nan], [2.0, 1.0], edges=[(1, 0, 1.5)], goes_on=[1], status={0: Status.timeout}
+    ).run()
+    assert world.releases[1] == 3.5
 
 
 def test_a_failed_parent_leaves_its_descendants_unreleased_with_the_cause():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from loadgen.exports.vllm_bench import vllm_bench
+from loadgen.exports.vllm_bench_text import vllm_bench_text
 from loadgen.manifest.sections import WindowSection
 from loadgen.measure.attainment import due_rows
 from loadgen.records import CHUNKS, Names, Run, Status, TokenSource, empty_requests
@@ -46,7 +47,9 @@ KEYS = [
     "output_lens",
     "ttfts",
     "itls",
+    "latencies",
     "start_times",
+    "queue_times",
     "generated_texts",
     "errors",
     "max_output_tokens_per_s",
@@ -87,6 +90,8 @@ def test_three_requests_by_hand():
     assert found["output_lens"] == [3, 1, 0]
     assert found["ttfts"] == pytest.approx([0.2, 0.4, 0.0])
     assert found["start_times"] == [0.1, 1.1, 2.1]
+    assert found["queue_times"] == pytest.approx([0.1, 0.1, 0.1])
+    assert found["latencies"] == pytest.approx([0.7, 0.4, 0.0])
     assert found["itls"][0] == pytest.approx([0.2, 0.1, 0.2])
     assert found["itls"][1:] == [[], []]
     assert found["request_throughput"] == pytest.approx(0.8)
@@ -112,6 +117,69 @@ def test_it_has_that_tools_keys_and_is_strict_json():
     ]
     assert list(found) == [*KEYS, *statistics]
     assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+BLOCK = """\
+============ Serving Benchmark Result ============
+Successful requests:                     2
+Failed requests:                         1
+Request rate configured (RPS):           12.00
+Benchmark duration (s):                  2.50
+Total input tokens:                      150
+Total generated tokens:                  4
+Request throughput (req/s):              0.80
+Request goodput (req/s):                 0.40
+Output token throughput (tok/s):         1.60
+Peak output token throughput (tok/s):    4.00
+Peak concurrent requests:                1.00
+Total token throughput (tok/s):          61.60
+---------------Time to First Token----------------
+Mean TTFT (ms):                          300.00
+Median TTFT (ms):                        300.00
+P50 TTFT (ms):                           300.00
+P90 TTFT (ms):                           380.00
+P95 TTFT (ms):                           390.00
+P99 TTFT (ms):                           398.00
+-----Time per Output Token (excl. 1st token)------
+Mean TPOT (ms):                          250.00
+Median TPOT (ms):                        250.00
+P50 TPOT (ms):                           250.00
+P90 TPOT (ms):                           250.00
+P95 TPOT (ms):                           250.00
+P99 TPOT (ms):                           250.00
+---------------Inter-token Latency----------------
+Mean ITL (ms):                           166.67
+Median ITL (ms):                         200.00
+P50 ITL (ms):                            200.00
+P90 ITL (ms):                            200.00
+P95 ITL (ms):                            200.00
+P99 ITL (ms):                            200.00
+----------------End-to-end Latency----------------
+Mean E2EL (ms):                          550.00
+Median E2EL (ms):                        550.00
+P50 E2EL (ms):                           550.00
+P90 E2EL (ms):                           670.00
+P95 E2EL (ms):                           685.00
+P99 E2EL (ms):                           697.00
+==================================================
+"""
+
+
+def test_the_printed_block_has_that_tools_lines():
+    poisson = {"arrivals": {"kind": "poisson", "rate": "12/s"}, "limits": {}}
+    run = with_manifest(three_requests(), scenario={"resolved": poisson})
+    lines = vllm_bench_text(run).splitlines()
+    assert [line.rstrip() for line in lines] == BLOCK.splitlines()
+    assert lines[1] == "Successful requests:" + 21 * " " + "2" + 9 * " "
+    assert lines[4] == "Benchmark duration (s):" + 18 * " " + "2.50" + 6 * " "
+
+
+def test_the_printed_block_names_the_concurrency_of_a_closed_loop_and_no_rate():
+    users = {"arrivals": {"kind": "users", "users": 12}, "limits": {}}
+    run = with_manifest(three_requests(), slo=[], scenario={"resolved": users})
+    lines = vllm_bench_text(run).splitlines()
+    assert lines[3].split(":") == ["Maximum request concurrency", 13 * " " + "12" + 8 * " "]
+    assert not [line for line in lines if "RPS" in line or "goodput" in line]
 
 
 def by_loops(run):
@@ -179,6 +247,7 @@ def test_warm_up_is_left_out_and_unsent_requests_count_as_failed():
     found = vllm_bench(run)
     assert found["num_prompts"] == 200  # 220 less 20 of the warm-up
     assert (found["ttfts"][-1], found["itls"][-1], found["start_times"][-1]) == (0.0, [], 0.0)
+    assert (found["latencies"][-1], found["queue_times"][-1]) == (0.0, 0.0)
     assert found["errors"][-1] != ""
 
 

@@ -39,6 +39,30 @@ def vllm(**changes: Any) -> dict[str, Any]:
     }
 
 
+REFUSED = 'HTTP 503 Service Unavailable: {"error": {"message": "overloaded", "code": null}}'
+
+
+def vllm_rs(**changes: Any) -> dict[str, Any]:
+    """The same requests, of `vllm-rs bench serve --save-result --save-detailed` 0.33.0, where the
+    server refused the last."""
+    shared = vllm(
+        date="2026-01-05T10:00:00Z",
+        max_model_len=None,
+        completed=3,
+        failed=1,
+        output_lens=[3, 3, 5, 0],
+        ttfts=[*TTFTS_S[:3], 0.0],
+        itls=[*(list(gaps) for gaps in ITLS_S[:3]), []],
+        latencies=[0.14, 0.24, 0.36, 0.0],
+        start_times=[0.0, 1.0, 2.0, 3.5],
+        errors=["", "", "", REFUSED],
+        failed_requests=[{"index": 3, "error": REFUSED, "start_time": 3.5}],
+        steady_state=None,
+    )
+    del shared["queue_times"]
+    return shared | changes
+
+
 def sglang(**changes: Any) -> dict[str, Any]:
     """The same requests, of `sglang.bench_serving --output-details`."""
     return {
@@ -164,3 +188,59 @@ def guidellm_report(*requests: dict[str, Any], **strategy: Any) -> dict[str, Any
         "duration": 3.7,
     }
     return {"metadata": {"version": 2, "guidellm_version": "0.8.1"}, "benchmarks": [benchmark]}
+
+
+def endpoints_event(kind: str, at_s: float, uuid: str = "", data: Any = None) -> dict[str, Any]:
+    """A line of `events.jsonl` of MLPerf Endpoints."""
+    event = {"event_type": kind, "timestamp_ns": round(5e12 + 1e9 * at_s), "sample_uuid": uuid,
+             "conversation_id": "", "turn": None}  # fmt: skip
+    return event if data is None else {**event, "data": data}
+
+
+def endpoints_request(k: int, *, has_all_chunks: bool = True) -> list[dict[str, Any]]:
+    """The events of request k of the same, of a streamed answer of three chunks."""
+    uuid, at_s = f"r{k}", k + TTFTS_S[k]
+    events = [
+        endpoints_event("sample.issued", k, uuid, ["PromptData", None, [1] * 64]),
+        endpoints_event("sample.recv_first", at_s, uuid, ["TextModelOutput", ["a"]]),
+    ]
+    for gap_s in ITLS_S[k]:
+        at_s += gap_s
+        if has_all_chunks:
+            events.append(endpoints_event("sample.recv_non_first", at_s, uuid))
+    answer = ["TextModelOutput", ["a", "b", "c"]]
+    return [*events, endpoints_event("sample.complete", at_s + 0.001, uuid, answer)]
+
+
+def endpoints_session(*requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The events of a session that tracks the performance of these requests."""
+    events = sorted((e for request in requests for e in request), key=lambda e: e["timestamp_ns"])
+    return [
+        endpoints_event("session.started", -1),
+        endpoints_event("session.start_performance_tracking", -0.5),
+        *events,
+        endpoints_event("session.stop_performance_tracking", 10),
+        endpoints_event("session.ended", 11),
+    ]
+
+
+def inference_perf_request(k: int, **changes: Any) -> dict[str, Any]:
+    """Request k of the same, of `per_request_lifecycle_metrics.json` of inference-perf 0.7.0."""
+    at_s = [5000.0 + k + TTFTS_S[k]]
+    for gap_s in ITLS_S[k]:
+        at_s.append(at_s[-1] + gap_s)
+    usage = {"prompt_tokens": 64, "completion_tokens": 3, "total_tokens": 67,
+             "prompt_tokens_details": {"cached_tokens": 16}}  # fmt: skip
+    return {
+        "start_time": 5000.0 + k,
+        "end_time": at_s[-1] + 0.01,
+        "info": {
+            "request_metrics": {"text": {"input_tokens": 64}, "image": None},
+            "response_metrics": {"output_tokens": 4, "server_usage": usage, "chunk_times": at_s,
+                                 "output_token_times": at_s},
+            "lora_adapter": None,
+            "input_tokens": 64,
+        },
+        "error": None,
+        **changes,
+    }  # fmt: skip

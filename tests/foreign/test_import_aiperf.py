@@ -152,3 +152,18 @@ def test_the_summary_next_to_the_records_is_read(tmp_path):
     assert name == "profile_export"
     assert run.manifest.versions == {"aiperf": "0.13.0"}
     assert skipped == [tmp_path / "inputs.json"]
+
+
+def test_rates_cover_the_time_between_the_start_and_the_end_of_the_summary():
+    summary = {**aiperf_summary(), "end_time": "2026-01-05T10:00:05.750000"}
+    assert run_of(*FOUR, summary=summary).manifest.imported.duration_s == 5.25
+    assert run_of(*FOUR, summary=aiperf_summary()).manifest.imported.duration_s == 3.7
+
+
+def test_an_end_that_is_no_time_or_before_the_start_is_refused():
+    for end, message in (
+        ("noon", "end_time: expected an ISO 8601 time, found 'noon'"),
+        ("2026-01-05T09:00:00", "end_time, less start_time: expected a time of 0 s or more"),
+    ):
+        with pytest.raises(UsageError, match=f"^e_aiperf.json: {message}"):
+            run_of(*FOUR, summary={**aiperf_summary(), "end_time": end})

@@ -11,10 +11,11 @@ from loadgen.foreign.build import Origin, build
 from loadgen.foreign.foreign_run import json_values
 from loadgen.foreign.vllm import read_vllm
 from loadgen.measure.aggregate import summarize
+from loadgen.measure.attainment import due_rows
 from loadgen.measure.definitions import rescore
 from loadgen.records import Status
-from tests.foreign.results import vllm
-from tests.runs import measured_run
+from tests.foreign.results import REFUSED, vllm, vllm_rs
+from tests.runs import measured_run, with_manifest
 
 ORIGIN = Origin("out.json", "ab" * 32, ("slobench", "import", "out.json"), "0.1.0")
 
@@ -106,6 +107,26 @@ def test_a_failed_request_is_a_miss_with_its_message():
     assert (summary.attainment.met, summary.attainment.due) == (2, 4)
 
 
+def test_a_result_of_the_client_in_rust_is_named_and_its_refusals_have_their_status():
+    (run,) = runs_of(json.dumps(vllm_rs()))
+    manifest = run.manifest
+    assert manifest.imported.tool == "vllm-rs bench serve"
+    assert manifest.started_utc == "2026-01-05T10:00:00"
+    assert manifest.scenario.arrivals == {"kind": "poisson", "rate": "1/s"}
+    assert run.request_rows["sent_s"].tolist() == [0.0, 1.0, 2.0, 3.5]
+    assert run.request_rows["status"].tolist() == [Status.ok] * 3 + [Status.http_error]
+    assert run.request_rows["http_status"].tolist() == [200, 200, 200, 503]
+    assert run.names.errors[run.request_rows["error_id"][3]] == REFUSED
+    assert "no scheduled time" in manifest.imported.missing[0]
+
+
+def test_an_error_of_the_client_in_rust_without_a_status_is_a_broken_stream():
+    error = "connection closed before message completed"
+    (run,) = runs_of(json.dumps(vllm_rs(errors=["", "", "", error])))
+    assert run.request_rows["status"][3] == Status.stream_error
+    assert run.names.errors[run.request_rows["error_id"][3]] == error
+
+
 def test_every_check_that_the_file_does_not_allow_is_not_known():
     checks = {check.name: check.ok for check in summarize(run_of()).validity.checks}
     assert not any(checks.values()), checks
@@ -135,8 +156,18 @@ def test_an_exported_run_comes_back_with_the_same_numbers():
     assert np.count_nonzero(run.request_rows["status"] == Status.ok) == 197
     numbers = [key for key, value in before.items() if isinstance(value, (int, float))]
     assert len(numbers) == 40
-    for key in numbers:
+    for key in (*numbers, "latencies"):
         assert after[key] == pytest.approx(before[key], rel=1e-9), key
+
+
+def test_an_exported_run_with_a_rate_comes_back_with_its_schedule():
+    poisson = {"arrivals": {"kind": "poisson", "rate": "10/s"}, "limits": {}}
+    run = with_manifest(measured_run(), scenario={"resolved": poisson})
+    run.request_rows["sent_s"][30] += 0.01  # waited in the client
+    (back,) = runs_of(json.dumps(vllm_bench(run)))
+    due_s = run.request_rows["released_s"][due_rows(run)]
+    np.testing.assert_allclose(back.schedule_rows["scheduled_s"], due_s - due_s[0], atol=1e-9)
+    assert summarize(back).metrics["queue_client_s"].max == pytest.approx(0.0102)
 
 
 def test_each_result_of_an_appended_file_is_a_run():

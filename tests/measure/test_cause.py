@@ -388,6 +388,45 @@ def test_a_run_that_was_refused_from_its_first_request_on_is_not_said_twice():
     )
 
 
+def dropping(n, slo=SLO):
+    """A run with at most 8 requests in flight, of whose 200 due requests `n` were not sent."""
+    run = measured_run(slo=slo)
+    rows = run.request_rows.copy()
+    dropped = WARMUP + 10 + np.arange(n)
+    rows["status"][dropped] = Status.dropped
+    for name in ("sent_s", "first_token_s", "first_chunk_s", "first_answer_s", "last_token_s"):
+        rows[name][dropped] = np.nan
+    rows["chunks"][dropped] = rows["output_tokens"][dropped] = 0
+    chunks = run.chunk_rows[~np.isin(run.chunk_rows["request_id"], rows["request_id"][dropped])]
+    limits = {"max_concurrency": 8, "when_full": "drop"}
+    run = with_manifest(run, scenario={"resolved": {"limits": limits}})
+    return replace(run, request_rows=rows, chunk_rows=chunks)
+
+
+def test_requests_that_were_dropped_are_the_cause_and_stand_once():
+    summary = summarized(dropping(90))
+    cause = summary.cause
+    assert (cause.kind, cause.n, cause.is_about_load) == ("dropped", 90, False)
+    assert (
+        summary.reasons[0]
+        == cause.sentence
+        == (
+            "90 of 200 requests were dropped, because 8 were in flight when they were due "
+            "(limits.max_concurrency); they count as failed."
+        )
+    )
+    assert "--concurrency 8 without --rate and --max-concurrency" in cause.advice
+    assert cause.sentence not in summary.findings
+    met = summarized(dropping(10, ("ttft<=500ms", "attainment>=80%")))
+    assert met.findings.count(met.cause.sentence) == 1
+
+
+def test_few_dropped_requests_are_no_cause_but_a_note():
+    summary = summarized(dropping(1))
+    assert summary.cause is None
+    assert any("1 of 200 requests were dropped" in note for note in summary.findings)
+
+
 def test_an_overload_is_a_cause_and_stands_once():
     run = measured_run(slo=SLO)
     rows = run.request_rows.copy()

@@ -51,6 +51,21 @@ def test_an_autoregression_has_its_closed_form():
             assert found == pytest.approx(time, rel=0.15)
 
 
+def test_times_of_equal_batch_means_differ_with_the_variance_within_the_batches():
+    """Of 40 000 values in batches of two with the means m, τ is proportional to Var(m) / Var(x):
+    with m ± 1 in each batch, Var(x) is larger by 1."""
+    means = autoregression(0.9)(20_000, rng())
+    means *= math.sqrt(3 / np.var(means))
+    equal, apart = np.repeat(means, 2), np.repeat(means, 2) + np.tile([-1.0, 1.0], 20_000)
+    ratio = autocorrelation_time(equal) / autocorrelation_time(apart)
+    assert ratio == pytest.approx(4 / 3, rel=1e-9)
+
+
+def test_whole_numbers_have_the_time_of_the_same_floats():
+    counts = np.round(10 * autoregression(0.5)(5_000, rng())).astype(np.int64)
+    assert autocorrelation_time(counts) == autocorrelation_time(counts.astype(np.float64)) > 2
+
+
 def test_the_indicator_at_the_median_of_an_autoregression():
     """Its correlation at lag k is 2/π·asin(φᵏ) (Sheppard), so τ = 2.49 for φ = 0.5 and 13.4 for
     φ = 0.9."""
@@ -323,7 +338,11 @@ def test_intervals_cover_and_proofs_hold_behind_a_queue(name):
 
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("decisions/0041-interval-coverage.md", "metrics.md", "reading-a-report.md")
+PAGES = (
+    "benchmarks/results/dependent_coverage.md",
+    "docs/metrics.md",
+    "docs/reading-a-report.md",
+)
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -335,7 +354,7 @@ def test_the_printed_coverage_is_the_measured_one(page):
         shown = f"{100 * cell['coverage']:.0f} / {100 * cell['false_proof']:.0f}"
         measured[TITLES[cell["case"]], f"p{100 * cell['quantile']:g}"].append(shown)
     n_rows = 0
-    for line in (ROOT / "docs" / page).read_text().splitlines():
+    for line in (ROOT / page).read_text().splitlines():
         fields = [field.strip() for field in line.strip().strip("|").split("|")]
         if tuple(fields[:2]) in measured:
             assert [field for field in fields if " / " in field] == measured[tuple(fields[:2])]

@@ -277,11 +277,13 @@ def test_a_turn_is_planned_at_its_parents_end_plus_think_time() -> None:
     run = measured_run()
     run.schedule_rows["n_parents"][219], run.schedule_rows["scheduled_s"][219] = 1, np.nan
     run.schedule_rows["think_s"][219] = 0.5
-    edges = np.array([(219, 218)], EDGES)
+    edges = np.array([(219, 218, 0.0)], EDGES)
     run.request_rows["released_s"][219] = run.request_rows["done_s"][218] + 0.5
     assert check(replace(run, edge_rows=edges), "stimulus").ok
     run.request_rows["released_s"][219] += 0.1
     assert check(replace(run, edge_rows=edges), "stimulus").ok is False
+    edges["delay_s"] = 0.1
+    assert check(replace(run, edge_rows=edges), "stimulus").ok
 
 
 def test_cached_tokens_beyond_the_declared_prefix_are_contamination_but_no_gate() -> None:

@@ -10,7 +10,7 @@ from loadgen.clock import VirtualClock
 from reference_engine.cluster.autoscaling import Autoscaling
 from reference_engine.cluster.conductors import Cluster
 from reference_engine.cluster.conductors import Part as Part_
-from reference_engine.cluster.disaggregation import disaggregation
+from reference_engine.cluster.disaggregation import Disaggregation, disaggregation
 from reference_engine.cluster.failures import Failures
 from reference_engine.cluster.kv_links import KvLinks
 from reference_engine.cluster.membership import Membership
@@ -21,8 +21,9 @@ from reference_engine.cluster.transfers import Transfers
 from reference_engine.core.core import EngineState
 from reference_engine.executors.halves import SIDES, DividedGpu, Half
 from reference_engine.executors.simulated import Simulated
+from reference_engine.executors.staged import Staged, Stages
 from reference_engine.policies.base import POLICIES
-from reference_engine.simulator import Replica, Simulator
+from reference_engine.simulator import PipelinedReplica, Replica, Simulator
 from reference_engine.state.cost_model import StepCost
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Limits
@@ -125,6 +126,71 @@ def lossy(parts, planned=(), retries=None, rule=None, router="round_robin", rand
         cluster.append(scaling)
     conductor = Cluster(Transfers(KvLinks(1.0)), cluster)
     return Simulator(replicas, clock, members.route, conductor), failures, scaling
+
+
+def conducted(
+    parts,
+    link,
+    planned=(),
+    retries=None,
+    rule=None,
+    decode_rule=None,
+    rebalance_s=None,
+    random=None,
+    stages=1,
+    router="join_shortest_queue",
+    n_layers=0,
+):
+    """A simulator of replicas with roles that fail and scale, between which decoding requests move;
+    its conductor's parts by name. With `n_layers` KV is sent layer by layer."""
+    clock, rng = VirtualClock(), np.random.default_rng(0)
+    replicas = replicas_of(parts, clock)
+    if stages > 1:
+        replicas = [_pipelined(replica, stages, clock) for replica in replicas]
+    transfers, has_roles = Transfers(link), any(r.role != "both" for r in replicas)
+    decode_router = read_router(router) if has_roles else None
+    members = Membership(replicas, read_router(router), clock.now_s, rng, decode_router)
+    decoders = [replica for replica in replicas if replica.role == "decode"]
+    split = None
+    if has_roles:
+        is_layerwise = n_layers > 0
+        split = Disaggregation(
+            transfers, members.route, decoders, members.decode_route, is_layerwise
+        )
+        for replica in replicas:
+            replica.n_layers = n_layers or 1
+            replica.is_single_step = is_layerwise and replica.role == "prefill"
+
+    def renew(replica):
+        old = replica.state
+        cost = StepCost(step_s=parts[0].step_s)
+        kv = KvPool(old.kv.n_blocks)
+        return EngineState(WIDE, kv, clock, old.policy, cost=cost, log=old.log)
+
+    failures = Failures(members, renew, planned, random, retries, transfers, split)
+    cluster: list[Part_] = [failures]
+    scaling = {}
+    if rule is not None:
+        entry = [replica for replica in replicas if replica.role != "decode"]
+        scaling["entry"] = Autoscaling(
+            members, rule, entry, lambda simulator: sum(len(r.population) for r in entry)
+        )
+    if decode_rule is not None:
+        scaling["decode"] = Autoscaling(
+            members, decode_rule, decoders, lambda s: sum(len(r.population) for r in decoders)
+        )
+    cluster += [*scaling.values()] + ([] if split is None else [split])
+    if rebalance_s is not None:
+        movable = [replica for replica in replicas if replica.role != "prefill"]
+        cluster.append(Rebalancing(transfers, movable, rebalance_s, 0.2, members.is_open))
+    simulator = Simulator(replicas, clock, members.route, Cluster(transfers, cluster))
+    return simulator, {"transfers": transfers, "failures": failures, **scaling}
+
+
+def _pipelined(replica, n, clock):
+    state = replica.state
+    staged = Staged(Simulated(StepCost(step_s=1.0)), Stages((1 / n,) * n), clock)
+    return PipelinedReplica(state, staged, replica.name, replica.role, replica.kv_token_bytes)
 
 
 def rebalanced(parts, link, every_s, gap, route):

@@ -370,7 +370,14 @@ def test_replicas_scale_with_a_flash_crowd():
         ({"replicas": 2, "fail": "1@10:10s"}, "fail: '1@10:10s': .*e.g. 2@30s:60s"),
         ({"replicas": 2, "fail": "0@10s:10s"}, "expected replica@instant:repair"),
         ({"replicas": 2, "target_requests": 8, "min_replicas": 3}, "min_replicas: 3 is more than"),
-        ({"replicas": 2, "mtbf": "1m", "rebalance": "1s"}, "not simulated together with role"),
+        (
+            {"replicas": 2, "target_requests": 8, "decode_min_replicas": 1},
+            "decode_min_replicas: has",
+        ),
+        (
+            {"replicas": "2:role=prefill+1:role=decode", "target_requests": 8, "min_replicas": 2},
+            "decode_min_replicas: 2 is more than the 1",
+        ),
         ({"replicas": 2, "retries": 1}, "retries: has no effect without fail or mtbf"),
         ({"replicas": 2, "fail": "1@1s:1s", "repair": "5s"}, "repair: has no effect without mtbf"),
         ({"replicas": 2, "startup": "5s"}, "startup: has no effect without target_requests"),

@@ -233,6 +233,22 @@ class Impatient:
         self.received += [(engine.now_s, event.request.id) for event in events]
 
 
+def test_a_step_that_only_preempts_is_followed_by_another():
+    # 7 blocks of 16 tokens: "b" decodes while "c" has 48 of 50 prompt tokens, and all blocks are
+    # taken. "b", admitted later, is preempted for its own token, and the step computes nothing.
+    policy = POLICIES.build({"kind": "deadline", "token_budget": 16})
+    shapes = {"a": (29, 37, 0.0), "b": (50, 16, 10.0), "c": (50, 1, 10.0)}
+    requests = [
+        Request(name, [ord(name)] * n_prompt, n_output, at_s)
+        for name, (n_prompt, n_output, at_s) in shapes.items()
+    ]
+    cost = StepCost(step_s=0.5, added_token_s=0.03)
+    limits = Limits(2, 1 << 20, 1 << 17, 1 << 17)
+    done = simulate(requests, policy, cost, limits=limits, n_blocks=7)
+    assert {request.id: request.n_output for request in done.finished} == {"a": 37, "b": 16, "c": 1}
+    assert done.state.kv.n_free == 7
+
+
 def test_a_cancelled_request_leaves_at_the_end_of_the_step_with_its_blocks():
     clock, cost = VirtualClock(), StepCost(step_s=1.0)
     state = EngineState(WIDE, KvPool(8), clock, POLICIES.build({"kind": "chunked"}))

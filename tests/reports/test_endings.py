@@ -33,7 +33,7 @@ MET with 95 % confidence: 1 000 of 1 000 requests met TTFT ≤ 1 s and TPOT 
   ✓ ttft <= 1s         100 % of requests; p95 of the answers 136 ms, 14 % of the limit
   ✓ tpot <= 200ms      100 % of requests; p95 of the answers 11 ms, 5.5 % of the limit
   ✓ attainment >= 95%  100 % of requests, 1 000 of 1 000
-  traffic    asked 50/s, sent 50/s: 1 000 of 1 000 requests; 1 000 output tokens/s; none failed
+  traffic    requested 50/s, sent 50/s: 1 000 of 1 000 requests; 1 000 output tokens/s; none failed
   certainty  with 95 % confidence, the share within the limits is at least 99.7 %
   next       find how much more load meets the SLO: slobench capacity chat.yaml --target sim
 """,
@@ -47,7 +47,7 @@ MET, clear of the limit: 64 of 64 requests met TTFT ≤ 1 s and TPOT ≤ 200 ms
   ✓ ttft <= 1s         100 % of requests; p95 of the answers 26.2 ms, 2.6 % of the limit
   ✓ tpot <= 200ms      100 % of requests; p95 of the answers 10.9 ms, 5.5 % of the limit
   ✓ attainment >= 95%  100 % of requests, 64 of 64
-  traffic    asked 3.2/s, sent 3.2/s: 64 of 64 requests; 64.5 output tokens/s; none failed
+  traffic    requested 3.2/s, sent 3.2/s: 64 of 64 requests; 64.5 output tokens/s; none failed
   certainty  the slowest of 64 took 29.8 ms, 34 times below 1 s; only a kind of slowness absent from
              the run could change this
   next       find how much more load meets the SLO: slobench capacity chat.yaml --target sim
@@ -61,7 +61,7 @@ MET, clear of the limit: 64 of 64 requests met TTFT ≤ 1 s and TPOT ≤ 200 ms
 MET in this run: 40 of 40 requests met TTFT ≤ 200 ms
   ✓ ttft <= 200ms      100 % of requests; p95 of the answers 119 ms, 60 % of the limit
   ✓ attainment >= 95%  100 % of requests, 40 of 40
-  traffic    asked 2/s, sent 2/s: 40 of 40 requests; 40 output tokens/s; none failed
+  traffic    requested 2/s, sent 2/s: 40 of 40 requests; 40 output tokens/s; none failed
   certainty  in this run only: 95 % confidence needs about 59 requests, 29.5 s at this rate
   next       measure for 1m (--duration 1m) to reach 95 % confidence
 """,
@@ -74,7 +74,7 @@ MET in this run: 40 of 40 requests met TTFT ≤ 200 ms
 MET: 40 of 40 requests met TTFT ≤ 200 ms
   ✓ ttft <= 200ms                100 % of requests; slowest 131 ms, 65 % of the limit
   ✓ attainment >= 99% (default)  100 % of requests, 40 of 40
-  traffic    asked 2/s, sent 2/s: 40 of 40 requests; 40 output tokens/s; none failed
+  traffic    requested 2/s, sent 2/s: 40 of 40 requests; 40 output tokens/s; none failed
   certainty  the share of 99 % is a default; --slo 'attainment >= 95%' sets another
   next       find how much more load meets the SLO: slobench capacity chat.yaml --target sim
 """,
@@ -88,7 +88,7 @@ MISSED with 95 % confidence: p50(ttft) <= 50ms at 97.7 ms
   ✗ p50(ttft) <= 50ms  97.7 ms, 195 % of the limit
   ✓ error_rate <= 1%   0 %
   why        The slowest requests mostly waited for the first token
-  traffic    asked 10/s, sent 10/s: 200 of 200 requests; 200 output tokens/s; none failed
+  traffic    requested 10/s, sent 10/s: 200 of 200 requests; 200 output tokens/s; none failed
   certainty  with 95 % confidence, p50(ttft) is at least 96 ms
   next       find how much load meets the SLO:
              slobench capacity chat.yaml --slo 'ttft <= 50ms' --attainment 50% --target sim
@@ -104,7 +104,7 @@ MISSED: attainment >= 95% at 70 %
     ttft <= 1s         70 % of requests; p95 of the answers 129 ms, 13 % of the limit
   why        The server, or a gateway in front of it, refused a part of the load: 40 of 200 requests
              were refused with HTTP 503: "overloaded"
-  traffic    asked 10/s, sent 10/s: 200 of 200 requests; 141 output tokens/s; 60 failed (40 HTTP
+  traffic    requested 10/s, sent 10/s: 200 of 200 requests; 141 output tokens/s; 60 failed (40 HTTP
              503, 20 HTTP 429)
   certainty  in this run only: 95 % confidence needs about 1 297 requests, 2.17 min at this rate
   next       find how much load meets the SLO: slobench capacity chat.yaml --target sim
@@ -118,7 +118,7 @@ MISSED: attainment >= 95% at 70 %
 MISSED by far: p50(ttft) <= 1s: half of the requests took longer than 12.5 s
   ✗ p50(ttft) <= 1s  12.5 s, 1 253 % of the limit
   why        Overloaded: 100 of 200 requests had not finished 10 s after the last was sent
-  traffic    asked 10/s, sent 10/s: 200 of 200 requests; 119 output tokens/s; 100 unfinished
+  traffic    requested 10/s, sent 10/s: 200 of 200 requests; 119 output tokens/s; 100 unfinished
   certainty  misses in each quarter of the run: a longer run would miss, too
   next       find how much load meets the SLO:
              slobench capacity chat.yaml --slo 'ttft <= 1s' --attainment 50% --target sim
@@ -133,7 +133,7 @@ MISSED with 95 % confidence: goodput >= 50/s at 10/s
   ✗ goodput >= 50/s               10/s, 20 % of the limit; cannot be kept at this rate: only 10/s
                                   was offered
   ✓ output_tokens_per_s >= 100/s  200/s, 200 % of the limit
-  traffic    asked 10/s, sent 10/s: 200 of 200 requests; 200 output tokens/s; none failed
+  traffic    requested 10/s, sent 10/s: 200 of 200 requests; 200 output tokens/s; none failed
   certainty  with 95 % confidence, the goodput is at most 10/s
   next       offer more than 50/s (--rate, arrivals.rate)
 """,
@@ -148,7 +148,7 @@ INVALID, no verdict: the measurement cannot be trusted
   why        The load generator's own delays can change the verdict: p50(ttft) <= 1s: met at 97.7 ms
              + up to 9 s instrument error, which reaches the limit. Cause: a worker used 99 % of a
              core, so its own CPU was full. Remedy: use more workers (--workers), or lower the rate.
-  traffic    asked 10/s, sent 10/s: 200 of 200 requests; 200 output tokens/s; none failed
+  traffic    requested 10/s, sent 10/s: 200 of 200 requests; 200 output tokens/s; none failed
              + 2 more notes: --full
   next       to check how much load this machine can measure accurately: slobench doctor
 """,
@@ -160,7 +160,7 @@ INVALID, no verdict: the measurement cannot be trusted
         """\
 NO VERDICT: 40 requests are too few for p99(ttft) <= 1s, which needs at least 100
   ? p99(ttft) <= 1s  40 of the 100 requests that it needs
-  traffic    asked 2/s, sent 2/s: 40 of 40 requests; 40 output tokens/s; none failed
+  traffic    requested 2/s, sent 2/s: 40 of 40 requests; 40 output tokens/s; none failed
   next       measure for at least 50s (--duration 50s)
 """,
     ),
@@ -173,7 +173,7 @@ NO VERDICT: no SLO was given, so there is nothing to meet or miss
     TTFT  p50 97.7 ms, p90 123 ms, p99 146 ms
     TPOT  p50 10.2 ms, p90 10.8 ms, p99 11.4 ms
     E2E   p50 292 ms, p90 321 ms, p99 340 ms
-  traffic    asked 10/s, sent 10/s: 200 of 200 requests; 200 output tokens/s; none failed
+  traffic    requested 10/s, sent 10/s: 200 of 200 requests; 200 output tokens/s; none failed
   next       state an SLO (--slo 'p99(ttft) <= 500ms'); to check this run against it without
              measuring again: slobench rescore runs/x --slo 'p99(ttft) <= 500ms'
 """,
@@ -185,7 +185,7 @@ NO VERDICT: no SLO was given, so there is nothing to meet or miss
         """\
 INCONCLUSIVE: not certain enough: 95 % confidence needs about 299 requests, 29.9 s at this rate
   ✓ p99(ttft) <= 300ms  146 ms, 49 % of the limit
-  traffic    asked 10/s, sent 10/s: 200 of 200 requests; 200 output tokens/s; none failed
+  traffic    requested 10/s, sent 10/s: 200 of 200 requests; 200 output tokens/s; none failed
   next       measure for 1m (--duration 1m) to reach 95 % confidence
 """,
     ),
@@ -201,7 +201,8 @@ INCONCLUSIVE: not certain enough: 95 % confidence needs about 299 requests, 29.9
 NO VERDICT: the run was interrupted: you stopped the run (Ctrl-C)
     ttft <= 1s                   98.5 % of requests; p99 of the answers 149 ms, 15 % of the limit
   ✗ attainment >= 99% (default)  98.5 % of requests, 197 of 200
-  traffic    asked 10/s, sent 10/s: 200 of 200 requests; 198 output tokens/s; 3 failed (HTTP 503)
+  traffic    requested 10/s, sent 10/s: 200 of 200 requests; 198 output tokens/s; 3 failed (HTTP
+             503)
   next       measure again, to the end
 """,
     ),
@@ -239,7 +240,7 @@ MISSED with 95 % confidence: rag: attainment >= 99% at 0 %
   ✓ chat: attainment >= 99% (default)  100 % of requests, 150 of 150
   + 2 more SLOs: --full
   why        The slowest requests mostly waited for the first token
-  traffic    asked 10/s, sent 10/s: 200 of 200 requests; 200 output tokens/s; none failed
+  traffic    requested 10/s, sent 10/s: 200 of 200 requests; 200 output tokens/s; none failed
   certainty  with 95 % confidence, the share within the limits is at most 5.82 %
   note       50 of 200 answers came in one piece (a single event or read), so that they have no TPOT
              and no ITL; SLOs on them leave these answers out.
@@ -253,7 +254,8 @@ MISSED with 95 % confidence: rag: attainment >= 99% at 0 %
         """\
 NO VERDICT: the server, or a gateway in front of it, did not serve yet: 200 of 200 requests were
   refused with HTTP 503: "overloaded"
-  traffic    asked 10/s, sent 10/s: 200 of 200 requests; 0 output tokens/s; 200 failed (HTTP 503)
+  traffic    requested 10/s, sent 10/s: 200 of 200 requests; 0 output tokens/s; 200 failed (HTTP
+             503)
   next       --wait-ready 5m waits until a server that is still loading answers
 """,
     ),
@@ -277,7 +279,7 @@ NO VERDICT: no request was due in the measured window
 MISSED with 95 % confidence: p50(ttft) <= 50ms at 97.7 ms
   ✗ p50(ttft) <= 50ms  97.7 ms, 195 % of the limit
   why        The slowest requests mostly waited for the first token
-  traffic    asked 10/s, sent 10/s: 200 of 200 requests; 200 output tokens/s; none failed
+  traffic    requested 10/s, sent 10/s: 200 of 200 requests; 200 output tokens/s; none failed
   certainty  with 95 % confidence, p50(ttft) is at least 96 ms
   judged     Made under: ttft <= 1s. Judged here by other SLOs: p50(ttft) <= 50ms.
   next       find how much load meets the SLO:

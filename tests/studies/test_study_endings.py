@@ -1,5 +1,7 @@
 """The whole endings of studies as they stand on the terminal: known answers, reviewed as text."""
 
+import math
+from dataclasses import replace
 from typing import Any
 
 from msgspec import structs
@@ -7,6 +9,7 @@ from msgspec import structs
 from loadgen.measure.measures import Measured
 from loadgen.measure.statistics.intervals import EstimateSection
 from loadgen.studies.compare import view as compare_view
+from loadgen.studies.compare.comparable import ConfigDifference
 from loadgen.studies.compare.judgement import ComparedMeasure, Options
 from loadgen.studies.compare.numbers import judge_sides
 from loadgen.studies.modes import capacity_view
@@ -76,10 +79,17 @@ between 8 and 16 req/s; promise 8
   ? rate 16/s  1 met, 1 missed: goodput 12.1/s, p99(ttft) 930 ms, 242 tokens/s per GPU
   ✗ rate 32/s  missed: goodput 11.7/s, p99(ttft) ∞, 234 tokens/s per GPU
   sweep      chat against http://h: arrivals.rate varied, 2 runs a cell
-  found      Most goodput of the loads that met the SLO: 7.8.
+  found      Most goodput of the loads that met the SLO: 7.8 requests/s.
   next       find the highest rate between them: slobench capacity with the same target, traffic and
              SLO, --between 8/s:16/s
 """
+    )
+
+
+def test_a_sweep_without_a_miss_leads_to_higher_rates():
+    ending = sweep_view.ending(sweep(*RATES[:2]))
+    assert text(ending).splitlines()[-1] == (
+        "  next       every rate met the SLO: sweep higher rates, above 8/s"
     )
 
 
@@ -191,6 +201,29 @@ def measure(verdict, change, low, high):
         noise=0.02, df=4.0, effect_size=8.0, runs_needed=3, smallest_found=0.08,
         smallest_same=0.1, effect=0.1, n_runs=(2, 2), n_due=(100, 100), how="runs",
     )  # fmt: skip
+
+
+def test_a_measured_comparison_leads_to_its_page():
+    comparison = structs.replace(
+        judge_sides(sides(0.01), sides(0.013), Options(metrics=["mean(tpot)"])),
+        changes=(ConfigDifference("target.policy.kind", "chunked", "static"),),
+    )
+    steps = {
+        has_page: compare_view.ending(comparison, has_page=has_page).next.text
+        for has_page in (False, True)
+    }
+    assert steps == {
+        False: "See the distributions of both sides: add --html compare.html",
+        True: "See the distributions of both sides: open the page",
+    }
+
+
+def test_a_side_without_a_value_is_named():
+    absent = replace(measure("inconclusive", math.nan, None, None), b=math.nan)
+    assert compare_view.ending_row(absent).value == "40 ms → –: no value in B"
+    assert compare_view.ending_row(replace(absent, a=math.nan)).value == (
+        "– → –: no value in A and B"
+    )
 
 
 def night_cell(name, verdict, *measures, n=9):

@@ -315,7 +315,10 @@ def test_a_refused_connection_is_reported_as_such():
         port = free.getsockname()[1]
     for host in ("127.0.0.1", "localhost"):
         result = run_preflight(f"http://{host}:{port}")
-        assert result.fatal.startswith(f"http://{host}:{port}: connection refused; is the server")
+        assert result.fatal == (
+            f"http://{host}:{port}: connection refused; is the server running, and is the port "
+            "right? --wait-ready 10m waits for a server that is starting"
+        )
         assert [c.ok for c in result.checks] == [False] + [None] * (len(CHECKS) - 1)
 
 

@@ -1,5 +1,6 @@
 """Assignments: data without secrets, from which a worker builds the same task."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ from loadgen.workload.prompts import PromptFit
 from loadgen.workload.scenario import load_scenario
 from loadgen.workload.schedule import make_plan, merge, split_plan
 from targets.endpoint import read_target
+from tests.workload.hashed_trace import hashed_trace
 
 KEY = "sk-a-secret-of-ours"
 TARGET = "url: http://localhost:8000\nmodel: m\napi_key_env: OPENAI_API_KEY\n"
@@ -69,6 +71,18 @@ def test_a_chain_stays_on_one_worker():
         task = built(one)
         assert len(task.edges)
         assert np.isin(task.edges["after"], task.schedule["request_id"]).all()
+
+
+def test_a_worker_writes_the_pieces_of_a_trace(tmp_path):
+    whole = job()
+    replayed = hashed_trace(tmp_path)
+    whole = replace(whole, scenario=replayed, plan=make_plan(replayed))
+    for one in assignments(whole, 2):
+        task = built(one)
+        rows = task.schedule[task.schedule["prefix_tokens"] > 40]
+        written = [task.prompts.render(row, task.fit) for row in rows]
+        assert written == [whole.prompts().render(row, task.fit) for row in rows]
+        assert fingerprint(task) == one.sha256
 
 
 def test_the_key_stays_where_it_is():

@@ -51,7 +51,7 @@ def lines(tmp_path):
 
 def test_each_request_sends_one_prompt_of_the_file_as_it_is(lines):
     planned = scenario({"kind": "dataset", "path": lines, "salt": "none"}, output_tokens=9)
-    rows, _ = make_plan(planned)
+    rows, *_ = make_plan(planned)
     prompts = Prompts(planned.prompts, 0, b"")
     said = {prompts.prompt(row, PromptFit()).as_messages() for row in rows}
     assert said == {
@@ -83,7 +83,7 @@ def test_lengths_are_those_of_the_prompt_that_is_sent(lines):
     planned = scenario(
         {"kind": "dataset", "path": lines, "salt": "none", "tokenizer": "bytes"}, output_tokens=9
     )
-    rows, _ = make_plan(planned)
+    rows, *_ = make_plan(planned)
     prompts = Prompts(planned.prompts, 0, b"")
     for row in rows:
         texts = [text for _, text in prompts.prompt(row, PromptFit()).as_messages()]
@@ -92,7 +92,7 @@ def test_lengths_are_those_of_the_prompt_that_is_sent(lines):
 
 
 def test_without_a_tokenizer_four_characters_are_planned_as_a_token(lines):
-    rows, _ = make_plan(
+    rows, *_ = make_plan(
         scenario({"kind": "dataset", "path": lines, "salt": "none"}, output_tokens=9)
     )
     assert set(rows["input_tokens"].tolist()) == {16 // 4, round(11 / 4)}
@@ -100,7 +100,7 @@ def test_without_a_tokenizer_four_characters_are_planned_as_a_token(lines):
 
 def test_a_salt_puts_a_head_of_its_own_before_each(lines):
     planned = scenario({"kind": "dataset", "path": lines}, output_tokens=9)
-    rows, _ = make_plan(planned)
+    rows, *_ = make_plan(planned)
     prompts = Prompts(planned.prompts, 0, b"this run")
     firsts = [prompts.prompt(row, PromptFit()).as_messages()[0][1] for row in rows]
     assert {text[HEAD_CHARS:] for text in firsts} == {" What is a queue?", " Be brief."}
@@ -111,7 +111,7 @@ def test_sharegpt_gives_first_questions_with_the_length_of_their_answers(tmp_pat
     path = tmp_path / "sharegpt.json"
     path.write_text(json.dumps(SHAREGPT))
     planned = scenario({"kind": "sharegpt", "path": str(path), "salt": "none"})
-    rows, _ = make_plan(planned)
+    rows, *_ = make_plan(planned)
     prompts = Prompts(planned.prompts, 0, b"")
     assert {prompts.prompt(row, PromptFit()).prompt for row in rows} == {"Why is the sky blue?"}
     answer = "Rayleigh scattering, in one phrase!"
@@ -172,7 +172,7 @@ def test_text_is_cut_from_the_file(tmp_path):
     path = tmp_path / "faust.txt"
     path.write_text("Habe nun, ach!  Philosophie,\nJuristerei und Medizin\n" * 40, "utf-8")
     planned = scenario({"kind": "text", "path": str(path)}, input_tokens=200, output_tokens=5)
-    rows, _ = make_plan(planned)
+    rows, *_ = make_plan(planned)
     prompts = Prompts(planned.prompts, 0, b"x")
     text = prompts.render(rows[0], PromptFit())
     assert len(text) == 200
@@ -211,7 +211,7 @@ def test_a_missing_file_is_told(kind):
 
 def test_a_row_without_a_recorded_length_gets_the_one_asked(lines):
     law = {"kind": "uniform", "min": 100, "max": 200}
-    rows, _ = make_plan(scenario({"kind": "dataset", "path": lines}, output_tokens=law))
+    rows, *_ = make_plan(scenario({"kind": "dataset", "path": lines}, output_tokens=law))
     other = rows["output_tokens"][rows["output_tokens"] != 40]
     assert len(other) > 20
     assert np.all((other >= 100) & (other <= 200))

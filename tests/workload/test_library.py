@@ -54,7 +54,7 @@ def test_the_library_is_complete():
 @pytest.mark.parametrize("name", sorted(LIBRARY))
 def test_a_shipped_scenario_makes_its_schedule_and_its_preview(load, name):
     scenario = load(name)
-    schedule, edges = make_plan(scenario)
+    schedule, edges, _ = make_plan(scenario)
     assert np.count_nonzero(schedule["phase"] == Phase.measure) > 50
     assert (schedule["input_tokens"] > 0).all()
     assert (schedule["output_tokens"] > 0).all()
@@ -87,18 +87,18 @@ def keys(text):
 
 
 def test_the_replays_keep_lengths_and_prefixes_of_their_trace(load):
-    azure, _ = make_plan(load("azure_replay"))
+    azure, *_ = make_plan(load("azure_replay"))
     assert azure["input_tokens"][:3].tolist() == [100, 101, 102]
     assert azure["output_tokens"][:3].tolist() == [10, 11, 12]
     assert azure["scheduled_s"][1] - azure["scheduled_s"][0] == pytest.approx(1.0, abs=1e-9)
-    mooncake, _ = make_plan(load("mooncake_replay"))
+    mooncake, *_ = make_plan(load("mooncake_replay"))
     assert len(mooncake) == pytest.approx(200, abs=54)  # 4 sigma of thinning 2000 to a tenth
     assert len(set(mooncake["prefix_id"].tolist())) == 1
     assert set(mooncake["prefix_tokens"].tolist()) == {1024}  # two of three blocks of 512
 
 
 def test_one_request_in_five_of_the_rag_scenario_brings_its_own_document(load):
-    rows, _ = make_plan(load("rag_shared_prefix"))
+    rows, *_ = make_plan(load("rag_shared_prefix"))
     ids, counts = np.unique(rows["prefix_id"], return_counts=True)
     share = counts[ids <= 200].sum() / len(rows)
     assert share == pytest.approx(0.8, abs=4 * np.sqrt(0.16 / len(rows)))  # 4 sigma
@@ -106,7 +106,7 @@ def test_one_request_in_five_of_the_rag_scenario_brings_its_own_document(load):
 
 
 def test_some_requests_of_the_interference_scenario_are_documents(load):
-    rows, _ = make_plan(load("long_prompt_interference"))
+    rows, *_ = make_plan(load("long_prompt_interference"))
     is_long = rows["class_id"] == 1
     assert is_long.mean() == pytest.approx(0.15, abs=4 * np.sqrt(0.15 * 0.85 / len(rows)))
     assert set(rows["input_tokens"][is_long].tolist()) == {8000}

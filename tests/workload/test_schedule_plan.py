@@ -101,7 +101,7 @@ def scenarios(draw):
 @given(scenarios(), st.integers(1, 7))
 def test_every_plan_keeps_its_invariants(planned, n_shards):
     plan = make_plan(planned)
-    rows, edges = plan
+    rows, edges, _ = plan
     n = len(rows)
     assert rows["request_id"].tolist() == list(range(n))
     # sorted and in the window
@@ -161,7 +161,7 @@ def test_edges_are_part_of_the_fingerprint():
 
 def test_a_turn_holds_everything_said_before():
     """By hand: turns of 100 new tokens and 10 of answer behind a prefix of 50."""
-    rows, edges = make_plan(
+    rows, edges, _ = make_plan(
         scenario(requests=asked(shared_prefix={"tokens": 50}), session={"turns": 3, "think": "4s"})
     )
     for session in turns_of(rows)[:20]:
@@ -174,7 +174,7 @@ def test_a_turn_holds_everything_said_before():
 
 
 def test_drawn_turns_hold_the_sum_of_what_was_drawn():
-    rows, _ = make_plan(
+    rows, *_ = make_plan(
         scenario(requests=asked(HALF, HALF), session={"turns": HALF, "context": "real"})
     )
     for session in turns_of(rows):
@@ -192,7 +192,7 @@ def test_a_chain_fans_out_and_in():
         {"name": "right", "after": ["plan"], "think": "1s", "requests": asked(30, 3)},
         {"name": "join", "after": ["left", "right"], "requests": asked(40, 4)},
     ]
-    rows, edges = make_plan(scenario(chain=steps))
+    rows, edges, _ = make_plan(scenario(chain=steps))
     assert rows["input_tokens"][:8].tolist() == [10, 20, 30, 40] * 2
     assert rows["n_parents"][:8].tolist() == [0, 1, 1, 2] * 2
     assert rows["think_s"][:4].tolist() == [0.0, 0.0, 1.0, 0.0]
@@ -208,7 +208,7 @@ def test_users_have_enough_to_do_until_the_window_ends():
     planned = scenario(
         arrivals={"kind": "users", "users": 3, "think": "1s", "ramp_up": "2s"}, requests=asked()
     )
-    rows, edges = make_plan(planned)
+    rows, edges, _ = make_plan(planned)
     assert len(np.unique(rows["session_id"])) == 3
     for user in turns_of(rows):
         start_s = rows["scheduled_s"][user[0]]
@@ -223,7 +223,7 @@ def test_a_large_closed_loop_is_planned_for_slower_answers(users, answer_s):
     """100 000 rows in 10 s are 60 users with answers of 6 ms; 2000 users have more rows, for
     answers of 30 ms (20 ms + 10 tokens at 1000/s)."""
     arrivals = {"kind": "users", "users": users, "think": "0s"}
-    rows, _ = make_plan(scenario(arrivals=arrivals, requests=asked()))
+    rows, *_ = make_plan(scenario(arrivals=arrivals, requests=asked()))
     assert len(rows) == pytest.approx(users * 10.0 / answer_s, rel=0.01)
 
 
@@ -233,7 +233,7 @@ def test_users_of_chains_begin_again_when_every_last_step_has_ended():
         {"name": "log", "after": ["ask"], "requests": asked()},
         {"name": "reply", "after": ["ask"], "requests": asked()},
     ]
-    rows, edges = make_plan(
+    rows, edges, _ = make_plan(
         scenario(arrivals={"kind": "users", "users": 1, "think": "2s"}, chain=steps)
     )
     pairs = [(int(e["request_id"]), int(e["after"])) for e in edges[:5]]
@@ -258,7 +258,7 @@ def test_weights_share_one_stream_out():
             "rag": {"weight": 1, "requests": asked(900), "tenant": "b", "priority": -2},
         },
     )
-    rows, _ = make_plan(planned)
+    rows, *_ = make_plan(planned)
     is_rag = rows["class_id"] == 1
     n = len(rows)
     assert is_rag.mean() == pytest.approx(0.25, abs=4 * np.sqrt(0.1875 / n))  # 4 sigma
@@ -268,7 +268,9 @@ def test_weights_share_one_stream_out():
     assert planned.names().tenants == ("default", "b")
     assert set(rows["tenant_id"][is_rag].tolist()) == {1}
     # a stream of classes is the stream without them
-    alone, _ = make_plan(planned.model_copy(update={"classes": {}, "requests": planned_requests()}))
+    alone, *_ = make_plan(
+        planned.model_copy(update={"classes": {}, "requests": planned_requests()})
+    )
     assert np.array_equal(rows["scheduled_s"], alone["scheduled_s"])
 
 
@@ -281,8 +283,8 @@ def test_another_class_leaves_the_draws_of_the_others_as_they_were():
     own = {"kind": "poisson", "rate": "9/s"}
     one = {"a": {"arrivals": own, "requests": asked(law, law)}}
     two = {"b": {"arrivals": own, "requests": asked(law, law)}, **one}
-    alone, _ = make_plan(scenario(arrivals=None, classes=one))
-    both, _ = make_plan(scenario(arrivals=None, classes=two))
+    alone, *_ = make_plan(scenario(arrivals=None, classes=one))
+    both, *_ = make_plan(scenario(arrivals=None, classes=two))
     theirs = both[both["class_id"] == 1]
     assert np.array_equal(theirs["scheduled_s"], alone["scheduled_s"])
     assert np.array_equal(theirs["input_tokens"], alone["input_tokens"])
@@ -293,7 +295,7 @@ def test_another_class_leaves_the_draws_of_the_others_as_they_were():
 def test_classes_do_not_share_prefixes():
     prefix = {"tokens": 20, "groups": 4}
     mix = {name: {"requests": asked(shared_prefix=prefix)} for name in ("a", "b")}
-    rows, _ = make_plan(scenario(classes=mix))
+    rows, *_ = make_plan(scenario(classes=mix))
     ids = [set(rows["prefix_id"][rows["class_id"] == k].tolist()) for k in (0, 1)]
     assert ids[0] == {1, 2, 3, 4}
     assert ids[1] == {5, 6, 7, 8}
@@ -302,7 +304,7 @@ def test_classes_do_not_share_prefixes():
 def test_a_class_without_a_prefix_behind_one_with_prefixes_has_none():
     shared = {"requests": asked(shared_prefix={"tokens": 20, "groups": 4})}
     mix = {"a": shared, "b": {"requests": asked()}, "c": shared}
-    rows, _ = make_plan(scenario(classes=mix))
+    rows, *_ = make_plan(scenario(classes=mix))
     ids = [set(rows["prefix_id"][rows["class_id"] == k].tolist()) for k in (0, 1, 2)]
     assert ids == [{1, 2, 3, 4}, {0}, {5, 6, 7, 8}]
 
@@ -322,7 +324,7 @@ def test_a_request_at_the_end_of_the_warm_up_is_measured():
 def test_popularity_follows_zipf():
     """P(k) ∝ 1/k over four groups: 12, 6, 4, 3 of 25."""
     prefix = {"tokens": 20, "groups": 4, "popularity": {"kind": "zipf", "exponent": 1.0}}
-    rows, _ = make_plan(
+    rows, *_ = make_plan(
         scenario(
             arrivals={"kind": "constant", "rate": "1000/s"}, requests=asked(shared_prefix=prefix)
         )
@@ -337,7 +339,7 @@ def test_popularity_follows_zipf():
 def test_an_infinite_cache_hits_as_often_as_asked():
     """Replays the prefixes through a cache that forgets nothing: hits = hit_rate · n − groups."""
     prefix = {"tokens": 20, "groups": 10, "hit_rate": "70%"}
-    rows, _ = make_plan(
+    rows, *_ = make_plan(
         scenario(
             arrivals={"kind": "constant", "rate": "500/s"}, requests=asked(shared_prefix=prefix)
         )
@@ -351,7 +353,7 @@ def test_an_infinite_cache_hits_as_often_as_asked():
 
 
 def test_split_never_parts_a_session():
-    rows, _ = make_plan(scenario(requests=asked(), session={"turns": 4}))
+    rows, *_ = make_plan(scenario(requests=asked(), session={"turns": 4}))
     for part in split(rows, 3):
         _, counts = np.unique(part["session_id"], return_counts=True)
         assert set(counts.tolist()) == {4}

@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from loadgen.errors import TraceFileError
+from loadgen.records import FIRST_PIECE
 from loadgen.workload.arrivals import ARRIVALS
 from loadgen.workload.scenario import load_scenario
 from loadgen.workload.schedule import make_schedule
@@ -30,7 +31,8 @@ def test_a_replay_is_the_trace_row_by_row():
     assert traffic.scheduled_s.tolist() == [0.0, 1.2, 1.2, 2.7505, 3.0]
     assert traffic.input_tokens.tolist() == [1500, 1100, 600, 500, 1600]
     assert traffic.output_tokens.tolist() == [20, 30, 40, 50, 60]
-    assert traffic.prefix_id.tolist() == [1, 1, 1, 0, 1]
+    first = FIRST_PIECE
+    assert traffic.prefix_id.tolist() == [first + 2, first + 1, first, 0, first + 2]
     assert traffic.prefix_tokens.tolist() == [1499, 1024, 512, 0, 1536]
     assert traffic.class_name is None
 
@@ -64,7 +66,10 @@ def test_a_rate_is_met_exactly_over_whole_rounds():
 def test_a_loop_repeats_with_prefixes_of_its_own():
     traffic = replay(loop=True).traffic(rng(), 7.5)
     assert traffic.scheduled_s[5:] == pytest.approx([3.75, 4.95, 4.95, 6.5005, 6.75])
-    assert traffic.prefix_id.tolist() == [1, 1, 1, 0, 1, 2, 2, 2, 0, 2]
+    first = FIRST_PIECE
+    one, two = ([first + 2 + k, first + 1 + k, first + k, 0, first + 2 + k] for k in (0, 3))
+    assert traffic.prefix_id.tolist() == one + two
+    assert traffic.pieces["after"].tolist() == [0, first, first + 1, 0, first + 3, first + 4]
     assert traffic.output_tokens.tolist() == [20, 30, 40, 50, 60] * 2
 
 

@@ -5,7 +5,7 @@ Neighbours wait in the same queue, so n requests carry the information of n/τ i
 the order of release (of the value itself for a mean). It differs from level to level: behind a
 queue the tail remembers longer than the median.
 
-The estimate of τ, and its measured coverage: docs/decisions/0041.
+The estimate of τ, and its measured coverage: benchmarks/results/dependent_coverage.md.
 """
 
 from __future__ import annotations
@@ -317,6 +317,15 @@ def autocorrelation_time(values: Values) -> float:
     spread = float(np.var(values))
     if n_per_batch > 1:
         values = _batch_means(values, n_per_batch)
+    return _time_of_means(values.astype(np.float64).tobytes(), n_per_batch, spread)
+
+
+@lru_cache(128)  # a summary and its page need half of the times twice; at most 32 MiB of keys
+def _time_of_means(means: bytes, n_per_batch: int, spread: float) -> float:
+    """`autocorrelation_time` of a series with the variance `spread`, from the float64 means of its
+    batches."""
+    values = np.frombuffer(means)
+    n_batches = len(values)
     centred = values - values.mean()
     variance = float(np.mean(np.square(centred)))
     if variance <= 0 or spread <= 0:
@@ -400,20 +409,28 @@ def _whittle_time(power: Values, n: int) -> float:
     power = power[: (n - 1) // 2]
     if not len(power):
         return 1.0
-    starts, counts, cosines = _bins(n)
+    starts, counts, inverse_shapes, log_shapes, times = _whittle_grid(n)
     power = np.maximum(np.add.reduceat(power, starts) / counts, 1e-12)
-    decays = _DECAYS[max(0.0, 1 - 4 / n) >= _DECAYS]
-    memory = (1 - decays**2)[:, None] / (1 - 2 * decays[:, None] * cosines + decays[:, None] ** 2)
-    shapes = (1 - _SHARES)[:, None, None] + _SHARES[:, None, None] * memory
     n_frequencies = counts.sum()
-    variances = (1 / shapes) @ (counts * power) / n_frequencies
-    costs = np.log(shapes) @ counts + n_frequencies * np.log(variances)
+    variances = inverse_shapes @ (counts * power) / n_frequencies
+    costs = log_shapes + n_frequencies * np.log(variances)
     weights = np.exp(costs.min() - costs)
-    times = (1 - _SHARES)[:, None] + _SHARES[:, None] * (1 + decays) / (1 - decays)
     return float((weights * times * variances).sum() / weights.sum())
 
 
-@lru_cache(16)
+@lru_cache(4)  # the series of a run have few lengths; 0.5 MB each
+def _whittle_grid(n: int) -> tuple[NDArray[np.intp], Values, Values, Values, Values]:
+    """The part of `_whittle_time` that depends on the length n of a series alone: the bins of its
+    frequencies (first index, number of frequencies) and, over the grid of shares and decays, the
+    inverse of each shape of spectrum, Σ log(shape) over the frequencies, and τ."""
+    starts, counts, cosines = _bins(n)
+    decays = _DECAYS[max(0.0, 1 - 4 / n) >= _DECAYS]
+    memory = (1 - decays**2)[:, None] / (1 - 2 * decays[:, None] * cosines + decays[:, None] ** 2)
+    shapes = (1 - _SHARES)[:, None, None] + _SHARES[:, None, None] * memory
+    times = (1 - _SHARES)[:, None] + _SHARES[:, None] * (1 + decays) / (1 - decays)
+    return starts, counts, 1 / shapes, np.log(shapes) @ counts, times
+
+
 def _bins(n: int) -> tuple[NDArray[np.intp], Values, Values]:
     """Frequencies of a series of length n in at most 80 bins of geometric width: the first index
     of each, the number of frequencies in it, the cosine of its mean frequency."""

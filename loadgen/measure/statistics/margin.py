@@ -88,9 +88,12 @@ def is_clear(
 
 
 def is_missed_by_far(
-    missed: NDArray[np.bool_], quarters: NDArray[np.intp], share: float, time: float,
+    missed: NDArray[np.bool_],
+    quarters: NDArray[np.intp],
+    share: float,
+    time: float,
     confidence: float,
-) -> bool:  # fmt: skip
+) -> bool:
     """Whether clearly more than 1 − `share` of the requests missed their limits, throughout the
     window.
 

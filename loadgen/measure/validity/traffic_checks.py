@@ -137,7 +137,8 @@ def _n_dry(run: Run) -> int:
 
 
 def _planned_s(run: Run) -> NDArray[np.float64]:
-    """`scheduled_s`, or for rows with parents the latest `done_s` among them plus `think_s`."""
+    """`scheduled_s`, or for rows with parents the latest `done_s + delay_s` among their edges, plus
+    `think_s`."""
     rows, schedule, edges = run.request_rows, run.schedule_rows, run.edge_rows
     planned_s: NDArray[np.float64] = schedule["scheduled_s"].copy()
     if len(edges):
@@ -146,7 +147,7 @@ def _planned_s(run: Run) -> NDArray[np.float64]:
         parent = np.searchsorted(ids, edges["after"])
         latest_s = np.full(len(rows), -np.inf)
         with np.errstate(invalid="ignore"):  # NaN (never sent) wins; such rows are set below
-            np.maximum.at(latest_s, child, rows["done_s"][parent])
+            np.maximum.at(latest_s, child, rows["done_s"][parent] + edges["delay_s"])
         has_parents = np.isfinite(latest_s)
         planned_s[has_parents] = latest_s[has_parents] + schedule["think_s"][has_parents]
         # a row whose parent was never sent has no scheduled time: take its release as on time

@@ -214,8 +214,10 @@ class _Fit:
         units = list(self._units())
         if len(units) > 1:
             speeds = (self._speed.per_s * _FEW_SPEEDS).tolist()
-            logs = [max(self._candidate(unit, per_s).law.log_likelihood for per_s in speeds)
-                    for unit in units]  # fmt: skip
+            logs = [
+                max(self._candidate(unit, per_s).law.log_likelihood for per_s in speeds)
+                for unit in units
+            ]
             ranked = np.argsort(logs)[::-1][:_N_UNITS]
             units = [units[k] for k in ranked if logs[k] > max(logs) - _UNIT_LOGS]
         speeds = (self._speed.per_s * _SPEEDS).tolist()
@@ -251,11 +253,13 @@ class _Fit:
     ) -> list[tuple[float, _Candidate]]:
         """Candidates with their posterior weights over the largest, of those that carry any."""
         spread = 2 * (_SPEED_SD**2 + self._speed.se**2)
-        logs = np.array([
-            (each.law.log_likelihood - best.law.log_likelihood) / temper
-            - math.log(each.per_s / self._speed.per_s) ** 2 / spread
-            for each in candidates
-        ])  # fmt: skip
+        logs = np.array(
+            [
+                (each.law.log_likelihood - best.law.log_likelihood) / temper
+                - math.log(each.per_s / self._speed.per_s) ** 2 / spread
+                for each in candidates
+            ]
+        )
         weights = np.exp(logs - logs.max()).tolist()
         pairs = zip(weights, candidates, strict=True)
         return [(weight, each) for weight, each in pairs if weight >= _LEAST_WEIGHT]

@@ -571,7 +571,8 @@ def _hurried(question: Question, planned: NextProbe, left_s: float) -> NextProbe
     least = _LEAST_HURRIED * max(1.0, _FIRST_REQUESTS / _first_requests(question))
     least_s = max(question.measure_s, least * planned.measure_s)
     measure_s = min(planned.measure_s, max(_FAIR_SHARE * left_s - planned.warmup_s, least_s))
-    warmup_s = max(question.warmup_s, min(planned.warmup_s, left_s - measure_s))
+    rest_s = math.floor(1e3 * (left_s - measure_s)) / 1e3  # no warm-up of a rounding error
+    warmup_s = max(question.warmup_s, min(planned.warmup_s, rest_s))
     if warmup_s + measure_s > left_s:
         return None
     return replace(planned, warmup_s=warmup_s, measure_s=measure_s)

@@ -125,10 +125,13 @@ def sent_of(run: Run, met: Mask, end_s: float) -> Sent | None:
     rows = rows[np.argsort(schedule["scheduled_s"][rows], kind="stable")]
     sent = schedule[rows]
     columns = (
-        np.rint(sent["scheduled_s"] * 1e6).astype(np.int64), sent["input_tokens"],
-        new_tokens(sent), sent["output_tokens"], sent["class_id"],
+        np.rint(sent["scheduled_s"] * 1e6).astype(np.int64),
+        sent["input_tokens"],
+        new_tokens(sent),
+        sent["output_tokens"],
+        sent["class_id"],
         (~met[rows]).astype(np.int64),
-    )  # fmt: skip
+    )
     return Sent(*(tuple(column.tolist()) for column in columns))
 
 

@@ -67,9 +67,9 @@ def question_of(spec: CapacitySpec) -> Question:
     least_s = scenario.phases.warmup + share * scenario.phases.measure
     if spec.budget_s < least_s:
         raise UsageError(
-            f"--budget {spec.budget_s:g}s: the shortest probe of {scenario.name} takes "
-            f"{least_s:g} s ({scenario.phases.warmup:g} s of warm-up); allow several times that "
-            "time, or shorten phases.warmup and phases.measure"
+            f"--budget {spec.budget_s:g}s: the shortest probe takes {least_s:g} s "
+            f"({scenario.phases.warmup:g} s of warm-up), and a search about five probes; write "
+            f"--budget {math.ceil(5 * least_s)}s, or shorten phases.warmup and phases.measure"
         )
     law, no_law = _law_of(spec, load.is_steady)
     return Question(

@@ -75,8 +75,9 @@ def next_steps(answer: Capacity) -> list[str]:
             f"Plan with the lower bound, {answer.low:.4g} {answer.unit}: up to this load the SLO is"
             f" met ({100 * answer.confidence:g} % confidence)."
         ]
-        missed = [p for p in answer.probes if p.is_usable and p.n_due
-                  and p.attainment < answer.attainment]  # fmt: skip
+        missed = [
+            p for p in answer.probes if p.is_usable and p.n_due and p.attainment < answer.attainment
+        ]
         if missed:
             first = min(missed, key=lambda probe: probe.level)
             steps.append(
@@ -84,9 +85,15 @@ def next_steps(answer: Capacity) -> list[str]:
                 " fails first above it."
             )
         if answer.outcome != "found":
-            steps.append(f"A larger --budget with --resume narrows the interval: {_RESUME}.")
+            steps.append(
+                "The same command with a larger --budget, --out and --resume narrows the interval:"
+                f" {_RESUME}."
+            )
         return steps
-    return [f"Search longer (a larger --budget) with --resume: {_RESUME}."]
+    return [
+        "Search longer: write the same command with a larger --budget, --out (this directory) and"
+        f" --resume; {_RESUME}."
+    ]
 
 
 def tone(answer: Capacity) -> str:
@@ -159,17 +166,41 @@ def csv_text(answer: Capacity) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(
-        ("probe", "level", "unit", "warmup_s", "measured_s", "spent_s", "due", "met", "attainment",
-         "low", "high", "goodput_per_s", "grade")
-    )  # fmt: skip
+        (
+            "probe",
+            "level",
+            "unit",
+            "warmup_s",
+            "measured_s",
+            "spent_s",
+            "due",
+            "met",
+            "attainment",
+            "low",
+            "high",
+            "goodput_per_s",
+            "grade",
+        )
+    )
     for probe in answer.probes:
         share = attainment_interval(probe)
         writer.writerow(
-            (csv_cell(probe.name), f"{probe.level:.9g}", answer.unit, f"{probe.warmup_s:.6g}",
-             f"{probe.measured_s:.6g}", f"{probe.spent_s:.6g}", probe.n_due, probe.n_met,
-             f"{share.value:.6g}", _number(share.low), _number(share.high),
-             f"{probe.goodput_per_s:.6g}", probe.grade)
-        )  # fmt: skip
+            (
+                csv_cell(probe.name),
+                f"{probe.level:.9g}",
+                answer.unit,
+                f"{probe.warmup_s:.6g}",
+                f"{probe.measured_s:.6g}",
+                f"{probe.spent_s:.6g}",
+                probe.n_due,
+                probe.n_met,
+                f"{share.value:.6g}",
+                _number(share.low),
+                _number(share.high),
+                f"{probe.goodput_per_s:.6g}",
+                probe.grade,
+            )
+        )
     return text.getvalue()
 
 

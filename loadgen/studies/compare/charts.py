@@ -82,16 +82,21 @@ def shift_chart(metric: str, records: Sequence[Record], margin: float) -> Spec:
         *bounds("+.2%"),
     ]
     margins = [{"low": -margin, "high": margin, "from": 0, "to": last}]
+    band = layer(
+        {"type": "area", "opacity": 0.2, "color": ORANGE},
+        {"x": x, "y": low, "y2": high},
+        where="isValid(datum.high)",
+    )
+    bands = [] if all(r["high"] is None for r in records) else [band]
     layers = [
         layer({"type": "rect", "color": GREY, "opacity": 0.18}, {"y": low, "y2": high}, margins),
         layer({"type": "rule", "color": GREY}, {"y": {**y, "field": "y"}}, [{"y": 0.0}]),
-        *([] if all(r["high"] is None for r in records) else [
-            layer({"type": "area", "opacity": 0.2, "color": ORANGE}, {"x": x, "y": low, "y2": high},
-                  where="isValid(datum.high)")
-        ]),
-        layer({"type": "line", "color": ORANGE, "point": {"size": 18}},
-              {"x": x, "y": {**y, "field": "change"}, "tooltip": tooltip}),
-    ]  # fmt: skip
+        *bands,
+        layer(
+            {"type": "line", "color": ORANGE, "point": {"size": 18}},
+            {"x": x, "y": {**y, "field": "change"}, "tooltip": tooltip},
+        ),
+    ]
     title = f"{METRICS[metric].title}: change from A to B at every percentile"
     return figure(title, records, height=210, layer=layers)
 

@@ -9,8 +9,14 @@ from typing import Any
 from loadgen.errors import UsageError
 from loadgen.manifest.sections import LabelsSection, Manifest
 
-MUST_AGREE = ("scenario", "clock", "target.api", "target.model", "target.labels.gpu",
-              "target.labels.gpus")  # fmt: skip
+MUST_AGREE = (
+    "scenario",
+    "clock",
+    "target.api",
+    "target.model",
+    "target.labels.gpu",
+    "target.labels.gpus",
+)
 """Where these differ, a difference in latency cannot be attributed to the version or the flags."""
 
 Configuration = dict[str, object]
@@ -39,8 +45,9 @@ def refusal(a: Sequence[Manifest], b: Sequence[Manifest], vary: Sequence[str] = 
     known = {*MUST_AGREE, *(key for m in (*a, *b) for key in fixed(m))}
     for key in vary:
         if not any(_is_under(name, key) for name in known):
-            raise UsageError(f"--vary {key}: no such key; the keys that must agree are "
-                             f"{', '.join(MUST_AGREE)}")  # fmt: skip
+            raise UsageError(
+                f"--vary {key}: no such key; the keys that must agree are {', '.join(MUST_AGREE)}"
+            )
     lines = [
         f"{difference.key}: A has {_shown(difference.a)}, B has {_shown(difference.b)}"
         for difference in _first_differences([*a, *b], fixed)
@@ -69,9 +76,11 @@ def slos_of(manifest: Manifest) -> tuple[object, ...]:
 def fixed(manifest: Manifest) -> Configuration:
     """The keys of a run that both sides must share."""
     target = manifest.target
-    return must_agree(
+    agreed = must_agree(
         manifest.scenario.resolved, target.kind, target.api, target.model, target.labels
     )
+    sharing = manifest.prompt_sharing  # older replays of a trace kept less of it
+    return {**agreed, "prompt_sharing": sharing} if sharing else agreed
 
 
 def must_agree(
@@ -107,19 +116,25 @@ def factor(manifest: Manifest) -> Configuration:
     if manifest.target.kind in ("reference", "mock", "launched"):
         found.pop("target.url", None)  # a port of the moment
     return {
-        **{key: value for key, value in found.items()
-           if key not in MUST_AGREE and not key.startswith("target.labels.gpu")},
+        **{
+            key: value
+            for key, value in found.items()
+            if key not in MUST_AGREE and not key.startswith("target.labels.gpu")
+        },
         "git": manifest.git,
         "slobench": manifest.slobench,
         "host.hostname": manifest.host.hostname,
         "host.cpus": manifest.host.cpus,
-    }  # fmt: skip
+    }
 
 
 def _flat(prefix: str, value: object) -> Configuration:
     if isinstance(value, Mapping):
-        return {k: v for name, inner in value.items()
-                for k, v in _flat(f"{prefix}.{name}", inner).items()}  # fmt: skip
+        return {
+            k: v
+            for name, inner in value.items()
+            for k, v in _flat(f"{prefix}.{name}", inner).items()
+        }
     return {prefix: value}
 
 
@@ -141,8 +156,12 @@ def _first_differences(
 
 
 def _is_under(key: str, prefix: str) -> bool:
-    return key == prefix or key.startswith(prefix + ".") or key == f"target.{prefix}" or (
-        key == f"target.labels.{prefix}")  # fmt: skip
+    return (
+        key == prefix
+        or key.startswith(prefix + ".")
+        or key == f"target.{prefix}"
+        or key == f"target.labels.{prefix}"
+    )
 
 
 def _shown(value: object) -> str:

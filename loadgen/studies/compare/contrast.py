@@ -277,8 +277,10 @@ def runs_needed(
             return None
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (low, middle) if power(noise, difference, middle, alpha) >= target_power else (
-            middle, high)  # fmt: skip
+        if power(noise, difference, middle, alpha) >= target_power:
+            high = middle
+        else:
+            low = middle
     return high
 
 

@@ -97,7 +97,11 @@ def judge_sides(a: Sequence[Measured], b: Sequence[Measured], options: Options) 
     manifests = [m.run.manifest for m in a], [m.run.manifest for m in b]
     reasons = refusal(*manifests, options.vary)
     if reasons:
-        raise UsageError("these runs are not comparable:\n" + "\n".join(reasons))
+        raise UsageError(
+            "these runs are not comparable:\n" + "\n".join(reasons) + "\n"
+            "Compare runs that agree in these keys, or allow a difference: --vary KEY (scenario, "
+            "target.model, …)"
+        )
     trusted_a, trusted_b = ([m for m in side if m.is_comparable] for side in (a, b))
     notes = _left_out(a, trusted_a) + _left_out(b, trusted_b)
     found: list[ComparedMeasure] = []
@@ -139,8 +143,10 @@ def noise_of_sides(measured: Sequence[Measured], metrics: Sequence[str] = ()) ->
         raise UsageError("an A/A comparison needs equal runs:\n" + "\n".join(reasons))
     trusted = [m for m in measured if m.is_comparable]
     if len(trusted) < 3:
-        raise UsageError(f"the noise of equal runs needs at least three valid runs; "
-                         f"{len(trusted)} of {len(measured)} are valid")  # fmt: skip
+        raise UsageError(
+            f"the noise of equal runs needs at least three valid runs; "
+            f"{len(trusted)} of {len(measured)} are valid"
+        )
     asked, _, _ = _measures(trusted, metrics)
     blocks = [m.schedule_sha256 for m in trusted]
     shared = blocks if len(set(blocks)) < len(blocks) else None
@@ -282,5 +288,6 @@ def _minutes(run: Measured) -> float:
 
 def _left_out(side: Sequence[Measured], trusted: Sequence[Measured]) -> list[str]:
     reasons = [(m.name, m.summary.validity.why_not_comparable) for m in side if m not in trusted]
-    return [f"{name} is left out because the run is invalid: {'; '.join(why)}"
-            for name, why in reasons]  # fmt: skip
+    return [
+        f"{name} is left out because the run is invalid: {'; '.join(why)}" for name, why in reasons
+    ]

@@ -65,7 +65,7 @@ def compare(
     ] = None,
     repeats: Annotated[
         int, typer.Option(min=1, max=1000, help="With --target: runs of each side.")
-    ] = 3,
+    ] = 4,
     engine: Annotated[
         list[str] | None,
         typer.Option(help="With --target: engine settings of both sides, or of A and then of B."),
@@ -155,7 +155,7 @@ def compare(
         as_json=study.json,
         exit_code=code,
         files={} if html is None else {"page": html},
-        ending=lambda: ending(comparison),
+        ending=lambda: ending(comparison, has_page=html is not None),
         is_full=full,
     )
 

@@ -173,9 +173,9 @@ def needs(measure: ComparedMeasure) -> str:
     return f"{format_count(measure.runs_needed)} for {100 * measure.effect:.2g} {unit}"
 
 
-def ending(comparison: Comparison) -> Ending:
+def ending(comparison: Comparison, *, has_page: bool = False) -> Ending:
     """The comparison in about ten lines: the verdict, and a line per deciding measure, the worst
-    first."""
+    first. `has_page`: its page was written."""
     order = ("worse", "inconclusive", "better", "same")
     judged = [measure for measure in comparison.measures if measure.is_gated]
     judged.sort(
@@ -184,7 +184,8 @@ def ending(comparison: Comparison) -> Ending:
     findings = [_first_sentence(note) for note in comparison.notes]
     steps = next_steps(comparison)
     if comparison.changes and comparison.verdict in ("worse", "better"):
-        steps = ["See the distributions of both sides: add --html compare.html"]
+        where = "open the page" if has_page else "add --html compare.html"
+        steps = [f"See the distributions of both sides: {where}"]
     return Ending(
         TONES[comparison.verdict],
         comparison.verdict.upper(),
@@ -203,6 +204,9 @@ def ending_row(measure: ComparedMeasure) -> EndingRow:
     """`▼ p99(ttft)  40 ms → 52 ms, +30 % [+22, +38]`."""
     sign, _, word = mark(measure).partition(" ")
     values = f"{format_value(measure.a, measure.unit)} → {format_value(measure.b, measure.unit)}"
+    sides = {"A": measure.a, "B": measure.b}
+    if absent := [side for side, value in sides.items() if math.isnan(value)]:
+        return EndingRow(sign, measure.measure, f"{values}: no value in {' and '.join(absent)}")
     facts = f"{values}, {change(measure.change, measure.unit)} {interval(measure)}".rstrip()
     if measure.verdict in ("same", "inconclusive"):
         facts += f" ({within(measure)})" if measure.verdict == "same" else f": {word}"

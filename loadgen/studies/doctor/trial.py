@@ -174,9 +174,13 @@ def _recorded(
     directory.mkdir(parents=True)
     with _judge(bench, folder) as (url, finish):
         setup = RunSetup(
-            scenario, make_plan(scenario), url, RunOptions(n_workers=n_workers), directory,
+            scenario,
+            make_plan(scenario),
+            url,
+            RunOptions(n_workers=n_workers),
+            directory,
             Console(quiet=True),
-        )  # fmt: skip
+        )
         return record(setup, _judge_target(url)), finish()
 
 

@@ -37,8 +37,13 @@ def capacities(result: ModeCapacitiesFile) -> Spec:
     modes = [row.to_json() for row in result.capacity.modes]
     order = [row.mode for row in result.capacity.modes]
     x = {"type": "quantitative", "title": "capacity, requests per s", "scale": {"zero": False}}
-    y = {"field": "mode", "type": "nominal", "title": None, "sort": order,
-         "axis": {"labelLimit": 260}}  # fmt: skip
+    y = {
+        "field": "mode",
+        "type": "nominal",
+        "title": None,
+        "sort": order,
+        "axis": {"labelLimit": 260},
+    }
     seeds = [
         {"mode": row.mode, "value": row.rate_per_s, "seed": row.seed}
         for row in result.searches
@@ -50,9 +55,13 @@ def capacities(result: ModeCapacitiesFile) -> Spec:
     interval = {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y}
     layers = [
         layer({"type": "point", "size": 24, "color": GREY}, dots, seeds),
-        layer({"type": "rule", "strokeWidth": 3, "color": BLUE}, interval, modes,
-              where="isValid(datum.low) && isValid(datum.high)"),
+        layer(
+            {"type": "rule", "strokeWidth": 3, "color": BLUE},
+            interval,
+            modes,
+            where="isValid(datum.low) && isValid(datum.high)",
+        ),
         layer({"type": "point", "filled": True, "size": 90, "color": BLUE}, mean, modes),
-    ]  # fmt: skip
+    ]
     height = _ROW * len(modes)  # a height by step does not fit a width of 100 %
     return figure("Capacity by batching mode, with each seed", height=height, layer=layers)

@@ -160,8 +160,15 @@ def to_csv(result: ModeCapacitiesFile) -> str:
     writer.writerow(["mode", "seed", "outcome", "capacity_per_s", "rate_per_s", "n_due", "n_met"])
     for search in result.searches:
         for run in search.runs:
-            writer.writerow([
-                search.mode, search.seed, search.outcome, f"{search.rate_per_s:.9g}",
-                f"{run.rate_per_s:.9g}", run.n_due, run.n_met,
-            ])  # fmt: skip
+            writer.writerow(
+                [
+                    search.mode,
+                    search.seed,
+                    search.outcome,
+                    f"{search.rate_per_s:.9g}",
+                    f"{run.rate_per_s:.9g}",
+                    run.n_due,
+                    run.n_met,
+                ]
+            )
     return text.getvalue()

@@ -138,8 +138,13 @@ def _latency_panel(result: ModesFile, key: str, title: str) -> Spec:
         "scale": {"type": "log"},
         "axis": {"format": "~g"},
     }
-    y = {"field": "mode", "type": "nominal", "title": None, "sort": list(result.modes),
-         "axis": {"labelLimit": 260}}  # fmt: skip
+    y = {
+        "field": "mode",
+        "type": "nominal",
+        "title": None,
+        "sort": list(result.modes),
+        "axis": {"labelLimit": 260},
+    }
     interval = layer(
         {"type": "rule", "strokeWidth": 2},
         {"x": {**x, "field": "low"}, "x2": {"field": "high"}, "y": y, "color": color},

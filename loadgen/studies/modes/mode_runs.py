@@ -154,9 +154,14 @@ def _simulated(task: ModeRun, scenario: Scenario, console: Console) -> ModeCell:
     if task.run_dir is not None:
         task.run_dir.mkdir(parents=True, exist_ok=True)
     run = record(
-        scenario, plan, options, quiet,
-        directory=task.run_dir, command=task.command, is_interruptible=False,
-    )  # fmt: skip
+        scenario,
+        plan,
+        options,
+        quiet,
+        directory=task.run_dir,
+        command=task.command,
+        is_interruptible=False,
+    )
     summary = summarize(run)
     if task.run_dir is not None:
         write_results(run, summary, task.run_dir, task.cache_dir)

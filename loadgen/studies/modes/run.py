@@ -106,9 +106,17 @@ def run_of(
 ) -> ModeRun:
     """A run of a resolved scenario with a mode, without a run directory."""
     return ModeRun(
-        scenario, spec.scenario.source, mode, rate_per_s, spec.target, spec.settings, None,
-        tuple(spec.plugins), tuple(spec.command), spec.cache_dir,
-    )  # fmt: skip
+        scenario,
+        spec.scenario.source,
+        mode,
+        rate_per_s,
+        spec.target,
+        spec.settings,
+        None,
+        tuple(spec.plugins),
+        tuple(spec.command),
+        spec.cache_dir,
+    )
 
 
 def n_workers_of(spec: ModesSpec, n_runs: int) -> int:

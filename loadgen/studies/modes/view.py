@@ -141,8 +141,7 @@ def lead(result: ModesFile) -> list[str]:
         if not measured:
             continue
         best = max(measured, key=lambda row: row.goodput.value or 0.0)
-        alike = [row.mode for row in measured
-                 if row.goodput.value == best.goodput.value]  # fmt: skip
+        alike = [row.mode for row in measured if row.goodput.value == best.goodput.value]
         at = "" if rate is None else f"At {rate:g}/s: "
         goodput = value_text(best.goodput, "per_s")
         share = value_text(best.attainment, "share", is_short=True)

@@ -71,10 +71,9 @@ def trend_chart(text: str, metric: Metric, points: Sequence[TrendPoint]) -> Spec
     bar = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
     layers = [
         layer({"type": "line", "color": GREY, "strokeWidth": 1, "opacity": 0.6}, at),
-        layer({"type": "rule", "strokeWidth": 2, "color": GREY}, bar,
-              where="isValid(datum.high)"),
+        layer({"type": "rule", "strokeWidth": 2, "color": GREY}, bar, where="isValid(datum.high)"),
         layer({"type": "point", "filled": True, "size": 70, "opacity": 1}, dot),
-    ]  # fmt: skip
+    ]
     return figure(
         f"{text} over the nights, {unit}", rows, height=200, layer=layers, padding=PADDING
     )

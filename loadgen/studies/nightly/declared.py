@@ -85,9 +85,12 @@ def pinned(
     if section.launch is not None and launch is not None:
         own = section.launch
         own_launch = DeclaredLaunch(
-            preset=own.preset, command=own.command, model=own.model, env=own.env,
+            preset=own.preset,
+            command=own.command,
+            model=own.model,
+            env=own.env,
             python=launch.python,
-        )  # fmt: skip
+        )
     return DeclaredTarget(
         kind="url" if launch is None else "launched",
         api=endpoint.api,

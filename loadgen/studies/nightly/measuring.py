@@ -63,11 +63,12 @@ class CellProgress:
         """The recorded settings that may differ between nights, flat; empty without a run."""
         if self.manifest is None:
             return {}
-        target = self.manifest.target
+        target, has_pieces = self.manifest.target, bool(self.manifest.prompt_sharing)
         return {
             **factor(self.manifest),
             "target.model": target.model,
             "target.api": target.api,
+            **({"prompt_sharing": self.manifest.prompt_sharing} if has_pieces else {}),
         }
 
     def factor_of_control(self) -> Configuration:

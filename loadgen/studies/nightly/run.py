@@ -39,8 +39,15 @@ from loadgen.studies.nightly.verdict import (
     night_word,
 )
 
-_MUST_AGREE = ("target.model", "target.api", "control.target.model", "control.target.api")
-"""Values known only from the server's answers; a night in which they differ is not compared."""
+_MUST_AGREE = (
+    "target.model",
+    "target.api",
+    "control.target.model",
+    "control.target.api",
+    "prompt_sharing",
+)
+"""Values known only from the server's answers or from the plan; a night in which they differ is not
+compared."""
 
 
 @dataclass(frozen=True)
@@ -215,8 +222,10 @@ class Nightly:
             lines = "; ".join(differing(cell.agrees, agrees))
             console.print(
                 f"{cell.name}: starts a new baseline; {folder} is not comparable: {lines}",
-                style="yellow", markup=False, soft_wrap=True,
-            )  # fmt: skip
+                style="yellow",
+                markup=False,
+                soft_wrap=True,
+            )
 
     def _result(
         self,
@@ -258,7 +267,8 @@ def _check_control(first: CellRun | CellFailure) -> None:
 
 
 def _marked_if_other(night: CellNight, history: History) -> CellNight:
-    """The night, marked as not comparable if its model or API is not that of the baseline."""
+    """The night, marked as not comparable if its model, API or prompts are not those of the
+    baseline."""
     if not history.baseline or not night.runs:
         return night
     before = history.baseline[-1].factor

@@ -10,11 +10,11 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from loadgen.errors import ScenarioError, UsageError
+from loadgen.fields import Seconds, Share
 from loadgen.measure.measures import measure
 from loadgen.measure.slo import parse_slo
 from loadgen.registry import Strict
 from loadgen.studies.compare.judgement import Options
-from loadgen.units import Seconds, Share
 from loadgen.workload.classes import Problem, as_validation_error
 from loadgen.workload.scenario import Scenario, load_scenario
 from loadgen.yaml_document import parse_document, read_file

@@ -253,11 +253,12 @@ def repeats_needed(
     power = power_over_baselines if noise.alike_p > MAY_BE_CHANCE else night_power
     if difference == 0 or power(noise, _MOST_REPEATS, earlier, difference, alpha) < target_power:
         return None
-    return bisect_left(
+    n_below = bisect_left(
         range(1, _MOST_REPEATS),
         target_power,
         key=lambda n: power(noise, n, earlier, difference, alpha),
-    ) + 1  # fmt: skip
+    )
+    return n_below + 1
 
 
 def smallest_found(

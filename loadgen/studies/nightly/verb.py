@@ -14,6 +14,7 @@ from loadgen.cli import parse
 from loadgen.cli.flags import (
     FailOn,
     Full,
+    Json,
     Plugin,
     StudyFlags,
     WaitReady,
@@ -96,6 +97,60 @@ def nightly(
         ending=lambda: ending(night.facts),
         is_full=full,
     )
+
+
+@verbs.command(
+    rich_help_panel=PANEL,
+    epilog="Example: slobench alarms results/ --threshold 2%",
+)
+def alarms(
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR",
+            help="A directory of nights, each a directory of results of vllm bench serve "
+            "--save-result: one a file, repetitions as NAME-run-1.json, NAME-run-2.json, …",
+        ),
+    ],
+    threshold: Annotated[
+        str, typer.Option(help="The change of a median that raises an alarm in that pipeline.")
+    ] = "2%",
+    metric: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A key of the files, as p99_ttft_ms; repeatable. Default: mean_ttft_ms, "
+            "mean_tpot_ms and output_throughput."
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Show which alarms of a nightly pipeline stand, from the results of vllm bench serve that it
+    keeps, as perf-benchmark and perf-eval do."""
+    from dataclasses import asdict
+
+    from loadgen.foreign.vllm_nights import read_nights
+    from loadgen.studies.nightly.alarms import (
+        METRICS,
+        JudgedAlarms,
+        exit_code,
+        judge_alarms,
+        lines,
+    )
+
+    share = parse.read_share("--threshold", threshold)
+    metrics = tuple(dict.fromkeys(metric or METRICS))
+    nights = read_nights(directory, metrics)
+    rows = judge_alarms(nights, metrics, share)
+    names, left_out = [night.name for night in nights], [n for x in nights for n in x.left_out]
+    if json:
+        print_json(asdict(JudgedAlarms(tuple(names), share, tuple(rows), tuple(left_out))))
+    else:
+        for line in lines(rows):
+            typer.echo(line)
+        typer.echo(f"night {names[-1]} against {', '.join(names[:-1])}")
+        for sentence in left_out:
+            typer.echo(f"left out: {sentence}")
+    raise typer.Exit(exit_code(rows))
 
 
 def job_link(environ: Mapping[str, str]) -> str:

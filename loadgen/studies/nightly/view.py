@@ -21,8 +21,14 @@ if TYPE_CHECKING:
 
 LEAST_REPEATS = 2
 _MOST_CELLS = 6  # in an ending
-_SIGNS = {"worse": "▼", "better": "▲", "same": "=", "inconclusive": "?", "invalid": "!",
-          "baseline": ""}  # fmt: skip
+_SIGNS = {
+    "worse": "▼",
+    "better": "▲",
+    "same": "=",
+    "inconclusive": "?",
+    "invalid": "!",
+    "baseline": "",
+}
 HEAD = ("measure", "before", "tonight", "change", "interval", "verdict", "p (Holm)", "runs needed")
 SENTENCES = {
     "worse": "At least one measure got worse.",
@@ -37,8 +43,14 @@ NOT_ADDED = (
     "--accept"
 )
 _STYLES = {"better": "bold green", "same": "bold green", "worse": "bold red", "baseline": "bold"}
-_ICONS = {"worse": "🔴", "better": "🟢", "same": "🟢", "inconclusive": "🟡", "invalid": "⚫",
-          "baseline": "⚪"}  # fmt: skip
+_ICONS = {
+    "worse": "🔴",
+    "better": "🟢",
+    "same": "🟢",
+    "inconclusive": "🟡",
+    "invalid": "⚫",
+    "baseline": "⚪",
+}
 
 
 def row(measure: ComparedMeasure) -> tuple[str, ...]:
@@ -179,8 +191,11 @@ def markdown(night: NightResult) -> str:
         lines += [f"- {_cell(line)}" for line in notes]
     if verdict in ("worse", "better"):
         lines += ["", _cell(NOT_ADDED.format(file=night.file))]
-    lines += ["", f"Each confidence bound holds with {night.confidence:.0%}. p: Holm's "
-              "correction over all deciding measures of all cells."]  # fmt: skip
+    lines += [
+        "",
+        f"Each confidence bound holds with {night.confidence:.0%}. p: Holm's "
+        "correction over all deciding measures of all cells.",
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -69,11 +69,14 @@ def lead(result: Size) -> list[str]:
 def next_steps(result: Size) -> list[str]:
     """The step that makes the answer surer."""
     if result.n_replicas is None:
-        return ["Relax the SLO or lower --attainment, search the capacity for longer, or try"
-                " another --router."]  # fmt: skip
+        return [
+            "Relax the SLO or lower --attainment, search the capacity for longer, or try"
+            " another --router."
+        ]
     if not result.trials:
-        return ["Add --hardware FILE: it simulates bursts and routing, which the division leaves"
-                " out."]  # fmt: skip
+        return [
+            "Add --hardware FILE: it simulates bursts and routing, which the division leaves out."
+        ]
     return [
         f"Check it on the real replicas: slobench run with --rate {result.demand.peak_per_s:.4g}"
         " against their router, and again with one replica stopped."
@@ -91,9 +94,9 @@ def computation(result: Size) -> list[tuple[str, str]]:
         ),
     ]
     if result.trials:
-        found = "none of the numbers tried" if result.n_serving is None else (
-            _replicas(result.n_serving)
-        )  # fmt: skip
+        found = (
+            "none of the numbers tried" if result.n_serving is None else _replicas(result.n_serving)
+        )
         steps.append(
             (
                 "bursts and routing",

@@ -44,8 +44,9 @@ def find_rates(
             per_s = _throughput_per_s(finished)
             console.print(
                 f"{n_in_flight} requests in flight: {per_s:.3g} requests per second",
-                markup=False, soft_wrap=True,
-            )  # fmt: skip
+                markup=False,
+                soft_wrap=True,
+            )
             if per_s < highest_per_s * _STILL_GROWS:
                 highest_per_s = max(highest_per_s, per_s)
                 break

@@ -28,9 +28,18 @@ from loadgen.studies.sweep.result import CellRow, MissingRun, SweptRun
 from loadgen.studies.sweep.spec import SweepSpec
 
 SHOWN = (
-    "output_tokens_per_s", "requests_per_s", "goodput", "attainment", "error_rate", "p50(ttft)",
-    "p99(ttft)", "p50(tpot)", "p99(tpot)", "p99(itl)", "p99(e2e)",
-)  # fmt: skip
+    "output_tokens_per_s",
+    "requests_per_s",
+    "goodput",
+    "attainment",
+    "error_rate",
+    "p50(ttft)",
+    "p99(ttft)",
+    "p50(tpot)",
+    "p99(tpot)",
+    "p99(itl)",
+    "p99(e2e)",
+)
 """The measures of every sweep, in addition to those of its trade-off."""
 
 
@@ -76,8 +85,9 @@ def rows(
     table = [_row(cell, by_cell[cell.name], failed[cell.name], spec) for cell in spec.cells]
     points = [_point(row, by_cell[row.cell], spec) for row in table]
     front = pareto_front(points, spec.confidence)
-    names = [None if standing.beaten_by is None else table[standing.beaten_by].cell
-             for standing in front]  # fmt: skip
+    names = [
+        None if standing.beaten_by is None else table[standing.beaten_by].cell for standing in front
+    ]
     return [
         structs.replace(row, is_front=standing.is_front, beaten_by=name)
         for row, standing, name in zip(table, front, names, strict=True)

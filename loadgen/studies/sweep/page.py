@@ -62,11 +62,14 @@ def _row(row: CellRow, result: SweepResult, columns: Sequence[str]) -> dict[str,
         "verdict": view.verdict_text(row),
         "standing": view.standing_text(row),
         "runs": [
-            {"name": f"r{run.repeat}", "link": f"{run.directory}/report.html",
-             "title": "; ".join(run.reasons)}
+            {
+                "name": f"r{run.repeat}",
+                "link": f"{run.directory}/report.html",
+                "title": "; ".join(run.reasons),
+            }
             for run in row.runs
         ],
-    }  # fmt: skip
+    }
 
 
 def _how(result: SweepResult) -> str:

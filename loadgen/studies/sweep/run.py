@@ -128,9 +128,12 @@ def _write_definition(place: Place[SweepResult], file: SweepFile, base: Base) ->
     engine = [word for word in base.options.engine.split(",") if without_key(word) == word]
     kept = file.model_copy(
         update={
-            "scenario": SCENARIO, "set": {}, "target": base.target, "engine": ",".join(engine),
+            "scenario": SCENARIO,
+            "set": {},
+            "target": base.target,
+            "engine": ",".join(engine),
         }
-    )  # fmt: skip
+    )
     place.write_text(FILE, kept.to_yaml())
 
 
@@ -207,10 +210,16 @@ def sweep(
     file = sweep_from_flags(
         {
             "over": {key: list(values) for key, values in over.items()},
-            "how": how, "repeats": repeats, "metric": metric, "throughput": throughput,
-            "along": along, "order_seed": order_seed, "drain": drain, "reset_cache": reset_cache,
+            "how": how,
+            "repeats": repeats,
+            "metric": metric,
+            "throughput": throughput,
+            "along": along,
+            "order_seed": order_seed,
+            "drain": drain,
+            "reset_cache": reset_cache,
         }
-    )  # fmt: skip
+    )
     base = Base(chosen, target, run_options)
     spec = sweep_spec(file, base)
     with SWEEP.opened(chosen.name, Path(out_dir) if out_dir else None, resume=resume) as place:
@@ -278,8 +287,17 @@ def _write_runs(runs: Sequence[SweptRun], rows: Sequence[CellRow], path: Path) -
     from pyarrow import parquet
 
     factors = {row.cell: row.factors for row in rows}
-    plain = ("repeat", "directory", "seed", "schedule_sha256", "verdict", "is_trusted", "n_due",
-             "offered_rate_per_s", "gpus")  # fmt: skip
+    plain = (
+        "repeat",
+        "directory",
+        "seed",
+        "schedule_sha256",
+        "verdict",
+        "is_trusted",
+        "n_due",
+        "offered_rate_per_s",
+        "gpus",
+    )
     table = [
         {
             "cell": run.cell,

@@ -12,13 +12,13 @@ import yaml
 from pydantic import Field, ValidationError, field_validator
 
 from loadgen.errors import UsageError
+from loadgen.fields import Seconds, as_data
 from loadgen.measure.measures import Measure, measure
 from loadgen.registry import Block
 from loadgen.studies.cells.cell import Cell
 from loadgen.studies.cells.runner import BETWEEN, Between
 from loadgen.studies.sweep.axes import Axis, How, axis, label
 from loadgen.studies.sweep.points import Base, cells_of
-from loadgen.units import Seconds, as_data
 from loadgen.workload.traffic_flags import CLOSED_LOOPS
 from loadgen.yaml_document import Document, parse_document, read_file, write_document
 

@@ -51,8 +51,11 @@ FIRST_SLO = "interactive-chat"
 FAIL_ON = ("missed", "no_verdict")
 _MISSED = 1
 _LOAD_OF = {
-    "rate": "rate", "arrivals.rate": "rate", "users": "concurrency", "concurrency": "concurrency",
-}  # fmt: skip
+    "rate": "rate",
+    "arrivals.rate": "rate",
+    "users": "concurrency",
+    "concurrency": "concurrency",
+}
 """Swept key → the kind of load that it sets in every cell."""
 _FIRST_LOADS: Mapping[str, object] = {"rate": "1/s", "concurrency": 1}
 """The load of a scenario before the cells set theirs."""
@@ -136,12 +139,19 @@ def sweep(
     from loadgen.studies.sweep.view import ending, tables
 
     keys = {
-        "target": target, "engine": engine, "model": model, "repeats": repeats, "metric": metric,
-        "throughput": throughput, "along": along, "reset_cache": reset_cache,
+        "target": target,
+        "engine": engine,
+        "model": model,
+        "repeats": repeats,
+        "metric": metric,
+        "throughput": throughput,
+        "along": along,
+        "reset_cache": reset_cache,
         "drain": None if drain is None else with_unit(drain, "s"),
-        "order_seed": order_seed, "confidence": read_confidence(confidence),
+        "order_seed": order_seed,
+        "confidence": read_confidence(confidence),
         "how": None if grid is None else "grid" if grid else "zip",
-    }  # fmt: skip
+    }
     if fail_on is not None and fail_on not in FAIL_ON:
         raise UsageError(f"--fail-on: unknown verdict '{fail_on}'; {nearest(fail_on, FAIL_ON)}")
     of_runs = {

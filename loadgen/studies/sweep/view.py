@@ -120,6 +120,8 @@ def _next(result: SweepResult) -> NextStep | None:
     rows = sorted((r for r in result.rows if r.along is not None), key=lambda row: row.along or 0.0)
     met = [row.factors[result.along] for row in rows if set(row.verdicts) == {"met"}]
     missed = [row.factors[result.along] for row in rows if "missed" in row.verdicts]
+    if met and not missed:
+        return NextStep(f"Every rate met the SLO: sweep higher rates, above {met[-1]}")
     if not met or not missed:
         return None
     between = f"--between {met[-1]}:{missed[0]}"
@@ -161,13 +163,15 @@ def conclusion(result: SweepResult) -> tuple[str, list[str]]:
         headline = line.text
         if best := _largest(met, lambda row: row.measures["goodput"].value):
             value = measure_text(best, "goodput")
-            sentences.append(f"Most goodput of the loads that met the SLO: {value}.")
+            sentences.append(f"Most goodput of the loads that met the SLO: {value} requests/s.")
     elif judged:
         headline = f"{len(met)} of {len(rows)} cells met the SLO in every run"
         sentences += _limits(result, met) if result.along else []
         if best := _largest(met, lambda row: row.measures["goodput"].value):
             value = measure_text(best, "goodput")
-            sentences.append(f"Most goodput among them: {setting(best, result)}, {value}.")
+            sentences.append(
+                f"Most goodput among them: {setting(best, result)}, {value} requests/s."
+            )
     else:
         n_front = sum(row.is_front for row in rows)
         headline = f"{n_front} of {len(rows)} cells are on the Pareto front"
@@ -197,8 +201,10 @@ def answer(result: SweepResult) -> Answer | None:
         return None
     trusted = sorted((r for r in rows if not r.n_untrusted), key=lambda row: row.along or 0.0)
     judged = [row for row in trusted if {"met", "missed"} & set(row.verdicts)]
-    reason = next((run.reasons[0] for row in rows for run in row.runs
-                   if not run.is_trusted and run.reasons), "")  # fmt: skip
+    reason = next(
+        (run.reasons[0] for row in rows for run in row.runs if not run.is_trusted and run.reasons),
+        "",
+    )
     if not judged:
         if not result.n_untrusted:
             return None
@@ -236,8 +242,9 @@ def _limits(result: SweepResult, met: Sequence[CellRow]) -> list[str]:
 
 def _largest(rows: Sequence[CellRow], value: Callable[[CellRow], float | None]) -> CellRow | None:
     """The row of the largest value; None where no row has a value."""
-    return max((row for row in rows if value(row) is not None), key=lambda r: value(r) or 0.0,
-               default=None)  # fmt: skip
+    return max(
+        (row for row in rows if value(row) is not None), key=lambda r: value(r) or 0.0, default=None
+    )
 
 
 def notes(result: SweepResult) -> list[str]:

@@ -106,6 +106,10 @@ class Auto(TraceFormat):
         else:
             names = [name.strip() for name in fields[0].split(separator)]
         row = first_row(content, separator)
+        if {"requests", "hash_id_scope"} <= {*fields}:
+            raise TraceFileError(
+                f"{source}: holds conversations of agents; replay it with agents: {{path: …}}"
+            )
         if not matching and (keys := recognized(names, row, source)) is not None:
             columns = {"kind": "columns", **keys, "separator": separator}
             return TRACES.build(columns).parse(content, source)

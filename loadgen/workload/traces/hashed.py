@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from loadgen.errors import TraceFileError
-from loadgen.workload.traces.blocks import share_blocks
+from loadgen.records import FIRST_PIECE, PIECES, Pieces
+from loadgen.workload.traces.blocks import Sharing, share_blocks
 from loadgen.workload.traces.json_lines import (
     LimitColumns,
     WithLimits,
@@ -48,9 +49,8 @@ class Mooncake(TraceFormat):
     """Mooncake traces: JSON lines with timestamp (milliseconds from the start), input_length,
     output_length, hash_ids (an id per block of 512 tokens, the last block partial).
 
-    Prompts that begin with the same hash_ids share that many blocks, which become shared prefixes
-    (the notes state the share of cache hits that a single prefix per request keeps). `session_id`
-    is optional; texts and tools are ignored.
+    Prompts that begin with the same hash_ids share that many blocks, and their texts are equal as
+    far. `session_id` is optional; texts and tools are ignored.
 
     Source: R. Qin et al., Mooncake (FAST 2025), and the trace's own README.
     """
@@ -82,7 +82,7 @@ class Bailian(TraceFormat):
     input_length, output_length, type, turn, hash_ids (an id per block of 16 tokens).
 
     `type` is the class; parent_chat_id (−1: none) links the turns of a conversation, which share a
-    session. hash_ids become shared prefixes as for `mooncake`.
+    session. hash_ids are used as for `mooncake`.
     """
 
     kind = "bailian"
@@ -149,15 +149,9 @@ class _HashedRows:
         if n_ids.any():
             by_time = np.argsort(ticks, kind="stable")
             sharing = share_blocks(np.concatenate(self._ids), n_ids, by_time)
-            # a prompt's last token is never part of a prefix, so that something is left to compute
-            most = np.maximum(input_tokens - 1, 0)
-            tokens = np.clip(sharing.blocks * block_tokens, 0, most).astype(np.uint32)
-            prefix = sharing.prefix_ids, tokens
-            note = (
-                f"shared prefixes: an unlimited cache would hit {sharing.share_in_trace:.1%} of the"
-                f" trace's blocks, and hits {sharing.share_kept:.1%} of them as replayed (one"
-                " prefix per request)"
-            )
+            prefix = shared_prefixes(sharing, input_tokens, block_tokens)
+            share = sharing.hits.sum() / n_ids.sum()
+            note = f"shared prefixes: an unlimited cache hits {share:.1%} of the trace's blocks"
         return TraceColumns(
             ticks=ticks,
             input_tokens=input_tokens,
@@ -166,6 +160,24 @@ class _HashedRows:
             slo_s=self._limits.columns(),
             notes=[note],
         )
+
+
+def shared_prefixes(
+    sharing: Sharing, input_tokens: NDArray[np.int64], block_tokens: int
+) -> tuple[Ids, NDArray[np.uint32], Pieces]:
+    """(prefix_id, prefix_tokens) of each prompt, and the pieces. A prompt's last token is never
+    part of a prefix, so that something is left to compute."""
+    most = np.maximum(input_tokens - 1, 0)
+    tokens = np.clip(sharing.blocks * block_tokens, 0, most).astype(np.uint32)
+    ids = np.where(tokens > 0, _piece_ids(sharing.piece), 0).astype(np.uint32)
+    pieces = np.empty(len(sharing.after), PIECES)
+    pieces["after"] = _piece_ids(sharing.after)
+    pieces["tokens"] = sharing.piece_blocks * block_tokens
+    return ids, tokens, pieces
+
+
+def _piece_ids(numbers: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.where(numbers < 0, 0, FIRST_PIECE + numbers)
 
 
 def _parents(

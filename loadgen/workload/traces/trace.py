@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from pydantic import ConfigDict
 
 from loadgen.errors import TraceFileError
-from loadgen.records import OWN_SLO, Times
+from loadgen.records import NO_PIECES, OWN_SLO, Pieces, Times
 from loadgen.registry import Plugin, Registry, bare_word
 from loadgen.workload.lengths import TokenCounts
 
@@ -27,8 +27,8 @@ class Trace:
     """n requests in order of time; every array has n entries.
 
     `times_s` counts from the first request; it is NaN throughout for a file without times.
-    `prefix_ids` and `prefix_tokens` are the shared text at the start of a prompt and its length:
-    two rows with the same id share the shorter of their prefixes. `session_ids` number
+    `prefix_ids` (0: none) and `prefix_tokens` are the shared text at the start of a prompt and its
+    length; the ids name rows of `pieces`, by which prompts share text exactly. `session_ids` number
     conversations from 1. `class_ids` index `classes`. `slo_s` holds the limits of the rows, by
     column of the schedule (0: none). `notes` list the rows that were dropped, reordered or
     approximated.
@@ -46,6 +46,7 @@ class Trace:
     classes: tuple[str, ...] = ("default",)
     slo_s: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    pieces: Pieces = field(default_factory=lambda: NO_PIECES)
 
     def __len__(self) -> int:
         return len(self.input_tokens)
@@ -59,13 +60,13 @@ class Trace:
 class TraceColumns:
     """The columns that a format has read, in file order; `build_trace` turns them into a Trace.
 
-    `prefix` is (ids, tokens); `classes` is (ids, names).
+    `prefix` is (ids, tokens, pieces); `classes` is (ids, names).
     """
 
     ticks: Ticks | None
     input_tokens: NDArray[np.int64]
     output_tokens: NDArray[np.int64]
-    prefix: tuple[Ids, NDArray[np.uint32]] | None = None
+    prefix: tuple[Ids, NDArray[np.uint32], Pieces] | None = None
     session_ids: Ids | None = None
     classes: tuple[NDArray[np.integer], tuple[str, ...]] | None = None
     slo_s: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
@@ -126,7 +127,8 @@ def build_trace(source: str, kind: str, columns: TraceColumns) -> Trace:
             ticks = ticks[by_time]
             notes.append(f"{n_back} rows were earlier than the row before; sorted")
         times_s = (ticks - ticks[0]) / 1e9
-    ids, tokens = columns.prefix or (np.zeros(n, np.uint32), np.zeros(n, np.uint32))
+    no_prefix = np.zeros(n, np.uint32), np.zeros(n, np.uint32), NO_PIECES
+    ids, tokens, pieces = columns.prefix or no_prefix
     class_ids, classes = columns.classes or (np.zeros(n, np.uint16), ("default",))
     sessions = columns.session_ids if columns.session_ids is not None else np.zeros(n, np.uint32)
     return Trace(
@@ -142,4 +144,5 @@ def build_trace(source: str, kind: str, columns: TraceColumns) -> Trace:
         classes=classes,
         slo_s={column: limits_s[order] for column, limits_s in columns.slo_s.items()},
         notes=tuple(notes),
+        pieces=pieces,
     )

@@ -522,6 +522,17 @@ def test_the_last_probe_uses_the_time_that_is_left():
     assert fit_into(question, probes, planned, 18.0) is None  # 10 of 80 s
 
 
+def test_a_rounding_error_is_no_warm_up():
+    """The first window of 20 s takes all of the budget, less 1.4e-14 s."""
+    question = Question(0.99, 2.0, measure_s=5.0)
+    planned = next_probe(question, [])
+    assert planned is not None
+    cut = fit_into(question, [], planned, 20.0)
+    assert cut is not None
+    assert cut.warmup_s == 0.0
+    assert cut.measure_s == pytest.approx(20.0)
+
+
 def test_the_benchmark_searches_the_queue_that_it_names():
     assert capacity_search.named("ps").order == "ps"
     assert capacity_search.named("pauses", 1.4).pause_s == 2.0

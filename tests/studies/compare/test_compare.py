@@ -127,8 +127,14 @@ def test_what_differs_beyond_the_factor_is_refused_by_its_keys():
     sent = {"name": "quickstart", "arrivals": {"rate": "8/s"}}
     faster = with_manifest(run, scenario={"resolved": {**sent, "arrivals": {"rate": "9/s"}}})
     run = with_manifest(run, scenario={"resolved": sent})
-    with pytest.raises(UsageError, match=r"scenario\.arrivals\.rate: A has 8/s, B has 9/s"):
+    with pytest.raises(UsageError) as caught:
         compare(run, faster)
+    assert str(caught.value).splitlines() == [
+        "these runs are not comparable:",
+        "scenario.arrivals.rate: A has 8/s, B has 9/s",
+        "Compare runs that agree in these keys, or allow a difference: --vary KEY (scenario, "
+        "target.model, …)",
+    ]
     assert compare(run, faster, vary=["scenario.arrivals.rate"])
     other_gpu = with_manifest(run, target={"labels": {"gpu": "h200"}})
     with pytest.raises(UsageError, match=r"target\.labels\.gpu: A has none, B has h200"):

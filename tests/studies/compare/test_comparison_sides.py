@@ -1,9 +1,13 @@
 """What may stand as a side of `slobench compare`, and what is said of what may not."""
 
+import msgspec
 import pytest
 
 from loadgen.errors import UsageError
+from loadgen.studies.compare.comparable import refusal
 from loadgen.studies.compare.sides import read_side
+from loadgen.studies.nightly.measuring import CellProgress
+from tests.runs import MANIFEST
 
 
 @pytest.fixture
@@ -30,3 +34,14 @@ def test_a_folder_of_folders_of_runs_names_them(tmp_path):
         read_side(str(tmp_path))
     with pytest.raises(UsageError, match="neither a run directory nor a folder of runs"):
         read_side(str(tmp_path / "nowhere"))
+
+
+def test_a_replay_that_kept_less_of_a_traces_sharing_is_refused():
+    exact = msgspec.structs.replace(MANIFEST, prompt_sharing="exact")
+    assert refusal([MANIFEST], [MANIFEST]) == refusal([exact], [exact]) == []
+    (line,) = refusal([MANIFEST], [exact])
+    assert line.startswith("prompt_sharing: A has ")
+    assert "exact" in line
+    progress = CellProgress(manifest=exact)
+    assert progress.factor()["prompt_sharing"] == "exact"
+    assert "prompt_sharing" not in CellProgress(manifest=MANIFEST).factor()

@@ -1,0 +1,1 @@
+"""Recorded agents: conversations with tools, pauses and subagents, as trees of requests."""

@@ -1,0 +1,111 @@
+"""The modules that a command line imports, as the interpreter lists them (-X importtime). Modules
+by `importlib.import_module` are not listed; what they import is."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from loadgen.run.execute import execute
+from loadgen.run.run_options import RunOptions
+from loadgen.workload.scenario import load_scenario
+from tests.runs import measured_run, write_to
+
+ROOT = Path(__file__).parent.parent
+LINE = re.compile(r"import time:\s+\d+ \|\s+\d+ \|\s+(\S+)")
+THIRD_PARTY = {
+    *("aiohttp", "annotated_types", "attr", "click", "hdrh", "httptools", "jinja2", "markdown_it"),
+    *("msgspec", "numpy", "pandas", "prometheus_client", "pyarrow", "pydantic", "pydantic_core"),
+    *("pygments", "rich", "scipy", "typer", "typing_extensions", "uvloop", "yaml"),
+}
+
+HEAVY = {"jinja2", "pandas", "prometheus_client", "pyarrow", "scipy"}
+
+
+def imported(*words: str) -> tuple[str, list[str]]:
+    """The output of a command line, and the modules that it imports, in their order."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "loadgen", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "80"},
+    )
+    assert done.returncode in (0, 3), done.stderr  # 3: no verdict, for lack of an SLO
+    return done.stdout, LINE.findall(done.stderr)
+
+
+def packages(modules: list[str]) -> set[str]:
+    return {module.partition(".")[0] for module in modules}
+
+
+def test_the_version_is_printed_without_third_party_packages():
+    output, modules = imported("--version")
+    assert output == "slobench 0.1.0\n"
+    assert not packages(modules) & THIRD_PARTY
+    assert {module for module in modules if module.startswith("loadgen")} == {
+        "loadgen",
+        "loadgen.cli",
+        "loadgen.cli.exit_codes",
+        "loadgen.cli.main",
+        "loadgen.cli.standard_streams",
+        "loadgen.endings",
+        "loadgen.errors",
+        "loadgen.shadowing",
+    }
+
+
+@pytest.mark.e2e
+def test_a_run_imports_what_its_page_needs_after_its_preflight_has_begun(tmp_path):
+    """And pandas and scipy never: from the command line to the page it needs neither."""
+    words = ["--rate=20/s", "--duration=1s", "--input-len=8", "--output-len=4"]
+    _, modules = imported("run", "--target=mock", *words, f"--out={tmp_path / 'run'}")
+    assert (tmp_path / "run" / "report.html").is_file()
+    n_modules = {name: sum(module.split(".")[0] == name for module in modules) for name in HEAVY}
+    assert n_modules["pandas"] == n_modules["scipy"] == n_modules["prometheus_client"] == 0
+    begun = modules.index("loadgen.live.early_warning")  # at the first token of the preflight
+    page = "jinja2.environment", "reports.run.frames"
+    for late in ("pyarrow.lib", "rich.live", "numpy.ma.core", *page):
+        assert modules.index(late) > begun, late
+
+
+def test_the_end_of_a_run_needs_no_module_that_is_not_imported_before(tmp_path):
+    write_to(tmp_path / "run", measured_run())
+    code = (
+        "import sys; from importlib import import_module; from pathlib import Path\n"
+        "from loadgen.run.preload import MODULES, Preload\n"
+        "preload = Preload()\n"
+        "for _ in MODULES: preload.step()\n"
+        "before = set(sys.modules)\n"
+        "from loadgen.archive.store import read_run\n"
+        "from loadgen.run.conclude import summarized\n"
+        f"directory = Path({str(tmp_path / 'run')!r})\n"
+        "summarized(read_run(directory), directory, None, None, directory)\n"
+        "print(*set(sys.modules) - before)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    later = {name for name in done.stdout.split() if "." not in name or name.startswith("numpy.")}
+    assert (tmp_path / "run" / "report.html").is_file()
+    assert not later & {*HEAVY, "numpy.fft", "numpy.ma"}, later
+    assert not {name for name in done.stdout.split() if name.startswith(("loadgen", "reports"))}
+
+
+def test_a_run_hands_over_its_summary_before_it_makes_the_page(tmp_path):
+    found = []
+
+    def on_summary(summary, directory):
+        names = {path.name for path in directory.iterdir()}
+        found.append((summary.verdict, "summary.json" in names, "report.html" in names))
+
+    settings = ["arrivals.rate=5/s", "phases.measure=2s"]
+    scenario = load_scenario("quickstart", settings)
+    options = RunOptions(out_dir=tmp_path / "run")
+    finished = execute(scenario, "sim", options, Console(quiet=True), on_summary=on_summary)
+    assert found == [(finished.summary.verdict, True, False)]
+    assert (tmp_path / "run" / "report.html").is_file()
