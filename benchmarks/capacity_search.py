@@ -50,6 +50,7 @@ Where the budget ends a search before long probes confirm it, 82 to 90 of 100 in
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import statistics
 import tempfile
@@ -63,7 +64,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rig.machine import keep, machine_line
+from rig.machine import RESULTS, keep, machine_line
 from rig.queues import Queue, search
 from rig.servers import Batching, Bursty, RateLimited, TwoClasses
 from scipy.special import stdtrit
@@ -95,6 +96,8 @@ SERVERS = {
     "batching": Batching(),
     "two-classes": TwoClasses(),
     "rate-limited": RateLimited(),
+    "md2": Queue(servers=2, limit_s=2.0),
+    "mg3-pauses": Queue(servers=3, service=1.5, limit_s=1.5, pause_s=1.5, period_s=45.0),
 }
 CAPACITIES = {
     "gg4": 2.641,
@@ -104,6 +107,7 @@ CAPACITIES = {
     "batching": 17.01,
     "two-classes": 11.61,
     "rate-limited": 21.78,
+    "mg3-pauses": 1.723,
 }
 """Capacities at 90 %, per second: bisections over two runs of 1.5 million arrivals (200 000 for
 rate-limited), whose difference is below 0.5 %."""
@@ -429,12 +433,24 @@ def main() -> None:
             {k: round(v, 4) if isinstance(v, float) else v for k, v in found.items()},
             flush=True,
         )
+        if asked.keep and asked.requests:
+            kept(asked, results)
     if asked.engine_seeds:
         results["engine"] = engine(asked.engine_seeds, asked.attainment, asked.precision)
         print("engine", results["engine"], flush=True)
-    if asked.keep:
-        name = f"capacity_of_{asked.requests}" if asked.requests else "capacity_search"
-        print(keep(name, vars(asked), {"servers": results}))
+    if asked.keep and not asked.requests:
+        print(keep("capacity_search", vars(asked), {"servers": results}))
+
+
+def kept(asked: argparse.Namespace, results: dict[str, Any]) -> None:
+    """Keeps the results so far, beside those of other queues that are stored with the same
+    settings: a hundred searches take minutes to hours."""
+    name = f"capacity_of_{asked.requests}"
+    path, same = RESULTS / f"{name}.json", ("attainment", "precision", "first_seed", "by_curve")
+    stored = json.loads(path.read_text()) if path.exists() else {"asked": {}, "servers": {}}
+    is_same = all(stored["asked"].get(key) == vars(asked)[key] for key in same)
+    earlier = stored["servers"] if is_same else {}
+    print(keep(name, vars(asked), {"servers": earlier | results}), flush=True)
 
 
 if __name__ == "__main__":

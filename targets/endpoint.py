@@ -65,9 +65,17 @@ class Labels(Block):
     flags: str | None = None
 
 
+_OWN_HEADERS = {
+    *("host", "content-length", "content-type", "accept", "accept-encoding", "authorization"),
+    *("x-request-id", "x-seq"),
+}
+
+
 class Endpoint(Block):
     """The destination and the form of requests. `url` is the base without `/v1`, or the URL of the
     endpoint, which also states the `api`; `load_target` builds an endpoint.
+
+    Each header of `session_header` is sent with the name of the request's session, for routers.
 
     An endpoint with `launch` has no URL before the server runs (`targets.launch`).
     """
@@ -83,6 +91,7 @@ class Endpoint(Block):
     stream: bool = True
     ca_cert: Path | None = None
     connections: Literal["reuse", "per_session", "never"] = "reuse"
+    session_header: tuple[str, ...] = ()
     labels: Labels = Labels()
     launch: Launch | None = None
     metrics_url: tuple[str, ...] | None = None  # None: the usual place; (): none
@@ -124,6 +133,22 @@ class Endpoint(Block):
                 raise ValueError(f"{name!r} is not a header name")
             _check_header(f"header {name}", value.get_secret_value())
         return headers
+
+    @field_validator("session_header", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("session_header")
+    @classmethod
+    def _free_names(cls, names: tuple[str, ...]) -> tuple[str, ...]:
+        lower = tuple(name.lower() for name in names)
+        for name in lower:
+            if not re.fullmatch("[0-9a-z_-]+", name):
+                raise ValueError(f"{name!r} is no name of letters, digits, - and _")
+            if name in _OWN_HEADERS or lower.count(name) > 1:
+                raise ValueError(f"{name}: this header is sent already")
+        return lower
 
     @field_validator("extra_body")
     @classmethod
@@ -278,6 +303,7 @@ class Endpoint(Block):
             api_key_env=self.api_key_env,
             extra_body=hide_named(self.extra_body)[0],
             connections=self.connections,
+            session_header=self.session_header,
             headers=tuple(sorted(self.headers)),
             labels=LabelsSection(**self.labels.model_dump()),
             launch=None if self.launch is None else self.launch.to_manifest(),

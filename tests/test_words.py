@@ -225,7 +225,7 @@ def test_edges_without_delays_keep_the_fingerprint_of_older_plans():
     schedule = np.zeros(2, SCHEDULE)
     edges = np.array([(1, 0, 0.0)], EDGES)
     older = np.array([(1, 0)], [("request_id", "u4"), ("after", "u4")])
-    columns = [n for n in SCHEDULE.names if n not in OPTIONAL]
+    columns = [n for n in SCHEDULE.names or () if n not in OPTIONAL]
     rows = schedule[columns].astype([(name, SCHEDULE[name]) for name in columns])
     assert (
         schedule_sha256(schedule, edges)

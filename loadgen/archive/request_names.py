@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from functools import cached_property
 from hashlib import sha1
-from uuid import NAMESPACE_URL, uuid5
+from uuid import NAMESPACE_URL, UUID, uuid5
 
 from loadgen.records import Run
 
@@ -32,6 +32,11 @@ def request_name(namespace: bytes, request_id: int) -> str:
     digest[8] = digest[8] & 0x3F | 0x80  # the variant of RFC 9562
     text = digest.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:32]}"
+
+
+def session_name(namespace: bytes, session_id: int) -> str:
+    """The name of a session, the same in all its requests: uuid5(namespace, "session <id>")."""
+    return str(uuid5(UUID(bytes=namespace), f"session {session_id}"))
 
 
 class RequestNames:

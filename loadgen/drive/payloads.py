@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from loadgen.archive.request_names import namespace_of, request_name
+from loadgen.archive.request_names import namespace_of, request_name, session_name
 from loadgen.drive.dispatch import rows_by_time
 from loadgen.manifest.json_section import JsonObject
 from loadgen.records import OWN_SLO, SCHEDULE, Edges, LimitsS, Schedule, Times
@@ -42,13 +42,15 @@ _CLASS, _OWN_SLOS = _PLACE["class_id"], [_PLACE[name] for name in OWN_SLO.values
 @dataclass(frozen=True, repr=False)
 class HttpHead:
     """Parts of the HTTP head that all requests to an endpoint share. `body_secrets` are the secrets
-    of the body, `query` is empty or starts with `?`. No repr: `headers` may hold a secret."""
+    of the body, `query` is empty or starts with `?`. Each of `session_headers` has the name of a
+    request's session as its value. No repr: `headers` may hold a secret."""
 
     host: str
     base_path: str
     headers: tuple[tuple[str, str], ...]
     body_secrets: tuple[str, ...] = ()
     query: str = ""
+    session_headers: tuple[str, ...] = ()
 
     def redact(self, text: str) -> str:
         """A server's text without the values of `headers` and `body_secrets`, also where the text
@@ -225,7 +227,9 @@ class Payloads:
         )
         head = self._heads.get((http.method, http.path, http.headers))
         if head is None:
-            own = (*http.headers, (_ID, None), *(((_NUMBER, None),) if self._is_numbered else ()))
+            numbers = ((_NUMBER, None),) if self._is_numbered else ()
+            sessions = ((name, None) for name in self._head.session_headers)
+            own = (*http.headers, *sessions, (_ID, None), *numbers)
             head = self._head.template(http.method, http.path, own)
             self._heads[http.method, http.path, http.headers] = head
         values = {
@@ -233,6 +237,9 @@ class Payloads:
             _NUMBER: request_id,
             "content-length": len(http.body),
         }
+        if self._head.session_headers:
+            session = session_name(self._namespace, plan[_PLACE["session_id"]])
+            values |= dict.fromkeys(self._head.session_headers, session)
         return head.format_map(values).encode("latin-1") + http.body
 
     def _limits_of(self, plan: tuple[Any, ...]) -> LimitsS:

@@ -133,6 +133,7 @@ class SimTarget:
             labels=LabelsSection(
                 engine="simulated",
                 gpu=options.hardware,
+                gpus=options.n_gpus if options.n_gpus > 1 else None,
                 flags=" ".join(f"{key}={value}" for key, value in flags.items()),
             ),
         )
@@ -381,9 +382,8 @@ class _Simulation:
         totals, simulated_s = [count.totals for count in self._counts], self._simulated_s
         has_cluster = len(totals) > 1 or wiring.conductor is not None
         is_pipelined = isinstance(simulator.replicas[0], PipelinedReplica)
-        replicas = (
-            _sections(self.engine, self._counts, simulated_s) if has_cluster or is_pipelined else ()
-        )
+        has_sections = has_cluster or is_pipelined
+        replicas = _sections(self.engine, self._counts, simulated_s) if has_sections else ()
         transfers, failures, scaling = wiring.transfers, wiring.failures, wiring.scaling
         waits: dict[str, dict[str, float]] = {}
         for (name, why), seconds in sorted(self.client.waits_s.items()):

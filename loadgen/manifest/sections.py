@@ -100,6 +100,7 @@ class TargetSection(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     api_key_env: str | None
     extra_body: JsonObject | None = None
     connections: str | None = None
+    session_header: tuple[str, ...] = ()
     headers: tuple[str, ...] | None = None
     policy: JsonObject | None = None
     labels: LabelsSection

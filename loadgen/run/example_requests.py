@@ -72,7 +72,8 @@ def head_of(endpoint: Endpoint) -> HttpHead:
     is_forwarded = route.proxy is not None and not route.is_tunnelled
     before = address.http_url if is_forwarded else address.base_path
     headers, secrets = endpoint.request_headers(), endpoint.secrets()
-    return HttpHead(address.host_header, before, headers, secrets, address.query)
+    sessions = endpoint.session_header
+    return HttpHead(address.host_header, before, headers, secrets, address.query, sessions)
 
 
 def sent_tenants(scenario: Scenario) -> tuple[str, ...]:

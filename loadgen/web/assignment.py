@@ -103,6 +103,8 @@ def target_text(endpoint: Endpoint) -> str:
         values["api_key_env"] = endpoint.api_key_env
     if endpoint.connections != "reuse":
         values["connections"] = endpoint.connections
+    if endpoint.session_header:
+        values["session_header"] = list(endpoint.session_header)
     return write_document(values)
 
 

@@ -41,6 +41,11 @@ def render(
         arrivals=view.arrival_rows(facts["arrivals"]),
         length_head=view.LENGTH_HEAD,
         lengths=view.length_rows(facts),
+        agent_head=view.AGENT_HEAD,
+        agents=[
+            (name, view.agent_lines(figures), view.agent_rows(figures))
+            for name, figures in facts["agents"].items()
+        ],
         slo_head=view.SLO_HEAD,
         queue_note=view.QUEUE_NOTE,
         slos=[*map(_own_slo, facts["own_slo"]), *view.slo_rows(facts)],

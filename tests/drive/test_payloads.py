@@ -45,6 +45,19 @@ def test_each_header_is_sent_once_and_the_target_file_has_the_last_word():
     assert "accept: */*" in lines
 
 
+def test_session_headers_name_the_session_alike_in_all_its_requests():
+    rows = plan(3)
+    rows["session_id"] = [4, 4, 5]
+    head = HttpHead("h", "", (), session_headers=("x-session-id", "x-router"))
+    made = Payloads(rows, Talk(is_real=False).ask, OpenAIChat(model="m"), head, "a-run")
+    heads = [made.take(row).partition(b"\r\n\r\n")[0].decode() for row in range(3)]
+    namespace = uuid.uuid5(uuid.NAMESPACE_URL, "a-run")
+    names = [uuid.uuid5(namespace, f"session {k}") for k in (4, 4, 5)]
+    for name, lines in zip(names, heads, strict=True):
+        assert f"x-session-id: {name}" in lines.split("\r\n")
+        assert f"x-router: {name}" in lines.split("\r\n")
+
+
 def plan(n=3, tokens=10):
     rows = np.zeros(n, SCHEDULE)
     rows["request_id"] = 10 + np.arange(n)

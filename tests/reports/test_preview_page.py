@@ -14,11 +14,12 @@ from hypothesis.extra import numpy as hnp
 
 from loadgen.errors import UsageError
 from loadgen.workload.preview import preview
-from loadgen.workload.scenario import load_scenario
+from loadgen.workload.scenario import Scenario, load_scenario
 from loadgen.workload.schedule import make_plan
 from reports.page import embedded, policy, write_page
 from reports.preview.charts import MAX_TICKS, figures, length_bins, rate_curve, strip_s
 from reports.preview.page import render
+from tests.workload.weka_files import fanned_out, written
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +107,22 @@ def test_what_a_scenario_says_cannot_become_code(planned, cache_dir):
     assert "<script>alert" not in text
     assert "</script><script>alert" not in embedded({"a": hostile})
     assert policy(["x"]) != policy(["y"])
+
+
+def test_the_page_shows_a_corpus_of_agents(tmp_path, cache_dir):
+    corpus = written(tmp_path / "agents.json", fanned_out())
+    values = {
+        "name": "agents",
+        "arrivals": {"kind": "burst", "requests": 2},
+        "agents": {"path": str(corpus)},
+        "phases": {"warmup": "0s", "measure": "60s"},
+    }
+    scenario = Scenario.model_validate(values)
+    plan = make_plan(scenario)
+    page = render(preview(scenario, *plan), plan.schedule, ("default",), "", cache_dir)
+    assert "1 trees, 6 requests, 3 chains, at most 1 below another" in page
+    assert "ideal prefix-cache hit rate: 54.65% as recorded, 54.65% in this plan" in page
+    assert "<td>261</td>" in page  # the longest context
 
 
 def test_a_page_that_cannot_be_written_is_told(tmp_path):

@@ -264,6 +264,16 @@ def test_a_target_file_holds_everything_that_a_run_needs(tmp_path):
     }
 
 
+def test_session_headers_are_one_or_several_names():
+    one = read_target("url: http://h\nsession_header: X-Session-Id\n", "t.yaml", {})
+    assert one.session_header == ("x-session-id",)
+    several = read_target("url: http://h\nsession_header: [x-a, x-b]\n", "t.yaml", {})
+    assert several.to_manifest().to_json()["session_header"] == ["x-a", "x-b"]
+    for names in ("x-request-id", "[x-a, X-A]", "host", "'x a'", "x.a"):
+        with pytest.raises(TargetFileError, match=r"t\.yaml:2: session_header"):
+            read_target(f"url: http://h\nsession_header: {names}\n", "t.yaml", {})
+
+
 def test_no_secret_is_in_anything_an_endpoint_shows(caplog):
     text = f"url: http://h\nheaders: {{api-key: {SECRET}}}\n"
     endpoint = read_target(text, "t.yaml", {"OPENAI_API_KEY": SECRET})

@@ -85,6 +85,12 @@ def test_a_worker_writes_the_pieces_of_a_trace(tmp_path):
         assert fingerprint(task) == one.sha256
 
 
+def test_a_worker_sends_the_same_session_headers():
+    text = f"{TARGET}session_header: [x-session-id, x-router]\n"
+    for one in assignments(job(text), 2):
+        assert built(one).head.session_headers == ("x-session-id", "x-router")
+
+
 def test_the_key_stays_where_it_is():
     for one in assignments(job(), 2):
         sent = encode(one.assign) + b"".join(map(encode, one.rows))

@@ -104,11 +104,10 @@ def live_intervals(run):
     """(first release, last end, requests) of each tree, by session and in order."""
     rows, schedule = run.request_rows, run.schedule_rows
     is_first = schedule["after_failure"] | (schedule["n_parents"] == 0)
-    trees, number = defaultdict(list), -1
+    trees: defaultdict[int, list[list[int]]] = defaultdict(list)
     for row in range(len(rows)):
         new_session = not row or schedule["session_id"][row] != schedule["session_id"][row - 1]
         if new_session or (is_first[row] and not is_first[row - 1]):
-            number += 1
             trees[int(schedule["session_id"][row])].append([])
         trees[int(schedule["session_id"][row])][-1].append(row)
     return {

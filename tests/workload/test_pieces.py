@@ -1,6 +1,7 @@
 """Prompts made of pieces share exactly what the trace shares, however their text is written."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,7 +59,7 @@ def test_texts_are_equal_as_far_as_the_hash_lists_and_no_farther(tmp_path, how):
     kind, fit, chars_per_token = FITS[how]
     plan, lists = make_plan(hashed_trace(tmp_path)), hashed_lists()
     prompts = Prompts(kind, 0, b"salt", plan.pieces)
-    texts = [prompts.render(row, fit) for row in plan.schedule]
+    texts: list[Any] = [prompts.render(row, fit) for row in plan.schedule]
     if how == "words":
         texts = [unframed(text).split() for text in texts]
         chars_per_token = 1

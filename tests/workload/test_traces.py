@@ -445,7 +445,7 @@ def shared(lists, order=None):
 
 def path_of(found, k):
     """The pieces of a prompt's shared part, from its start, as (piece, blocks)."""
-    path, piece = [], int(found.piece[k])
+    path, piece = list[tuple[int, int]](), int(found.piece[k])
     while piece >= 0:
         path.insert(0, (piece, int(found.piece_blocks[piece])))
         piece = int(found.after[piece])

@@ -27,7 +27,7 @@ _BETWEEN = np.array([-0.75, -0.5, -0.25, 0.25, 0.5, 0.75])  # speeds beside the 
 _SPEED_SD = 0.15  # of the prior of ln(speed / throughput), beside the error of the throughput
 _N_UNITS, _UNIT_LOGS = 2, 3.0  # units of work that are kept, and how far below the best
 _LEAST_OUTCOMES = 3  # misses, and requests that met the SLO
-_LEVEL_MEAN, _LEVEL_SD = 4.0, 4.0  # prior of the fall, in log-odds per e-fold load, at equal waits
+_LEVEL_MEAN, _LEVEL_SD = 2.0, 2.0  # prior of the fall, in log-odds per e-fold load, at equal waits
 _WAIT_SD, _OWN_SD, _CLASS_SD = 1.0, 1.0, 3.0
 _HELD = 1e6  # penalty of an effect that is held at 0
 _TEMPER, _OF_DISPERSION = 12.0, 0.4  # the likelihood counts that many dependent requests as one
@@ -145,7 +145,7 @@ class _Fit:
         self._beside = np.concatenate([self._others(s.traffic, s.level) for s in samples])
         sds = [_WAIT_SD] * 2 + [_LEVEL_SD] + [_OWN_SD] * len(self._own)
         sds += [_CLASS_SD] * (self._n_classes - 1)
-        self._penalty = np.r_[0.0, 1 / np.square(sds)]
+        self._penalty = np.r_[0.0, _TEMPER / np.square(sds)]
         self._centre = np.zeros(len(self._penalty))
         self._centre[3] = _LEVEL_MEAN
 
@@ -342,7 +342,7 @@ class _Fit:
         squares = np.square(shifts)
         prior = np.linalg.solve(curvature, gradient)
         total = float(squares.sum()) * (len(squares) - 1) / len(squares)
-        total += float(np.square(prior) @ self._penalty)
+        total += _TEMPER * float(np.square(prior) @ self._penalty)
         means = np.array([part.mean() for part in np.array_split(run.misses, _N_LAW_BLOCKS)])
         total += float(means.var(ddof=1)) / _N_LAW_BLOCKS
         n_blocks = float(squares.sum()) ** 2 / max(float(np.square(squares).sum()), 1e-300)

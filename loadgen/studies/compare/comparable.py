@@ -22,7 +22,8 @@ MUST_AGREE = (
 Configuration = dict[str, object]
 """Dotted key → its value in JSON."""
 
-_OF_THE_TARGET = ("kind", "url", "policy", "labels", "launch", "extra_body", "connections")
+_OF_THE_TARGET = ("kind", "url", "policy", "labels", "launch", "extra_body", "connections",
+                  "session_header")  # fmt: skip
 _ASIDE = ("name", "seed", "slo", "instrument", "schema")
 """Scenario keys that do not change what is sent (a seed changes which draw of it)."""
 

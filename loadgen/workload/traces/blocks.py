@@ -93,10 +93,8 @@ def _intervals(common: list[int]) -> tuple[Ints, Ints, Ints]:
         deepest, last = open_nodes[-1], -1
         while depth[open_nodes[-1]] > common[k]:
             last = open_nodes.pop()
-            if depth[open_nodes[-1]] >= common[k]:
-                parent[last] = open_nodes[-1]
         if depth[open_nodes[-1]] < common[k]:
-            if last >= 0:
+            if last >= 0:  # the new interval lies between it and its parent
                 parent[last] = len(depth)
             parent.append(open_nodes[-1])
             open_nodes.append(len(depth))

@@ -1,7 +1,9 @@
 """Capacities against proven probes, and what a run hands to the estimate from its schedule."""
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -16,16 +18,21 @@ from loadgen.measure.attainment import due_rows, measured_window
 from loadgen.records import Phase
 from loadgen.run.execute import execute
 from loadgen.run.run_options import RunOptions
+from loadgen.studies.capacity import next_probe as planning
+from loadgen.studies.capacity.by_schedule import Estimate
 from loadgen.studies.capacity.curve import throughput
 from loadgen.studies.capacity.next_probe import (
     NextProbe,
     Question,
     SearchState,
+    _at_estimate,
+    _by_schedule,
     _consistent,
     _given,
     _in_order,
     _pays,
     _proven,
+    fit_into,
     judge,
     next_probe,
 )
@@ -36,6 +43,8 @@ from loadgen.studies.capacity.spec import CapacitySpec, question_of
 from loadgen.studies.capacity.view import attainment_interval, lines, next_steps
 from loadgen.workload.scenario import load_scenario
 from tests.runs import SHARD, measured_run
+
+ROOT = Path(__file__).parents[3]
 
 
 def probe(level, share, bounds=(None, None), n=1600):
@@ -185,6 +194,48 @@ def test_narrowing_stops_when_two_of_ten_probes_narrow_by_less_than_a_quarter_po
     assert _pays(question, probes, replace(state, low=value / 2, high=2 * value))
 
 
+@pytest.mark.parametrize(
+    ("target", "sizes", "outcome"),
+    [
+        (0.9, (736, 752), "unsettled"),
+        (0.9, (752, 752), "found"),
+        (0.9, (1600,), "unsettled"),
+        (0.99, (1488, 1504), "unsettled"),
+        (0.99, (1504, 1504), "found"),
+    ],
+)
+def test_a_narrow_interval_ends_a_search_from_1500_requests_and_30_misses_on(
+    target, sizes, outcome, monkeypatch
+):
+    """The probe at 13, more than 25 % above the estimate, does not count."""
+    monkeypatch.setattr(planning, "estimated", lambda *_: Estimate(10.0, 9.0, 11.1, 0.05))
+    question, posterior = Question(target, 4.0, 0.15), judge(Question(0.9, 4.0), NEAR).posterior
+    probes = [*(probe(10.2, 0.9, n=n) for n in sizes), probe(13.0, 0.5, n=1600)]
+    assert posterior is not None
+    assert _by_schedule(question, probes, posterior).outcome == outcome
+
+
+@pytest.mark.parametrize(("value", "level"), [(11.5, 11.5), (15.0, 13.75)])
+def test_a_probe_at_the_estimate_lies_up_to_a_quarter_above_all_earlier_loads(value, level):
+    """A lucky miss at 11 is not the highest load that the search tries."""
+    state = replace(given([], 9.0, 10.0, 11.0), value=value)
+    planned = _at_estimate(Question(0.9, 4.0, law=Queue().law), NEAR[::-1], state)
+    assert planned.level == pytest.approx(level)
+
+
+@pytest.mark.parametrize(("law", "first_s"), [(Queue().law, 24.5), (None, 45.0)])
+def test_the_first_probe_of_a_schedule_takes_an_eighth_of_the_time_or_a_tenth_of_its_window(
+    law, first_s
+):
+    """At 99 % and 2 per second 400 requests would take 200 of 180 s: a tenth, after 4.5 s."""
+    question = Question(0.99, 2.0, warmup_s=2.0, law=law)
+    planned = next_probe(question, [])
+    assert planned is not None
+    fitting = fit_into(question, [], planned, 180.0)
+    assert fitting is not None
+    assert fitting.warmup_s + fitting.measure_s == pytest.approx(first_s)
+
+
 @pytest.fixture(scope="module")
 def mm4():
     """A search of 3 000 requests' time on M/M/4, whose capacity is known."""
@@ -329,3 +380,42 @@ def test_a_probe_at_the_estimate_may_lie_below_a_quarter_of_an_overload(mm4):
     planned = next_probe(question, [*probes, high])
     assert planned is not None
     assert planned.level < 1.5 * truth < 14 * truth / 4
+
+
+TITLES = {
+    "M/M/1": "mm1",
+    "G/G/4": "gg4",
+    "M/D/2": "md2",
+    "M/G/3, pauses of 1.5 s each 45 s": "mg3-pauses",
+    "M/M/12": "mm12",
+    "MMPP/M/6, bursts": "mmpp6",
+    "batching engine": "batching",
+}
+
+
+def test_the_printed_coverage_of_searches_is_the_measured_one():
+    """Each row of the decision is a queue of benchmarks/results/capacity_of_3000.json, and the page
+    states the least and the greatest coverage."""
+    servers = json.loads((ROOT / "benchmarks/results/capacity_of_3000.json").read_text())["servers"]
+    printed = {}
+    for line in (ROOT / "docs/decisions/0064-capacity-by-schedule.md").read_text().splitlines():
+        fields = [field.strip() for field in line.strip().strip("|").split("|")]
+        if fields[0] in TITLES:
+            printed[TITLES[fields[0]]] = fields[1:]
+    shown = {
+        name: [
+            f"{found['covered']} of {found['searches']}",
+            f"{found['capacity_below_the_interval']}",
+            f"{100 * found['median_half_width']:.0f} %",
+            f"{100 * found['median_absolute_error']:.1f} %",
+            f"{100 * found['rms_error']:.1f} %",
+            f"{100 * found['bias']:+.1f} %".replace("-", "−"),
+            f"{found['by_schedule']}",
+        ]
+        for name, found in servers.items()
+    }
+    assert len(printed) >= 4
+    assert printed == shown
+    shares = [100 * found["covered"] / found["searches"] for found in servers.values()]
+    claim = f"on {len(shares)} queues of known capacity, it does in {min(shares):.0f} to"
+    assert f"{claim} {max(shares):.0f} (" in (ROOT / "docs/capacity.md").read_text()
