@@ -53,6 +53,8 @@ def lacking(scenario: Scenario, plan: Plan) -> str | None:
     loop."""
     if len(plan.edges) or (plan.schedule["n_parents"] > 0).any():
         return "requests that wait for answers"
+    if len(plan.pieces):
+        return "prompts of pieces"
     if plan.schedule["cancel_after_s"].any():
         return "requests that are cancelled on purpose"
     limits = scenario.limits
