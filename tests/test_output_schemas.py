@@ -11,6 +11,7 @@ from loadgen.cli.lazy_verbs import VERBS
 from loadgen.cli.output_schemas import TYPES, output_schema
 from loadgen.errors import UsageError
 from tests.foreign.results import vllm
+from tests.foreign.test_judge_locust import FILE as LOCUST
 from tests.studies.test_alarms import week
 from tests.test_verbs import slobench as command_line
 
@@ -23,7 +24,7 @@ PRINTED = {
     "report": ["report", "first", "second"],
     "rescore": ["rescore", "first", "--definition=all"],
     "import": ["import", "theirs.json", "--out=imported"],
-    "judge": ["judge", "theirs.json", "--slo=p50(ttft)<=1s"],
+    "judge": ["judge", "theirs.json", "lo_stats.csv", "--slo=p50(e2e)<=1s"],
     "compare": ["compare", "first", "second"],
     "alarms": ["alarms", "nights"],
     "verify": ["verify", "first", "second"],
@@ -47,6 +48,7 @@ def recorded(cli, tmp_path):
         code, _, err = cli("run", *SIM, f"--seed={seed}", f"--out={name}")
         assert code == 0, err
     (tmp_path / "theirs.json").write_text(json.dumps(vllm()))
+    (tmp_path / "lo_stats.csv").write_text(LOCUST)
     week(tmp_path / "nights", 120, 120.2, 119.8)
 
 

@@ -15,7 +15,6 @@ from loadgen.archive.directory_lock import held, is_empty
 from loadgen.archive.names import is_result
 from loadgen.archive.part_decoder import n_recorded
 from loadgen.errors import RunInvalid, SlobenchError, TargetError, UsageError, notes_behind
-from loadgen.measure.attainment import derived
 from loadgen.records import Run, Status
 
 
@@ -97,6 +96,8 @@ def keep_elsewhere(directory: Path, run: Run, cache_dir: Path | None) -> Iterato
 def _written_below(place: Path, run: Run) -> Path | None:
     """A new directory in `place` with the run, or with parts of its rows where the size of files is
     limited (ulimit -f); None if it cannot be written there."""
+    from loadgen.measure.attainment import derived
+
     kept = None
     try:
         place.mkdir(parents=True, exist_ok=True)

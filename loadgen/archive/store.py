@@ -30,7 +30,6 @@ from loadgen.archive import checksums
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.manifest.sections import Manifest, read_client_report, read_manifest
 from loadgen.manifest.self_report import ClientReport
-from loadgen.measure.closed_loop import with_start_left_out
 from loadgen.records import (
     CHUNKS,
     EDGES,
@@ -392,6 +391,8 @@ def read_run(directory: Path | str) -> Run:
     Each file is compared with checksums.sha256, and the files with each other. Raises UsageError if
     `directory` is no run directory, RunInvalid that names the file if it is damaged.
     """
+    from loadgen.measure.closed_loop import with_start_left_out  # 16 modules that no writer needs
+
     directory = Path(directory)
     manifest, instrument, listed = _read_manifest_file(directory)
     is_from_parts = _has_parts(directory, manifest, listed)

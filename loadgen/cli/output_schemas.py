@@ -38,6 +38,8 @@ TYPES: Mapping[str, str] = MappingProxyType(
     }
 )
 """Verb → the type of its result. The other verbs print what a file or the command line holds."""
+_ALSO: Mapping[str, str] = MappingProxyType({"judge": "loadgen.foreign.locust:JudgedSummary"})
+"""Verb → the type of further items of its list."""
 _LISTS = frozenset({"judge", "verify"})
 _ONE_OR_SEVERAL = frozenset({"report", "rescore", "import"})
 """The verbs that print an object for one run, and a list for several."""
@@ -49,12 +51,12 @@ def output_schema(verb: str) -> JsonObject:
     without a schema."""
     if verb not in TYPES:
         raise UsageError(f"no schema of '{verb}'; {nearest(verb, TYPES)}")
-    module, _, name = TYPES[verb].partition(":")
-    schema = msgspec.json.schema(
-        getattr(import_module(module), name), schema_hook=lambda _: {"type": "number"}
+    types = [_type(TYPES[verb]), *([_type(_ALSO[verb])] if verb in _ALSO else [])]
+    bodies, found = msgspec.json.schema_components(
+        types, schema_hook=lambda _: {"type": "number"}, ref_template="#/$defs/{name}"
     )
-    definitions = _with_flat_slos(_nullable(schema.pop("$defs", {})))
-    body = _nullable(schema)
+    definitions = _with_flat_slos(_nullable(found))
+    body = bodies[0] if len(bodies) == 1 else {"anyOf": list(bodies)}
     several = {"type": "array", "items": body}
     if verb in _LISTS:
         body = several
@@ -63,14 +65,23 @@ def output_schema(verb: str) -> JsonObject:
     return {"$schema": DIALECT, "title": f"slobench {verb} --json", **body, "$defs": definitions}
 
 
+def _type(path: str) -> Any:
+    module, _, name = path.partition(":")
+    return getattr(import_module(module), name)
+
+
 def _with_flat_slos(definitions: JsonObject) -> JsonObject:
     """The definitions with the result of an SLO as summary.json has it: beside the parts of its
     SLO (`loadgen.measure.summary`)."""
     if "SloResult" not in definitions:
         return definitions
     result = definitions["SloResult"]
-    properties = {**definitions["Slo"]["properties"], **result["properties"], "bound": {},
-                  "certainty": {"type": ["string", "null"]}}  # fmt: skip
+    properties = {
+        **definitions["Slo"]["properties"],
+        **result["properties"],
+        "bound": {},
+        "certainty": {"type": ["string", "null"]},
+    }
     del properties["slo"], properties["comparison"]
     required = [name for name in result["required"] if name != "slo"]
     flat = {**result, "properties": properties, "required": required}

@@ -15,6 +15,7 @@ from loadgen.foreign.guidellm import TOOL as GUIDELLM
 from loadgen.foreign.guidellm import is_guidellm, read_guidellm
 from loadgen.foreign.inference_perf import TOOL as INFERENCE_PERF
 from loadgen.foreign.inference_perf import is_inference_perf, read_inference_perf
+from loadgen.foreign.locust import JudgedSummary, judge_locust, read_locust
 from loadgen.foreign.mlperf_endpoints import TOOL as MLPERF_ENDPOINTS
 from loadgen.foreign.mlperf_endpoints import is_mlperf_endpoints, read_mlperf_endpoints
 from loadgen.foreign.sglang import TOOL as SGLANG
@@ -95,6 +96,13 @@ def imported_runs(
             raise UsageError(f"{path}: no result of {_tools()} in it")
 
 
+def read_summaries(paths: Iterable[Path], slo: Sequence[str]) -> Iterator[JudgedSummary]:
+    """The verdicts of results without requests: the statistics of Locust. Raises UsageError for a
+    damaged file, and for an SLO whose number it does not have."""
+    for path in paths:
+        yield judge_locust(read_locust(_text(path), str(path)), path.stem, slo)
+
+
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
@@ -107,6 +115,8 @@ def _of_file(
 ) -> list[tuple[str, Run]]:
     """The results of a file; none of a file of no known tool, if it is optional."""
     text = _text(path)
+    if path.suffix == ".csv" and not is_optional:
+        raise UsageError(f"{path}: a CSV file has no requests; `slobench judge` reads Locust's")
     values = json_values(text, str(path))
     first = values[0].content if values else None
     format_ = next((f for f in FORMATS if f.is_of(first)), None)

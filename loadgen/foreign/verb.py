@@ -110,17 +110,24 @@ def judge(
     json: Json = False,
 ) -> None:
     """Check result files of other load generators against an SLO; writes nothing. A verdict for
-    each, and the number of requests that a comparison needs."""
+    each, and the number of requests that a comparison needs. Of Locust, NAME_stats.csv."""
     from loadgen.foreign.change import shown_change
-    from loadgen.foreign.read import imported_runs
+    from loadgen.foreign.read import imported_runs, read_summaries
     from loadgen.measure.aggregate import summarize
     from loadgen.measure.closed_loop import with_start_left_out
     from loadgen.measure.findings import origin_note
+    from loadgen.measure.summary import plain_json
     from reports.run.ending import ending
 
     share = parse.read_share("--change", change)
     slos, level = parse.slo_flags(slo, goodput), parse.read_confidence(confidence)
     contents, codes, notes = [], [], dict[str, None]()
+    for judged in read_summaries([path for path in results if path.suffix == ".csv"], slos or ()):
+        codes.append(judged.exit_code)
+        contents.append(plain_json(asdict(judged)))
+        if not json:
+            typer.echo(judged.text)
+    results = [path for path in results if path.suffix != ".csv"]
     for name, imported in imported_runs(results, (), "", (), _print_skipped):
         run = with_start_left_out(imported)
         summary = summarize(run, slos, level, min_requests, clear)

@@ -25,6 +25,7 @@ from reference_engine.state.plan import How
 from targets.mock_script import split_options
 
 _GROUP = re.compile(r"([1-9]\d{0,3})(?::(.+))?")  # of replicas: a number, and settings of theirs
+_SEVERAL = re.compile(r"\s*([1-9]\d*)x")  # GPUs of a replica
 _FAILURE = re.compile(r"([1-9]\d*)@([^:]+):(.+)")  # replica, instant, time of repair
 
 
@@ -349,6 +350,14 @@ class SimOptions(SettingsBlock):
         self.cluster.check_replicas([replica.placement for replica in self.each_replica()])
         if self.async_depth and self.placement.pipeline > 1:
             raise UsageError("async_depth: a pipeline plans ahead by itself; use async_depth=0")
+
+    @property
+    def n_gpus(self) -> int:
+        """The GPUs of all replicas: the number in `4xh200`, times the stages of a pipeline."""
+        return sum(
+            int(match[1] if (match := _SEVERAL.match(own.hardware)) else 1) * own.placement.pipeline
+            for own in self.each_replica()
+        )
 
     def each_replica(self) -> list[SimOptions]:
         """The settings of every replica. Raises UsageError for a malformed `replicas`."""

@@ -133,6 +133,7 @@ class SimTarget:
             labels=LabelsSection(
                 engine="simulated",
                 gpu=options.hardware,
+                gpus=options.n_gpus if options.n_gpus > 1 else None,
                 flags=" ".join(f"{key}={value}" for key, value in flags.items()),
             ),
         )

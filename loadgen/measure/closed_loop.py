@@ -209,11 +209,26 @@ def closed_rate(
     whole session or chain."""
     sent_s = run.request_rows["released_s"][counted if met is None else counted & met]
     sent_s = sent_s[np.isfinite(sent_s)]
+    n_users, each = _cycles(run, counted)
+    cycle_s = window.length_s / each if each and not is_start_up else math.nan
+    return event_rate(sent_s, window.start_s, window.end_s, cycle_s, confidence, n_users)
+
+
+def cycles(run: Run, counted: Mask) -> float:
+    """The mean number of cycles of a user in the `counted` rows; 0 with a single user, beside an
+    open loop, and where the start of the users counts."""
+    if not is_closed(run) or run.manifest.window.started_s is None:
+        return 0.0
+    n_users, each = _cycles(run, counted)
+    return each if n_users > 1 else 0.0
+
+
+def _cycles(run: Run, counted: Mask) -> tuple[int, float]:
+    """The number of users in the `counted` rows, and the mean number of their cycles."""
     schedule = run.schedule_rows[counted]
     n_units = int(np.count_nonzero(schedule["after_failure"] | (schedule["n_parents"] == 0)))
     n_users = len(np.unique(schedule["session_id"]))
-    cycle_s = window.length_s * n_users / n_units if n_units and not is_start_up else math.nan
-    return event_rate(sent_s, window.start_s, window.end_s, cycle_s, confidence, n_users)
+    return n_users, n_units / n_users if n_users else 0.0
 
 
 def closed_goodput(

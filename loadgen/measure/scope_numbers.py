@@ -18,6 +18,7 @@ from loadgen.measure.attainment import (
     withdrawn_rows,
 )
 from loadgen.measure.catalog import METRICS, Metric
+from loadgen.measure.closed_loop import cycles
 from loadgen.measure.load import Throughput, inside, per_second
 from loadgen.measure.per_request import Mask, Samples
 from loadgen.measure.scope import Scope, count
@@ -71,7 +72,7 @@ def scope_numbers(
     share_bound = min(of_share, key=lambda result: result.met is not False).bound
     goodput = _goodput(scope, judged.met, meeting)
     attainment = _attainment(due, judged.met, scope.limited, meeting, level, share_bound)
-    metrics = _distributions(judged.samples, level)
+    metrics = _distributions(judged.samples, level, cycles(scope.run, due))
     if scope.start_up:
         attainment = without_bounds(attainment)
         metrics = {name: open_distribution(found) for name, found in metrics.items()}
@@ -125,13 +126,13 @@ def _rates(
     )
 
 
-def _distributions(samples: Samples, confidence: float) -> dict[str, Distribution]:
+def _distributions(samples: Samples, confidence: float, n_cycles: float) -> dict[str, Distribution]:
     cache: dict[int, dict[str, Percentile]] = {}  # by id(): `samples` keeps the objects alive
 
     def percentiles(population: Population) -> dict[str, Percentile]:
         if id(population) not in cache:
             cache[id(population)] = {
-                name: population.percentile(quantile, confidence)
+                name: population.percentile(quantile, confidence, n_cycles)
                 for name, quantile in PERCENTILES.items()
             }
         return cache[id(population)]

@@ -5,13 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from loadgen.manifest.sections import PreflightLine
-from loadgen.measure.per_request import Mask
 from loadgen.measure.wording import format_count, format_value
 from loadgen.records import IN_STREAM, Run, Status, TokenSource, is_short
+
+if TYPE_CHECKING:
+    from loadgen.measure.per_request import Mask
 
 _MOST_MISSING = 0.05  # of the requested tokens, in a run that is met
 NATURAL_ENDS = "measure with extra_body: {ignore_eos: null, min_tokens: null} in a target file"

@@ -38,10 +38,7 @@ from loadgen.workload.prompts import PromptFit, Prompts
 from loadgen.workload.scenario import Scenario
 from targets.base import Adapter
 from targets.child import Child
-from targets.embed import engine, mock, parse_engine
 from targets.endpoint import Endpoint, load_target
-from targets.launch import launched
-from targets.mock_script import split_options
 from targets.preflight import preflight
 from targets.preflight_result import Longest, Preflight, PreflightCheck
 from targets.readiness import await_ready
@@ -173,10 +170,14 @@ def open_server(
             "configure it with --engine"
         )
     if target == "reference":
+        from targets.embed import engine, parse_engine
+
         settings = parse_engine(options.engine)
         with engine(settings, log_dir, plugins=options.plugins) as served:
             yield Server("reference", served.endpoint, "reference engine", _end_of(served.child))
     elif target == "mock":
+        from targets.embed import mock
+
         with mock(_mock_options(options.engine), log_dir, truth=log_dir / "truth.csv") as served:
             yield Server("mock", served.endpoint, "mock server", _end_of(served.child))
     else:
@@ -200,6 +201,8 @@ def open_server(
         if console.quiet:  # a probe of a search; the command is shown in any case
             sys.stderr.write(f"launching: {line}\n")
         console.print(f"launching: {line}", soft_wrap=True, markup=False)
+        from targets.launch import launched
+
         with _Waiting(console) as waiting, launched(endpoint, environ, log_dir, waiting.on) as up:
             waiting.over()
             yield Server("launched", up.endpoint, "launched server", up.ended)
@@ -254,6 +257,8 @@ def _refuse_bare_word(spec: str) -> None:
 
 
 def _mock_options(text: str) -> dict[str, str]:
+    from targets.mock_script import split_options
+
     options: dict[str, str] = {}
     for key, value in split_options(text):
         options[key] = f"{options[key]};{value}" if key in options else value

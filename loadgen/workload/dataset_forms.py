@@ -2,7 +2,7 @@
 
 Sources: the OpenAI batch API; chat messages as in the OpenAI API; ShareGPT; WildChat and
 LMSYS-Chat-1M (`conversation`); MT-Bench (`turns`); vLLM's custom data set; evalscope (`question`);
-Alpaca (`instruction`, `input`).
+Alpaca (`instruction`, `input`); SQuAD, LongBench and Dolly (a text `context` before the question).
 """
 
 from __future__ import annotations
@@ -265,6 +265,9 @@ def _texts(values: Mapping[str, Any], place: str) -> list[RecordedPrompt]:
     prompt = _first(values, _TEXT_KEYS)
     if isinstance(prompt, str) and "instruction" in values and isinstance(values.get("input"), str):
         prompt = f"{values['instruction']}\n\n{values['input']}".strip()
+    passage = values.get("context")
+    if isinstance(prompt, str) and prompt.strip() and isinstance(passage, str) and passage.strip():
+        prompt = f"{passage}\n\n{prompt}"
     if isinstance(prompt, list) and prompt and all(isinstance(part, dict) for part in prompt):
         return [_chat(values, prompt, values, _IN_RECORD, place)]
     prompts = prompt if isinstance(prompt, list) else [prompt]

@@ -77,3 +77,17 @@ def test_parameters_of_the_mode_do_not_reach_a_group_with_another_mode():
     kinds = [(each.mode, each.policy_args) for each in options.each_replica()]
     own = {"watermark": "0.1"}
     assert kinds == [("chunked", own), ("static", {}), ("chunked", own)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "n_gpus"),
+    [
+        ({}, 1),
+        ({"hardware": "4xh200", "replicas": 2}, 8),
+        ({"hardware": "2xh200", "pipeline": 3}, 6),
+        ({"replicas": "2+3:hardware=2xa100;pipeline=4+1:split=50%"}, 27),
+        ({"hardware": "8xmy_gpu.yaml"}, 8),
+    ],
+)
+def test_the_gpus_of_all_replicas_are_counted(settings, n_gpus):
+    assert sim_options(settings).n_gpus == n_gpus

@@ -9,8 +9,15 @@ import pytest
 from loadgen.manifest.self_report import ClientReport
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import due_rows, measured_window, with_counted_window, with_window
-from loadgen.measure.closed_loop import counting_start, with_start_left_out
+from loadgen.measure.closed_loop import (
+    closed_goodput,
+    closed_rate,
+    counting_start,
+    cycles,
+    with_start_left_out,
+)
 from loadgen.measure.definitions import rescore
+from loadgen.measure.statistics.intervals import Interval
 from loadgen.records import CHUNKS, EDGES, Phase, Run, Status, TokenSource, empty_requests
 from tests.runs import MANIFEST, SHARD, changed, schedule_rows, traffic
 
@@ -161,6 +168,8 @@ def test_one_request_per_user_after_the_start_is_enough_for_the_window():
     assert due_rows(short).sum() == 57
     assert measured_window(enough).start_s == pytest.approx(3.9)
     assert due_rows(enough).sum() == 20
+    of_all = [users_of(summarize(with_window(run, "all"))).is_start_up for run in (short, enough)]
+    assert of_all == [True, False]
 
 
 def test_failures_of_the_start_count_in_the_error_rate_alone():
@@ -196,6 +205,7 @@ def test_the_cut_waits_for_users_that_join_one_after_the_other():
 def test_a_longer_warm_up_and_a_fixed_window_stay(keys, starts_s):
     run = measured(staggered(), **keys)
     assert measured_window(run).start_s == pytest.approx(starts_s)
+    assert (run.manifest.window.started_s is None) == bool(keys)
 
 
 def test_a_single_user_has_no_start():
@@ -219,6 +229,53 @@ def test_other_tools_count_the_start():
     assert n == {"slobench": 462} | dict.fromkeys(
         ("vllm", "guidellm", "aiperf", "inference-perf", "mlperf"), 500
     )
+
+
+def waiting_alike(users=8, each=40, n=190):
+    """Users whose TTFT is a value of their cycle, the k-th requests of all of them."""
+    run = loop(staggered(users, each), n=n, requests=n)
+    rng, rows = np.random.default_rng(4), run.request_rows.copy()
+    ttft_s = np.tile(rng.lognormal(-3, 1, each).clip(0.001, 1.0), users)
+    for name in ("first_token_s", "first_chunk_s"):
+        rows[name] = rows["released_s"] + ttft_s
+    chunks = run.chunk_rows.copy()
+    chunks["received_s"][::2] = rows["first_token_s"][chunks["request_id"][::2]]
+    return with_start_left_out(with_counted_window(replace(run, request_rows=rows,
+                                                           chunk_rows=chunks)))  # fmt: skip
+
+
+def test_the_cycles_of_the_users_give_a_percentile_an_interval():
+    run = waiting_alike()
+    p50 = summarize(run).metrics["ttft_s"].percentiles["p50"]
+    assert p50.low is not None
+    assert p50.high is not None
+    assert p50.low < p50.value < p50.high
+    assert p50.n_effective is not None
+    assert p50.n_effective < 80  # of 174 requests
+
+
+def test_cycles_count_for_several_users_after_their_start_and_beside_no_open_loop():
+    run = waiting_alike()
+    due = due_rows(run)
+    assert cycles(run, due) == pytest.approx(due.sum() / 8)
+    assert cycles(run, due & (run.schedule_rows["session_id"] == 0)) == 0.0
+    assert cycles(with_window(run, "all"), due) == 0.0
+    classes = {
+        "default": traffic(is_closed_loop=True), "other": traffic(is_closed_loop=False),
+    }  # fmt: skip
+    assert cycles(replace(run, manifest=changed(run.manifest, classes=classes)), due) == 0.0
+
+
+def test_a_goodput_is_as_uncertain_as_the_rate_of_the_requests_that_met():
+    """All requests of the first half of the window met, none of the second."""
+    run = measured(staggered(), n=500, requests=500)
+    due, window = due_rows(run), measured_window(run)
+    met = due & (run.request_rows["released_s"] < (window.start_s + window.end_s) / 2)
+    found = closed_goodput(run, due, met, window, 0.95, False, Interval(0.5, 0.5, 0.5))
+    of_met = closed_rate(run, due, window, 0.95, False, met)
+    assert (found.low, found.high) == (of_met.low, of_met.high)
+    assert found.low is not None
+    assert found.low < 0.7 * found.value
 
 
 def test_users_in_lock_step_are_named():

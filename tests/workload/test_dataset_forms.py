@@ -50,6 +50,10 @@ def one(record, **how):
         ({"system": "s", "query": "a"}, [("system", "s"), ("user", "a")], None, ""),
         ({"instruction": "do", "input": "it", "output": "xy"}, [("user", "do\n\nit")], None, "xy"),
         ({"instruction": "do", "input": "", "output": "xy"}, [("user", "do")], None, "xy"),
+        ({"question": "why?", "context": "C d."}, [("user", "C d.\n\nwhy?")], None, ""),
+        ({"instruction": "do", "context": "C", "response": "r"}, [("user", "C\n\ndo")], None, "r"),
+        ({"input": "why?", "context": " ", "answers": ["a"]}, [("user", "why?")], None, ""),
+        ({"question": "", "context": "C", "prompt": "a"}, [("user", "C\n\na")], None, ""),
         ("a text", [("user", "a text")], None, ""),
         (
             {"messages": [turn("system", "s"), turn("user", "q"), turn("assistant", "a1")]},

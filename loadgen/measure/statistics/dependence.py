@@ -87,9 +87,9 @@ class Dependence:
             return None
         if self.time_requests <= 1:
             return self.design, self.design
-        lower = self.time_requests * _t_inflation(self.n_effective / 3, confidence)
+        lower = self.time_requests * t_inflation(self.n_effective / 3, confidence)
         upper = self.time_requests * (1 + SHORT_RUN_BIAS / self.n_effective)
-        upper *= _t_inflation(self.n_effective / 10, confidence)
+        upper *= t_inflation(self.n_effective / 10, confidence)
         upper *= 1 + _SKEWNESS * math.sqrt(min(upper / self.n_requests, 0.2))
         return lower * self.design, upper * self.design
 
@@ -153,6 +153,10 @@ class Series:
         """The dependence of 1{x ≤ limit}, for the share of values within a limit."""
         return of_share(self._values <= limit, [self])
 
+    @property
+    def values(self) -> Values:
+        return self._values
+
     def finite(self) -> Values:
         return self._values[np.isfinite(self._values)]
 
@@ -191,7 +195,7 @@ class Series:
         a tail. Fewer than 20 such requests cannot show it."""
         if len(self._values) * min(quantile, 1 - quantile) < _LEAST_BEYOND:
             return True
-        return is_white(self._indicator(quantile))
+        return is_white(self.indicator(quantile))
 
     def time_up_to(self, quantile: float) -> float:
         """The autocorrelation time at the highest of the levels up to the percentile."""
@@ -209,10 +213,11 @@ class Series:
 
     def _time_at(self, quantile: float) -> float:
         if quantile not in self._times:
-            self._times[quantile] = autocorrelation_time(self._indicator(quantile))
+            self._times[quantile] = autocorrelation_time(self.indicator(quantile))
         return self._times[quantile]
 
-    def _indicator(self, quantile: float) -> Values:
+    def indicator(self, quantile: float) -> Values:
+        """1{x ≤ v} at the percentile v, shape [n]."""
         rank = nearest_rank(len(self._values), quantile)
         level = np.partition(self._values, rank - 1)[rank - 1]
         hits: Values = (self._values <= level).astype(np.float64)
@@ -443,7 +448,7 @@ def _bins(n: int) -> tuple[NDArray[np.intp], Values, Values]:
     return edges[:-1], counts, np.cos(2 * np.pi * middles / n)
 
 
-def _t_inflation(degrees: float, confidence: float) -> float:
+def t_inflation(degrees: float, confidence: float) -> float:
     """(t / z)²: Student's quantile of a two-sided interval over the normal one."""
     level = (1 + confidence) / 2
     return (student_t(level, max(1.0, degrees)) / NormalDist().inv_cdf(level)) ** 2

@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.measure.statistics import cycles as by_cycles
 from loadgen.measure.statistics import dependence
 from loadgen.measure.statistics.dependence import Dependence, Load, Series
-from loadgen.measure.statistics.intervals import Interval, Values, mean_bounds
+from loadgen.measure.statistics.event_rate import LEAST_BATCHES
+from loadgen.measure.statistics.intervals import BoundTimes, Interval, Values, mean_bounds
 from loadgen.measure.statistics.percentiles import (
     Percentile,
     effective_n,
@@ -127,15 +129,30 @@ class Population:
     def n(self) -> int:
         return len(self.ordered) + self.n_infinite
 
-    def percentile(self, quantile: float, confidence: float) -> Percentile:
-        """Nearest-rank percentile with its two-sided interval."""
+    def percentile(self, quantile: float, confidence: float, cycles: float = 0.0) -> Percentile:
+        """Nearest-rank percentile with its two-sided interval.
+
+        Where a bound is open, the samples of a closed loop of so many `cycles` have the interval of
+        independent cycles. Below five cycles both bounds are open where no dependence is found: so
+        few do not show it.
+        """
         found = self.dependence(quantile)
-        times, worth = found.bound_times(confidence), found.worth(self.n)
-        return replace(
-            percentile(self.ordered, quantile, confidence, self.n_infinite, times),
-            few=has_few(worth, quantile),
-            n_effective=worth,
-        )
+        times = found.bound_times(confidence)
+        if 0 < cycles < LEAST_BATCHES and found.time_requests <= 1:
+            times = None
+        result = self._percentile(quantile, confidence, times)
+        worth = found.worth(self.n)
+        if (result.low is None or result.high is None) and cycles and self.series is not None:
+            of_cycles = by_cycles.bound_times(self.series, quantile, cycles, confidence)
+            if of_cycles is not None:
+                result = self._percentile(quantile, confidence, of_cycles)
+                worth = self.n / max(of_cycles)
+        return replace(result, few=has_few(worth, quantile), n_effective=worth)
+
+    def _percentile(
+        self, quantile: float, confidence: float, times: BoundTimes | None
+    ) -> Percentile:
+        return percentile(self.ordered, quantile, confidence, self.n_infinite, times)
 
     def percentile_bounds(self, quantile: float, confidence: float) -> Interval:
         """The same percentile with exact one-sided bounds."""

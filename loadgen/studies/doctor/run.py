@@ -104,7 +104,7 @@ def check_machine(
         kept_in = write_ceiling(best, cache_dir)
     return checkup(
         "machine",
-        () if best else (_why_failed(ceiling.trials[-1]),),
+        () if best else why_failed(ceiling.trials[-1]),
         checks=checks,
         trials=ceiling.trials,
         ceiling=None if best is None else _ceiling_row(best, ceiling, kept_in),
@@ -126,7 +126,7 @@ def check_accuracy(
         clock = _Budget(budget_s, growth=1.0)
         measure = _measured(clock, console, lambda rate, n: measure_trial(setup, rate, seconds, n))
         trials = prove(PROOF_RATES_PER_S, measure, clock.has_time)
-    reasons = () if trials[0].holds else (_why_failed(trials[0]),)
+    reasons = () if trials[0].holds else why_failed(trials[0])
     untried = [format_number(rate) for rate in PROOF_RATES_PER_S[len(trials) :]]
     notes = [f"no time left to try {', '.join(untried)} req/s"] if untried else []
     if busy.ok is False:
@@ -147,7 +147,7 @@ def check_traffic(
     measure_s = max(1.0, min(scenario.phases.measure, budget_s - _OVERHEAD_S))
     with _trial_setup(folder, cache_dir, cc) as setup:
         trial = measure_traffic(setup, scenario, measure_s)
-    reasons = () if trial.holds else (_why_failed(trial, longest[1]),)
+    reasons = () if trial.holds else why_failed(trial, longest[1])
     return checkup("traffic", reasons, trials=(trial,), judge=setup.judge, output_tokens=longest[1])
 
 
@@ -253,13 +253,18 @@ def _trial_setup(
         yield setup
 
 
-def _why_failed(trial: Trial, output_tokens: int = OUTPUT_TOKENS) -> str:
-    """Why the lowest rate in the search or proof failed."""
-    reason = "; ".join(map(str, trial.problems)) or (
-        f"p99 of the TTFT error is {format_value(trial.ttft_error_s, 's')}, "
-        f"limit {format_value(ERROR_LIMIT_S, 's')}"
+def why_failed(trial: Trial, output_tokens: int = OUTPUT_TOKENS) -> tuple[str, ...]:
+    """Why the lowest rate in the search or proof failed: the error with the failed checks, the
+    check that names a cause (else the first), and its remedy. The trial keeps all details."""
+    error = (
+        f"{format_number(trial.rate_per_s)} req/s × {output_tokens} tokens: p99 of the TTFT error "
+        f"is {format_value(trial.ttft_error_s, 's')}, limit {format_value(ERROR_LIMIT_S, 's')}"
     )
-    return f"{format_number(trial.rate_per_s)} req/s × {output_tokens} tokens: {reason}"
+    if not trial.problems:
+        return (error,)
+    main = next((problem for problem in trial.problems if problem.remedy), trial.problems[0])
+    reasons = (f"{error}; failed: {', '.join(trial.causes)}", str(main))
+    return (*reasons, f"next: {main.remedy}; then check again") if main.remedy else reasons
 
 
 def _row(trial: Trial) -> TrialRow:

@@ -61,10 +61,11 @@ class TrialSetup:
 
 @dataclass(frozen=True)
 class TrialProblem:
-    """A problem of a trial: its `cause` in a few words, and what was measured."""
+    """A problem of a trial: its `cause` in a few words, the measurement, and the remedy."""
 
     cause: str
     detail: str = ""
+    remedy: str = ""
 
     def __str__(self) -> str:
         return f"{self.cause}: {self.detail}" if self.detail else self.cause
@@ -234,7 +235,7 @@ def _judged(run: Run, log: TruthLog, seconds: float, wall_s: float) -> Trial:
 def _problems(run: Run) -> Iterator[TrialProblem]:
     for check in summarize(run).validity.checks:
         if (check.is_gate or check.is_timing) and check.ok is False:
-            yield TrialProblem(check.name, check.detail)
+            yield TrialProblem(check.name, check.detail, check.remedy)
     statuses = run.request_rows["status"]
     for status in np.unique(statuses):
         if status == Status.not_released and run.manifest.has_closed_loop:

@@ -95,9 +95,21 @@ def _draft(
     before = [_finite(runs.numbers[metric]) for runs in equal]
     before, now = [values for values in before if len(values)], _finite(tonight.numbers[metric])
     row = Alarm(
-        name, metric, None, None, None, False, None, None, None, None, len(before), len(now),
-        "unknown", "no earlier night",
-    )  # fmt: skip
+        name,
+        metric,
+        None,
+        None,
+        None,
+        False,
+        None,
+        None,
+        None,
+        None,
+        len(before),
+        len(now),
+        "unknown",
+        "no earlier night",
+    )
     if len(found) > len(equal):
         row = replace(row, detail="the load differs from that of the nights before")
     if not before or not len(now):
@@ -107,9 +119,13 @@ def _draft(
     change = new / old - 1
     contrasted = _contrast(before, now)
     row = replace(
-        row, before=old, tonight=new, change=change, is_alarm=sign * change > threshold,
+        row,
+        before=old,
+        tonight=new,
+        change=change,
+        is_alarm=sign * change > threshold,
         detail="too few nights to know how much equal nights differ",
-    )  # fmt: skip
+    )
     if not contrasted.is_judged:
         return row
     interval, p = contrasted.interval(0.95), contrasted.p_value() / 2
@@ -144,9 +160,11 @@ def _settled(row: Alarm, p: float | None, alpha: float) -> Alarm:
         return row
     is_worse = p < alpha
     words: dict[tuple[bool, bool], Word] = {
-        (True, True): "stands", (True, False): "noise",
-        (False, True): "missed", (False, False): "quiet",
-    }  # fmt: skip
+        (True, True): "stands",
+        (True, False): "noise",
+        (False, True): "missed",
+        (False, False): "quiet",
+    }
     word = words[row.is_alarm, is_worse]
     nights = "night" if row.n_nights == 1 else "nights"
     against = f"against {format_count(row.n_nights)} {nights}"
@@ -168,9 +186,11 @@ def lines(rows: Sequence[Alarm]) -> list[str]:
     """A line for each alarm, missed change and unknown row, and a count of the others."""
     order: tuple[Word, ...] = ("stands", "missed", "noise", "unknown")
     titles = {
-        "stands": "ALARM STANDS", "missed": "NO ALARM, BUT WORSE", "noise": "alarm is noise",
+        "stands": "ALARM STANDS",
+        "missed": "NO ALARM, BUT WORSE",
+        "noise": "alarm is noise",
         "unknown": "not known",
-    }  # fmt: skip
+    }
     shown = []
     for word in order:
         for row in rows:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -200,8 +199,8 @@ def gpus_of(capacity: Path | None, hardware: str, engine: str = "") -> int:
             labels = read_manifest_file(path.parent)[0].target.labels
             if labels.gpus:
                 return labels.gpus
-    match = re.match(r"(\d+)x", hardware)
-    return (int(match[1]) if match else 1) * sim_options(read_settings(engine)).placement.pipeline
+    settings = read_settings(engine)
+    return sim_options({**settings, "hardware": hardware} if hardware else settings).n_gpus
 
 
 class _Simulation:

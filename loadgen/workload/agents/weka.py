@@ -66,8 +66,10 @@ def _tree(conversation: _Conversation, where: str, notes: Notes) -> Iterator[Rec
     if not 1 <= size <= MAX_TOKENS:
         raise TraceFileError(f"{where}: block_size: expected a number of tokens, got {size}")
     if conversation.hash_id_scope != "local":
-        notes.add("conversations whose hash_ids mean the same text in other conversations; text is "
-                  "shared within each only")  # fmt: skip
+        notes.add(
+            "conversations whose hash_ids mean the same text in other conversations; text is "
+            "shared within each only"
+        )
     plain = [request for request in conversation.requests if request.requests is None]
     markers = [request for request in conversation.requests if request.requests]
     kept = _kept(plain, where, notes)

@@ -1,7 +1,9 @@
 """Capacities against proven probes, and what a run hands to the estimate from its schedule."""
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -41,6 +43,8 @@ from loadgen.studies.capacity.spec import CapacitySpec, question_of
 from loadgen.studies.capacity.view import attainment_interval, lines, next_steps
 from loadgen.workload.scenario import load_scenario
 from tests.runs import SHARD, measured_run
+
+ROOT = Path(__file__).parents[3]
 
 
 def probe(level, share, bounds=(None, None), n=1600):
@@ -376,3 +380,42 @@ def test_a_probe_at_the_estimate_may_lie_below_a_quarter_of_an_overload(mm4):
     planned = next_probe(question, [*probes, high])
     assert planned is not None
     assert planned.level < 1.5 * truth < 14 * truth / 4
+
+
+TITLES = {
+    "M/M/1": "mm1",
+    "G/G/4": "gg4",
+    "M/D/2": "md2",
+    "M/G/3, pauses of 1.5 s each 45 s": "mg3-pauses",
+    "M/M/12": "mm12",
+    "MMPP/M/6, bursts": "mmpp6",
+    "batching engine": "batching",
+}
+
+
+def test_the_printed_coverage_of_searches_is_the_measured_one():
+    """Each row of the decision is a queue of benchmarks/results/capacity_of_3000.json, and the page
+    states the least and the greatest coverage."""
+    servers = json.loads((ROOT / "benchmarks/results/capacity_of_3000.json").read_text())["servers"]
+    printed = {}
+    for line in (ROOT / "docs/decisions/0064-capacity-by-schedule.md").read_text().splitlines():
+        fields = [field.strip() for field in line.strip().strip("|").split("|")]
+        if fields[0] in TITLES:
+            printed[TITLES[fields[0]]] = fields[1:]
+    shown = {
+        name: [
+            f"{found['covered']} of {found['searches']}",
+            f"{found['capacity_below_the_interval']}",
+            f"{100 * found['median_half_width']:.0f} %",
+            f"{100 * found['median_absolute_error']:.1f} %",
+            f"{100 * found['rms_error']:.1f} %",
+            f"{100 * found['bias']:+.1f} %".replace("-", "−"),
+            f"{found['by_schedule']}",
+        ]
+        for name, found in servers.items()
+    }
+    assert len(printed) >= 4
+    assert printed == shown
+    shares = [100 * found["covered"] / found["searches"] for found in servers.values()]
+    claim = f"on {len(shares)} queues of known capacity, it does in {min(shares):.0f} to"
+    assert f"{claim} {max(shares):.0f} (" in (ROOT / "docs/capacity.md").read_text()

@@ -16,7 +16,7 @@ from loadgen.studies.doctor.rates import (
     find_ceiling,
     write_ceiling,
 )
-from loadgen.studies.doctor.run import checkup
+from loadgen.studies.doctor.run import checkup, why_failed
 from loadgen.studies.doctor.trial import ERROR_LIMIT_S, Trial, TrialProblem
 
 
@@ -88,6 +88,23 @@ def test_the_file_holds_the_ceiling_the_machine_and_the_time(tmp_path):
     assert path == tmp_path / "cache" / "ceiling.json"
     assert json.loads(path.read_text())["events_per_s_per_core"] == 32000.0
     assert [p.name for p in path.parent.iterdir()] == ["ceiling.json"]
+
+
+def test_a_failed_trial_is_explained_by_the_check_that_has_a_remedy():
+    problems = (
+        TrialProblem("lateness", "p99 9 ms"),
+        TrialProblem("instrument error", "Cause: other programs", "stop the other programs"),
+    )
+    assert why_failed(trial(20, 0.0137, problems), 32) == (
+        "20 req/s × 32 tokens: p99 of the TTFT error is 13.7 ms, limit 5 ms; failed: lateness, "
+        "instrument error",
+        "instrument error: Cause: other programs",
+        "next: stop the other programs; then check again",
+    )
+    assert why_failed(trial(20, 0.0137, problems[:1]), 32)[1:] == ("lateness: p99 9 ms",)
+    assert why_failed(trial(20, 0.0137), 32) == (
+        "20 req/s × 32 tokens: p99 of the TTFT error is 13.7 ms, limit 5 ms",
+    )
 
 
 def test_a_trial_states_its_problems_and_their_causes():
