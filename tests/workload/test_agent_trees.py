@@ -94,7 +94,7 @@ def test_a_subagent_that_outlasts_its_parent_is_in_the_background():
 @st.composite
 def recordings(draw):
     rng = draw(st.randoms(use_true_random=False))
-    requests, at_s = [], 0.0
+    requests, at_s = list[RecordedRequest](), 0.0
     n_agents = draw(st.integers(0, 2))
     for _ in range(draw(st.integers(1, 20))):
         at_s += rng.choice([0.0, 0.5, 1.0, 3.0])
