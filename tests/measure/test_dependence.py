@@ -6,6 +6,7 @@ import math
 import sys
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -63,7 +64,8 @@ def test_times_of_equal_batch_means_differ_with_the_variance_within_the_batches(
 
 def test_whole_numbers_have_the_time_of_the_same_floats():
     counts = np.round(10 * autoregression(0.5)(5_000, rng())).astype(np.int64)
-    assert autocorrelation_time(counts) == autocorrelation_time(counts.astype(np.float64)) > 2
+    whole: Any = counts
+    assert autocorrelation_time(whole) == autocorrelation_time(counts.astype(np.float64)) > 2
 
 
 def test_the_indicator_at_the_median_of_an_autoregression():
