@@ -208,13 +208,13 @@ def test_a_measured_comparison_leads_to_its_page():
         judge_sides(sides(0.01), sides(0.013), Options(metrics=["mean(tpot)"])),
         changes=(ConfigDifference("target.policy.kind", "chunked", "static"),),
     )
-    for has_page, text in (
+    for has_page, words in (
         (False, "See the distributions of both sides: add --html compare.html"),
         (True, "See the distributions of both sides: open the page"),
     ):
         step = compare_view.ending(comparison, has_page=has_page).next
         assert step is not None
-        assert step.text == text
+        assert step.text == words
 
 
 def test_a_side_without_a_value_is_named():
