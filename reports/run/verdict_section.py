@@ -310,7 +310,7 @@ def _failures(summary: Summary) -> list[NextStep]:
     if n_failed <= _MANY_FAILURES * due:
         return []
     failed = f"{format_count(n_failed)} of {format_count(due)} requests failed"
-    return [NextStep(f"{failed}: see the section “How requests failed” first.")]
+    return [NextStep(f"See the section “How requests failed” of the page first: {failed}.")]
 
 
 def _longer(summary: Summary) -> list[NextStep]:
