@@ -308,3 +308,11 @@ def test_a_run_of_short_answers_leads_to_the_section_of_failures() -> None:
     step = ending(summarize(run), "runs/x").next
     assert step is not None
     assert step.text == "See the section “How requests failed” of the page first"
+
+
+def test_a_run_that_is_mostly_start_up_leads_to_more_requests() -> None:
+    traffic_ = {"default": traffic(is_closed_loop=True)}
+    run = with_manifest(measured_run(slo=["p99(ttft) <= 101ms"]), classes=traffic_)
+    step = ending(summarize(run), "runs/x").next
+    assert step is not None
+    assert step.text == "Measure about 4 400 requests (--num-prompts 4400)."
