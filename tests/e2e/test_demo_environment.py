@@ -43,6 +43,11 @@ report run
 export run --format=csv -o run.csv
 verify run
 rescore run --slo=ttft<=1s
+export run --format=vllm-bench -o result.json
+import result.json --out=imported
+judge result.json --slo=ttft<=1s
+alarms nights
+solve quickstart --hardware=h200 --seeds=0 --out=solved
 compare run other
 collect run
 doctor --budget=1s
@@ -58,8 +63,8 @@ worker --master=127.0.0.1
 """
 MISSING = {"locustfile": "web", "web": "web", "worker": "web"}
 """Verb → the extra that it needs."""
-OTHER_CODES = {"collect": 2, "compare": 2, "serve": 2}
-"""Verb → its exit code here: no worker keeps rows, other models, no such device."""
+OTHER_CODES = {"alarms": 2, "collect": 2, "compare": 2, "serve": 2}
+"""Verb → its exit code here: no nights, no worker keeps rows, other models, no such device."""
 SCENARIO = """\
 # A second of steady traffic.
 schema: 1
