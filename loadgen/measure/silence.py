@@ -27,11 +27,12 @@ def silent_at_end(run: Run) -> float | None:
     """
     heard_s, is_waiting = _heard_s(run)
     rows = run.request_rows
-    if not len(heard_s) or not is_waiting.any():
+    ended_s = rows["done_s"][is_waiting & np.isfinite(rows["done_s"])]
+    if not len(heard_s) or not len(ended_s):
         return None
     heard_s = np.sort(heard_s)
     last_s, gaps_s = float(heard_s[-1]), np.diff(heard_s)
-    length_s = float(np.nanmax(rows["done_s"][is_waiting])) - last_s
+    length_s = float(ended_s.max()) - last_s
     longest_gap_s = float(gaps_s.max()) if len(gaps_s) else 0.0
     if length_s <= max(_LEAST_AT_END_S, _GAPS * longest_gap_s):
         return None
