@@ -62,8 +62,8 @@ def test_an_unproven_slo_of_a_class_needs_requests_of_that_class():
 
 
 def test_failures_come_before_anything_else():
-    assert told(measured_run(slo=["ttft <= 1s"], n_failed=40))[0][0].startswith(
-        "40 of 200 requests failed"
+    assert told(measured_run(slo=["ttft <= 1s"], n_failed=40))[0][0] == (
+        "See the section “How requests failed” of the page first: 40 of 200 requests failed."
     )
 
 
