@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from loadgen.lab.simulate import simulate
+from loadgen.measure.prefix_hits import ideal_hits
 from loadgen.records import Status
 from loadgen.workload.agents.load import load_corpus
-from loadgen.workload.pieces import ideal_hits
 from loadgen.workload.preview import preview
 from loadgen.workload.prompts import PromptFit, Prompts
 from loadgen.workload.scenario import Scenario
