@@ -31,6 +31,7 @@ from loadgen.measure.statistics.dependence import Dependence
 from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.statistics.margin import LEAST_REVERSION
 from loadgen.measure.statistics.trend import reversion
+from loadgen.measure.trees import TreeOutcomes, Trees, tree_outcomes
 from loadgen.measure.unanswered import left_open
 from loadgen.measure.unmeasured import counts_for, settled
 from loadgen.measure.validity.error_bound import ErrorBound
@@ -60,6 +61,22 @@ class Scope:
     is_closed_loop: bool = False
     start_up: str = ""
     """Why the run is mostly the start of its closed loop, "" where it is not."""
+    trees: Trees | None = None
+    """The trees of agents, if there are any."""
+
+    def outcomes(self, columns: PerRequest) -> TreeOutcomes | None:
+        """How the trees kept their SLOs with these latencies; None without agents."""
+        if self.trees is None:
+            return None
+        return tree_outcomes(
+            self.trees,
+            self.run,
+            self.due,
+            self.due & self.meets(columns),
+            self.window,
+            [(slo, rows) for slo, rows in self.limits if slo.scope == "tree"],
+            columns.close_s,
+        )
 
     def goodput(self, met: Mask, share: Interval, confidence: float) -> Interval:
         """The goodput of a closed loop with a two-sided interval, for the share of due requests

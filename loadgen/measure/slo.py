@@ -49,7 +49,7 @@ class Slo:
     """
 
     text: str
-    scope: Literal["request", "run"]
+    scope: Literal["request", "tree", "run"]
     metric: str
     operator: Literal["<=", ">="]
     limit: float

@@ -144,7 +144,7 @@ class SloResult:
         return self.slo.text
 
     @property
-    def scope(self) -> Literal["request", "run"]:
+    def scope(self) -> Literal["request", "tree", "run"]:
         return self.slo.scope
 
     @property

@@ -185,11 +185,11 @@ def tree_outcomes(
     due: Mask,
     met: Mask,
     window: MeasuredWindow,
-    limits: Sequence[Slo] = (),
+    limits: Sequence[tuple[Slo, Mask]] = (),
     took_s: Seconds | None = None,
 ) -> TreeOutcomes:
     """How the trees kept their SLOs: the limits of each request (`met` are the due rows that met
-    them) and the `limits` of each tree.
+    them) and the `limits` of each tree, each with the rows that it applies to.
 
     A tree is due if its first request is. A due request that did not meet its limits makes it
     missed, and so does a task time that was over before the run ended.
@@ -197,12 +197,13 @@ def tree_outcomes(
     is_due = due[trees.first]
     missed = trees.any_of(due & ~met)
     ended, times = ended_trees(trees, run), tree_times(trees, run, took_s)
-    lasted_s = np.where(ended, times.task_s, window.end_s - trees.begun_s(run))
-    for slo in limits:
+    lasted_s = window.end_s - trees.begun_s(run)  # so far
+    for slo, rows in limits:
         values = times.task_s if slo.metric == "task_time_s" else times.wait_share
-        missed |= ended & ~(values <= slo.limit)
+        is_over = ended & ~(values <= slo.limit)
         if slo.metric == "task_time_s":
-            missed |= ~ended & (lasted_s > slo.limit)
+            is_over |= ~ended & (lasted_s > slo.limit)
+        missed |= is_over & rows[trees.first]
     kept = ended & ~missed
     return TreeOutcomes(is_due, is_due & kept, is_due & missed, kept)
 

@@ -19,7 +19,7 @@ from loadgen.measure.wording import format_count, format_value
 from loadgen.records import Run
 from reports.page import render_page
 from reports.redaction import redact
-from reports.run import tables, verdict_section
+from reports.run import agents_section, tables, verdict_section
 from reports.run.causes import cause_figures
 from reports.run.embedded_rows import embedded_rows
 from reports.run.ending import ending
@@ -96,6 +96,7 @@ def render(
         ending=ending(summary, place),
         verdict_section=verdict_section,
         tables=tables,
+        agents_section=agents_section,
         subject=_subject(run),
         window=_window(summary),
         captions={name: text for name, text in _CAPTIONS.items() if name in drawn},

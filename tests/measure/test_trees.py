@@ -24,7 +24,9 @@ def found(run):
 def outcomes(run, *limits):
     due = due_rows(run)
     met = due & meets(per_request(run), [])
-    return tree_outcomes(found(run), run, due, met, measured_window(run), limits)
+    everywhere = np.ones(len(due), bool)
+    applied = [(slo, everywhere) for slo in limits]
+    return tree_outcomes(found(run), run, due, met, measured_window(run), applied)
 
 
 def test_a_run_without_agents_has_no_trees():
