@@ -120,10 +120,9 @@ def agent_numbers(
     """The numbers of the trees of a run; `due` are its due rows, `outcomes` those of its trees."""
     ended, times = ended_trees(trees, run), tree_times(trees, run)
     shown = in_order_of_start(trees, run, outcomes.due & ended)
-    decided = in_order_of_start(trees, run, outcomes.met | outcomes.missed)
     n_due, n_met, n_open = outcomes.n, outcomes.n_met, outcomes.n_open
     not_begun = np.isnan(trees.begun_s(run)) & ~outcomes.due
-    hit_times = of_share(outcomes.met[decided]).hit_times(confidence)
+    hit_times = of_share(outcomes.hits).hit_times(confidence)
     rates = [_per_hour(trees, run, which, window, confidence) for which in (ended, outcomes.kept)]
     uses = _CacheRows(run, columns, due, trees)
     return AgentNumbers(
@@ -134,14 +133,14 @@ def agent_numbers(
         open=n_open,
         begun_before=len(trees) - n_due - int(np.count_nonzero(not_begun)),
         not_begun=int(np.count_nonzero(not_begun)),
-        attainment=wilson(n_met, len(decided), confidence, hit_times),
+        attainment=wilson(n_met, len(outcomes.hits), confidence, hit_times),
         attainment_least=n_met / n_due if n_due else math.nan,
         attainment_most=(n_met + n_open) / n_due if n_due else math.nan,
         task_time_s=_spread(times.task_s[shown], confidence),
         model_s=_spread(times.model_s[shown], confidence),
         tools_s=_spread(times.tools_s[shown], confidence),
         subagents_s=_spread(times.subagents_s[shown], confidence),
-        wait_share=_spread(times.wait_share[shown], confidence),
+        wait_share=_spread(times.wait_share[shown], confidence, most=1.0),
         tasks_per_hour=rates[0],
         goodput_tasks_per_hour=rates[1],
         cache=uses.whole(confidence),
@@ -149,10 +148,10 @@ def agent_numbers(
     )
 
 
-def _spread(values: Values, confidence: float) -> TreeSpread:
-    """The spread of values in order of the start of their trees."""
+def _spread(values: Values, confidence: float, most: float = math.inf) -> TreeSpread:
+    """The spread of values in order of the start of their trees, between 0 and `most`."""
     population = of_requests(values)
-    mean = population.mean((1 + confidence) / 2)
+    mean = _within(population.mean((1 + confidence) / 2), most)
     percentiles = {
         name: population.percentile(quantile, confidence) for name, quantile in _PERCENTILES.items()
     }
@@ -170,6 +169,12 @@ def _per_hour(
     cycle_s = float(lasted_s.mean()) if len(lasted_s) else math.nan
     rate = event_rate(ends_s[which], window.start_s, window.end_s, cycle_s, confidence)
     return rate.times(_HOUR_S)
+
+
+def _within(found: Interval, most: float) -> Interval:
+    """The interval of a number between 0 and `most`."""
+    low = None if found.low is None else max(0.0, found.low)
+    return Interval(found.value, low, None if found.high is None else min(most, found.high))
 
 
 class _CacheRows:
@@ -261,9 +266,7 @@ class _CacheRows:
             return Interval(math.nan)
         level = (1 + confidence) / 2
         times = of_values(sums - sums.sum() / sizes.sum() * sizes).bound_times(level)
-        found = mean_bounds(sums, sizes, level, times)
-        low = None if found.low is None else max(0.0, found.low)
-        return Interval(found.value, low, None if found.high is None else min(1.0, found.high))
+        return _within(mean_bounds(sums, sizes, level, times), 1.0)
 
 
 def _ideal(run: Run) -> NDArray[np.float64]:

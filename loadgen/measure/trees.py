@@ -155,12 +155,14 @@ def _last_rows(trees: Trees, done_s: Seconds, ended: Mask) -> tuple[list[int], l
 class TreeOutcomes:
     """The trees that began in the measured window (`due`), of which some `met` and some `missed`
     their SLOs. The others had missed nothing, and had not ended when the run did. `kept` are all
-    trees that ended without a miss, whenever they began."""
+    trees that ended without a miss, whenever they began. `hits` are the trees that met or missed,
+    in order of their start: whether they met."""
 
     due: Mask
     met: Mask
     missed: Mask
     kept: Mask
+    hits: Mask
 
     @property
     def n(self) -> int:
@@ -205,7 +207,9 @@ def tree_outcomes(
             is_over |= ~ended & (lasted_s > slo.limit)
         missed |= is_over & rows[trees.first]
     kept = ended & ~missed
-    return TreeOutcomes(is_due, is_due & kept, is_due & missed, kept)
+    is_met, is_missed = is_due & kept, is_due & missed
+    hits = is_met[in_order_of_start(trees, run, is_met | is_missed)]
+    return TreeOutcomes(is_due, is_met, is_missed, kept, hits)
 
 
 def in_order_of_start(trees: Trees, run: Run, which: Mask) -> Rows:

@@ -55,6 +55,7 @@ def test_the_parts_of_the_task_time_add_up():
     assert found.task_time_s.percentiles["p50"].value == 6.0
     assert found.task_time_s.max == 12.0
     assert found.wait_share.mean.value == pytest.approx((10 / 12 + 0.75) / 2)
+    assert (found.tools_s.mean.low, found.wait_share.mean.high) == (0.0, 1.0)
 
 
 def cached(*reported):

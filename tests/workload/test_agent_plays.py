@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from loadgen.errors import UsageError
 from loadgen.lab.simulate import simulate
 from loadgen.measure.prefix_hits import ideal_hits
 from loadgen.records import Status
+from loadgen.studies.capacity.spec import CapacitySpec, question_of
 from loadgen.workload.agents.load import load_corpus
 from loadgen.workload.preview import preview
 from loadgen.workload.prompts import PromptFit, Prompts
@@ -118,6 +120,20 @@ def test_a_session_of_agents_stays_within_its_kind(corpus):
     for keys in ({"requests": {"input_tokens": 5, "output_tokens": 5}}, {"session": {"turns": 2}}):
         with pytest.raises(ValidationError, match="the agents' files state the requests"):
             scenario(corpus, **keys)
+
+
+def test_slos_about_trees_need_agents_and_a_share_of_trees(corpus):
+    slo = ["ttft <= 1s", "task_time <= 60s", "attainment(tree) >= 90%"]
+    assert scenario(corpus, slo=slo).slos()[1].scope == "tree"
+    with pytest.raises(ValidationError, match=r"add 'attainment\(tree\) >= 95%'"):
+        scenario(corpus, slo=slo[:2])
+    plain = {"requests": {"input_tokens": 5, "output_tokens": 5}, "agents": None}
+    with pytest.raises(ValidationError, match="which only agents have"):
+        scenario(corpus, slo=slo, **plain)
+    with pytest.raises(UsageError, match="is about trees"):
+        question_of(
+            CapacitySpec(scenario(corpus, {"kind": "poisson", "rate": "1/s"}, slo=slo), "sim")
+        )
 
 
 def live_intervals(run):
