@@ -26,7 +26,7 @@ from loadgen.measure.trees import (
     in_order_of_start,
     tree_times,
 )
-from loadgen.records import Run
+from loadgen.records import Run, Status
 
 _PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 _MOST_TURNS = 2**31
@@ -50,7 +50,8 @@ class CacheUse:
     cached: `ideal` in an unlimited cache, `reported` by the server (None: it stated none at all).
     The others are misses: `first_sight`, text that no earlier prompt began with; `compaction`, the
     same of prompts that are shorter than the prompt before them in their chain; `lost`, ideal hits
-    that the server did not report (None as `reported`)."""
+    that the server did not report (None as `reported`). `working_set_tokens` is the largest number
+    of distinct prompt tokens that trees had sent which were live at an instant of the window."""
 
     requests: int
     prompt_tokens: int
@@ -59,6 +60,7 @@ class CacheUse:
     first_sight: float
     compaction: float
     lost: float | None
+    working_set_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ def agent_numbers(
         wait_share=_spread(times.wait_share[shown], confidence, most=1.0),
         tasks_per_hour=rates[0],
         goodput_tasks_per_hour=rates[1],
-        cache=uses.whole(confidence),
+        cache=uses.whole(window, confidence),
         turns=tuple(uses.by_turn(confidence)),
     )
 
@@ -193,7 +195,7 @@ class _CacheRows:
         self._is_stated = bool(self._cached[self._rows].any())
         self._is_compacted = _is_compacted(schedule["input_tokens"], trees)
 
-    def whole(self, confidence: float) -> CacheUse:
+    def whole(self, window: MeasuredWindow, confidence: float) -> CacheUse:
         rows, planned = self._rows, self._planned[self._rows]
         new = planned - self._ideal[rows]
         lost = np.maximum(0.0, self._ideal[rows] - self._cached[rows])
@@ -210,7 +212,25 @@ class _CacheRows:
             first_sight=share(new[~is_compacted]),
             compaction=share(new[is_compacted]),
             lost=share(lost) if self._is_stated else None,
+            working_set_tokens=self._working_set(window),
         )
+
+    def _working_set(self, window: MeasuredWindow) -> int:
+        """The tokens of a tree count from the release of the first request with them until its last
+        end; of a tree that goes on, until the end of the run."""
+        rows, trees = self._run.request_rows, self._trees
+        sent = np.flatnonzero((trees.tree >= 0) & np.isfinite(rows["released_s"]))
+        tree, new = trees.tree[sent], self._planned[sent] - self._ideal[sent]
+        ends_s = np.zeros(len(trees))
+        np.maximum.at(ends_s, tree, np.nan_to_num(rows["done_s"][sent], nan=np.inf))
+        is_broken = trees.any_of(np.isfinite(rows["released_s"]) & (rows["status"] != Status.ok))
+        ends_s = np.where(ended_trees(trees, self._run) | is_broken, ends_s, np.inf)
+        at_s = np.r_[rows["released_s"][sent], ends_s]
+        change = np.r_[new, -np.bincount(tree, new, len(trees))]
+        order = np.lexsort((change, at_s))  # at the same instant, what ends before what begins
+        at_s, held = at_s[order], np.cumsum(change[order])
+        first, last = np.searchsorted(at_s, (window.start_s, window.end_s))
+        return round(float(held[max(0, first - 1) : last].max(initial=0.0)))
 
     def by_turn(self, confidence: float) -> list[TurnGroup]:
         """The groups of turns that have any request."""

@@ -69,7 +69,8 @@ def cache_text(found: AgentNumbers) -> str:
         misses.append(("lost by the server", cache.lost))
     shares = ", ".join(f"{format_value(share, 'share')} {word}" for word, share in misses)
     ideal = _with_interval(cache.ideal, "share")
-    return f"prompt tokens cached: ideal {ideal}, reported {reported}; not cached: {shares}"
+    text = f"prompt tokens cached: ideal {ideal}, reported {reported}; not cached: {shares}"
+    return f"{text}; working set at most {format_count(cache.working_set_tokens)} tokens"
 
 
 def texts(found: AgentNumbers) -> list[str]:

@@ -112,6 +112,24 @@ def test_shares_have_an_interval_over_trees():
     assert bounds == pytest.approx((0.5, 0.5 - half, 0.5 + half))
 
 
+@pytest.mark.parametrize(
+    ("trees", "window", "tokens"),
+    [
+        # 100, then + 156, then + 26 new tokens
+        ([cached(0, 0, 0)], (0.0, 30.0), 282),
+        ([cached(0, 0, 0)], (0.0, 3.0), 256),
+        ([cached(0, 0, 0)], (6.0, 30.0), 0),
+        ([LINEAR, cached(0, 0, 0)], (0.0, 30.0), 300),  # one after the other
+        ([UNFINISHED, [Asked(1, 27.0, 28.0)]], (0.0, 30.0), 300),  # the first goes on
+        ([BROKEN, [Asked(1, 4.9, 9.0)]], (0.0, 30.0), 300),
+        ([BROKEN, [Asked(1, 5.1, 9.0)]], (0.0, 30.0), 200),  # the first has failed
+    ],
+)
+def test_the_working_set_is_what_live_trees_have_sent(trees, window, tokens):
+    run = agent_run(*trees, pieces=CHAIN, window=window)
+    assert numbers(run).cache.working_set_tokens == tokens
+
+
 def test_turns_have_their_own_rows():
     run = agent_run(cached(0, 64, 64), pieces=CHAIN)
     turns = numbers(run).turns

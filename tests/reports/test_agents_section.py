@@ -30,7 +30,7 @@ def test_the_sentences_count_every_tree():
         "attainment(tree) 66.7 % [20.8 %, 93.9 %] of 3; 50 % to 75 % of 4, however the others end",
         "tasks 240/h, without a miss 240/h",
         "prompt tokens cached: ideal 0 % [0 %, 0 %], reported not stated by the server; "
-        "not cached: 100 % first sight, 0 % compaction",
+        "not cached: 100 % first sight, 0 % compaction; working set at most 700 tokens",
     ]
 
 
