@@ -81,14 +81,18 @@ def test_ideal_hits_are_those_of_an_unlimited_cache_and_misses_have_a_reason():
 
 
 def test_hits_count_in_order_of_release():
-    """Of two prompts that share a piece, the later has the hit, wherever it stands."""
-    late, early = (
-        [Asked(1, at, at + 1, tokens=100, prefix=(FIRST_PIECE, 64))] for at in (5.0, 1.0)
-    )
-    run = agent_run(late, [*early, Asked(2, 2.5, 3.0, {0: 0.5})], pieces=CHAIN)
-    found = numbers(run)
+    """Of two prompts that share a piece, the later has the hit, although it stands first."""
+    late = [Asked(1, 0.0, 1.0), Asked(1, 5.0, 6.0, {0: 4.0}, prefix=(FIRST_PIECE, 64))]
+    early = [Asked(1, 1.0, 2.0, prefix=(FIRST_PIECE, 64))]
+    found = numbers(agent_run(late, early, pieces=CHAIN))
     assert found.cache.ideal.value == pytest.approx(64 / 300)
-    assert found.turns[0].ideal.value == pytest.approx(64 / 300)
+    assert [turn.ideal.value for turn in found.turns] == pytest.approx([0.0, 0.64])
+
+
+def test_a_short_prompt_that_begins_a_chain_is_no_compaction():
+    run = agent_run([Asked(1, 0.0, 1.0), Asked(2, 2.0, 3.0, {0: 1.0}, tokens=50)])
+    found = numbers(run).cache
+    assert (found.first_sight, found.compaction) == (1.0, 0.0)
 
 
 def test_a_server_that_states_no_cached_tokens_has_no_reported_share():

@@ -69,6 +69,19 @@ def test_the_path_that_ended_last_is_split_into_model_tools_and_subagents():
     assert np.isnan(times.wait_share[2:]).all()
 
 
+def test_the_longer_gap_binds_a_request_that_waits_for_two():
+    tree = [
+        Asked(1, 0.0, 1.0),
+        Asked(2, 1.5, 6.0, {0: 0.5}),
+        Asked(1, 2.0, 5.0, {0: 1.0}),
+        Asked(1, 9.0, 10.0, {1: 1.0, 2: 4.0}),
+    ]
+    times = tree_times(found(run := agent_run(tree)), run)
+    # 0-1, a gap of 1 s, 2-5, a gap of 4 s, 9-10: the subagent had been over at 7 s
+    parts = times.model_s[0], times.tools_s[0], times.subagents_s[0]
+    assert parts == pytest.approx((5.0, 5.0, 0.0))
+
+
 def test_a_root_that_keeps_its_offset_waits_from_the_start_of_the_tree():
     run = agent_run([Asked(1, 0.0, 1.0), Asked(2, 2.0, 5.0)])
     times = tree_times(found(run), run)
@@ -108,6 +121,15 @@ def test_a_task_time_is_missed_as_soon_as_it_is_over(at_most, met, missed):
     result = outcomes(run, limit("task_time_s", at_most))
     assert result.met.tolist() == met
     assert result.missed.tolist() == missed
+
+
+def test_a_limit_applies_to_the_trees_of_its_class():
+    run = agent_run(FANNED_OUT, LINEAR)
+    due = due_rows(run)
+    of_second = found(run).tree == 1
+    limits = [(limit("task_time_s", 1.0), of_second)]
+    result = tree_outcomes(found(run), run, due, due, measured_window(run), limits)
+    assert result.missed.tolist() == [False, True]
 
 
 def test_a_wait_share_is_that_of_trees_that_have_ended():
