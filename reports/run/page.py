@@ -44,6 +44,12 @@ _CAPTIONS = {
     "spectrum-itl": "Inter-token latency at every percentile",
     "spectrum-e2e": "End-to-end latency at every percentile",
 }
+_OF_ANY_RUN = {
+    name: metric
+    for name, metric in METRICS.items()
+    if metric.scope != "tree" and name != "tree_attainment"
+}
+"""The metrics of a run without agents."""
 
 
 def render(
@@ -112,7 +118,7 @@ def render(
         format_value=format_value,
         format_count=format_count,
         describe_server=describe_server,
-        metrics=METRICS,
+        metrics=METRICS if summary.agents else _OF_ANY_RUN,
         provenance=_provenance(run),
         scenario_text=redact(run.manifest.scenario.text),
         preflight=[
