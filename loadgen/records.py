@@ -50,13 +50,14 @@ SCHEDULE = np.dtype(
         ("ttft_slo_s", "f8"),  # SLO of this request; 0 = the SLO of its class
         ("tpot_slo_s", "f8"),
         ("e2e_slo_s", "f8"),
+        ("chain", "u2"),  # number of a request's chain in its agent's tree, from 1; 0 = no agent
     ]
 )
 OWN_SLO = {"ttft_s": "ttft_slo_s", "tpot_s": "tpot_slo_s", "e2e_s": "e2e_slo_s"}
 """Metric → the column of the schedule that holds each request's own limit of it."""
 LimitsS = tuple[float | None, ...]
 """What a request may take by the metrics of `OWN_SLO`, in their order; None: no limit."""
-OPTIONAL = ("cancel_after_s", *OWN_SLO.values())
+OPTIONAL = ("cancel_after_s", *OWN_SLO.values(), "chain")
 """Columns that most schedules do not use: out of the fingerprint where all of one are 0."""
 EDGES = np.dtype(
     [
@@ -112,6 +113,7 @@ LATER_COLUMNS = {
     "retry_after_s": np.nan,
     "answer_crc32": 0,
     "delay_s": 0,
+    "chain": 0,
 }
 """Columns that older tables lack, and their values there."""
 CHUNKS = np.dtype(
@@ -223,8 +225,9 @@ def schedule_sha256(
 ) -> str:
     """The fingerprint (hex) of a plan: runs with equal fingerprints send the same requests.
 
-    Optional columns (cancellation, limits of requests, delays of edges) count only if they are
-    used. To compare machine types, compare recorded files: the last bit of a logarithm may differ.
+    Optional columns (cancellation, limits of requests, chains, delays of edges) count only if they
+    are used. To compare machine types, compare recorded files: the last bit of a logarithm may
+    differ.
     """
     digest = hashlib.sha256(_used(schedule, OPTIONAL).tobytes())
     if edges is not None:

@@ -93,7 +93,7 @@ OUTSIDE: dict[str, list[str]] = {
 NARROW: dict[str, list[str]] = {
     "loadgen.workload": [
         *WORDS,
-        *(f"loadgen.measure.{core}" for core in ("slo", "catalog", "statistics")),
+        *(f"loadgen.measure.{core}" for core in ("slo", "catalog", "prefix_hits", "statistics")),
     ],
     "loadgen.drive": [
         *WORDS,

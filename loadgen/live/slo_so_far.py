@@ -64,7 +64,7 @@ class SloSoFar:
 def slos_so_far(slos: Sequence[Slo], tally: Tally, class_name: str = "") -> list[SloSoFar]:
     """The SLOs of all traffic or of a class, the implied attainment included. Failed requests are
     misses, and infinitely slow in percentiles."""
-    stated = [slo for slo, _ in with_implied(slos)]
+    stated = [slo for slo, _ in with_implied(slos) if not slo.is_about_trees]
     target = next((slo.limit for slo in stated if slo.metric == "attainment"), None)
     share = parse_slo(IMPLIED_ATTAINMENT).limit if target is None else target
     return [_so_far(slo, tally, class_name, share) for slo in stated]

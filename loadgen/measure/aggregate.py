@@ -9,6 +9,7 @@ import numpy as np
 
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.manifest.sections import Manifest
+from loadgen.measure.agents import AgentNumbers, agent_numbers
 from loadgen.measure.cause import Cause, find_cause
 from loadgen.measure.counted_prompts import why_other_prompts
 from loadgen.measure.doubts import doubts, open_overload, overload
@@ -243,7 +244,17 @@ def _summary(
         cause=cause,
         closed_loop=evidence.loop,
         in_flight=in_flight(run, window),
+        agents=_agents(evidence, scope),
     )
+
+
+def _agents(evidence: Evidence, scope: Scope) -> AgentNumbers | None:
+    """The numbers of the trees of agents; None without agents."""
+    trees, outcomes = evidence.trees, scope.outcomes(evidence.columns)
+    if trees is None or outcomes is None:
+        return None
+    run, columns, due, window = evidence.run, evidence.columns, evidence.due, evidence.window
+    return agent_numbers(run, columns, due, trees, outcomes, window, scope.confidence)
 
 
 def _http_statuses(run: Run, due: Mask) -> dict[str, int]:

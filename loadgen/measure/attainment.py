@@ -18,7 +18,7 @@ from loadgen.measure.stalls import stalled_rows
 from loadgen.measure.statistics.dependence import autocorrelation_time
 from loadgen.measure.statistics.time_series import mser5
 from loadgen.measure.statistics.trend import has_trend
-from loadgen.records import Phase, Run, Status
+from loadgen.records import Phase, Run, Status, empty_requests
 from loadgen.units import parse_duration_s
 
 WARMUP_ERRORS = 4.0
@@ -266,7 +266,7 @@ def derived(run: Run) -> dict[str, NDArray[np.generic]]:
 def with_window(run: Run, text: str) -> Run:
     """The run measured over `30s:90s` (from its start), over `steady`: from where TTFT has settled
     (MSER-5), or over `all`, the start of a closed loop included. Requests scheduled after the
-    window are left out.
+    window are left out; those of agents count as not released, because their tree went on.
 
     Raises UsageError for a window that is malformed, empty or not found.
     """
@@ -279,7 +279,10 @@ def with_window(run: Run, text: str) -> Run:
         raise UsageError(f"--window {text}: the window is empty; the run ends at {window.end_s:g}s")
     planned_s = run.schedule_rows["scheduled_s"]
     due_s = np.where(np.isnan(planned_s), run.request_rows["released_s"], planned_s)
-    kept = ~(due_s >= end_s)
+    is_later = due_s >= end_s
+    is_cut = is_later & (run.schedule_rows["chain"] > 0)
+    kept, rows = ~is_later | is_cut, run.request_rows.copy()
+    rows[is_cut] = empty_requests(run.schedule_rows[is_cut])
     schedule = run.schedule_rows[kept].copy()
     schedule["phase"] = np.where(due_s[kept] < start_s, Phase.warmup, Phase.measure)
     ids = schedule["request_id"]
@@ -291,8 +294,8 @@ def with_window(run: Run, text: str) -> Run:
         run,
         manifest=structs.replace(run.manifest, window=changed),
         schedule_rows=schedule,
-        request_rows=run.request_rows[kept],
-        chunk_rows=run.chunk_rows[np.isin(run.chunk_rows["request_id"], ids)],
+        request_rows=rows[kept],
+        chunk_rows=run.chunk_rows[np.isin(run.chunk_rows["request_id"], ids[~is_cut[kept]])],
         edge_rows=run.edge_rows[np.isin(run.edge_rows["request_id"], ids)],
     )
 

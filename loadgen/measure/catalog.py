@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-Scope = Literal["request", "gap", "run"]
+Scope = Literal["request", "gap", "tree", "run"]
 Direction = Literal["lower", "higher"]
 Unit = Literal["s", "per_s", "share"]
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric. `scope` is the object that has a value: a request, a gap between chunks, the run.
+    """A metric. `scope` is the object that has a value: a request, a gap between chunks, a tree of
+    requests (of recorded agents), the run.
 
     `slo` is the word in an SLO expression; "" for metrics of the load generator, which cannot have
     an SLO.
@@ -188,6 +189,36 @@ _ALL = (
         scope="run",
     ),
     Metric(
+        "task_time_s",
+        "Task time",
+        "task_time",
+        "How long an agent's task took: a recorded conversation with its tools and subagents.",
+        "last done − first released, of a tree",
+        "A tree that has not ended has missed a limit that is over, and is open until then.",
+        scope="tree",
+    ),
+    Metric(
+        "wait_share",
+        "Wait share",
+        "wait_share",
+        "The share of the task time in which the agent waited for answers, not for its tools.",
+        "Σ (done − released) along the path that ended last / task time, of a tree",
+        "A tree that has not ended is open.",
+        unit="share",
+        scope="tree",
+    ),
+    Metric(
+        "tree_attainment",
+        "Tree attainment",
+        "attainment(tree)",
+        "The share of agents' trees that met every limit per tree, with all their requests.",
+        "met / (met + missed), of the trees whose first request is due",
+        "Trees that have not ended count neither way; if they could decide, there is no verdict.",
+        unit="share",
+        direction="higher",
+        scope="run",
+    ),
+    Metric(
         "error_rate",
         "Error rate",
         "error_rate",
@@ -262,6 +293,9 @@ METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric
 
 BY_SLO_WORD: Mapping[str, Metric] = MappingProxyType({m.slo: m for m in _ALL if m.slo})
 """Metrics by their word in an SLO expression."""
+
+OUTPUT_SPEED = "output_speed"
+"""The word of an SLO on the inverse of TPOT: `output_speed >= 30/s` is `tpot <= 33.3ms`."""
 
 PASSES_UNDEFINED = frozenset({"tpot_s", "max_itl_s", "max_stall_s"})
 """Metrics that an answer may be too short to have; such an answer meets an SLO on them."""

@@ -22,6 +22,7 @@ from loadgen.measure.per_request import Mask, PerRequest, Seconds, per_request
 from loadgen.measure.scope import Scope
 from loadgen.measure.slo import Slo
 from loadgen.measure.summary import ValidityCheck
+from loadgen.measure.trees import Trees, trees_of
 from loadgen.measure.validity.checks import checks, own_lateness
 from loadgen.measure.validity.error_bound import ErrorBound, error_bound
 from loadgen.records import Run
@@ -41,6 +42,7 @@ class Evidence:
     lateness_s: Seconds
     error: ErrorBound
     loop: ClosedLoop | None
+    trees: Trees | None
     checks: tuple[ValidityCheck, ...]
 
     @property
@@ -68,6 +70,7 @@ class Evidence:
             confidence=confidence,
             is_closed_loop=is_closed(run),
             start_up=self.start_up,
+            trees=self.trees,
         )
 
     def of_class(self, name: str, confidence: float) -> Scope:
@@ -92,6 +95,7 @@ class Evidence:
             confidence=confidence,
             is_closed_loop=self.run.manifest.classes[name].is_closed_loop,
             start_up=self.start_up,
+            trees=trees_of(part),
         )
 
 
@@ -112,6 +116,7 @@ def recorded_evidence(run: Run, slos: JudgingSlos, confidence: float) -> Evidenc
         lateness_s,
         error=error_bound(run, lateness_s),
         loop=closed_loop(run, waits_s, columns.is_streamed, confidence),
+        trees=trees_of(run),
         checks=tuple(checks(run, columns, due, limits, load)),
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from loadgen.errors import UsageError
 from loadgen.measure.attainment import recorded_slos, slos_by_class
 from loadgen.measure.per_request import Mask, PerRequest
-from loadgen.measure.slo import Slo, own_slo, parse_slo, ungrounded
+from loadgen.measure.slo import Slo, mistaken_trees, own_slo, parse_slo, ungrounded
 from loadgen.records import OWN_SLO, Run
 
 
@@ -74,6 +74,7 @@ def other_slos(run: Run, texts: Sequence[str]) -> JudgingSlos:
     except ValueError as problem:
         raise UsageError(f"--slo {problem}") from None
     mistake = ungrounded(slos)
+    mistake = mistake or mistaken_trees(slos, bool(run.schedule_rows["chain"].any()))
     if mistake is not None:
         raise UsageError(f"--slo {mistake}")
     judged_by = tuple(slo.text for slo in slos)
@@ -112,4 +113,4 @@ def _has_slo_on(slos: Sequence[Slo], metric: str) -> bool:
 
 
 def _states_share(slos: Sequence[Slo]) -> bool:
-    return any(slo.metric in ("attainment", "goodput") for slo in slos)
+    return any(slo.metric in ("attainment", "goodput", "tree_attainment") for slo in slos)

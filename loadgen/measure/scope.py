@@ -25,18 +25,21 @@ from loadgen.measure.slo_result import (
     percentile_result,
     request_slo_result,
     run_metric_result,
+    tree_result,
 )
 from loadgen.measure.start_up import of_start_up
 from loadgen.measure.statistics.dependence import Dependence
 from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.statistics.margin import LEAST_REVERSION
 from loadgen.measure.statistics.trend import reversion
+from loadgen.measure.trees import TreeOutcomes, Trees, tree_outcomes
 from loadgen.measure.unanswered import left_open
 from loadgen.measure.unmeasured import counts_for, settled
 from loadgen.measure.validity.error_bound import ErrorBound
 from loadgen.measure.validity.survival import with_error
 from loadgen.records import Run
 
+_SHARES = ("attainment", "goodput", "tree_attainment")
 MANY_IN_FLIGHT = 8.0  # on average
 
 
@@ -60,6 +63,21 @@ class Scope:
     is_closed_loop: bool = False
     start_up: str = ""
     """Why the run is mostly the start of its closed loop, "" where it is not."""
+    trees: Trees | None = None
+    """The trees of agents, if there are any."""
+
+    def outcomes(self, columns: PerRequest, only: Slo | None = None) -> TreeOutcomes | None:
+        """How the trees kept their SLOs with these latencies, or `only` one limit per tree, beside
+        having answers; None without agents."""
+        if self.trees is None:
+            return None
+        met = columns.is_ok & columns.has_token if only else self.meets(columns)
+        limits = [(slo, rows) for slo, rows in self.limits if slo.scope == "tree"]
+        if only:
+            limits = [(only, np.ones(len(self.due), bool))]
+        return tree_outcomes(
+            self.trees, self.run, self.due, self.due & met, self.window, limits, columns.close_s
+        )
 
     def goodput(self, met: Mask, share: Interval, confidence: float) -> Interval:
         """The goodput of a closed loop with a two-sided interval, for the share of due requests
@@ -111,7 +129,16 @@ class Scope:
             self.confidence,
         )
         return JudgedScope(
-            columns, self.due, met, samples, rates, self.window, shares, margins, self.confidence
+            columns,
+            self.due,
+            met,
+            samples,
+            rates,
+            self.window,
+            shares,
+            margins,
+            partial(self.outcomes, columns),
+            self.confidence,
         )
 
     def _shares(self, columns: PerRequest, met: Mask, samples: Samples) -> Shares:
@@ -156,6 +183,8 @@ class JudgedScope:
     window: MeasuredWindow
     shares: Shares
     margins: Margins
+    outcomes: Callable[[Slo | None], TreeOutcomes | None]
+    """How the trees kept all SLOs, or only one limit per tree; None without agents."""
     confidence: float
 
     def results(self, slos: Sequence[Slo]) -> list[SloResult]:
@@ -169,7 +198,7 @@ class JudgedScope:
     def _settled(self, result: SloResult) -> SloResult:
         """The result, not proven met where many requests in flight have not settled: such a run
         has seen only part of a slow wave of its load, which its latencies may hardly show."""
-        is_share = result.slo.quantile is not None or result.metric in ("attainment", "goodput")
+        is_share = result.slo.quantile is not None or result.metric in _SHARES
         if not (result.met and result.proven and is_share) or self._settling >= 1:
             return result
         n_needed = max(result.n + 1, math.ceil(result.n / max(self._settling, 1e-3)))
@@ -190,6 +219,10 @@ class JudgedScope:
         metric, confidence = METRICS[slo.metric], self.confidence
         if slo.scope == "request":
             return self._request_slo_result(slo)
+        if slo.is_about_trees:
+            found = self.outcomes(slo if slo.scope == "tree" else None)
+            assert found is not None, f"{slo.text}: only for runs of agents"
+            return tree_result(slo, found, confidence)
         if slo.quantile is not None:
             population = self.samples.of(metric, with_failures=True)
             return percentile_result(slo, population, confidence)

@@ -152,7 +152,7 @@ def _distributions(samples: Samples, confidence: float, n_cycles: float) -> dict
             with_failures=failures,
         )
 
-    return {name: distribution(m) for name, m in METRICS.items() if m.scope != "run"}
+    return {name: distribution(m) for name, m in METRICS.items() if m.scope in ("request", "gap")}
 
 
 def _attainment(

@@ -24,11 +24,11 @@ def capacity_command(run: Run, slos: Sequence[Slo], is_own: bool) -> str:
 
     `slos` are the SLOs that judge the run, of every class; `is_own`: the run was made under them. A
     search needs a limit per request. Without any, each `p99(ttft) <= 1s` becomes `ttft <= 1s`, and
-    the highest percentile becomes the attainment. "" if the run was started in another way, or if
-    no SLO gives a limit.
+    the highest percentile becomes the attainment. "" if the run was started in another way, if
+    no SLO gives a limit, or if any is about trees.
     """
     command, source = run.manifest.command, run.manifest.scenario.source
-    if command[1:2] != ("run",):
+    if command[1:2] != ("run",) or any(slo.is_about_trees for slo in slos):
         return ""
     words = ["slobench", "capacity", *([source] if source else [])]
     words += _values(command, _KEPT)

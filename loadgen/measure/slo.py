@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from loadgen.errors import nearest
-from loadgen.measure.catalog import BY_SLO_WORD, METRICS, NEEDS_STREAM, Metric
+from loadgen.measure.catalog import BY_SLO_WORD, METRICS, NEEDS_STREAM, OUTPUT_SPEED, Metric
 from loadgen.units import parse_duration_s, parse_rate_per_s, parse_share
 
 _SHAPE = re.compile(
@@ -33,6 +33,7 @@ _SYNONYMS = {
     "errors": "'error_rate'",
 }
 _OF_MET_REQUESTS = ("attainment", "goodput", "goodput_output_tokens_per_s")
+_SHARES = ("attainment", "goodput", "tree_attainment")
 IMPLIED_ATTAINMENT = "attainment >= 99%"
 _LATENESS_S = 5e-3
 _LATENESS_SHARE_OF_TTFT = 0.02
@@ -43,19 +44,25 @@ _EXAMPLES = "'ttft <= 500ms', 'p99(ttft) <= 500ms', 'attainment >= 99%'"
 class Slo:
     """An SLO. `metric` is a catalogue name, `limit` in its unit (seconds, per second, share).
 
-    `scope` request: `metric` of each request; run: `aggregate` ("p99", "mean", "max") of `metric`,
-    or, where `aggregate` is None, the run's own `metric`. `quantile` is set for percentiles only.
+    `scope` request: `metric` of each request; tree: `metric` of each tree of an agent; run:
+    `aggregate` ("p99", "mean", "max") of `metric`, or, where `aggregate` is None, the run's own
+    `metric`. `quantile` is set for percentiles only.
     `comparison` is the operator with the limit as written, "" for a limit that nobody wrote.
     """
 
     text: str
-    scope: Literal["request", "run"]
+    scope: Literal["request", "tree", "run"]
     metric: str
     operator: Literal["<=", ">="]
     limit: float
     aggregate: str | None = None
     quantile: float | None = None
     comparison: str = ""
+
+    @property
+    def is_about_trees(self) -> bool:
+        """Whether only a run of agents can meet it."""
+        return self.scope == "tree" or self.metric == "tree_attainment"
 
     def holds(self, value: float) -> bool:
         """Whether a value meets the SLO; NaN does not."""
@@ -78,6 +85,8 @@ def parse_slo(text: str) -> Slo:
         written = f"'{match['left']} {nearest} {match['limit']}'" if nearest else "'<=' or '>='"
         raise ValueError(f"{text!r}: '{match['op']}' is not allowed in an SLO; write {written}")
     aggregate, quantile, word = _left_side(match["left"], text)
+    if word == OUTPUT_SPEED:
+        return _of_output_speed(text, aggregate, operator, match["limit"])
     metric = _metric(word, text)
     _check_scope(metric, aggregate, text)
     if operator != _BETTER[metric.direction]:
@@ -88,7 +97,7 @@ def parse_slo(text: str) -> Slo:
         )
     return Slo(
         text=text.strip(),
-        scope="request" if metric.scope == "request" and aggregate is None else "run",
+        scope=_scope(metric, aggregate),
         metric=metric.name,
         operator=">=" if operator == ">=" else "<=",
         limit=_limit(metric, match["limit"], text),
@@ -96,6 +105,31 @@ def parse_slo(text: str) -> Slo:
         quantile=quantile,
         comparison=text[match.end("left") :].rstrip(),
     )
+
+
+def _scope(metric: Metric, aggregate: str | None) -> Literal["request", "tree", "run"]:
+    if aggregate is not None or metric.scope == "gap":
+        return "run"
+    return metric.scope
+
+
+def _of_output_speed(text: str, aggregate: str | None, operator: str, limit: str) -> Slo:
+    """`output_speed >= 30/s` as the limit of the TPOT, of which it is the inverse."""
+    if aggregate is not None:
+        raise ValueError(
+            f"{text!r}: '{OUTPUT_SPEED}' is a limit of each request; write '{OUTPUT_SPEED} >= …',"
+            " or a percentile of its inverse: 'p90(tpot) <= 33ms'"
+        )
+    if operator != ">=":
+        raise ValueError(
+            f"{text!r}: higher is better for '{OUTPUT_SPEED}'; write '{OUTPUT_SPEED} >= …'"
+        )
+    try:
+        tpot_s = 1 / parse_rate_per_s(_bare_number(limit))
+    except ValueError as problem:
+        raise ValueError(f"{text!r}: {problem}") from None
+    comparison = f" <= {1e3 * tpot_s:.10g}ms"
+    return Slo(text.strip(), "request", "tpot_s", "<=", tpot_s, comparison=comparison)
 
 
 def with_allowed_operator(text: str) -> str:
@@ -113,6 +147,8 @@ def parse_measure(text: str) -> tuple[Metric, str | None, float | None]:
     """
     aggregate, quantile, word = _left_side(text.strip(), text)
     metric = _metric(word, text)
+    if metric.scope == "tree" or metric.name == "tree_attainment":
+        raise ValueError(f"{text!r}: numbers of trees stand in summary.json only (`agents`)")
     if metric.scope != "run" and aggregate is None:
         raise ValueError(
             f"{text!r}: '{word}' has a value per request; write 'p50({word})', 'p99({word})' or "
@@ -145,12 +181,12 @@ def slos_of_request(slos: Sequence[Slo], own_s: Mapping[str, float]) -> list[Slo
 def with_implied(slos: Sequence[Slo]) -> list[tuple[Slo, bool]]:
     """The SLOs, each with whether it is implied.
 
-    Per-request SLOs need a share of requests that must meet them. If no SLO states it (attainment
-    or goodput), attainment >= 99 % is implied, and shown as such.
+    Per-request SLOs need a share of requests that must meet them. If no SLO states it
+    (attainment, goodput or attainment(tree)), attainment >= 99 % is implied, and shown as such.
     """
     stated = [(slo, False) for slo in slos]
     has_per_request = any(slo.scope == "request" for slo in slos)
-    states_share = any(slo.metric in ("attainment", "goodput") for slo in slos)
+    states_share = any(slo.metric in _SHARES for slo in slos)
     return stated + [(parse_slo(IMPLIED_ATTAINMENT), True)] * (has_per_request and not states_share)
 
 
@@ -190,6 +226,23 @@ def ungrounded(slos: Iterable[Slo], elsewhere: Iterable[Slo] = ()) -> str | None
     return None
 
 
+def mistaken_trees(slos: Iterable[Slo], has_agents: bool) -> str | None:
+    """An error message for SLOs about trees where there are no agents, or that state no share of
+    trees, or no limit; None where all is well. `slos` are all of a scenario."""
+    stated = list(slos)
+    about_trees = [slo for slo in stated if slo.is_about_trees]
+    if not about_trees:
+        return None
+    text = about_trees[0].text
+    if not has_agents:
+        return f"'{text}' is about trees of requests, which only agents have"
+    if not any(slo.metric == "tree_attainment" for slo in stated):
+        return f"'{text}' needs the share of trees that must meet it; add 'attainment(tree) >= 95%'"
+    if not any(slo.scope in ("request", "tree") for slo in stated):
+        return f"'{text}' counts trees that meet every limit, and there is none; add 'ttft <= 15s'"
+    return None
+
+
 def needs_stream(slos: Iterable[Slo]) -> str | None:
     """An error message for SLOs on metrics that answers without a stream do not have; None where
     all have."""
@@ -217,6 +270,8 @@ def _left_side(left: str, text: str) -> tuple[str | None, float | None, str]:
     call = _CALL.fullmatch(left)
     if call is None:
         return None, None, left
+    if (whole := f"{call['function']}({call['word']})") in BY_SLO_WORD:
+        return None, None, whole
     function, word = call["function"], call["word"]
     if function in ("mean", "max"):
         return function, None, word
@@ -243,11 +298,17 @@ def _metric(word: str, text: str) -> Metric:
             else "it describes the load generator, so it cannot have an SLO"
         )
         raise ValueError(f"{text!r}: '{word}' is a column; {hint}")
-    raise ValueError(f"{text!r}: unknown metric '{word}'; {_nearest(word, BY_SLO_WORD)}")
+    known = (*BY_SLO_WORD, OUTPUT_SPEED)
+    raise ValueError(f"{text!r}: unknown metric '{word}'; {_nearest(word, known)}")
 
 
 def _check_scope(metric: Metric, aggregate: str | None, text: str) -> None:
     word = metric.slo
+    if metric.scope == "tree" and aggregate is not None:
+        raise ValueError(
+            f"{text!r}: '{word}' is a limit of each tree; write '{word} <= …' and the share of"
+            " trees: 'attainment(tree) >= 90%'"
+        )
     if metric.scope == "run" and aggregate is not None:
         raise ValueError(
             f"{text!r}: '{word}' is one number of the run;"

@@ -9,14 +9,15 @@ from typing import Literal
 
 from loadgen.measure.catalog import METRICS, Unit
 from loadgen.measure.slo import Slo
-from loadgen.measure.statistics.dependence import LEAST_TIMES, Dependence
+from loadgen.measure.statistics.dependence import LEAST_TIMES, Dependence, of_share
 from loadgen.measure.statistics.intervals import BoundTimes, Interval
 from loadgen.measure.statistics.percentiles import fewest_samples
 from loadgen.measure.statistics.population import Population
 from loadgen.measure.statistics.proportions import exact_bounds, needed_n, proves, refutes
+from loadgen.measure.trees import TreeOutcomes
 from loadgen.measure.wording import format_count, format_value
 
-NoteKind = Literal["too_few_samples", "above_offered_rate", "unanswered", "start_up"]
+NoteKind = Literal["too_few_samples", "above_offered_rate", "unanswered", "start_up", "open_trees"]
 Certainty = Literal["proven", "clear", "in_run", "too_close"]
 CERTAINTIES: tuple[Certainty, ...] = ("too_close", "in_run", "clear", "proven")
 """From weak to strong."""
@@ -75,14 +76,15 @@ class SloResult:
     side meets it too, a missed SLO when its bound misses it. Otherwise about `n_needed` samples
     would prove it, if nothing else changes. `scope` request: `value` is the *share* of due requests
     that met it, with the same kind of bounds. Such SLOs are judged together through attainment, so
-    `met` and `proven` are None. `is_implied`: not stated by the user; see `with_implied`. `n_own`
-    of the `n` requests had a limit of their own. `note` is the reason, of `note_kind`, if no server
-    could have met the SLO (`above_offered_rate`), or if there is no verdict on it (`met` is None):
-    `too_few_samples`, where `n_needed` samples are enough for a verdict, and `unanswered`, where it
-    leaves too many requests out (`measure.unanswered`). The n samples are worth `n_effective`
-    independent samples (None: not estimated); `too_short`: the run is too short for any bound.
-    `seconds_needed` is `n_needed` at the rate of the run. Neither exists where a longer run would
-    not help, for the reason `no_length`.
+    `met` and `proven` are None. `scope` tree: the same of the due trees (`measure.trees`).
+    `is_implied`: not stated by the user; see `with_implied`. `n_own` of the `n` requests had a
+    limit of their own. `note` is the reason, of `note_kind`, if no server could have met the SLO
+    (`above_offered_rate`), or if there is no verdict on it (`met` is None): `too_few_samples`,
+    where `n_needed` samples are enough for a verdict, `unanswered`, where it leaves too many
+    requests out (`measure.unanswered`), and `open_trees`, where trees that had not ended decide.
+    The n samples are worth `n_effective` independent samples (None: not estimated); `too_short`:
+    the run is too short for any bound. `seconds_needed` is `n_needed` at the rate of the run.
+    Neither exists where a longer run would not help, for the reason `no_length`.
 
     `error`: how far the load generator's own delays can have moved `value`, in its unit. `survives`
     is whether `met` is the same with that error added or subtracted (None: `met` is None), and
@@ -144,7 +146,7 @@ class SloResult:
         return self.slo.text
 
     @property
-    def scope(self) -> Literal["request", "run"]:
+    def scope(self) -> Literal["request", "tree", "run"]:
         return self.slo.scope
 
     @property
@@ -174,16 +176,16 @@ class SloResult:
     @property
     def unit(self) -> Literal["s", "per_s", "share"]:
         """The unit of value, low and high."""
-        return "share" if self.scope == "request" else METRICS[self.metric].unit
+        return METRICS[self.metric].unit if self.scope == "run" else "share"
 
     @property
     def bound(self) -> Bound | None:
         """The bound that the proof uses: the worst plausible value of an SLO that was met, the best
         plausible value of an SLO that was missed. None without a value, and for a throughput."""
-        has_value = self.met is not None or (self.scope == "request" and self.n > 0)
+        has_value = self.met is not None or (self.scope != "run" and self.n > 0)
         if not has_value or self.metric in _WITHOUT_BOUNDS:
             return None
-        if self.scope == "request":
+        if self.scope != "run":
             return Bound("at_least", self.low)
         is_upper = (METRICS[self.metric].direction == "lower") is bool(self.met)
         return Bound("at_most", self.high) if is_upper else Bound("at_least", self.low)
@@ -265,6 +267,45 @@ def request_slo_result(
         n_effective=dependence.n_effective,
         too_short=dependence.is_open,
     )
+
+
+def tree_result(slo: Slo, found: TreeOutcomes, confidence: float) -> SloResult:
+    """The share of the due trees that met a limit per tree (scope tree), or all of their limits.
+    Its bounds hold however the trees end that have not; so does the verdict, or there is none."""
+    n, n_met, n_open = found.n, found.n_met, found.n_open
+    if not n:
+        return SloResult(slo, math.nan, None, None, 0, met=None, proven=None, n_needed=None)
+    dependence = of_share(found.hits)
+    times = dependence.hit_times(confidence, found.n_missed)
+    result = SloResult(
+        slo,
+        n_met / (n - n_open) if n > n_open else math.nan,
+        exact_bounds(n_met, n, confidence, times).low,
+        exact_bounds(n_met + n_open, n, confidence, times).high,
+        n,
+        met=None,
+        proven=None,
+        n_needed=None,
+        n_effective=dependence.worth(n),
+        too_short=dependence.is_open,
+    )
+    if slo.scope == "tree":
+        return result
+    is_met = slo.holds(n_met / n)
+    if is_met is not slo.holds((n_met + n_open) / n):
+        note = (
+            f"{format_count(n_open)} of {format_count(n)} trees had not ended when the run did, and"
+            " they decide: measure for longer"
+        )
+        return replace(result, note=note, note_kind="open_trees")
+    decisive = result.low if is_met else result.high
+    proven = decisive is not None and slo.holds(decisive) is is_met
+    needed = None
+    if not n_open and not proven:
+        by_n = _times_by_n(dependence, n, confidence, found.n_missed)
+        needed = needed_n(found.n_missed, n, slo.limit, confidence, by_n)
+    n_needed = max(needed, n + 1) if needed else None
+    return replace(result, met=is_met, proven=proven, n_needed=n_needed)
 
 
 def _times_by_n(

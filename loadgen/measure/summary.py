@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from loadgen.measure.agents import AgentNumbers
 from loadgen.measure.attainment import MeasuredWindow
 from loadgen.measure.cause import Cause
 from loadgen.measure.closed_loop import ClosedLoop
@@ -178,7 +179,7 @@ class Summary:
     misses, None where the latencies are all there is to say; its sentence is the first of the
     `reasons` (of the `findings` of a run that met its SLOs). `closed_loop` has the users,
     their start and the rate with its interval (None without a closed loop), `in_flight` the
-    requests in flight and the users that think.
+    requests in flight and the users that think. `agents` has the trees of recorded agents.
     """
 
     run: str
@@ -217,6 +218,7 @@ class Summary:
     cause: Cause | None = None
     closed_loop: ClosedLoop | None = None
     in_flight: InFlight | None = None
+    agents: AgentNumbers | None = None
 
     @property
     def has_other_slos(self) -> bool:
@@ -224,8 +226,11 @@ class Summary:
         return set(self.judged_by) != set(self.made_under)
 
     def to_json(self) -> dict[str, Any]:
-        """The content of summary.json; NaN, +inf and open bounds are null."""
+        """The content of summary.json; NaN, +inf and open bounds are null. Without agents there is
+        no key `agents`."""
         content: dict[str, Any] = plain_json(dataclasses.asdict(self))
+        if self.agents is None:
+            del content["agents"]
         content["window"]["length_s"] = self.window.length_s
         content["slo"] = _slo_json(self.slo)
         for name, of_class in self.classes.items():

@@ -29,6 +29,7 @@ ReasonKind = Literal[
     "unproven",
     "too_few_samples",
     "unanswered",
+    "open_trees",
     "start_up",
     "no_value",
     "imported",
@@ -136,7 +137,8 @@ class Reason:
     planned); `imported` (the last of a verdict on a run that another tool measured). Of an SLO:
     `met`, `missed`, `unproven` (met or missed, but not with the required confidence),
     `too_few_samples` (of a percentile), `unanswered` (it leaves too many requests out), `start_up`
-    (the start of a closed loop can have decided it), `no_value`.
+    (the start of a closed loop can have decided it), `open_trees` (trees that had not ended decide
+    it), `no_value`.
     """
 
     kind: ReasonKind
@@ -234,6 +236,6 @@ def _why_open(result: SloResult) -> ReasonKind:
     """The kind of reason for which an SLO gives no verdict."""
     if result.met is not None:
         return "unproven"
-    if result.note_kind in ("too_few_samples", "unanswered", "start_up"):
+    if result.note_kind in ("too_few_samples", "unanswered", "start_up", "open_trees"):
         return result.note_kind
     return "no_value"

@@ -30,6 +30,7 @@ from loadgen.manifest.json_section import JsonObject
 from loadgen.measure.slo import (
     Slo,
     lateness_limit_s,
+    mistaken_trees,
     needs_stream,
     own_slo,
     parse_slo,
@@ -276,6 +277,9 @@ class Scenario(Strict):
         problem = ungrounded(self.slos(), elsewhere=self.all_slos())
         if problem is not None and not self.own_slo_metrics():
             yield ("slo",), problem
+        has_agents = any(own.agents is not None for own in self.traffic().values())
+        if (mistake := mistaken_trees(self.all_slos(), has_agents)) is not None:
+            yield ("slo",), mistake
         if not self.stream:
             own_slos = (own_slo(metric) for metric in self.own_slo_metrics())
             if (problem := needs_stream((*self.all_slos(), *own_slos))) is not None:

@@ -12,7 +12,7 @@ from loadgen.measure.statistics.percentiles import Percentile
 from loadgen.measure.summary import Distribution, Summary
 from loadgen.measure.wording import format_count, format_value
 from reports.redaction import redact
-from reports.run import tables, verdict_section
+from reports.run import agents_section, tables, verdict_section
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -39,6 +39,10 @@ def table(summary: Summary) -> Group:
         parts.append(_filled(tables.TENANT_HEAD, tables.tenant_rows(summary)))
     if len(summary.backends) > 1:
         parts.append(_filled(tables.BACKEND_HEAD, tables.backend_rows(summary)))
+    if (agents := summary.agents) is not None:
+        for head, rows in agents_section.both_tables(agents):
+            parts.append(_filled(head, rows, has_small=True))
+        parts += [Text(f"  {line}", overflow="fold") for line in agents_section.texts(agents)]
     parts += [Text(f"  {line}", overflow="fold") for line in _rates(summary)]
     parts += [Text(f"note: {redact(finding)}", overflow="fold") for finding in summary.findings]
     return Group(*parts)
@@ -96,12 +100,15 @@ def _slos(head: Sequence[str], rows: Sequence[Sequence[tables.TableCell]]) -> Ta
     return grid
 
 
-def _filled(head: Sequence[str], rows: Sequence[Sequence[tables.TableCell]]) -> Table:
+def _filled(
+    head: Sequence[str], rows: Sequence[Sequence[tables.TableCell]], has_small: bool = False
+) -> Table:
     from rich.text import Text
 
     grid = _grid(*head)
     for cells in rows:
-        grid.add_row(*(Text(cell.text) for cell in cells))
+        words = (f"{c.text} {c.small}".rstrip() if has_small else c.text for c in cells)
+        grid.add_row(*map(Text, words))
     return grid
 
 

@@ -182,6 +182,9 @@ def _ordered(summary: Summary) -> Iterator[tuple[SloResult, Summary | ClassSumma
 def _slo_line(summary: Summary, result: SloResult, part: Summary | ClassSummary) -> EndingRow:
     if result.scope == "request":
         return EndingRow(_request_mark(result, part), result.shown, _of_requests(result, part))
+    if result.scope == "tree":
+        share = f"{format_value(result.value, 'share')} of the trees that show it"
+        return EndingRow("", result.shown, share)
     mark = MARKS[result.met] if summary.validity.trusted else ""
     if result.met is None and result.note_kind == "too_few_samples":
         has = f"{format_count(result.n)} of the {format_count(_fewest(result))} requests"

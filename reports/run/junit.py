@@ -78,7 +78,7 @@ def junit_of_run(summary: Summary) -> str:
     cases = [
         _slo_case(f"{prefix}{result.text}", result, is_trusted)
         for prefix, result in [("", result) for result in summary.slo] + of_classes
-        if result.scope != "request"
+        if result.scope == "run"
     ]
     return junit_xml("slobench run", [Suite(summary.run, [run, *cases], _outcomes(summary))])
 

@@ -19,7 +19,7 @@ from loadgen.measure.wording import format_count, format_value
 from loadgen.records import Run
 from reports.page import render_page
 from reports.redaction import redact
-from reports.run import tables, verdict_section
+from reports.run import agents_section, tables, verdict_section
 from reports.run.causes import cause_figures
 from reports.run.embedded_rows import embedded_rows
 from reports.run.ending import ending
@@ -44,6 +44,12 @@ _CAPTIONS = {
     "spectrum-itl": "Inter-token latency at every percentile",
     "spectrum-e2e": "End-to-end latency at every percentile",
 }
+_OF_ANY_RUN = {
+    name: metric
+    for name, metric in METRICS.items()
+    if metric.scope != "tree" and name != "tree_attainment"
+}
+"""The metrics of a run without agents."""
 
 
 def render(
@@ -96,6 +102,7 @@ def render(
         ending=ending(summary, place),
         verdict_section=verdict_section,
         tables=tables,
+        agents_section=agents_section,
         subject=_subject(run),
         window=_window(summary),
         captions={name: text for name, text in _CAPTIONS.items() if name in drawn},
@@ -111,7 +118,7 @@ def render(
         format_value=format_value,
         format_count=format_count,
         describe_server=describe_server,
-        metrics=METRICS,
+        metrics=METRICS if summary.agents else _OF_ANY_RUN,
         provenance=_provenance(run),
         scenario_text=redact(run.manifest.scenario.text),
         preflight=[

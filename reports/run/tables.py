@@ -28,7 +28,9 @@ from loadgen.units import duration_parts, format_duration
 
 MAIN_METRICS = ("ttft_s", "ttft_from_send_s", "tpot_s", "itl_s", "max_stall_s", "e2e_s")
 MORE_METRICS = tuple(
-    n for n, m in METRICS.items() if m.slo and m.scope != "run" and n not in MAIN_METRICS
+    n
+    for n, m in METRICS.items()
+    if m.slo and m.scope in ("request", "gap") and n not in MAIN_METRICS
 )
 CLIENT_METRICS = tuple(n for n, m in METRICS.items() if not m.slo)
 FAILURES = "unanswered as ∞"

@@ -92,7 +92,7 @@ def _limit_words(result: SloResult) -> str:
 
 def _against_limit(result: SloResult) -> str:
     """`p99 TTFT 98 ms (limit 500 ms)`; "" for the attainment, and without a value."""
-    if result.metric == "attainment" or math.isnan(result.value):
+    if result.metric in ("attainment", "tree_attainment") or math.isnan(result.value):
         return ""
     name = f"{result.slo.aggregate or ''} {METRICS[result.metric].title}".strip()
     value, limit = (format_value(x, result.unit) for x in (result.value, result.limit))
@@ -128,19 +128,23 @@ def slo_rows(summary: Summary) -> list[list[TableCell]]:
     return rows
 
 
+_COUNTED = {"request": ("requests", "attainment"), "tree": ("trees", "attainment(tree)")}
+
+
 def _slo_row(result: SloResult, path: str, is_valid: bool, prefix: str = "") -> list[TableCell]:
     text = f"{prefix}{result.shown}{' (default)' if result.is_implied else ''}"
     error = error_note(result) if result.has_shown_error and result.scope == "run" else ""
     value = TableCell(format_value(result.value, result.unit), f"{path}.value", result.unit, error)
     n = TableCell(format_count(result.n), f"{path}.n", small=_independent(result))
-    if result.scope == "request":
-        share = TableCell(f"{value.text} of requests", value.path, result.unit)
+    if result.scope != "run":
+        of, counted = _COUNTED[result.scope]
+        share = TableCell(f"{value.text} of {of}", value.path, result.unit)
         return [
             TableCell(text),
             share,
             _bound(result, path),
             n,
-            TableCell("–", small="counted in attainment"),
+            TableCell("–", small=f"counted in {counted}"),
             TableCell("–"),
         ]
     unknown = "? no verdict" if result.n else "? no sample"

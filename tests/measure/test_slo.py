@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.measure.catalog import BY_SLO_WORD
-from loadgen.measure.slo import Slo, for_each_request, parse_slo, ungrounded
+from loadgen.measure.slo import (
+    Slo,
+    for_each_request,
+    mistaken_trees,
+    parse_slo,
+    ungrounded,
+    with_implied,
+)
 
 
 def test_a_bare_metric_is_asked_of_each_request() -> None:
@@ -39,6 +46,51 @@ def test_numbers_of_the_run_carry_their_own_unit(text: str, metric: str, limit: 
     assert (slo.scope, slo.metric, slo.limit) == ("run", metric, limit)
 
 
+@pytest.mark.parametrize(
+    ("text", "scope", "metric", "limit"),
+    [
+        ("task_time <= 10m", "tree", "task_time_s", 600.0),
+        ("wait_share <= 50%", "tree", "wait_share", 0.5),
+        ("attainment(tree) >= 95%", "run", "tree_attainment", 0.95),
+        ("attainment( tree ) >= 95%", "run", "tree_attainment", 0.95),
+    ],
+)
+def test_trees_have_limits_and_the_run_a_share_of_them(text, scope, metric, limit) -> None:
+    slo = parse_slo(text)
+    assert (slo.scope, slo.metric, slo.limit, slo.aggregate) == (scope, metric, limit, None)
+    assert slo.is_about_trees
+
+
+def test_the_output_speed_is_the_inverse_of_the_tpot() -> None:
+    slo = parse_slo("output_speed >= 40/s")
+    assert (slo.text, slo.metric, slo.operator, slo.limit) == (
+        "output_speed >= 40/s", "tpot_s", "<=", 0.025,
+    )  # fmt: skip
+    assert (slo.scope, for_each_request(slo)) == ("request", "tpot <= 25ms")
+    assert not slo.is_about_trees
+
+
+@pytest.mark.parametrize(
+    ("texts", "has_agents", "problem"),
+    [
+        (["ttft <= 1s", "attainment >= 95%"], False, None),
+        (["ttft <= 1s", "attainment(tree) >= 95%"], True, None),
+        (["task_time <= 1m", "attainment(tree) >= 95%"], True, None),
+        (["ttft <= 1s", "attainment(tree) >= 95%"], False, "which only agents have"),
+        (["task_time <= 1m"], True, "add 'attainment(tree) >= 95%'"),
+        (["attainment(tree) >= 95%", "p99(ttft) <= 1s"], True, "counts trees that meet every"),
+    ],
+)
+def test_slos_about_trees_need_agents_a_share_and_a_limit(texts, has_agents, problem) -> None:
+    found = mistaken_trees(map(parse_slo, texts), has_agents)
+    assert (found is None) if problem is None else (problem in (found or ""))
+
+
+def test_a_share_of_trees_is_a_share() -> None:
+    texts = ["ttft <= 1s", "attainment(tree) >= 95%"]
+    assert [slo.text for slo, _ in with_implied(list(map(parse_slo, texts)))] == texts
+
+
 def test_the_view_from_the_send_instant_can_be_promised() -> None:
     assert parse_slo("ttft_from_send <= 1s").metric == "ttft_from_send_s"
 
@@ -68,6 +120,14 @@ def test_the_view_from_the_send_instant_can_be_promised() -> None:
         ("p99(goodput) >= 5/s", "write 'goodput >= …'"),
         ("p100(ttft) <= 5s", "between p0 and p100"),
         ("p0(ttft) <= 5s", "between p0 and p100"),
+        ("p90(task_time) <= 5m", "write 'task_time <= …' and the share of trees"),
+        ("attainment(trees) >= 95%", "unknown aggregate 'attainment'"),
+        ("attainment(tree) <= 95%", "higher is better"),
+        ("task_time_s <= 5m", "write 'task_time'"),
+        ("output_speed <= 30/s", "write 'output_speed >= …'"),
+        ("output_speed >= 30", "'30/s'"),
+        ("p10(output_speed) >= 30/s", "'p90(tpot) <= 33ms'"),
+        ("output_sped >= 30/s", "did you mean 'output_speed'"),
         ("ttft", "write e.g. 'ttft <= 500ms'"),
         ("ttft <=", "is not a duration"),
         ("", "is not an SLO"),

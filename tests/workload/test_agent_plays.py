@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from loadgen.errors import UsageError
 from loadgen.lab.simulate import simulate
+from loadgen.measure.prefix_hits import ideal_hits
 from loadgen.records import Status
+from loadgen.studies.capacity.spec import CapacitySpec, question_of
 from loadgen.workload.agents.load import load_corpus
-from loadgen.workload.pieces import ideal_hits
 from loadgen.workload.preview import preview
 from loadgen.workload.prompts import PromptFit, Prompts
 from loadgen.workload.scenario import Scenario
@@ -89,15 +91,49 @@ def test_plays_share_text_within_and_nothing_between(tmp_path):
 def test_requests_that_no_server_could_reach_in_time_are_not_planned(corpus):
     plan = make_plan(scenario(corpus, measure="4s"))
     sizes = sorted(np.bincount(plan.schedule["session_id"]).tolist())
-    # of 6 requests the last waits 8 s; of 2 the second waits 2 s after the first
-    assert sizes == [2, 4]
+    # of 6 requests the fifth waits 4 s after the first, and the last 8 s after it; of 2 the second
+    # waits 2 s after the first
+    assert sizes == [2, 5]
     assert np.isin(plan.edges["after"], plan.schedule["request_id"]).all()
+    n_edges = np.bincount(plan.edges["request_id"], minlength=len(plan.schedule))
+    assert n_edges.tolist() == plan.schedule["n_parents"].tolist()
+
+
+def test_a_tree_cut_by_the_window_has_requests_that_are_never_released(corpus):
+    """Each tree whose last answer cannot come in time has a request that no server can reach."""
+    run = simulate(scenario(corpus, measure="4s"))
+    status = run.request_rows["status"]
+    sizes = np.bincount(run.schedule_rows["session_id"])
+    cut = run.schedule_rows["session_id"] == int(np.argmax(sizes))
+    assert np.count_nonzero(status[cut] == Status.not_released) == 1
+    assert (status[~cut] == Status.ok).all()
+
+
+def test_rows_have_the_number_of_their_chain(corpus):
+    rows = make_plan(scenario(corpus)).schedule
+    session = int(np.argmax(np.bincount(rows["session_id"])))
+    assert rows["chain"][rows["session_id"] == session].tolist() == [1, 2, 3, 2, 1, 1]
+    assert rows["chain"][rows["session_id"] != session].tolist() == [1, 1]
 
 
 def test_a_session_of_agents_stays_within_its_kind(corpus):
     for keys in ({"requests": {"input_tokens": 5, "output_tokens": 5}}, {"session": {"turns": 2}}):
         with pytest.raises(ValidationError, match="the agents' files state the requests"):
             scenario(corpus, **keys)
+
+
+def test_slos_about_trees_need_agents_and_a_share_of_trees(corpus):
+    slo = ["ttft <= 1s", "task_time <= 60s", "attainment(tree) >= 90%"]
+    assert scenario(corpus, slo=slo).slos()[1].scope == "tree"
+    with pytest.raises(ValidationError, match=r"add 'attainment\(tree\) >= 95%'"):
+        scenario(corpus, slo=slo[:2])
+    plain = {"requests": {"input_tokens": 5, "output_tokens": 5}, "agents": None}
+    with pytest.raises(ValidationError, match="which only agents have"):
+        scenario(corpus, slo=slo, **plain)
+    with pytest.raises(UsageError, match="is about trees"):
+        question_of(
+            CapacitySpec(scenario(corpus, {"kind": "poisson", "rate": "1/s"}, slo=slo), "sim")
+        )
 
 
 def live_intervals(run):

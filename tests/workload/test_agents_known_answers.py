@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from loadgen.measure.prefix_hits import ideal_hits
 from loadgen.workload.agents.load import load_corpus
-from loadgen.workload.pieces import ideal_hits
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import make_plan
 

@@ -149,7 +149,7 @@ def _reaches_limit(
         if slo.metric == "goodput":
             share = slo.limit * window.length_s / n_due if n_due else 1.0
         return bool(np.count_nonzero(unknown & due) > max(0.0, 1.0 - share) * n_due + 1e-9)
-    if slo.scope == "request" or METRICS[slo.metric].unit != "s" or slo.aggregate == "max":
+    if slo.scope != "run" or METRICS[slo.metric].unit != "s" or slo.aggregate == "max":
         return False
     if slo.metric in ("itl_s", "icl_s"):
         errors_s = bound.of_gaps(run, columns)[columns.gaps.of(due)]

@@ -50,6 +50,12 @@ def question_of(spec: CapacitySpec) -> Question:
     """The search problem in numbers. Raises UsageError for a scenario without limits per request or
     without a load that can be scaled, and for invalid bounds."""
     scenario = spec.scenario
+    about_trees = [slo.text for slo in scenario.all_slos() if slo.is_about_trees]
+    if about_trees:
+        raise UsageError(
+            f"{scenario.name}: capacity counts requests, and '{about_trees[0]}' is about trees;"
+            " remove it"
+        )
     is_limited = any(slo.scope == "request" for slo in scenario.all_slos())
     if not is_limited and not scenario.own_slo_metrics():
         raise UsageError(

@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.manifest.json_section import JsonObject
+from loadgen.measure.prefix_hits import ideal_hits
 from loadgen.records import Pieces, Schedule
 from loadgen.workload.agents.block import Agents
 from loadgen.workload.agents.corpus import AgentTree, Corpus
 from loadgen.workload.agents.plays import drawn_trees
 from loadgen.workload.layout import RandomStreams
-from loadgen.workload.pieces import ideal_hits
 
 
 def agent_figures(

@@ -186,7 +186,15 @@ def _rows(part: ClassTraffic, plays: list[Play], sizes: NDArray[np.int64]) -> ND
         rows[column] = _joined_column([getattr(play.tree, column) for play in plays], np.int64)
     ids = _joined_column([play.tree.prefix_ids for play in plays], np.uint32)
     rows["prefix_id"] = shifted(ids, before)
+    rows["chain"] = _joined_column([_chains(play.tree) for play in plays], np.uint16)
     return rows
+
+
+def _chains(tree: AgentTree) -> NDArray[np.uint16]:
+    """The number of each request's chain, from 1; a tree with more chains than a column can number
+    has the last number for all further ones."""
+    numbers = np.minimum(np.array(tree.tree.chain_of, np.int64) + 1, np.iinfo(np.uint16).max)
+    return numbers.astype(np.uint16)
 
 
 def _joined_column(parts: list[Any], kind: type[np.generic]) -> NDArray[Any]:
@@ -224,11 +232,15 @@ def _earliest_s(
 
 def _in_time(layout: Layout, horizon_s: float) -> Layout:
     """The rows that can be released before the horizon, even if answers come MOST_SPEED times as
-    fast as the fastest planned."""
+    fast as the fastest planned, and those that wait for such rows only: a tree that goes on behind
+    the horizon has requests that are never released, so that it does not look complete."""
     columns = layout.rows, layout.child, layout.parent, layout.delay_s
-    is_kept = _earliest_s(*columns, MOST_SPEED) < horizon_s
+    is_in_time = _earliest_s(*columns, MOST_SPEED) < horizon_s
+    n_early = np.bincount(layout.child[is_in_time[layout.parent]], minlength=len(is_in_time))
+    is_next = (layout.rows["n_parents"] > 0) & (n_early == layout.rows["n_parents"])
+    is_kept = is_in_time | is_next
     number = np.cumsum(is_kept, dtype=np.int32) - np.int32(1)
-    is_edge = is_kept[layout.child]  # its parent is earlier, so kept as well
+    is_edge = is_kept[layout.child]  # its parents are earlier, so kept as well
     return Layout(
         rows=layout.rows[is_kept],
         source=layout.source[is_kept],
