@@ -104,6 +104,7 @@ REQUESTS = np.dtype(
         ("unknown_events", "u2"),  # events that are none of the API's, skipped
         ("retry_after_s", "f4"),  # the Retry-After of a failed answer; NaN = none
         ("answer_crc32", "u4"),  # of the first 128 bytes of the answer's text; 0 = unknown
+        ("results", "u4"),  # vectors or scores of an answer without tokens
     ]
 )
 LATER_COLUMNS = {
@@ -111,6 +112,7 @@ LATER_COLUMNS = {
     "unknown_events": 0,
     "retry_after_s": np.nan,
     "answer_crc32": 0,
+    "results": 0,
     "delay_s": 0,
 }
 """Columns that older tables lack, and their values there."""

@@ -156,6 +156,7 @@ class Decoded:
     unknown_events: int = 0
     retry_after_s: float = math.nan
     answer_crc32: int = 0
+    results: int = 0
 
     def fail(self, status: Status, error: str) -> None:
         """Records a failure, unless an earlier failure is recorded."""
@@ -249,15 +250,19 @@ def _read_whole(body: Body, adapter: Adapter, result: Decoded) -> None:
         result.fail(Status.stream_error, f"{IN_ANSWER}{delta.error}")
     elif delta.is_unknown:
         result.fail(Status.stream_error, f"not a whole answer: {_excerpt(body.data)}")
-    elif not delta.is_token:
+    elif not delta.is_token and not delta.results:
         result.fail(Status.stream_error, "answered without a single token")
     result.finish_reason = delta.finish_reason
     result.server.update(delta.server)
     usage = delta.usage or Usage()
     result.input_tokens, result.cached_tokens = usage.input_tokens or 0, usage.cached_tokens or 0
-    if not delta.is_token:
+    result.results = delta.results
+    if not delta.is_token and not delta.results:
         return
     result.last_token_ns = body.times[-1]
+    if delta.results:
+        result.answer_crc32 = zlib.crc32(delta.text.encode()[:_TEXT_BYTES])
+        return
     result.chunk_ns = [body.times[-1]]
     text = _Text(is_known=False)  # reasoning, too, came with the answer
     text.add(EventRun([], delta))

@@ -243,6 +243,7 @@ def _summary(
         cause=cause,
         closed_loop=evidence.loop,
         in_flight=in_flight(run, window),
+        results=run.manifest.target.results,
     )
 
 

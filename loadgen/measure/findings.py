@@ -296,6 +296,8 @@ _BY_TOKEN = ("tpot_s", "itl_s", "max_itl_s", "e2e_per_token_s")
 def token_marks(columns: PerRequest, run: Run, due: Mask) -> dict[str, str]:
     """Metric → the reason why its values are doubtful or absent: metrics that depend on token
     counts which the server does not state, or states wrongly, and ITL of blocks."""
+    if run.manifest.target.results:
+        return {}
     marks = _count_marks(columns, run, due)
     if not columns.is_streamed:
         return dict.fromkeys(_OF_STREAM, "n/a: the answers were requested as a whole")
@@ -347,7 +349,7 @@ def _distrusted(columns: PerRequest, run: Run, due: Mask) -> str:
 
 
 def _uncounted(columns: PerRequest, run: Run, due: Mask) -> str:
-    answered = due & columns.is_ok & columns.has_token
+    answered = due & columns.is_ok & columns.has_token & (run.request_rows["results"] == 0)
     known = (TokenSource.usage, TokenSource.distrusted)
     uncounted = answered & ~np.isin(run.request_rows["token_source"], known)
     n = int(np.count_nonzero(uncounted))

@@ -178,7 +178,8 @@ class Summary:
     misses, None where the latencies are all there is to say; its sentence is the first of the
     `reasons` (of the `findings` of a run that met its SLOs). `closed_loop` has the users,
     their start and the rate with its interval (None without a closed loop), `in_flight` the
-    requests in flight and the users that think.
+    requests in flight and the users that think. `results`: what answers hold in place of tokens
+    (`vectors`, `scores`), "" for tokens.
     """
 
     run: str
@@ -217,6 +218,7 @@ class Summary:
     cause: Cause | None = None
     closed_loop: ClosedLoop | None = None
     in_flight: InFlight | None = None
+    results: str = ""
 
     @property
     def has_other_slos(self) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import structs
 
 from loadgen.measure.attainment import due_rows
-from loadgen.measure.catalog import METRICS
+from loadgen.measure.catalog import METRICS, NEEDS_TOKENS, Metric
 from loadgen.measure.drivers import interference
 from loadgen.measure.per_request import per_request
 from loadgen.measure.server_load import describe_server
@@ -111,13 +111,22 @@ def render(
         format_value=format_value,
         format_count=format_count,
         describe_server=describe_server,
-        metrics=METRICS,
+        metrics=_explained(summary),
         provenance=_provenance(run),
         scenario_text=redact(run.manifest.scenario.text),
         preflight=[
             structs.replace(line, detail=redact(line.detail)) for line in run.manifest.preflight
         ],
     )
+
+
+_RATES_OF_TOKENS = ("output_tokens_per_s", "goodput_output_tokens_per_s")
+
+
+def _explained(summary: Summary) -> dict[str, Metric]:
+    """The metrics that the page has: those of tokens, or of other results."""
+    absent = {*NEEDS_TOKENS, *_RATES_OF_TOKENS} if summary.results else {"results_per_s"}
+    return {name: metric for name, metric in METRICS.items() if name not in absent}
 
 
 def _redacted(summary: Summary) -> Summary:
@@ -177,7 +186,8 @@ def _points_shown(shown: Frames, each: str) -> str:
     n_gaps = sum(p["status"] == "ok" for p in shown.itl)
     counts = ((n_ok, shown.n_points), (n_failed, shown.n_failed_points), (n_gaps, shown.n_itl))
     if all(n == total for n, total in counts):
-        return f"Every {each} is a point, and so is every gap between its tokens."
+        gaps = ", and so is every gap between its tokens" if shown.n_itl else ""
+        return f"Every {each} is a point{gaps}."
     ok, failed, gaps = (f"{format_count(n)} of {format_count(total)}" for n, total in counts)
     return (
         f"Points: {ok} successful requests, {failed} failed requests, {gaps} gaps between tokens,"
