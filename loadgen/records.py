@@ -105,6 +105,7 @@ REQUESTS = np.dtype(
         ("retry_after_s", "f4"),  # the Retry-After of a failed answer; NaN = none
         ("answer_crc32", "u4"),  # of the first 128 bytes of the answer's text; 0 = unknown
         ("results", "u4"),  # vectors or scores of an answer without tokens
+        ("reasoning_tokens", "u4"),  # of output_tokens, hidden or streamed
     ]
 )
 LATER_COLUMNS = {
@@ -113,6 +114,7 @@ LATER_COLUMNS = {
     "retry_after_s": np.nan,
     "answer_crc32": 0,
     "results": 0,
+    "reasoning_tokens": 0,
     "delay_s": 0,
 }
 """Columns that older tables lack, and their values there."""

@@ -157,6 +157,7 @@ class Decoded:
     retry_after_s: float = math.nan
     answer_crc32: int = 0
     results: int = 0
+    reasoning_tokens: int = 0
 
     def fail(self, status: Status, error: str) -> None:
         """Records a failure, unless an earlier failure is recorded."""
@@ -268,6 +269,7 @@ def _read_whole(body: Body, adapter: Adapter, result: Decoded) -> None:
     text.add(EventRun([], delta))
     result.answer_crc32 = text.crc32
     _count(result, usage.output_tokens, 0, [0], text)
+    result.reasoning_tokens = min(usage.reasoning_tokens or 0, result.output_tokens)
 
 
 def _has_events(body: bytes) -> bool:
@@ -331,6 +333,7 @@ def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
         result.first_token_ns, result.last_token_ns = result.chunk_ns[0], result.chunk_ns[-1]
     result.answer_crc32 = text.crc32
     _count(result, usage_tokens, reasoning_tokens, running_tokens, text)
+    result.reasoning_tokens = _reasoning(result, reasoning_tokens, text)
     _check_end(result, is_done)
 
 
@@ -450,6 +453,17 @@ def _hidden(usage_tokens: int, reasoning_tokens: int, n_chunks: int, text: _Text
     n_shown = min(reasoning_tokens, text.reasoning_events)
     is_shown = is_possible_count(reasoning_tokens, n_shown, text.reasoning_bytes)
     return 0 if is_shown or not text.is_known else reasoning_tokens - n_shown
+
+
+def _reasoning(result: Decoded, stated: int, text: _Text) -> int:
+    """The reasoning tokens of a stream: as `stated`, else the events with reasoning where each
+    event is a token, else their share of the text."""
+    tokens = result.output_tokens
+    if stated or not text.reasoning_events:
+        return min(stated, tokens)
+    if tokens == len(result.chunk_ns) or not text.n_bytes:
+        return min(text.reasoning_events, tokens)
+    return min(round(tokens * text.reasoning_bytes / text.n_bytes), tokens)
 
 
 def _count(

@@ -395,6 +395,7 @@ class ExchangeColumns:
             decoded.retry_after_s,
             decoded.answer_crc32,
             _fitting(decoded.results, _MOST_U4),
+            _fitting(decoded.reasoning_tokens, _MOST_U4),
         )
         self._at.append(row)
         self._lines.append(line)

@@ -50,7 +50,7 @@ def _latencies(summary: Summary) -> Table:
     from rich.text import Text
 
     grid = _grid("latency", "n", *(f"{key} [{summary.confidence:.0%}]" for key in _PERCENTILES))
-    for name in tables.shown(summary, tables.MAIN_METRICS):
+    for name in tables.main_metrics(summary):
         found, title = summary.metrics[name], tables.marked_title(summary, name)
         cells = [_percentile(found, found.percentiles, key) for key in _PERCENTILES]
         grid.add_row(title, format_count(found.n), *map(Text, cells))
@@ -121,7 +121,7 @@ def _grid(first: str, *others: str) -> Table:
 def _rates(summary: Summary) -> list[str]:
     share, goodput = summary.attainment, summary.goodput.requests_per_s
     throughput = f"output tokens {format_value(summary.throughput.output_tokens_per_s, 'per_s')}"
-    if summary.results:
+    if summary.results or summary.reasoning is not None:
         throughput = tables.throughput_text(summary)
     outcomes = ", ".join(
         f"{word} {cell.text}"

@@ -258,7 +258,8 @@ def _percent(ratio: float) -> str:
 def _latency_lines(summary: Summary) -> tuple[EndingRow, ...]:
     """The main latencies, for a run without an SLO."""
     lines = []
-    for name in ("ttft_s", "tpot_s", "e2e_s"):
+    answer = () if summary.reasoning is None else ("ttfat_s",)
+    for name in ("ttft_s", *answer, "tpot_s", "e2e_s"):
         found = summary.metrics[name]
         parts = [
             f"{key} {format_value(found.percentiles[key].value, 's')}"

@@ -46,7 +46,7 @@ class TableCell:
     title: str = ""
 
 
-_ABOUT_TOKENS = re.compile("TTFT|TPOT|^output|^longest gap")
+_ABOUT_TOKENS = re.compile("TTFT|TTFAT|TPOT|^output|^longest gap")
 """Heads of columns that answers without tokens do not have."""
 
 
@@ -55,12 +55,29 @@ def shown(summary: Summary, names: Sequence[str]) -> list[str]:
     return [name for name in names if not (summary.results and name in NEEDS_TOKENS)]
 
 
+def main_metrics(summary: Summary) -> list[str]:
+    """The metrics of the first table; TTFAT stands beside TTFT where answers have reasoning."""
+    names = list(MAIN_METRICS)
+    if summary.reasoning is not None:
+        names.insert(2, "ttfat_s")
+    return shown(summary, names)
+
+
+def more_metrics(summary: Summary) -> list[str]:
+    """The metrics of the second table."""
+    return [name for name in shown(summary, MORE_METRICS) if name not in main_metrics(summary)]
+
+
 def of_answers(
     summary: Summary, head: Sequence[str], rows: Sequence[Sequence[TableCell]]
 ) -> tuple[list[str], list[list[TableCell]]]:
-    """A table, without its columns about tokens where answers have none."""
+    """A table, without its columns about tokens where answers have none, and without TTFAT where
+    no answer has reasoning."""
     kept = [
-        k for k, name in enumerate(head) if not (summary.results and _ABOUT_TOKENS.search(name))
+        k
+        for k, name in enumerate(head)
+        if not (summary.results and _ABOUT_TOKENS.search(name))
+        if name != "TTFAT" or summary.reasoning is not None
     ]
     return [head[k] for k in kept], [[row[k] for k in kept] for row in rows]
 
@@ -157,12 +174,14 @@ def _no_attainment(reason: str) -> TableCell:
 
 _CLASS_HEAD = ("class", "due", "offered", "attainment", "goodput")
 _CLASS_PERCENTILES = (("ttft_s", "p50"), ("ttft_s", "p99"), ("tpot_s", "p99"))
+_WITH_REASONING = (("ttft_s", "p99"), ("ttfat_s", "p50"), ("ttfat_s", "p99"), ("tpot_s", "p99"))
 _WITHOUT_TOKENS = (("e2e_s", "p50"), ("e2e_s", "p99"))
 
 
 def class_table(summary: Summary) -> tuple[list[str], list[list[TableCell]]]:
     """The head, and a row per class; no row where all traffic is of the same class."""
-    latencies = _WITHOUT_TOKENS if summary.results else _CLASS_PERCENTILES
+    latencies = _CLASS_PERCENTILES if summary.reasoning is None else _WITH_REASONING
+    latencies = _WITHOUT_TOKENS if summary.results else latencies
     head = [*_CLASS_HEAD, *(f"{METRICS[name].title} {key}" for name, key in latencies), "verdict"]
     return head, [
         _class_row(name, found, summary.confidence, latencies)
@@ -382,13 +401,16 @@ def _against_limit(value_s: float, limit_s: float | None, is_trusted: bool) -> s
     return f"{limit}, {word} {format_number(100 * abs(share))} %"
 
 
+_TILES = ("ttft_s", "ttfat_s", "tpot_s")
+
+
 def tiles(summary: Summary) -> list[tuple[str, TableCell]]:
     """The headline numbers: (name, cell with the number and its context)."""
     goodput, share = summary.goodput.requests_per_s, summary.attainment
     counts = summary.counts
     late = f", {format_count(counts['unfinished'])} unfinished" if counts["unfinished"] else ""
     return [
-        *(_latency_tile(summary, name) for name in shown(summary, ("ttft_s", "tpot_s"))),
+        *(_latency_tile(summary, name) for name in main_metrics(summary) if name in _TILES),
         *([_latency_tile(summary, "e2e_s")] if summary.results else []),
         (
             "Goodput",
@@ -436,11 +458,14 @@ def _throughput_tile(summary: Summary) -> tuple[str, TableCell]:
     """Output tokens per second, or the results of answers without tokens."""
     name = "results_per_s" if summary.results else "output_tokens_per_s"
     of_input = format_value(summary.throughput.input_tokens_per_s, "per_s")
+    context = f"{of_input} input tokens" if summary.results else f"{of_input} input"
+    if summary.reasoning is not None:
+        context = f"{summary.reasoning.text}; {context}"
     cell = TableCell(
         format_value(getattr(summary.throughput, name), "per_s"),
         f"throughput.{name}",
         "per_s",
-        f"{of_input} input tokens" if summary.results else f"{of_input} input",
+        context,
     )
     return summary.results.capitalize() or "Output tokens", cell
 
@@ -449,7 +474,8 @@ def throughput_text(summary: Summary) -> str:
     """`94.2 output tokens/s`, or `120 vectors/s, 6 400 input tokens/s`."""
     rates = summary.throughput
     if not summary.results:
-        return f"{format_value(rates.output_tokens_per_s, 'per_s')[:-2]} output tokens/s"
+        text = f"{format_value(rates.output_tokens_per_s, 'per_s')[:-2]} output tokens/s"
+        return text if summary.reasoning is None else f"{text}, {summary.reasoning.text}"
     results, tokens = (
         format_value(value, "per_s")[:-2]
         for value in (rates.results_per_s, rates.input_tokens_per_s)
