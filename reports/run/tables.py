@@ -180,8 +180,11 @@ _WITHOUT_TOKENS = (("e2e_s", "p50"), ("e2e_s", "p99"))
 
 def class_table(summary: Summary) -> tuple[list[str], list[list[TableCell]]]:
     """The head, and a row per class; no row where all traffic is of the same class."""
-    latencies = _CLASS_PERCENTILES if summary.reasoning is None else _WITH_REASONING
-    latencies = _WITHOUT_TOKENS if summary.results else latencies
+    latencies: Sequence[tuple[str, str]] = _CLASS_PERCENTILES
+    if summary.results:
+        latencies = _WITHOUT_TOKENS
+    elif summary.reasoning is not None:
+        latencies = _WITH_REASONING
     head = [*_CLASS_HEAD, *(f"{METRICS[name].title} {key}" for name, key in latencies), "verdict"]
     return head, [
         _class_row(name, found, summary.confidence, latencies)

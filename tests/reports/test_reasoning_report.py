@@ -37,15 +37,21 @@ def printed(run):
     return console.export_text()
 
 
+def reasoning_of(run):
+    found = summarize(run).reasoning
+    assert found is not None
+    return found
+
+
 def test_the_share_is_that_of_the_output_tokens():
     """8 of 20 tokens of each of the 200 due answers."""
-    found = summarize(RUN).reasoning
+    found = reasoning_of(RUN)
     assert (found.answers, found.of, found.without_answer) == (200, 200, 0)
     assert found.share == pytest.approx(0.4)
     assert summarize(RUN).to_json()["reasoning"]["share"] == pytest.approx(0.4)
     half = RUN.request_rows.copy()
     half["reasoning_tokens"][::2] = 0
-    found = summarize(replace(RUN, request_rows=half)).reasoning
+    found = reasoning_of(replace(RUN, request_rows=half))
     assert (found.answers, found.of) == (100, 200)
     assert found.share == pytest.approx(0.2)
 
@@ -91,7 +97,7 @@ def test_classes_have_the_time_to_the_answer():
 def test_answers_that_end_in_their_reasoning_are_a_finding_and_miss_the_slo():
     run = with_reasoning(measured_run(slo=("ttfat <= 900ms",)), n_unanswered=10)
     summary = summarize(run)
-    assert summary.reasoning.without_answer == 10
+    assert reasoning_of(run).without_answer == 10
     assert any(text.startswith("10 of 200 answers ended in their reasoning, without a token")
                for text in summary.findings)  # fmt: skip
     assert summary.attainment.met == 190

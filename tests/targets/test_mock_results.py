@@ -9,7 +9,7 @@ from urllib.error import HTTPError
 import pytest
 
 from loadgen.errors import TargetFileError
-from targets.base import TARGETS
+from targets.base import TARGETS, Request
 from targets.embed import mock
 from targets.endpoint import load_target, read_target
 from targets.openai_embeddings import OpenAIEmbeddings
@@ -160,7 +160,7 @@ def test_a_pasted_url_picks_the_codec():
     for ending in ("/v1/rerank", "/rerank", "/v2/rerank"):
         endpoint = load_target(f"http://h{ending}", {})
         assert endpoint.api == "rerank"
-        first = endpoint.adapter().version + "/rerank"
+        first = endpoint.adapter().encode(Request("a b", 1)).path
         assert endpoint.address.path(first) == ending
 
 
