@@ -105,6 +105,8 @@ REQUESTS = np.dtype(
         ("unknown_events", "u2"),  # events that are none of the API's, skipped
         ("retry_after_s", "f4"),  # the Retry-After of a failed answer; NaN = none
         ("answer_crc32", "u4"),  # of the first 128 bytes of the answer's text; 0 = unknown
+        ("results", "u4"),  # vectors or scores of an answer without tokens
+        ("reasoning_tokens", "u4"),  # of output_tokens, hidden or streamed
     ]
 )
 LATER_COLUMNS = {
@@ -112,6 +114,8 @@ LATER_COLUMNS = {
     "unknown_events": 0,
     "retry_after_s": np.nan,
     "answer_crc32": 0,
+    "results": 0,
+    "reasoning_tokens": 0,
     "delay_s": 0,
     "chain": 0,
 }

@@ -71,6 +71,8 @@ _SAME = {
     "slo attainment": "attainment",
     "output tokens": "output throughput",
     "tokens/s": "output throughput",
+    "vectors": "result throughput",
+    "scores": "result throughput",
     "tokens/s per gpu": "output throughput",
     "failed": "error rate",
     "error_rate": "error rate",

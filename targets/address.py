@@ -23,13 +23,16 @@ from loadgen.errors import TargetFileError
 
 _VERSION = "/v1"
 _UNVERSIONED = (_VERSION, "")
+_RERANK_VERSIONS = ("", _VERSION)  # vLLM lists its models under the other only
 _ENDPOINTS = {  # → api
     "/chat/completions": "chat",
     "/completions": "completions",
     "/responses": "responses",
     "/messages": "messages",
+    "/embeddings": "embeddings",
+    "/rerank": "rerank",
 }
-_OTHER_APIS = re.compile("/(embeddings|rerank|images/generations|audio/speech)$")
+_OTHER_APIS = re.compile("/(images/generations|audio/speech)$")
 _HAS_VERSION = re.compile(r"/v\d+((alpha|beta|p|\.)\d*)?(/|$)")
 _DEPLOYMENT = re.compile(r"/deployments/([^/]+)$")
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -193,7 +196,7 @@ def _split(path: str) -> tuple[str, tuple[str, ...], str]:
         return base.removesuffix(_VERSION).rstrip("/"), _UNVERSIONED, ""
     versions = _versions(base)
     if endpoint and versions == _UNVERSIONED:
-        return base, ("",), endpoint
+        return base, _RERANK_VERSIONS if endpoint == "/rerank" else ("",), endpoint
     return base, versions, ""
 
 

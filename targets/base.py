@@ -90,6 +90,7 @@ class Delta(msgspec.Struct, frozen=True):
     server: Mapping[str, float] = {}  # timings stated by the server, seconds
     is_unknown: bool = False
     choice: int = 0
+    results: int = 0  # vectors or scores of a whole answer without tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +219,9 @@ class Adapter(Plugin, ABC):
     a fault of the stream under any name."""
     has_exact_lengths: ClassVar[bool] = True
     """Whether servers of the API document a field that makes answers as long as requested."""
+    results: ClassVar[str] = ""
+    """What answers hold in place of tokens, as a plural noun; "" for tokens. Such answers come
+    whole."""
 
     model: str = ""
     ignore_eos: bool = True
@@ -231,6 +235,10 @@ class Adapter(Plugin, ABC):
 
     @abstractmethod
     def encode(self, request: Request) -> HttpRequest: ...
+
+    def sequence_tokens(self, input_tokens: int, output_tokens: int) -> int:
+        """The tokens of the longest sequence of a request, which the model's maximum limits."""
+        return input_tokens + output_tokens
 
     @property
     def requests_exact_lengths(self) -> bool:

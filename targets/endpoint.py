@@ -48,6 +48,8 @@ SETTING = "target setting"  # the word in messages for a key set on top of a fil
 OPERATOR_TOKEN = "SLOBENCH_OPERATOR_TOKEN"
 """The variable with the token for requests that change the bundled engine."""
 DEFAULT_KEY_ENV = "OPENAI_API_KEY"
+MOST_TEXTS = 2048
+"""Of a request for embeddings, by OpenAI's API reference."""
 _SUFFIXES = (".yaml", ".yml")
 _ANTHROPIC = "api.anthropic.com"
 _NO_KEY_HERE = "a file holds no key: export the key and name its variable in api_key_env"
@@ -89,6 +91,7 @@ class Endpoint(Block):
     headers: dict[str, SecretStr] = Field(default_factory=dict)
     extra_body: JsonObject = Field(default_factory=dict)
     stream: bool = True
+    texts_per_request: int | None = Field(default=None, ge=1, le=MOST_TEXTS)
     ca_cert: Path | None = None
     connections: Literal["reuse", "per_session", "never"] = "reuse"
     session_header: tuple[str, ...] = ()
@@ -183,6 +186,20 @@ class Endpoint(Block):
             )
         return self
 
+    @model_validator(mode="after")
+    def _cuts_texts(self) -> Endpoint:
+        if self.texts_per_request is not None and not TARGETS.get(self.api).results:
+            raise ValueError(
+                f"texts_per_request: a request of api {self.api} has one prompt; this key is for "
+                "embeddings and rerank"
+            )
+        return self
+
+    @property
+    def streams(self) -> bool:
+        """Whether answers are streamed: by `stream`, but never where they have no tokens."""
+        return self.stream and not TARGETS.get(self.api).results
+
     def at(self, url: str, engine: str | None) -> Endpoint:
         """This endpoint with the URL of its launched server. `engine` is the engine's label if the
         file has none.
@@ -226,7 +243,9 @@ class Endpoint(Block):
         version that follows the base; `changes` are other fields of the codec.
         """
         codec = TARGETS.get(self.api)
-        fields = {"model": self.model, "extra_body": self.extra_body, "stream": self.stream}
+        fields = {"model": self.model, "extra_body": self.extra_body, "stream": self.streams}
+        if self.texts_per_request is not None:
+            fields["texts_per_request"] = self.texts_per_request
         if "version" in codec.model_fields:
             fields["version"] = self.address.versions[0]
         return codec.model_validate({**fields, **changes})

@@ -37,11 +37,13 @@ TextOf = Callable[[int, int], str]  # (number of characters, about; number of th
 async def extended_preflight(
     endpoint: Endpoint, preflight: Preflight, text_of: TextOf, timeout_s: float = 30.0
 ) -> tuple[PreflightCheck, ...]:
-    """The checks of EXTENDED_CHECKS, in that order, of a server that passed its preflight.
+    """The checks of EXTENDED_CHECKS, in that order, of a server that passed its preflight; that of
+    chunks only where answers are streamed.
     `text_of` returns a different text for each number."""
     async with HttpSession(endpoint.route) as session:
         run = _ExtendedRun(endpoint, preflight, text_of, timeout_s, session)
-        return tuple([await run.check(name) for name in EXTENDED_CHECKS])
+        names = [n for n in EXTENDED_CHECKS if n != "chunking" or preflight.adapter.stream]
+        return tuple([await run.check(name) for name in names])
 
 
 class _Unknown(Exception):
@@ -114,6 +116,7 @@ class _ExtendedRun:
                 content_encoding=response.header("content-encoding").decode("latin-1").lower(),
                 is_chunked=b"chunked" in response.header("transfer-encoding").lower(),
                 has_length=bool(response.header("content-length")),
+                is_streamed=self.adapter.stream,
             )
 
     async def _connections(self) -> PreflightCheck:

@@ -31,6 +31,7 @@ FAILURES: Mapping[str, str] = {
 
 REJECTABLE = (
     "continuous_usage_stats",
+    "documents",
     "ignore_eos",
     "max_completion_tokens",
     "max_tokens",

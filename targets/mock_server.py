@@ -31,10 +31,12 @@ import httptools
 
 from loadgen.endings import ending_signals
 from loadgen.errors import UsageError
+from loadgen.manifest.json_section import JsonObject
 from targets import mock_wire as wire
 from targets.address import bracketed
 from targets.mock_named_events import FORMS
 from targets.mock_reply import LogRow, Replies, Reply, write_log
+from targets.mock_results import RESULTS
 from targets.mock_script import OPTIONS, Script, apply_options, split_options
 
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER on, 0 s: close() sends RST
@@ -45,7 +47,7 @@ _APIS = {"/chat/completions": "chat", "/completions": "completions"}
 
 def _api(path: str) -> str:
     """The API of a path; "" for a path of none."""
-    endings = {**_APIS, **{f"/{api}": api for api in FORMS}}
+    endings = {**_APIS, **{f"/{api}": api for api in (*FORMS, *RESULTS)}}
     return next((api for ending, api in endings.items() if path.endswith(ending)), "")
 
 
@@ -205,7 +207,7 @@ class MockConnection(asyncio.Protocol):
     def _reply(
         self, row: LogRow, fields: wire.RequestFields, script: Script, failure: str | None
     ) -> Reply:
-        is_chat = row.api != "completions"
+        is_chat = row.api not in wire.WITHOUT_TEMPLATE
         tokens, finish = script.output_tokens(fields.limit, fields.ignore_eos)
         row.asked_tokens = script.tokens if fields.limit is None else fields.limit
         row.prompt_tokens = script.prompt_tokens(fields.text, is_chat)
@@ -215,18 +217,33 @@ class MockConnection(asyncio.Protocol):
         form = FORMS.get(row.api, wire.ReplyText)
         if script.persona and row.api == "chat":
             form = wire.PersonaText
+        common: JsonObject = {
+            "script": script,
+            "number": row.number,
+            "is_chat": is_chat,
+            "model": fields.model or script.models[0],
+            "prompt_tokens": row.prompt_tokens,
+        }
+        if row.api in RESULTS:
+            return self._results(row, common, fields, failure)
         text = form(
-            script=script,
-            number=row.number,
-            is_chat=is_chat,
-            model=fields.model or script.models[0],
-            prompt_tokens=row.prompt_tokens,
+            **common,
             tokens=tokens,
             finish=finish,
             has_usage=has_usage,
             continuous=has_usage and bool(options.get("continuous_usage_stats")),
         )
         return Reply(self.replies, self, script, row, text, fields.stream, failure)
+
+    def _results(
+        self, row: LogRow, common: JsonObject, fields: wire.RequestFields, failure: str | None
+    ) -> Reply:
+        """A reply without tokens."""
+        row.asked_tokens = 0
+        form, is_tei = RESULTS[row.api], bool(fields.texts)
+        own: JsonObject = {"tokens": 0, "finish": "", "has_usage": True, "continuous": False}
+        text = form(**common, **own, n_texts=fields.n_texts, is_tei=is_tei)
+        return Reply(self.replies, self, common["script"], row, text, False, failure)
 
 
 @dataclass(frozen=True)

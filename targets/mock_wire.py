@@ -20,6 +20,10 @@ from targets.mock_script import WRONG_USAGE, Script
 _WORDS = " the model of latency token and server time is stream a batch to request value cache"
 WORDS = tuple(" " + word for word in _WORDS.split())
 _COMMON = 6  # words with which every reply begins
+WITHOUT_TOKENS = ("embeddings", "rerank")
+"""APIs whose answers have no tokens."""
+WITHOUT_TEMPLATE = ("completions", *WITHOUT_TOKENS)
+"""APIs whose prompts no chat template surrounds."""
 DONE = b"data: [DONE]\n\n"
 LAST_CHUNK = b"0\r\n\r\n"
 _SSE_HEAD = (
@@ -41,7 +45,10 @@ class RequestFields(msgspec.Struct):
     model: str = ""
     prompt: str = ""
     messages: list[JsonObject] = []
-    input: str | list[JsonObject] = ""  # Responses
+    input: str | list[JsonObject | str] = ""  # Responses, embeddings
+    query: str = ""  # of a reranking, with the next two
+    documents: list[str] = []
+    texts: list[str] = []  # the documents for Text Embeddings Inference
     system: str | list[JsonObject] = ""  # Messages
     stream: bool = False
     stream_options: JsonObject | None = None
@@ -68,10 +75,20 @@ class RequestFields(msgspec.Struct):
         return next((limit for limit in named if limit is not None), None)
 
     @property
+    def n_texts(self) -> int:
+        """The texts of a request for embeddings, or the documents of a reranking."""
+        documents = self.documents or self.texts
+        return len(documents or self.input) if documents or isinstance(self.input, list) else 1
+
+    @property
     def text(self) -> str:
+        """All text that the model reads: of a reranking the query with each document."""
+        if documents := self.documents or self.texts:
+            return "".join(self.query + document for document in documents)
         contents = [message.get("content") for message in self.messages]
-        items = self.input if isinstance(self.input, list) else [{"content": self.input}]
-        contents += [self.system, *(item.get("content") for item in items)]
+        items = self.input if isinstance(self.input, list) else [self.input]
+        contents += [self.system]
+        contents += [item if isinstance(item, str) else item.get("content") for item in items]
         return "".join(str(content) for content in contents if content) or self.prompt
 
 
@@ -100,6 +117,8 @@ def refuse(
             if script.refusal == "silent":
                 return 400, error_body(400, "Bad request")
             message = f"Unrecognized request argument supplied: {key}"
+            if key == "documents":  # the message of Text Embeddings Inference
+                message = "Failed to deserialize the JSON body: missing field `texts`"
             if key == "max_tokens":  # the message of hosted reasoning models
                 message = "'max_tokens' is not supported; use 'max_completion_tokens' instead."
             return 400, error_body(400, message, param=key.partition("!")[0])
@@ -110,7 +129,8 @@ def refuse(
     limit = fields.limit
     if limit is not None and limit < 1:
         return 400, error_body(400, f"max_tokens is {limit}; at least 1", "max_tokens")
-    total = script.prompt_tokens(fields.text, api != "completions") + (limit or script.tokens)
+    answer_tokens = 0 if api in WITHOUT_TOKENS else limit or script.tokens
+    total = script.prompt_tokens(fields.text, api not in WITHOUT_TEMPLATE) + answer_tokens
     if script.max_model_len is not None and total > script.max_model_len:
         message = f"maximum context length is {script.max_model_len} tokens, asked for {total}"
         return 400, error_body(400, message, code="context_length_exceeded")

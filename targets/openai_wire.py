@@ -115,13 +115,17 @@ class OpenAICodec(Adapter):
     def prompt_fields(self, request: Request) -> JsonObject:
         """The body fields of the prompt and of the output limit."""
 
+    def common_fields(self, request: Request) -> JsonObject:
+        """The body fields that do not depend on the prompt, before `extra_body`."""
+        return _common_fields(self, request)
+
     @staticmethod
     @abstractmethod
     def to_delta(event: Any) -> Delta:
         """The content of an event of type `decoder.type`."""
 
     def encode(self, request: Request) -> HttpRequest:
-        body = {"model": self.model, **self.prompt_fields(request), **_common_fields(self, request)}
+        body = {"model": self.model, **self.prompt_fields(request), **self.common_fields(request)}
         encoded = msgspec.json.encode(merge_body(body, self.extra_body))
         headers = _STREAM_HEADERS if self.stream else _WHOLE_HEADERS
         return HttpRequest("POST", self.version + self.path, headers, encoded)

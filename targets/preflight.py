@@ -19,6 +19,7 @@ from targets.endpoint import Endpoint
 from targets.http_session import HttpSession
 from targets.preflight_result import (
     CHECKS,
+    CHECKS_WITHOUT_TOKENS,
     CharacterFit,
     FieldChange,
     Longest,
@@ -163,7 +164,7 @@ class _Run:
     waits_s: list[float] = field(default_factory=list)  # to first tokens
 
     def note(self, name: str, ok: bool | None, detail: str, *, is_stop: bool = False) -> None:
-        assert name in CHECKS, name
+        assert name in (*CHECKS, "results"), name
         detail = self.endpoint.redact(detail)
         self.checks[name] = PreflightCheck(name, ok, detail, is_stop=is_stop)
 
@@ -172,7 +173,8 @@ class _Run:
         return self.models.max_len.get(self.adapter.model)
 
     def result(self, fatal: str | None) -> Preflight:
-        checks = (self.checks.get(name) or unchecked(name) for name in CHECKS)
+        names = CHECKS_WITHOUT_TOKENS if self.adapter.results else CHECKS
+        checks = (self.checks.get(name) or unchecked(name) for name in names)
         models = self.models.max_len if self.models.status == 200 else None
         waits_s = [seconds for seconds in self.waits_s if math.isfinite(seconds)]
         longest_s = max(waits_s, default=0.0)
@@ -258,11 +260,12 @@ class _Run:
         raise _Stop("models", f"{problem} ({_by_reason(refusals)}); name the model with --model")
 
     def check_length(self, longest: Longest) -> None:
-        limit, total = self.max_model_len, longest.input_tokens + longest.output_tokens
+        limit, lengths = self.max_model_len, (longest.input_tokens, longest.output_tokens)
+        total = self.adapter.sequence_tokens(*lengths)
         if limit is None:
             self.note("max_model_len", None, f"not stated; the scenario needs up to {total} tokens")
         elif total > limit:
-            needed = f"{longest.input_tokens} + {longest.output_tokens} tokens"
+            needed = f"{total if self.adapter.results else '{} + {}'.format(*lengths)} tokens"
             subject = f"{longest.place} needs" if longest.place else "the scenario needs up to"
             remedy = "remove the line" if longest.place else "lower the scenario's max"
             raise _Stop(
@@ -391,6 +394,9 @@ class _Run:
     def check_answer(self, answer: ProbeAnswer) -> None:
         """Check streaming, usage, length and finish reason of a usable answer."""
         self.waits_s.append(answer.first_token_s)
+        if self.adapter.results:
+            self._check_results(answer)
+            return
         self._check_streaming(answer)
         self._check_usage(answer)
         stated = answer.usage.output_tokens if answer.usage else None
@@ -424,6 +430,18 @@ class _Run:
         reasons = [d.finish_reason.name for d in answer.deltas if d.finish_reason]
         missing = "missing: a cut stream looks complete"
         self.note("finish_reason", bool(reasons), reasons[-1] if reasons else missing)
+
+    def _check_results(self, answer: ProbeAnswer) -> None:
+        """Check an answer without tokens, whose number of results the codec has compared."""
+        n_results = sum(delta.results for delta in answer.deltas)
+        noun = self.adapter.results if n_results > 1 else self.adapter.results.removesuffix("s")
+        detail = f"{n_results} {noun} an answer, without tokens: latency is end to end"
+        self.note("results", True, detail)
+        tokens = None if answer.usage is None else answer.usage.input_tokens
+        stated = "not stated: input tokens are those of the plan"
+        self.note(
+            "usage", None if tokens is None else True, stated if tokens is None else f"{tokens} in"
+        )
 
     def _check_streaming(self, answer: ProbeAnswer) -> None:
         n_chunks, detail = answer.n_token_events, f"{answer.n_token_events} chunks"

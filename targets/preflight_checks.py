@@ -26,6 +26,7 @@ CONSEQUENCES = {
     "completion": "nothing can be measured",
     "fields": "a field that is not sent has the server's default: another temperature changes the "
     "answers, and without ignore_eos their lengths",
+    "results": "nothing can be measured",
     "streaming": "TTFT is then the end-to-end time, and TPOT and ITL mean nothing: switch off "
     "buffering in the proxy in front of the server",
     "usage": "output tokens are counted as 1 per chunk: TPOT and throughput are wrong if a chunk "
@@ -54,13 +55,14 @@ class ConnectionCounts:
 
 @dataclass(frozen=True)
 class Head:
-    """The HTTP head of a streamed answer to a request without compression."""
+    """The HTTP head of an answer to a request without compression."""
 
     version: str
     content_type: str
     content_encoding: str
     is_chunked: bool
     has_length: bool
+    is_streamed: bool = True
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def http(head: Head) -> PreflightCheck:
             "the body ends with its connection: a cut stream looks complete",
         ),
         (
-            head.content_type != "text/event-stream",
+            head.is_streamed and head.content_type != "text/event-stream",
             f"content-type {head.content_type or 'missing'}",
             "proxies recognize a stream only by text/event-stream and may buffer other types",
         ),
@@ -132,7 +134,7 @@ def http(head: Head) -> PreflightCheck:
         details, effects = zip(*faults, strict=True)
         return PreflightCheck("http", False, "; ".join(details), "; ".join(effects))
     framing = "chunked" if head.is_chunked else "of stated length"
-    return PreflightCheck("http", True, f"HTTP/1.1, {framing}, text/event-stream, not compressed")
+    return PreflightCheck("http", True, f"HTTP/1.1, {framing}, {head.content_type}, not compressed")
 
 
 def connections(counts: ConnectionCounts) -> PreflightCheck:

@@ -23,6 +23,8 @@ CHECKS = (
     "prompt_fit",
     "run_requests",
 )
+CHECKS_WITHOUT_TOKENS = (*CHECKS[:4], "results", "usage", *CHECKS[8:])
+"""The checks of a codec whose answers have no tokens."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,12 @@ _OPTIONAL = {
     "limit_field": _Optional(
         ("max_completion_tokens", "max_tokens"), "max_completion_tokens", "max_tokens"
     ),
+    "documents_field": _Optional(("texts",), "texts", "documents"),
 }  # in order of how often servers reject them
+_RENAMED = {
+    "limit_field": "max_completion_tokens replaces max_tokens",
+    "documents_field": "texts replaces documents",
+}
 
 
 def after_rejection(adapter: Adapter, status: int, body: str) -> FieldChange | None:
@@ -140,7 +147,7 @@ def after_rejection(adapter: Adapter, status: int, body: str) -> FieldChange | N
     left = [
         (field, option)
         for field, option in _OPTIONAL.items()
-        if getattr(adapter, field, option.value) != option.value  # codecs may lack `limit_field`
+        if getattr(adapter, field, option.value) != option.value  # codecs may lack a field
         and (field != "min_tokens" or adapter.ignore_eos)  # sent only with it
         and (adapter.stream or field not in ("continuous_usage", "include_usage"))
     ]
@@ -153,10 +160,9 @@ def after_rejection(adapter: Adapter, status: int, body: str) -> FieldChange | N
 def fields_check(requested: Adapter, accepted: Adapter) -> PreflightCheck:
     """The fields of the first request that the server refused."""
     changed = [f for f in _OPTIONAL if getattr(accepted, f, None) != getattr(requested, f, None)]
-    refused = [_OPTIONAL[field].shown for field in changed if field != "limit_field"]
+    refused = [_OPTIONAL[field].shown for field in changed if field not in _RENAMED]
     details = [f"refused and not sent: {', '.join(refused)}"] if refused else []
-    if "limit_field" in changed:
-        details.append("max_completion_tokens replaces max_tokens")
+    details += [words for field, words in _RENAMED.items() if field in changed]
     ok = False if "sends_temperature" in changed else None if refused else True
     return PreflightCheck("fields", ok, "; ".join(details) or "all accepted")
 

@@ -113,9 +113,29 @@ def test_a_temperature_that_the_server_would_choose_is_named():
     assert not any("temperature" in line for line in chosen.notes)
 
 
+def test_a_command_for_embeddings_becomes_a_target_of_that_api():
+    command = (
+        "vllm bench serve --backend openai-embeddings --endpoint /v1/embeddings --model m "
+        "--dataset-name random --random-input-len 64 --random-batch-size 8 --request-rate 5 "
+        "--num-prompts 100 --goodput e2el:200"
+    )
+    found = translate(command)
+    assert "api: embeddings" in found.target_yaml
+    assert "texts_per_request: 8" in found.target_yaml
+    assert "input_tokens: {kind: fixed, tokens: 512}" in found.scenario_yaml
+    assert "output_tokens: {kind: fixed, tokens: 1}" in found.scenario_yaml
+    assert (found.missing, found.notes) == ((), ())
+    reranked = translate(command.replace("openai-embeddings", "vllm-rerank").replace(
+        "/v1/embeddings", "/v1/rerank"))  # fmt: skip
+    assert "api: rerank" in reranked.target_yaml
+    ranged = translate(f"{command} --random-range-ratio 0.5")
+    assert "{kind: uniform, min: 256, max: 768}" in ranged.scenario_yaml
+
+
 @pytest.mark.parametrize(
     ("command", "message"),
     [
+        ("vllm bench serve --backend vllm-pooling", "supports embeddings, rerank, chat"),
         ("wrk -t2 http://localhost", "no known command in 'wrk -t2"),
         (
             "guidellm benchmark --rate-type throughput --data prompt_tokens=1,output_tokens=1",

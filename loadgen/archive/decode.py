@@ -156,6 +156,8 @@ class Decoded:
     unknown_events: int = 0
     retry_after_s: float = math.nan
     answer_crc32: int = 0
+    results: int = 0
+    reasoning_tokens: int = 0
 
     def fail(self, status: Status, error: str) -> None:
         """Records a failure, unless an earlier failure is recorded."""
@@ -249,20 +251,25 @@ def _read_whole(body: Body, adapter: Adapter, result: Decoded) -> None:
         result.fail(Status.stream_error, f"{IN_ANSWER}{delta.error}")
     elif delta.is_unknown:
         result.fail(Status.stream_error, f"not a whole answer: {_excerpt(body.data)}")
-    elif not delta.is_token:
+    elif not delta.is_token and not delta.results:
         result.fail(Status.stream_error, "answered without a single token")
     result.finish_reason = delta.finish_reason
     result.server.update(delta.server)
     usage = delta.usage or Usage()
     result.input_tokens, result.cached_tokens = usage.input_tokens or 0, usage.cached_tokens or 0
-    if not delta.is_token:
+    result.results = delta.results
+    if not delta.is_token and not delta.results:
         return
     result.last_token_ns = body.times[-1]
+    if delta.results:
+        result.answer_crc32 = zlib.crc32(delta.text.encode()[:_TEXT_BYTES])
+        return
     result.chunk_ns = [body.times[-1]]
     text = _Text(is_known=False)  # reasoning, too, came with the answer
     text.add(EventRun([], delta))
     result.answer_crc32 = text.crc32
     _count(result, usage.output_tokens, 0, [0], text)
+    result.reasoning_tokens = min(usage.reasoning_tokens or 0, result.output_tokens)
 
 
 def _has_events(body: bytes) -> bool:
@@ -326,6 +333,7 @@ def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:
         result.first_token_ns, result.last_token_ns = result.chunk_ns[0], result.chunk_ns[-1]
     result.answer_crc32 = text.crc32
     _count(result, usage_tokens, reasoning_tokens, running_tokens, text)
+    result.reasoning_tokens = _reasoning(result, reasoning_tokens, text)
     _check_end(result, is_done)
 
 
@@ -445,6 +453,17 @@ def _hidden(usage_tokens: int, reasoning_tokens: int, n_chunks: int, text: _Text
     n_shown = min(reasoning_tokens, text.reasoning_events)
     is_shown = is_possible_count(reasoning_tokens, n_shown, text.reasoning_bytes)
     return 0 if is_shown or not text.is_known else reasoning_tokens - n_shown
+
+
+def _reasoning(result: Decoded, stated: int, text: _Text) -> int:
+    """The reasoning tokens of a stream: as `stated`, else the events with reasoning where each
+    event is a token, else their share of the text."""
+    tokens = result.output_tokens
+    if stated or not text.reasoning_events:
+        return min(stated, tokens)
+    if tokens == len(result.chunk_ns) or not text.n_bytes:
+        return min(text.reasoning_events, tokens)
+    return min(round(tokens * text.reasoning_bytes / text.n_bytes), tokens)
 
 
 def _count(

@@ -394,6 +394,8 @@ class ExchangeColumns:
             min(decoded.unknown_events, _MOST_U2),
             decoded.retry_after_s,
             decoded.answer_crc32,
+            _fitting(decoded.results, _MOST_U4),
+            _fitting(decoded.reasoning_tokens, _MOST_U4),
         )
         self._at.append(row)
         self._lines.append(line)

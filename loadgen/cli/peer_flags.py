@@ -32,7 +32,7 @@ HINTS: Mapping[str, tuple[str, ...]] = {
     "write --target http://host:port": (
         *("--base-url", "--url", "--host", "-H", "--port", "--server", "--api-base"),
     ),
-    "set api: chat, completions, responses or messages in a target file (docs/targets.md)": (
+    "set api: chat, completions, responses, embeddings, … in a target file (docs/targets.md)": (
         *("--backend", "--endpoint", "--endpoint-type", "--request-type", "--request-format"),
         *("--completions", "--chat", "--api"),
     ),

@@ -26,7 +26,12 @@ from loadgen.units import parse_rate_per_s
 
 PERCENTILES = (1, 5, 10, 25, 50, 75, 90, 95, 99)
 _SCHEMA = "1.4"
-_ENDPOINTS = {"chat": "chat", "completions": "completions", "responses": "responses"}
+_ENDPOINTS = {
+    "chat": "chat",
+    "completions": "completions",
+    "embeddings": "embeddings",
+    "responses": "responses",
+}
 _UNITS = {
     "request_latency": "ms",
     "time_to_first_token": "ms",

@@ -27,7 +27,9 @@ PERCENTILES = (50, 90, 95, 99)
 _BACKENDS = {
     "chat": "openai-chat",
     "completions": "openai",
+    "embeddings": "openai-embeddings",
     "messages": "anthropic-messages",
+    "rerank": "vllm-rerank",
     "responses": "openai-responses",
 }
 _GOODPUT_WORDS = {

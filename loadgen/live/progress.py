@@ -108,7 +108,9 @@ class Progress:
         n_measured: int | None = None,
         figures: RunFigures | None = None,
         warning: EarlyWarning | None = None,
+        is_streamed: bool = True,
     ) -> None:
+        self._is_streamed = is_streamed
         self._figures, self._warning = figures, warning
         self._uses: dict[int, ThreadUse] = {}
         self._has_waited = False
@@ -116,7 +118,7 @@ class Progress:
         self._console, self._window_s, self._n = console, window_s, n_scheduled
         self._is_closed_loop, self._n_measured = is_closed_loop, n_measured
         self._beats: dict[int, JsonObject] = {}
-        self._ttft, self._lateness = LiveCounts(), LiveCounts()
+        self._waits, self._lateness = LiveCounts(), LiveCounts()
         self._live: Live | None = None
         self._note = ""
         self._quiet_s = 0.0
@@ -145,7 +147,7 @@ class Progress:
     def beat(self, shard: int, message: JsonObject) -> Totals:
         """Adds a progress message of a shard, draws, and returns the current totals."""
         self._beats[shard] = message
-        self._ttft.add(message["ttft_s"])
+        self._waits.add(message["ttft_s" if self._is_streamed else "e2e_s"])
         self._lateness.add(message["lateness_s"])
         self._has_waited |= message["waiting"] > 0
         if "use" in message:
@@ -201,7 +203,7 @@ class Progress:
             f"{elapsed_s:.0f}/{self._window_s:.0f} s",
             sent,
             f"in flight {totals.in_flight}" + (f" +{totals.waiting}" if totals.waiting else ""),
-            f"TTFT {_percentiles(self._ttft)}",
+            f"{'TTFT' if self._is_streamed else 'E2E'} {_percentiles(self._waits)}",
             f"failed {totals.n_failed}"
             + (f", dropped {totals.n_dropped}" if totals.n_dropped else "")
             + (f", unfinished {totals.n_unfinished}" if totals.n_unfinished else "")
@@ -231,11 +233,17 @@ class Progress:
             f"{_name(slo)} {slo.shown} {_WORDS[slo.is_met]}{before if slo.is_met else ''}"
             for slo in self._figures.slos()
         ]
+        tpot = f"TPOT {_percentiles(self._figures.latencies['tpot_s'])}"
         return [
-            f"TPOT {_percentiles(self._figures.latencies['tpot_s'])}",
-            f"{format_number(self._figures.tokens_per_s)} tokens/s",
+            *([tpot] if self._is_streamed else []),
+            self._speed(self._figures),
             *slos[:_MOST_ROWS],
         ]
+
+    def _speed(self, figures: RunFigures) -> str:
+        """Tokens per second; of whole answers, whose tokens are not counted here, the answers."""
+        unit = "tokens" if self._is_streamed else "answers"
+        return f"{format_number(figures.tokens_per_s)} {unit}/s"
 
     def _present_warning(self) -> str:
         if self._warning is None:
@@ -245,20 +253,21 @@ class Progress:
 
     def _view(self) -> View:
         totals = self.totals()
-        time, sent, in_flight, ttft, failed, lateness = self._facts(totals)
+        time, sent, in_flight, waits, failed, lateness = self._facts(totals)
         done = round(_BAR * min(1.0, self._share(totals)))
         view = View()
         view.append("━" * done, "green").append("━" * (_BAR - done), "dim")
         if self._figures is None:
             width = max(len(time), len(failed))
             view.append(f"  {time:{width}}  {sent}\n")
-            view.append(f"{in_flight:{_BAR}}  {failed:{width}}  {ttft}\n").append(lateness, "dim")
+            view.append(f"{in_flight:{_BAR}}  {failed:{width}}  {waits}\n").append(lateness, "dim")
         else:
             left_s = self._window_s - totals.now_s
             left = f", {left_s:.0f} s left" if left_s > 0 and self._n_measured is None else ""
             view.append(f"  {time}{left}\n")
             self._draw_slos(view, self._figures.slos())
-            self._draw_latencies(view, self._figures)
+            if self._is_streamed:
+                self._draw_latencies(view, self._figures)
             self._draw_traffic(view, self._figures, totals)
             if len(self._figures.classes) > 1:
                 _draw_classes(view, self._figures)
@@ -307,7 +316,7 @@ class Progress:
         waiting = f" + {format_count(totals.waiting)} waiting" if totals.waiting else ""
         view.append(
             f"{shown} achieved {format_number(achieved)}/s · "
-            f"{format_number(figures.tokens_per_s)} tokens/s · in flight {in_flight}{waiting}\n"
+            f"{self._speed(figures)} · in flight {in_flight}{waiting}\n"
         )
         n_planned = "" if self._is_closed_loop else f" of {format_count(self._n)}"
         view.append(f"sent {format_count(totals.released)}{n_planned} · ")

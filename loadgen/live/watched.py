@@ -101,6 +101,7 @@ class WatchedRun:
             seconds |= {metric: ended[f"{metric}_s"] for metric in ("ttft", "tpot", "e2e")}
             if ended["ttft_s"] is not None:
                 seconds["ttft_from_send"] = ended["ttft_s"] - ended["lateness_s"]
+            if ended["e2e_s"] is not None:
                 is_met = meets_slos(ended, self.labels.slos.get(name, ()))
                 self._counts["slobench_slo_met_total"][label] += is_met
         for metric, value_s in seconds.items():

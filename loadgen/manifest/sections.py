@@ -89,7 +89,8 @@ class TargetSection(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     answers have the planned length. `prompt_fit` is (tokens of the chat template, tokens per
     character of a prompt). `metrics` are the addresses of the server's own metrics, empty where
     they were not read; `prompt_words` is the number of words with a known length in tokens.
-    `stream` False: answers were requested as a whole. `recorded_prompts` is the number of different
+    `stream` False: answers were requested as a whole. `results`: what answers hold in place of
+    tokens (`vectors`, `scores`), "" for tokens. `recorded_prompts` is the number of different
     recorded prompts that are sent without a salt; None: every prompt is new.
     """
 
@@ -111,6 +112,7 @@ class TargetSection(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     metrics: tuple[str, ...] | None = None
     prompt_words: int | None = None
     stream: bool = True
+    results: str = ""
     recorded_prompts: int | None = None
 
 

@@ -21,6 +21,7 @@ from loadgen.measure.in_flight import in_flight
 from loadgen.measure.judging_slos import other_slos, own_slos
 from loadgen.measure.load import change_through
 from loadgen.measure.per_request import Mask, without_own
+from loadgen.measure.reasoning import reasoning
 from loadgen.measure.run_results import RunResults, run_results
 from loadgen.measure.scope import Scope
 from loadgen.measure.search_command import capacity_command
@@ -245,6 +246,8 @@ def _summary(
         closed_loop=evidence.loop,
         in_flight=in_flight(run, window),
         agents=_agents(evidence, scope),
+        results=run.manifest.target.results,
+        reasoning=reasoning(run, columns, due),
     )
 
 

@@ -53,16 +53,17 @@ def same_text(run: Run, columns: PerRequest, due: Mask) -> str:
     """
     rows, schedule = run.request_rows, run.schedule_rows
     compared = due & columns.is_ok & (rows["answer_crc32"] > 0)
-    compared &= schedule["output_tokens"] >= _LEAST_REQUESTED
+    compared &= (schedule["output_tokens"] >= _LEAST_REQUESTED) | (rows["results"] > 0)
     if np.count_nonzero(compared) < LEAST_COMPARED or same_prompts(run, due):
         return ""
     texts, lengths = rows["answer_crc32"][compared], columns.output_tokens[compared]
+    noun = run.manifest.target.results or "text"
     for n_alike, n in (_alike(texts, np.zeros_like(lengths)), _alike(texts, lengths)):
         if n >= LEAST_COMPARED and n_alike >= _ALIKE_SHARE * n:
             return (
-                f"{format_count(n_alike)} of {format_count(n)} answers have the same text, although"
-                " their prompts differ: perhaps the server does not compute them (a canned answer, "
-                "an error as text, a cache of answers). Check the text of an answer."
+                f"{format_count(n_alike)} of {format_count(n)} answers have the same {noun}, "
+                "although their prompts differ: perhaps the server does not compute them (a canned "
+                "answer, an error as text, a cache of answers). Check the text of an answer."
             )
     return ""
 

@@ -286,6 +286,17 @@ _ALL = (
         direction="higher",
         scope="run",
     ),
+    Metric(
+        "results_per_s",
+        "Result throughput",
+        "results_per_s",
+        "Vectors of embeddings, or scores of a reranking, received per second.",
+        "Σ results of ok requests with done inside the measured window / window length",
+        "0 where answers have tokens.",
+        unit="per_s",
+        direction="higher",
+        scope="run",
+    ),
 )
 
 METRICS: Mapping[str, Metric] = MappingProxyType({metric.name: metric for metric in _ALL})
@@ -308,6 +319,10 @@ NEEDS_STREAM = frozenset(
     )
 )
 """Metrics that an answer has only if it is streamed."""
+
+
+NEEDS_TOKENS = frozenset((*NEEDS_STREAM, "e2e_per_token_s"))
+"""Metrics that an answer has only if it has tokens."""
 
 
 def markdown_table() -> str:

@@ -19,6 +19,7 @@ from loadgen.measure.catalog import METRICS, NEEDS_STREAM
 from loadgen.measure.cause import dropped_text
 from loadgen.measure.closed_loop import ClosedLoop
 from loadgen.measure.per_request import Mask, PerRequest
+from loadgen.measure.reasoning import reasoning, without_answer
 from loadgen.measure.server_load import Backend, pinned
 from loadgen.measure.slo import Slo
 from loadgen.measure.stimulus import Stimulus, altered_arrivals
@@ -78,6 +79,7 @@ def findings(
         _uncounted(columns, run, due),
         _chunks(columns, run, due),
         _hidden_reasoning(columns, run, due),
+        _only_reasoning(columns, run, due),
         _one_piece(columns, due),
         _blocks(columns),
         _empty_answers(columns, due),
@@ -296,6 +298,8 @@ _BY_TOKEN = ("tpot_s", "itl_s", "max_itl_s", "e2e_per_token_s")
 def token_marks(columns: PerRequest, run: Run, due: Mask) -> dict[str, str]:
     """Metric → the reason why its values are doubtful or absent: metrics that depend on token
     counts which the server does not state, or states wrongly, and ITL of blocks."""
+    if run.manifest.target.results:
+        return {}
     marks = _count_marks(columns, run, due)
     if not columns.is_streamed:
         return dict.fromkeys(_OF_STREAM, "n/a: the answers were requested as a whole")
@@ -347,7 +351,7 @@ def _distrusted(columns: PerRequest, run: Run, due: Mask) -> str:
 
 
 def _uncounted(columns: PerRequest, run: Run, due: Mask) -> str:
-    answered = due & columns.is_ok & columns.has_token
+    answered = due & columns.is_ok & columns.has_token & (run.request_rows["results"] == 0)
     known = (TokenSource.usage, TokenSource.distrusted)
     uncounted = answered & ~np.isin(run.request_rows["token_source"], known)
     n = int(np.count_nonzero(uncounted))
@@ -388,6 +392,11 @@ def _hidden_reasoning(columns: PerRequest, run: Run, due: Mask) -> str:
         f"streamed: {format_number(mean)} of {format_number(of_mean)} output tokens on average. "
         "TTFT includes it; TPOT and the tokens per second leave it out."
     )
+
+
+def _only_reasoning(columns: PerRequest, run: Run, due: Mask) -> str:
+    """Answers that ended in their reasoning."""
+    return without_answer(reasoning(run, columns, due))
 
 
 def _one_piece(columns: PerRequest, due: Mask) -> str:

@@ -27,11 +27,12 @@ FULL = 0.99  # of `limits.max_concurrency`
 @dataclass(frozen=True, slots=True)
 class LoadByQuarter:
     """Per quarter of the measured window: the mean number of requests in flight, and the median
-    TTFT."""
+    TTFT, without a stream the median E2E."""
 
     in_flight: tuple[float, ...]
     ttft_s: tuple[float, ...]
     is_growing: bool
+    is_streamed: bool = True
 
 
 def mean_in_flight(run: Run, edges_s: Times) -> NDArray[np.float64]:
@@ -98,7 +99,10 @@ def load_through(
     grows = bool(np.all(rises)) and flight[3] - flight[0] >= least
     slows = medians[3] >= SLOWER_BY * medians[0]
     return LoadByQuarter(
-        tuple(flight.tolist()), tuple(medians), bool(is_steady and grows and slows)
+        tuple(flight.tolist()),
+        tuple(medians),
+        bool(is_steady and grows and slows),
+        columns.is_streamed,
     )
 
 
@@ -150,24 +154,26 @@ def change_through(run: Run, columns: PerRequest, due: Mask, window: MeasuredWin
 @dataclass(frozen=True, slots=True)
 class Throughput:
     """Successful requests completed, and tokens of all requests, per second of the measured
-    window."""
+    window; `results_per_s`: vectors or scores of answers that have no tokens, 0 for others."""
 
     requests_per_s: float
     output_tokens_per_s: float
     input_tokens_per_s: float
+    results_per_s: float = 0.0
 
 
 def throughput(run: Run, columns: PerRequest, window: MeasuredWindow) -> Throughput:
     """The rates inside the measured window, of requests due in any phase; NaN for an empty
     window."""
     rows = run.request_rows
-    n_finished = np.count_nonzero(columns.is_ok & inside(rows["done_s"], window))
+    finished = columns.is_ok & inside(rows["done_s"], window)
     begun = inside(np.fmin(rows["first_token_s"], rows["last_token_s"]), window)
     counted, planned = rows["input_tokens"][begun], run.schedule_rows["input_tokens"][begun]
     return Throughput(
-        requests_per_s=per_second(float(n_finished), window),
+        requests_per_s=per_second(float(np.count_nonzero(finished)), window),
         output_tokens_per_s=per_second(tokens_received(run, columns, window), window),
         input_tokens_per_s=per_second(float(np.where(counted > 0, counted, planned).sum()), window),
+        results_per_s=per_second(float(rows["results"][finished].sum()), window),
     )
 
 

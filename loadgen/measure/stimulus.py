@@ -85,7 +85,7 @@ def stimulus(run: Run, columns: PerRequest, window: MeasuredWindow) -> Stimulus:
     late_s = np.sort((rows["sent_s"] - schedule["scheduled_s"])[sent])
     ks, chance = ks_distance(np.diff(planned_s), np.diff(sent_s))
     counted = due & (rows["input_tokens"] > 0)
-    answered = due & columns.is_ok & columns.has_token
+    answered = due & columns.is_ok & columns.has_token & (rows["results"] == 0)
     displaced, window_s = displaced_share(planned_s, sent_s, late_s, window.length_s)
     return Stimulus(
         scheduled=_arrivals(planned_s, window),

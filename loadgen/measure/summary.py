@@ -17,6 +17,7 @@ from loadgen.measure.drivers import Drivers
 from loadgen.measure.fairness import Fairness
 from loadgen.measure.in_flight import InFlight
 from loadgen.measure.load import Throughput
+from loadgen.measure.reasoning import Reasoning
 from loadgen.measure.server_load import Backend, ServerSummary
 from loadgen.measure.slo_result import Bound, Certainty, SloResult
 from loadgen.measure.stalls import Stalls
@@ -180,6 +181,8 @@ class Summary:
     `reasons` (of the `findings` of a run that met its SLOs). `closed_loop` has the users,
     their start and the rate with its interval (None without a closed loop), `in_flight` the
     requests in flight and the users that think. `agents` has the trees of recorded agents.
+    `results`: what answers hold in place of tokens (`vectors`, `scores`), "" for tokens.
+    `reasoning` is None where no answer has any.
     """
 
     run: str
@@ -219,6 +222,8 @@ class Summary:
     closed_loop: ClosedLoop | None = None
     in_flight: InFlight | None = None
     agents: AgentNumbers | None = None
+    results: str = ""
+    reasoning: Reasoning | None = None
 
     @property
     def has_other_slos(self) -> bool:

@@ -123,6 +123,7 @@ class Recording:
             EarlyWarning(
                 instrument_limits(scenario), scenario.lateness_limit_s, scenario.phases.measure
             ),
+            target.adapter.stream,
         )
         self._scraper = Scraper(target.metrics, target.endpoint) if target.metrics else None
         self._watched: WatchedRun | None = None

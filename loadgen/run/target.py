@@ -83,6 +83,7 @@ class Target:
             model=self.endpoint.redact(self.adapter.model),
             ignore_eos=self.adapter.requests_exact_lengths,
             stream=self.adapter.stream,
+            results=self.adapter.results,
             prompt_fit=(self.fit.overhead, self.fit.step),
             metrics=tuple(url.partition("?")[0] for url in self.metrics),
             prompt_words=0 if self.fit.words is None else len(self.fit.words.words),
@@ -113,7 +114,7 @@ def open_target(
         endpoint = server.endpoint
         if scenario.sampling is not None:
             endpoint = endpoint.with_fields(scenario.sampling.body())
-        if not endpoint.stream and (problem := needs_stream(_slos(scenario))) is not None:
+        if not endpoint.streams and (problem := needs_stream(_slos(scenario))) is not None:
             raise UsageError(f"SLO {problem}")
         line = f"{server.name}: {endpoint.shown_url}  {endpoint.labels.flags or ''}".rstrip()
         console.print(line, soft_wrap=True, markup=False)
@@ -330,7 +331,7 @@ def _longest(schedule: Schedule, prompts: Prompts) -> Longest:
 
 def _fields(options: RunOptions, scenario: Scenario, endpoint: Endpoint) -> dict[str, Any]:
     """The fields of the codec that command line and scenario set."""
-    fields: dict[str, Any] = {"stream": endpoint.stream and scenario.stream}
+    fields: dict[str, Any] = {"stream": endpoint.streams and scenario.stream}
     return fields | ({"model": options.model} if options.model else {})
 
 

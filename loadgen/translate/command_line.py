@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pydantic import ValidationError
 
 from loadgen.errors import UsageError
+from loadgen.manifest.json_section import JsonObject
 from loadgen.translate import (
     aiperf,
     evalscope,
@@ -61,7 +62,9 @@ def translate(text: str) -> Translation:
         raise UsageError("\n".join(lines)) from None
     target = ""
     if draft.api != "chat" or draft.extra_body:
-        body = {"extra_body": draft.extra_body} if draft.extra_body else {}
+        body: JsonObject = {"extra_body": draft.extra_body} if draft.extra_body else {}
+        if draft.texts_per_request is not None:
+            body["texts_per_request"] = draft.texts_per_request
         target = write_document({"url": draft.url, "api": draft.api, **body})
     spec = "target.yaml" if target else draft.url
     words = ["slobench", draft.verb, "scenario.yaml", "--target", spec]

@@ -152,6 +152,7 @@ class Draft:
     classes: JsonObject = field(default_factory=dict)
     stop_when: JsonObject = field(default_factory=dict)
     extra_body: JsonObject = field(default_factory=dict)
+    texts_per_request: int | None = None
     slo: list[Any] = field(default_factory=list)
     seed: int | None = None
     warmup_s: float = 0.0

@@ -21,9 +21,11 @@ _SAMPLINGS = (
     "logprobs",
 )
 _OTHER_APIS = (
-    *("embed", "pooling", "rerank", "audio", "transcription", "classify", "messages"),
+    *("pooling", "infinity", "clip", "vlm2vec", "audio", "transcription", "classify", "messages"),
     *("tgi", "tensorrt", "deepspeed", "sagemaker", "generate", "realtime", "video", "image"),
 )
+_APIS = ("embeddings", "rerank", "chat", "responses", "completions")
+_WITHOUT_TOKENS = ("embeddings", "rerank")
 _OTHER_MEDIA = re.compile(
     r"vision|image|video|audio|speech|multi-?modal|vqa|\bmm|[-_]mm\b|\basr\b", re.IGNORECASE
 )
@@ -40,9 +42,12 @@ def translate(words: list[str]) -> Draft:
     _lengths(flags, draft)
     _arrivals(flags, draft)
     draft.seed = flags.count("seed")
+    has_tokens = draft.api not in _WITHOUT_TOKENS
+    if not has_tokens:
+        _set_texts(flags, draft)
     if (temperature := flags.number("temperature")) is not None:
         draft.requests["temperature"] = temperature
-    else:
+    elif has_tokens:
         draft.notes.append(
             "without --temperature vLLM leaves the temperature to the server; slobench sends 0"
             " (requests.temperature)"
@@ -50,7 +55,7 @@ def translate(words: list[str]) -> Draft:
     draft.add_goodput(flags)
     if ready_s := flags.count("ready-check-timeout-sec"):
         draft.options += ["--wait-ready", f"{ready_s}s"]
-    if flags.texts("ignore-eos") is None:
+    if flags.texts("ignore-eos") is None and has_tokens:
         draft.notes.append(
             "without --ignore-eos vLLM lets the model end its answers; slobench requests exact"
             " lengths (extra_body: {ignore_eos: null, min_tokens: null} in a target file does not)"
@@ -76,8 +81,8 @@ def _target(flags: Flags, draft: Draft) -> None:
     backend = flags.text("backend", "endpoint-type") or "openai"
     for name in (backend, endpoint):
         if any(word in name for word in _OTHER_APIS):
-            refuse(name, "slobench supports chat, completions and responses only")
-    named = (api for api in ("chat", "responses") if api in backend or api in endpoint)
+            refuse(name, f"slobench supports {', '.join(_APIS)} only")
+    named = (api for api in _APIS if api in backend or api in endpoint)
     draft.api = next(named, "completions")
 
 
@@ -117,6 +122,24 @@ def _lengths(flags: Flags, draft: Draft) -> None:
             " instead",
         )
         draft.requests.update(input_tokens=inputs, output_tokens=outputs)
+
+
+def _set_texts(flags: Flags, draft: Draft) -> None:
+    """The texts of a request for embeddings, whose lengths vLLM states for each text; there are no
+    output tokens."""
+    draft.requests["output_tokens"] = 1
+    n_texts = flags.count("random-batch-size")
+    if n_texts is None or draft.requests.get("input_tokens") is None:
+        return
+    draft.texts_per_request = n_texts
+    of_text = draft.requests["input_tokens"]
+    if isinstance(of_text, dict):
+        draft.requests["input_tokens"] = {
+            key: value * n_texts if isinstance(value, int) else value
+            for key, value in of_text.items()
+        }
+    else:
+        draft.requests["input_tokens"] = of_text * n_texts
 
 
 General = tuple[int | None, int | None]

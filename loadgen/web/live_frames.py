@@ -105,7 +105,7 @@ class FrameBuilder:
             value = ended[f"{metric}_s"]
             if value is not None and (status is Status.ok or metric == "lateness"):
                 self._counts[metric].add([value])
-        if status is Status.ok and ended["ttft_s"] is not None:
+        if status is Status.ok and ended["e2e_s"] is not None:
             counts.slo_met += meets_slos(ended, self._slos[class_id])
         name = self._names[class_id]
         return Ended(name, status, ended["e2e_s"], ended["duration_s"], ended["n_bytes"])

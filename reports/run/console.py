@@ -34,11 +34,13 @@ def table(summary: Summary) -> Group:
         parts.append(_slos(verdict_section.slo_head(summary), slo_rows))
     parts.append(_latencies(summary))
     if summary.classes:
-        parts.append(_filled(tables.CLASS_HEAD, tables.class_rows(summary)))
+        parts.append(_filled(*tables.class_table(summary)))
     if summary.fairness:
-        parts.append(_filled(tables.TENANT_HEAD, tables.tenant_rows(summary)))
+        tenants = tables.tenant_rows(summary)
+        parts.append(_filled(*tables.of_answers(summary, tables.TENANT_HEAD, tenants)))
     if len(summary.backends) > 1:
-        parts.append(_filled(tables.BACKEND_HEAD, tables.backend_rows(summary)))
+        backends = tables.backend_rows(summary)
+        parts.append(_filled(*tables.of_answers(summary, tables.BACKEND_HEAD, backends)))
     if (agents := summary.agents) is not None:
         for head, rows in agents_section.both_tables(agents):
             parts.append(_filled(head, rows, has_small=True))
@@ -52,7 +54,7 @@ def _latencies(summary: Summary) -> Table:
     from rich.text import Text
 
     grid = _grid("latency", "n", *(f"{key} [{summary.confidence:.0%}]" for key in _PERCENTILES))
-    for name in tables.MAIN_METRICS:
+    for name in tables.main_metrics(summary):
         found, title = summary.metrics[name], tables.marked_title(summary, name)
         cells = [_percentile(found, found.percentiles, key) for key in _PERCENTILES]
         grid.add_row(title, format_count(found.n), *map(Text, cells))
@@ -125,7 +127,9 @@ def _grid(first: str, *others: str) -> Table:
 
 def _rates(summary: Summary) -> list[str]:
     share, goodput = summary.attainment, summary.goodput.requests_per_s
-    rates = summary.throughput
+    throughput = f"output tokens {format_value(summary.throughput.output_tokens_per_s, 'per_s')}"
+    if summary.results or summary.reasoning is not None:
+        throughput = tables.throughput_text(summary)
     outcomes = ", ".join(
         f"{word} {cell.text}"
         for word, cell in tables.count_rows(summary)
@@ -142,8 +146,7 @@ def _rates(summary: Summary) -> list[str]:
         f"rate {tables.rate_text(summary)}",
         *([] if summary.closed_loop is None else [f"start: {summary.closed_loop.text}"]),
         *([text] if (text := tables.in_flight_text(summary)) else []),
-        f"output tokens {format_value(rates.output_tokens_per_s, 'per_s')};"
-        f" {outcomes or 'no requests due'}",
+        f"{throughput}; {outcomes or 'no requests due'}",
         *([tables.fairness_text(summary)] if summary.fairness else []),
         *([] if summary.server is None else [f"server: {describe_server(summary.server)}"]),
         *tables.mark_notes(summary),

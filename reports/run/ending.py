@@ -16,7 +16,7 @@ from loadgen.measure.wording import format_count, format_value
 from loadgen.records import Status
 from reports.ending import MOST_FINDINGS, Ending, EndingRow, NextStep
 from reports.run import verdict_section
-from reports.run.tables import has_percentile
+from reports.run.tables import has_percentile, throughput_text
 
 MOST_SLOS = 4
 MARKS = {True: "✓", False: "✗", None: "?"}
@@ -261,7 +261,8 @@ def _percent(ratio: float) -> str:
 def _latency_lines(summary: Summary) -> tuple[EndingRow, ...]:
     """The main latencies, for a run without an SLO."""
     lines = []
-    for name in ("ttft_s", "tpot_s", "e2e_s"):
+    answer = () if summary.reasoning is None else ("ttfat_s",)
+    for name in ("ttft_s", *answer, "tpot_s", "e2e_s"):
         found = summary.metrics[name]
         parts = [
             f"{key} {format_value(found.percentiles[key].value, 's')}"
@@ -289,7 +290,7 @@ def _traffic(summary: Summary) -> str:
     return "; ".join(
         (
             f"{rate}: {format_count(n_sent)} of {format_count(due)} requests",
-            f"{format_value(summary.throughput.output_tokens_per_s, 'per_s')[:-2]} output tokens/s",
+            throughput_text(summary),
             _failed(summary),
         )
     )

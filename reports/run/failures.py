@@ -95,6 +95,8 @@ _PATHS = {
     "completions": "/completions",
     "messages": "/messages",
     "responses": "/responses",
+    "embeddings": "/embeddings",
+    "rerank": "/rerank",
 }
 _PROMPT = "PROMPT-OF-THE-SAME-LENGTH"
 
@@ -111,17 +113,13 @@ def curl(target: TargetSection, input_tokens: int, output_tokens: int) -> str:
     prompt: dict[str, object] = {"prompt": _PROMPT}
     if target.api in ("chat", "messages"):
         prompt = {"messages": [{"role": "user", "content": _PROMPT}]}
-    elif target.api == "responses":
+    elif target.api in ("responses", "embeddings"):
         prompt = {"input": _PROMPT}
-    body = json.dumps(
-        {
-            "model": target.model,
-            "max_output_tokens" if target.api == "responses" else "max_tokens": output_tokens,
-            "stream": True,
-            **(target.extra_body or {}),
-            **prompt,
-        }
-    )
+    elif target.api == "rerank":
+        prompt = {"query": "hello", "documents": [_PROMPT]}
+    limit = "max_output_tokens" if target.api == "responses" else "max_tokens"
+    of_tokens = {} if target.results else {limit: output_tokens, "stream": True}
+    body = json.dumps({"model": target.model, **of_tokens, **(target.extra_body or {}), **prompt})
     before, _, after = redact(body).rpartition(_PROMPT)
     words = f"yes hello | head -n {max(1, input_tokens)} | tr '\\n' ' '"
     printed = f"printf %s {shlex.quote(before)}; {words}; printf %s {shlex.quote(after)}"

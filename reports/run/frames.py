@@ -67,6 +67,7 @@ class Frames:
     n_itl: int = 0
     has_slos: bool = False
     is_streamed: bool = True
+    results: str = ""
 
 
 def frames(run: Run, summary: Summary, columns: PerRequest) -> Frames:
@@ -91,6 +92,7 @@ def frames(run: Run, summary: Summary, columns: PerRequest) -> Frames:
         n_itl=n_itl,
         has_slos=any(r.scope == "request" for r in _all_slos(summary)),
         is_streamed=columns.is_streamed,
+        results=summary.results,
     )
 
 
@@ -252,6 +254,10 @@ def _seconds(run: Run, columns: PerRequest, met: Mask, end_s: float) -> list[Rec
         _histogram(t, n_bins, width_s) for t in (planned_s, rows["sent_s"], planned_s[met])
     )
     tokens = _tokens_per_bin(run, columns, n_bins, width_s)
+    has_results = bool(run.manifest.target.results)
+    results = _histogram(
+        rows["done_s"], n_bins, width_s, np.where(columns.is_ok, rows["results"], 0)
+    )
     edges = np.arange(n_bins + 1, dtype=np.float64) * np.float64(width_s)
     flight = mean_in_flight(run, edges)
     return [
@@ -263,6 +269,7 @@ def _seconds(run: Run, columns: PerRequest, met: Mask, end_s: float) -> list[Rec
             "kept": float(good[k]) / width_s,
             "in_flight": float(flight[k]),
             "output_tokens": float(tokens[k]) / width_s,
+            **({"results": float(results[k]) / width_s} if has_results else {}),
         }
         for k in range(n_bins)
     ]

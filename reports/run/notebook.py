@@ -49,7 +49,7 @@ def html(name: str, summary: Summary, page: str = "") -> str:
 def _latencies(summary: Summary) -> list[tuple[str, list[str]]]:
     """Title, number of requests and percentiles of each main metric."""
     rows = []
-    for name in tables.MAIN_METRICS:
+    for name in tables.main_metrics(summary):
         found = summary.metrics[name]
         shown = [
             tables.percentile_text(found.percentiles[key], "s")

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec import structs
 
 from loadgen.measure.attainment import due_rows
-from loadgen.measure.catalog import METRICS
+from loadgen.measure.catalog import METRICS, NEEDS_TOKENS, Metric
 from loadgen.measure.drivers import interference
 from loadgen.measure.per_request import per_request
 from loadgen.measure.server_load import describe_server
@@ -44,12 +44,9 @@ _CAPTIONS = {
     "spectrum-itl": "Inter-token latency at every percentile",
     "spectrum-e2e": "End-to-end latency at every percentile",
 }
-_OF_ANY_RUN = {
-    name: metric
-    for name, metric in METRICS.items()
-    if metric.scope != "tree" and name != "tree_attainment"
+_OF_TREES = {name for name, metric in METRICS.items() if metric.scope == "tree"} | {
+    "tree_attainment"
 }
-"""The metrics of a run without agents."""
 
 
 def render(
@@ -118,13 +115,24 @@ def render(
         format_value=format_value,
         format_count=format_count,
         describe_server=describe_server,
-        metrics=METRICS if summary.agents else _OF_ANY_RUN,
+        metrics=_explained(summary),
         provenance=_provenance(run),
         scenario_text=redact(run.manifest.scenario.text),
         preflight=[
             structs.replace(line, detail=redact(line.detail)) for line in run.manifest.preflight
         ],
     )
+
+
+_RATES_OF_TOKENS = ("output_tokens_per_s", "goodput_output_tokens_per_s")
+
+
+def _explained(summary: Summary) -> dict[str, Metric]:
+    """The metrics that the page has: of tokens or of other results, of trees with agents."""
+    absent = {*NEEDS_TOKENS, *_RATES_OF_TOKENS} if summary.results else {"results_per_s"}
+    if not summary.agents:
+        absent |= _OF_TREES
+    return {name: metric for name, metric in METRICS.items() if name not in absent}
 
 
 def _redacted(summary: Summary) -> Summary:
@@ -184,7 +192,8 @@ def _points_shown(shown: Frames, each: str) -> str:
     n_gaps = sum(p["status"] == "ok" for p in shown.itl)
     counts = ((n_ok, shown.n_points), (n_failed, shown.n_failed_points), (n_gaps, shown.n_itl))
     if all(n == total for n, total in counts):
-        return f"Every {each} is a point, and so is every gap between its tokens."
+        gaps = ", and so is every gap between its tokens" if shown.n_itl else ""
+        return f"Every {each} is a point{gaps}."
     ok, failed, gaps = (f"{format_count(n)} of {format_count(total)}" for n, total in counts)
     return (
         f"Points: {ok} successful requests, {failed} failed requests, {gaps} gaps between tokens,"

@@ -19,7 +19,10 @@ from reports.run.tables import TableCell
 
 N_SLOWEST = 50
 MAX_TICKS = 120  # chunks drawn per answer, evenly taken
-HEAD = ("request", "class", "released at", "prompt", "output", "TTFT", "TPOT", "longest gap", "E2E")
+HEAD = (
+    *("request", "class", "released at", "prompt", "output"),
+    *("TTFT", "TTFAT", "TPOT", "longest gap", "E2E"),
+)
 _ROW_PX = 13
 _ENDS: tuple[Literal["left"], Literal["right"]] = ("left", "right")
 
@@ -140,6 +143,7 @@ def _cells(run: Run, columns: PerRequest, row: int) -> list[TableCell]:
         TableCell(format_count(prompt)),
         TableCell(format_count(int(columns.output_tokens[row]))),
         TableCell(format_value(float(columns.ttft_s[row]), "s")),
+        TableCell(format_value(float(columns.ttfat_s[row]), "s")),
         TableCell(format_value(float(columns.tpot_s[row]), "s")),
         TableCell(format_value(float(columns.max_stall_s[row]), "s")),
         TableCell(format_value(float(columns.e2e_s[row]), "s")),

@@ -6,11 +6,12 @@ A cell with a number has its place in summary.json (`path`).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from loadgen.measure.catalog import METRICS, Unit
+from loadgen.measure.catalog import METRICS, NEEDS_TOKENS, Unit
 from loadgen.measure.fairness import TenantShare
 from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.statistics.percentiles import Percentile, fewest_samples
@@ -45,6 +46,42 @@ class TableCell:
     unit: Unit | Literal["count"] = "count"
     small: str = ""
     title: str = ""
+
+
+_ABOUT_TOKENS = re.compile("TTFT|TTFAT|TPOT|^output|^longest gap")
+"""Heads of columns that answers without tokens do not have."""
+
+
+def shown(summary: Summary, names: Sequence[str]) -> list[str]:
+    """The metrics that the answers of a run have: those without tokens have none about tokens."""
+    return [name for name in names if not (summary.results and name in NEEDS_TOKENS)]
+
+
+def main_metrics(summary: Summary) -> list[str]:
+    """The metrics of the first table; TTFAT stands beside TTFT where answers have reasoning."""
+    names = list(MAIN_METRICS)
+    if summary.reasoning is not None:
+        names.insert(2, "ttfat_s")
+    return shown(summary, names)
+
+
+def more_metrics(summary: Summary) -> list[str]:
+    """The metrics of the second table."""
+    return [name for name in shown(summary, MORE_METRICS) if name not in main_metrics(summary)]
+
+
+def of_answers(
+    summary: Summary, head: Sequence[str], rows: Sequence[Sequence[TableCell]]
+) -> tuple[list[str], list[list[TableCell]]]:
+    """A table, without its columns about tokens where answers have none, and without TTFAT where
+    no answer has reasoning."""
+    kept = [
+        k
+        for k, name in enumerate(head)
+        if not (summary.results and _ABOUT_TOKENS.search(name))
+        if name != "TTFAT" or summary.reasoning is not None
+    ]
+    return [head[k] for k in kept], [[row[k] for k in kept] for row in rows]
 
 
 def has_percentile(n: int, key: str) -> bool:
@@ -137,19 +174,29 @@ def _no_attainment(reason: str) -> TableCell:
     return TableCell("n/a", small=reason)
 
 
-CLASS_HEAD = (
-    *("class", "due", "offered", "attainment", "goodput"),
-    *("TTFT p50", "TTFT p99", "TPOT p99", "verdict"),
-)
+_CLASS_HEAD = ("class", "due", "offered", "attainment", "goodput")
 _CLASS_PERCENTILES = (("ttft_s", "p50"), ("ttft_s", "p99"), ("tpot_s", "p99"))
+_WITH_REASONING = (("ttft_s", "p99"), ("ttfat_s", "p50"), ("ttfat_s", "p99"), ("tpot_s", "p99"))
+_WITHOUT_TOKENS = (("e2e_s", "p50"), ("e2e_s", "p99"))
 
 
-def class_rows(summary: Summary) -> list[list[TableCell]]:
-    """A row per class; none where all traffic is of the same class."""
-    return [_class_row(name, found, summary.confidence) for name, found in summary.classes.items()]
+def class_table(summary: Summary) -> tuple[list[str], list[list[TableCell]]]:
+    """The head, and a row per class; no row where all traffic is of the same class."""
+    latencies: Sequence[tuple[str, str]] = _CLASS_PERCENTILES
+    if summary.results:
+        latencies = _WITHOUT_TOKENS
+    elif summary.reasoning is not None:
+        latencies = _WITH_REASONING
+    head = [*_CLASS_HEAD, *(f"{METRICS[name].title} {key}" for name, key in latencies), "verdict"]
+    return head, [
+        _class_row(name, found, summary.confidence, latencies)
+        for name, found in summary.classes.items()
+    ]
 
 
-def _class_row(name: str, found: ClassSummary, confidence: float) -> list[TableCell]:
+def _class_row(
+    name: str, found: ClassSummary, confidence: float, latencies: Sequence[tuple[str, str]]
+) -> list[TableCell]:
     path = f"classes.{name}"
     share, goodput = found.attainment, found.goodput.requests_per_s
     cells = [
@@ -180,7 +227,7 @@ def _class_row(name: str, found: ClassSummary, confidence: float) -> list[TableC
             goodput_bound(found, confidence),
         ),
     ]
-    for metric, key in _CLASS_PERCENTILES:
+    for metric, key in latencies:
         cells.append(_percentile_cell(found.metrics[metric], metric, key, f"{path}.", small=False))
     word = {"met": "✓ met", "missed": "✗ missed", "no_verdict": "no verdict"}[found.verdict]
     return [*cells, TableCell(word)]
@@ -244,7 +291,7 @@ METRIC_HEAD = ("metric", "n", "mean", *PERCENTILES, "max")
 def metric_rows(summary: Summary, names: Sequence[str]) -> list[list[TableCell]]:
     """Cells: name, n, mean, percentiles with confidence interval and `*`, maximum."""
     rows = []
-    for name in names:
+    for name in shown(summary, names):
         found, unit = summary.metrics[name], METRICS[name].unit
         path = f"metrics.{name}"
         rows.append(
@@ -262,7 +309,7 @@ def metric_rows(summary: Summary, names: Sequence[str]) -> list[list[TableCell]]
 def failure_rows(summary: Summary, names: Sequence[str]) -> list[list[TableCell]]:
     """Percentiles with every failure as +inf, of the metrics for which they differ."""
     rows = []
-    for name in names:
+    for name in shown(summary, names):
         found = summary.metrics[name]
         if found.with_failures and found.with_failures != found.percentiles:
             rows.append(
@@ -359,14 +406,17 @@ def _against_limit(value_s: float, limit_s: float | None, is_trusted: bool) -> s
     return f"{limit}, {word} {format_number(100 * abs(share))} %"
 
 
+_TILES = ("ttft_s", "ttfat_s", "tpot_s")
+
+
 def tiles(summary: Summary) -> list[tuple[str, TableCell]]:
     """The headline numbers: (name, cell with the number and its context)."""
     goodput, share = summary.goodput.requests_per_s, summary.attainment
     counts = summary.counts
     late = f", {format_count(counts['unfinished'])} unfinished" if counts["unfinished"] else ""
     return [
-        _latency_tile(summary, "ttft_s"),
-        _latency_tile(summary, "tpot_s"),
+        *(_latency_tile(summary, name) for name in main_metrics(summary) if name in _TILES),
+        *([_latency_tile(summary, "e2e_s")] if summary.results else []),
         (
             "Goodput",
             TableCell(
@@ -396,15 +446,7 @@ def tiles(summary: Summary) -> list[tuple[str, TableCell]]:
                 achieved_basis(summary),
             ),
         ),
-        (
-            "Output tokens",
-            TableCell(
-                format_value(summary.throughput.output_tokens_per_s, "per_s"),
-                "throughput.output_tokens_per_s",
-                "per_s",
-                f"{format_value(summary.throughput.input_tokens_per_s, 'per_s')} input",
-            ),
-        ),
+        _throughput_tile(summary),
         (
             "Failed",
             TableCell(
@@ -415,6 +457,35 @@ def tiles(summary: Summary) -> list[tuple[str, TableCell]]:
             ),
         ),
     ]
+
+
+def _throughput_tile(summary: Summary) -> tuple[str, TableCell]:
+    """Output tokens per second, or the results of answers without tokens."""
+    name = "results_per_s" if summary.results else "output_tokens_per_s"
+    of_input = format_value(summary.throughput.input_tokens_per_s, "per_s")
+    context = f"{of_input} input tokens" if summary.results else f"{of_input} input"
+    if summary.reasoning is not None:
+        context = f"{summary.reasoning.text}; {context}"
+    cell = TableCell(
+        format_value(getattr(summary.throughput, name), "per_s"),
+        f"throughput.{name}",
+        "per_s",
+        context,
+    )
+    return summary.results.capitalize() or "Output tokens", cell
+
+
+def throughput_text(summary: Summary) -> str:
+    """`94.2 output tokens/s`, or `120 vectors/s, 6 400 input tokens/s`."""
+    rates = summary.throughput
+    if not summary.results:
+        text = f"{format_value(rates.output_tokens_per_s, 'per_s')[:-2]} output tokens/s"
+        return text if summary.reasoning is None else f"{text}, {summary.reasoning.text}"
+    results, tokens = (
+        format_value(value, "per_s")[:-2]
+        for value in (rates.results_per_s, rates.input_tokens_per_s)
+    )
+    return f"{results} {summary.results}/s, {tokens} input tokens/s"
 
 
 def checks_text(summary: Summary) -> str:

@@ -49,7 +49,7 @@ def timeline(frames: Frames) -> Spec:
             "released at s",
         ),
         *([_gaps_panel(frames)] if frames.itl else []),
-        _panel(frames, "output tokens per s", _step("output_tokens", "tokens/s", GREEN)),
+        _throughput_panel(frames),
         _panel(frames, f"goodput per s: scheduled ▆, {good} —", _arrivals("kept", good, GREEN)),
         *_server_panels(frames),
     ]
@@ -69,6 +69,13 @@ def timeline(frames: Frames) -> Spec:
         "resolve": {"scale": {"shape": "independent"}},
     }
     return standalone(spec, "Load, latency and throughput over the run, aligned in time")
+
+
+def _throughput_panel(frames: Frames) -> Spec:
+    if frames.results:
+        step = _step("results", f"{frames.results}/s", GREEN)
+        return _panel(frames, f"{frames.results} per s", step)
+    return _panel(frames, "output tokens per s", _step("output_tokens", "tokens/s", GREEN))
 
 
 def zoom_params(strips: Sequence[str]) -> list[Spec]:

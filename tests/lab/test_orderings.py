@@ -84,3 +84,23 @@ def test_leaving_and_entering_at_any_step_is_worth_half_as_much_again(seed):
     static = tokens_per_s(mode="static", batch_size=32)
     assert tokens_per_s(mode="continuous", max_num_seqs=32) > 1.5 * static
     assert tokens_per_s(mode="continuous") > 4 * static  # the same with all the KV there is
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_batch_of_equal_costs_loses_nothing_and_one_of_unequal_costs_loses_most(seed):
+    """The figures of docs/equal-cost.md, at rates between the capacities of the modes."""
+
+    def share_met(rate_per_s, lengths="1", limit="100ms", **settings):
+        overrides = [f"seed={seed}", f"arrivals.rate={rate_per_s}/s", "phases.measure=8s"]
+        overrides += [f"requests.output_tokens={lengths}", f"slo=[e2e <= {limit}]"]
+        run = sb.simulate(sb.load_scenario("equal_cost", overrides), hardware="h200", **settings)
+        return sb.summarize(run).attainment.value
+
+    batches = {"mode": "dynamic", "max_batch_size": 32, "max_delay": "5ms"}
+    assert share_met(600, **batches) > 0.99
+    assert share_met(600, mode="continuous") > 0.99
+    assert share_met(400, mode="static", batch_size=1) < 0.2
+    assert share_met(900, **batches) < 0.9
+    uneven = "{kind: uniform, min: 1, max: 99}", "2s"
+    assert share_met(200, *uneven, mode="continuous") > 0.99
+    assert share_met(200, *uneven, **batches) < 0.5

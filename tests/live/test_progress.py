@@ -219,7 +219,7 @@ def test_requests_counted_together_meet_the_slos_that_each_meets(samples, texts)
     alone = [sample._replace(class_id=0) for sample in samples]
     figures.take(30.0, alone)
     expected = sum(
-        sample.status == 0 and sample.ttft_s is not None and meets_slos(sample._asdict(), slos)
+        sample.status == 0 and sample.e2e_s is not None and meets_slos(sample._asdict(), slos)
         for sample in alone
     )
     assert figures.by_class[0].n_met == expected

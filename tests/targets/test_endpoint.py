@@ -176,7 +176,7 @@ def test_an_address_gives_the_parts_of_a_connection():
         ("http://::1:8000", "an IPv6 address needs brackets; write http://[::1]:8000"),
         ("http://::1", "write http://[::1]"),
         ("http://2001:db8::5:8000/v1?a=b", "write http://[2001:db8::5]:8000"),
-        ("http://host/v1/embeddings/?a=b", "embeddings is another API than chat/completions"),
+        ("http://host/v1/images/generations?a=b", "images/generations is another API than chat"),
         (f"http://me:{SECRET}@host", "user name or password"),
         (f"http://me:{SECRET}/1@host", "user name or password"),
         (f"http://me:1/{SECRET}#@host", "user name or password"),

@@ -15,7 +15,7 @@ LIBRARY = {
     *("quickstart", "chat_poisson", "chat_bursty", "power_law_mix", "long_prompt_interference"),
     *("rag_shared_prefix", "agent_multi_turn", "flash_crowd", "diurnal_day", "azure_replay"),
     *("mooncake_replay", "mixed_classes", "closed_loop_users", "offline_batch"),
-    *("capacity_search", "nightly_small", "uneven_answers"),
+    *("capacity_search", "nightly_small", "uneven_answers", "equal_cost"),
     *("long_prompt_interference_cpu", "uneven_answers_cpu"),
 }
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(

@@ -168,9 +168,10 @@ def grown_load(load: LoadByQuarter | None) -> ValidityCheck:
     if load is None:
         return ValidityCheck("load", None, "too few requests to see whether a queue grew")
     first, last = load.in_flight[0], load.in_flight[-1]
+    latency = "TTFT" if load.is_streamed else "E2E"
     detail = (
         f"{format_number(first)} requests in flight in the first quarter of the window,"
-        f" {format_number(last)} in the last; median TTFT {format_value(load.ttft_s[0], 's')}"
+        f" {format_number(last)} in the last; median {latency} {format_value(load.ttft_s[0], 's')}"
         f" and {format_value(load.ttft_s[-1], 's')}"
     )
     if load.is_growing:
@@ -210,7 +211,7 @@ def _slack_tokens(run: Run) -> int:
 
 
 def output_lengths(run: Run, columns: PerRequest, due: Mask) -> ValidityCheck:
-    answered = due & columns.is_ok
+    answered = due & columns.is_ok & (run.request_rows["results"] == 0)
     requested = run.schedule_rows["output_tokens"][answered].astype(np.int64)
     got = columns.output_tokens[answered]
     if not len(got) or not requested.sum():

@@ -75,5 +75,5 @@ class EarlyStop:
 
 
 def _has_met(request: Mapping[str, Any], slos: Sequence[Slo]) -> bool:
-    is_answered = request["status"] == Status.ok and request["ttft_s"] is not None
+    is_answered = request["status"] == Status.ok and request["e2e_s"] is not None
     return is_answered and meets_slos(request, slos)

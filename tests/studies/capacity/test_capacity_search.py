@@ -456,6 +456,16 @@ def test_a_run_ends_early_when_all_is_one_way(outcome, grade):
     assert "clearly" in told
 
 
+def test_whole_answers_without_ttft_can_meet_an_slo():
+    words = ["phases.warmup=1s", "phases.measure=40s", "slo=[e2e <= 300ms]"]
+    early = EarlyStop(load_scenario("equal_cost", words), 0.9, 3.0)
+    answer = {**ended(), "ttft_s": None, "tpot_s": None, "e2e_s": 0.1}
+    for second in range(1, 40):
+        early.note(second + 0.5, [answer] * 20)
+        early.reason(second + 0.5, in_flight=0)
+    assert early.grade == "fine"
+
+
 def test_what_is_in_flight_counts_against_what_would_be_clear():
     scenario = load_scenario("capacity_search", ["phases.warmup=1s", "phases.measure=40s"])
     early = EarlyStop(scenario, 0.9, 3.0)
