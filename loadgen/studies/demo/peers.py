@@ -14,6 +14,7 @@ import json
 import re
 import shlex
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -169,6 +170,34 @@ def words(command: str, values: Mapping[str, str]) -> list[str]:
     if not parts:
         raise UsageError("an empty command")
     return [_NAME.sub(value, part) for part in parts]
+
+
+def values_of(
+    peer: Peer,
+    *,
+    url: str,
+    rate_per_s: float,
+    seconds: float,
+    input_tokens: int,
+    output_tokens: int,
+    seed: int,
+    tokenizer: Path,
+    out: Path,
+) -> dict[str, str]:
+    """The values of VALUES for a run of a peer."""
+    program = program_of(peer)
+    return {
+        "url": url,
+        "rate": f"{rate_per_s:g}",
+        "requests": str(max(1, round(rate_per_s * seconds))),
+        "seconds": f"{seconds:g}",
+        "input_tokens": str(input_tokens),
+        "output_tokens": str(output_tokens),
+        "seed": str(seed),
+        "tokenizer": str(tokenizer.resolve()),
+        "out": str(out.resolve()),
+        "python": str(program.with_name("python") if program else sys.executable),
+    }
 
 
 def program_of(peer: Peer) -> Path | None:

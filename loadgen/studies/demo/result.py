@@ -29,10 +29,6 @@ class Load:
     stall_every: int
     stall_s: float
 
-    @property
-    def n_requests(self) -> int:
-        return max(1, round(self.rate_per_s * self.seconds))
-
 
 @dataclass(frozen=True, slots=True)
 class Observation:

@@ -31,10 +31,10 @@ from loadgen.studies.demo.figures import figures_of, held_per_s, recorded, rows_
 from loadgen.studies.demo.page import render
 from loadgen.studies.demo.peers import (
     SLOBENCH,
-    VALUES,
     Peer,
     installed,
     program_of,
+    values_of,
     version_of,
     word_tokenizer,
     words,
@@ -134,27 +134,26 @@ def _observed(
     peer, load = spec.peers[name], spec.load
     place = f"{list(spec.peers).index(name)}-{re.sub(r'[^a-z0-9]+', '-', name.lower())}"
     folder = directory / f"{phase}-{number + 1}" / place
-    out = (folder / "out").resolve()
+    out = folder / "out"
     out.mkdir(parents=True)
-    program = program_of(peer)
-    values = {
-        "rate": f"{load.rate_per_s:g}",
-        "requests": str(load.n_requests),
-        "seconds": f"{load.seconds:g}",
-        "input_tokens": str(load.input_tokens),
-        "output_tokens": str(load.output_tokens),
-        "seed": str(number + 1),
-        "tokenizer": str(tokenizer.resolve()),
-        "out": str(out),
-        "python": str(program.with_name("python") if program else sys.executable),
-    }
     script: dict[str, Any] = {"ttft_s": load.ttft_s, "itl_s": load.itl_s}
     if phase == "stalls":
         script |= {"stall_every": load.stall_every, "stall_s": load.stall_s}
     with truth_server(
         folder, cache_dir=spec.cache_dir, cc=spec.cc, with_tokens=True, **script
     ) as server:
-        line = words(peer.command, {**dict.fromkeys(VALUES, ""), **values, "url": server.url})
+        values = values_of(
+            peer,
+            url=server.url,
+            rate_per_s=load.rate_per_s,
+            seconds=load.seconds,
+            input_tokens=load.input_tokens,
+            output_tokens=load.output_tokens,
+            seed=number + 1,
+            tokenizer=tokenizer,
+            out=out,
+        )
+        line = words(peer.command, values)
         with server.client_cores():
             done = _finished(_ours(line), load.seconds + _START_S)
         log = server.finish()
@@ -162,7 +161,7 @@ def _observed(
     _check_end(done, is_ours=name == SLOBENCH)
     run = _run_of(out / peer.result)
     if name not in running.versions:
-        running.versions[name] = _version(peer, program, run)
+        running.versions[name] = _version(peer, run)
     return _observation(run, log, done, phase, number)
 
 
@@ -204,10 +203,11 @@ def _run_of(path: Path) -> Run:
         raise _Failed(str(error).splitlines()[0]) from None
 
 
-def _version(peer: Peer, program: Path | None, run: Run) -> str:
+def _version(peer: Peer, run: Run) -> str:
     """The version that the tool's file states, else that of its package, else of `--version`."""
     if run.manifest.imported is None:
         return run.manifest.slobench
+    program = program_of(peer)
     if run.manifest.imported.version or program is None:
         return run.manifest.imported.version
     found = version_of(peer, program)
