@@ -19,7 +19,7 @@ from targets.truth_log import TruthLog
 Rows = NDArray[np.void]
 RISE = 1.2
 """A percentile that rises by this factor is noticed."""
-NOTICED = {"ttft_p99_s": "p99 TTFT", "tpot_p99_s": "p99 TPOT", "itl_p99_s": "p99 ITL",
+NOTICED = {"tpot_p99_s": "p99 TPOT", "itl_p99_s": "p99 ITL",
            "longest_gap_s": "longest gap"}  # fmt: skip
 _Z99 = 2.576  # two-sided 99 % of a normal distribution
 

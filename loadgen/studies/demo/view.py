@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from loadgen.measure.wording import format_value
 from loadgen.studies.demo.figures import (
     RISE,
     Figures,
@@ -24,15 +25,17 @@ STALLS_HEAD = ("tool", "p99 ITL", "reported", "p99 TPOT", "reported", "gap", "re
 
 
 def headline(result: Demo) -> str:
-    """`slobench: agrees with the server's log; 2 of 2 other tools agree`."""
+    """`slobench: agrees with the server's log; 2 of 2 other tools agree`. Others are not counted
+    where slobench has no valid result: then the machine may have been too busy for any tool."""
     ours, *others = result.tools
+    if result.exit_code:
+        return f"{SLOBENCH}: {verdict(ours, result)}; no conclusion about others from these runs"
     word = verdict(ours, result)
     words = "agrees with the server's log" if word == AGREES else word
     verdicts = [verdict(tool, result) for tool in others if tool.observations]
-    n_agree = verdicts.count(AGREES)
     if not verdicts:
         return f"{SLOBENCH}: {words}; no other tool ran"
-    return f"{SLOBENCH}: {words}; {n_agree} of {len(verdicts)} other tools agree"
+    return f"{SLOBENCH}: {words}; {verdicts.count(AGREES)} of {len(verdicts)} other tools agree"
 
 
 def verdict(tool: Tool, result: Demo) -> str:
@@ -40,13 +43,15 @@ def verdict(tool: Tool, result: Demo) -> str:
     runs = tool.of("steady")
     if not runs:
         return f"failed: {tool.reason}"
-    if invalid := [one for one in runs if one.invalid]:
-        return f"INVALID ({len(invalid)} of {len(runs)} runs)"
     reported, truth = _middles(runs)
     held, n = median([one.held_per_s for one in runs]), median([one.reported.n for one in runs])
-    found = [*disagreements(reported, truth, result.limit_s)]
-    rate = rate_missed(result.load.rate_per_s, held, int(n))
-    return ", ".join([*found, *([rate] if rate else [])]) or AGREES
+    n_invalid = sum(bool(one.invalid) for one in runs)
+    found = [
+        f"INVALID ({n_invalid} of {len(runs)} runs)" if n_invalid else "",
+        *disagreements(reported, truth, result.limit_s),
+        rate_missed(result.load.rate_per_s, held, int(n)),
+    ]
+    return ", ".join(filter(None, found)) or AGREES
 
 
 def steady_rows(result: Demo) -> list[tuple[str, ...]]:
@@ -104,21 +109,21 @@ def method(result: Demo) -> list[str]:
     """How it was measured, a sentence each."""
     load = result.load
     steps = 1e3 * load.itl_s
-    lateness = max((one.server_late_p99_s for one in _all(result)), default=0.0)
-    stalls = next((one for one in _all(result) if one.phase == "stalls"), None)
+    lateness_s = max((one.server_late_p99_s for one in _all(result)), default=0.0)
     return [
         f"Every tool sends {load.rate_per_s:g} requests/s (Poisson) for {load.seconds:g} s with "
-        f"{load.input_tokens} input and {load.output_tokens} output tokens, {load.rounds} times "
-        "with a steady server and as often with one that stalls, in turns on the same machine.",
+        f"{load.input_tokens} input and {load.output_tokens} output tokens, in "
+        f"{load.rounds} rounds: each time with a steady server and with one that stalls, in turns "
+        "on the same machine.",
         f"The server is scripted: TTFT {1e3 * load.ttft_s:g} ms, then a token every {steps:g} ms. "
         "It logs the time at which it read each request and wrote each token; true figures are "
-        f"those of its log. It was itself at most {1e3 * lateness:.2g} ms late (p99 of a run).",
+        f"those of its log. It was itself {format_value(lateness_s, 's')} late at most (p99 of a "
+        "run).",
         f"While it stalls, one step in {load.stall_every} takes {1e3 * load.stall_s:g} ms longer, "
         "for all requests in flight; first tokens are not held back."
-        + ("" if stalls is None else " One gap in so many lies beyond a p99."),
-        "The server has a core of its own; the tool has the "
-        f"{max(1, (result.host.cpus or 2) - 1)} others. CPU is of the tool's whole command, its "
-        "start included, per token received.",
+        + (" One gap in so many lies beyond a p99." if load.stall_every > 100 else ""),
+        "The server has a core of its own, the tool has the others. CPU is of the tool's whole "
+        "command, its start included, per token received.",
         "Reported figures are computed from the requests in the file that each tool writes, from "
         "where the tool itself counts: slobench from when a request was due, the others from its "
         "send. All percentiles are interpolated linearly, over the requests of a run; shown are "
