@@ -16,7 +16,7 @@ import numpy as np
 from loadgen.measure.attainment import MeasuredWindow
 from loadgen.measure.per_request import Mask, PerRequest
 from loadgen.measure.server_load import Backend, points
-from loadgen.measure.silence import last_heard
+from loadgen.measure.silence import last_heard, silent_at_end
 from loadgen.measure.wording import format_count, format_number, format_value
 from loadgen.records import INSIDE, Run, Status
 
@@ -113,7 +113,10 @@ def find_cause(
     if not due.any():
         due = np.isfinite(run.request_rows["sent_s"])
         missed = due & ~columns.is_ok
-    if (silent_since_s := run.manifest.silent_since_s) is not None:
+    silent_since_s = run.manifest.silent_since_s
+    if silent_since_s is None:
+        silent_since_s = silent_at_end(run)
+    if silent_since_s is not None:
         return _stopped(run, missed, silent_since_s)
     n, n_missed = int(np.count_nonzero(due)), int(np.count_nonzero(missed))
     if n_missed > _LEAST_SHARE * n:
@@ -397,7 +400,7 @@ def _failed_alike(run: Run, due: Mask, group: _Group, of: str) -> Cause:
 
 
 def _stopped(run: Run, missed: Mask, silent_since_s: float) -> Cause:
-    """A server that fell silent, as the run was ended for it."""
+    """A server that fell silent, and the run ended for it or meanwhile."""
     since_s, n = last_heard(run, silent_since_s)
     return Cause(
         "stopped_answering",

@@ -105,8 +105,8 @@ def _start_up(loop: ClosedLoop | None) -> str:
         return ""
     return (
         f"Mostly start-up: the {format_count(loop.users)} users begin together, and too few "
-        "requests followed their first answers. All requests are counted, so that the figures "
-        f"describe the start; {loop.needs_text}."
+        f"requests followed their first answers; {loop.needs_text}. All requests are counted, so "
+        "that the figures describe the start."
     )
 
 

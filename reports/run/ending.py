@@ -429,7 +429,7 @@ def _next(summary: Summary, steps: Sequence[NextStep], why: str) -> NextStep | N
     if not is_missed:
         return replace(steps[0], text=_instruction(steps[0]))
     cause, _, remedy = steps[-1].text.partition(": ")
-    return NextStep(remedy if cause == why else cause)
+    return NextStep(remedy) if cause == why else NextStep(_instruction(steps[0]))
 
 
 def _instruction(step: NextStep) -> str:

@@ -294,6 +294,10 @@ def _again(summary: Summary) -> str:
     kinds = set(summary.reason_kinds)
     if "nothing_due" in kinds:
         return "Measure for longer (--duration), or with a shorter warm-up (--warmup)."
+    loop = summary.closed_loop
+    if "start_up" in kinds and loop is not None and loop.requests_needed:
+        n = loop.requests_needed
+        return f"Measure about {format_count(n)} requests (--num-prompts {n})."
     if "none_successful" in kinds:
         return (
             "Check the server (slobench doctor --target URL); the report shows how the requests "
@@ -310,7 +314,7 @@ def _failures(summary: Summary) -> list[NextStep]:
     if n_failed <= _MANY_FAILURES * due:
         return []
     failed = f"{format_count(n_failed)} of {format_count(due)} requests failed"
-    return [NextStep(f"{failed}: see the section “How requests failed” first.")]
+    return [NextStep(f"See the section “How requests failed” of the page first: {failed}.")]
 
 
 def _longer(summary: Summary) -> list[NextStep]:

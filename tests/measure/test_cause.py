@@ -3,6 +3,7 @@
 The errors are those of public servers: vLLM, SGLang, TGI, llama.cpp, OpenAI, DeepSeek, OpenRouter.
 """
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from loadgen.measure.aggregate import summarize
 from loadgen.measure.cause import is_too_long, kind_of, shown
+from loadgen.measure.silence import silent_at_end
 from loadgen.records import SERVER, Names, Status
 from tests.runs import measured_run, with_manifest
 
@@ -367,6 +369,44 @@ def test_a_server_that_stopped_answering_has_missed_and_was_not_overloaded():
     assert "ended_early" not in summary.reason_kinds
     assert not any("pile up" in text or "verload" in text for text in summary.findings)
     assert not summary.cause.is_about_load
+
+
+def ended_in_silence(for_s, at_s=12.0, sent_until_s=math.inf):
+    """A run that ended as planned `for_s` after its last byte came at `at_s`."""
+    run = frozen(at_s)
+    rows = run.request_rows.copy()
+    waiting = rows["status"] == Status.cancelled
+    rows["done_s"][waiting] = at_s + for_s
+    rows = rows[rows["sent_s"] < sent_until_s]
+    chunks = run.chunk_rows[run.chunk_rows["request_id"] < len(rows)]
+    end = {"ended": "completed", "end_reason": "", "end_kind": "other", "silent_since_s": None}
+    return with_manifest(replace(run, request_rows=rows, chunk_rows=chunks), **end)
+
+
+def test_a_server_that_was_silent_until_the_planned_end_had_stopped_answering():
+    run = ended_in_silence(for_s=9.0)
+    assert silent_at_end(run) == pytest.approx(11.98, abs=0.02)
+    cause = summarized(run).cause
+    assert cause.kind == "stopped_answering"
+    assert cause.since_s == pytest.approx(11.98, abs=0.02)
+
+
+def test_a_short_silence_or_one_that_nothing_was_sent_into_is_no_frozen_server():
+    assert silent_at_end(ended_in_silence(for_s=2.9)) is None
+    assert silent_at_end(ended_in_silence(for_s=3.1)) is not None
+    # of the requests that wait, the last was sent before the last byte
+    assert silent_at_end(ended_in_silence(for_s=9.0, sent_until_s=11.95)) is None
+    assert silent_at_end(measured_run(slo=SLO)) is None
+
+
+def test_a_silence_as_long_as_five_of_the_gaps_before_is_no_frozen_server():
+    run = ended_in_silence(for_s=9.0)
+    rows, chunks = run.request_rows.copy(), run.chunk_rows
+    quiet = (rows["released_s"] > 4.0) & (rows["released_s"] < 6.5)
+    kept = rows[~quiet]
+    chunks = chunks[np.isin(chunks["request_id"], kept["request_id"])]
+    # no byte for more than 2 s from second 4 on: 9 s are less than five times that
+    assert silent_at_end(replace(run, request_rows=kept, chunk_rows=chunks)) is None
 
 
 def test_a_frozen_server_without_an_slo_gives_no_verdict_and_fails():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from loadgen.measure.aggregate import summarize
-from loadgen.records import Run
+from loadgen.records import Run, Status
 from reports.ending import text
 from reports.run.ending import ending
 from tests.runs import changed, cut_off, measured_run, starved, traffic, two_classes, with_manifest
@@ -218,7 +218,7 @@ MET in this run: p50(ttft) <= 1s at 97.7 ms
   traffic    sent 10/s, closed loop: 200 of 200 requests; 200 output tokens/s; none failed
   certainty  in this run only: the run is too short for 95 % confidence
   note       Mostly start-up: the 220 users begin together, and too few requests followed their
-             first answers.
+             first answers; a closed loop of 220 users needs about 4 400 requests.
   next       find how much more load meets the SLO:
              slobench capacity chat.yaml --slo 'ttft <= 1s' --attainment 50% --target sim
 """,
@@ -299,3 +299,20 @@ def test_a_run_ends_with_these_lines(run: Run, options: Mapping[str, Any], lines
     named = with_manifest(run, command=COMMAND, scenario=scenario)
     summary = summarize(named, **options)
     assert text(ending(summary, "runs/x")) + "\n" == lines
+
+
+def test_a_run_of_short_answers_leads_to_the_section_of_failures() -> None:
+    """No load makes short answers whole, so that no capacity is advised."""
+    run = measured_run(slo=["ttft <= 500ms"])
+    run.request_rows["status"][100:200] = Status.truncated
+    step = ending(summarize(run), "runs/x").next
+    assert step is not None
+    assert step.text == "See the section “How requests failed” of the page first"
+
+
+def test_a_run_that_is_mostly_start_up_leads_to_more_requests() -> None:
+    traffic_ = {"default": traffic(is_closed_loop=True)}
+    run = with_manifest(measured_run(slo=["p99(ttft) <= 101ms"]), classes=traffic_)
+    step = ending(summarize(run), "runs/x").next
+    assert step is not None
+    assert step.text == "Measure about 4 400 requests (--num-prompts 4400)."
