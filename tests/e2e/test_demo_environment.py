@@ -46,6 +46,12 @@ rescore run --slo=ttft<=1s
 compare run other
 collect run
 doctor --budget=1s
+demo truth --rounds=1 --duration=1s --rate=5/s --output-len=4 --out=demo
+export run --format=vllm-bench -o theirs.json
+import theirs.json --out=imported
+judge theirs.json
+alarms nights
+solve {SMALL} --hardware=h200 --load=50% --seeds=0 --out=solved
 capacity quickstart --target=sim --out=capacity
 size quickstart --peak=20/s --hardware=h200
 sweep quickstart --target=sim --over=rate=4/s,8/s --repeats=1 --out=sweep
@@ -58,8 +64,8 @@ worker --master=127.0.0.1
 """
 MISSING = {"locustfile": "web", "web": "web", "worker": "web"}
 """Verb → the extra that it needs."""
-OTHER_CODES = {"collect": 2, "compare": 2, "serve": 2}
-"""Verb → its exit code here: no worker keeps rows, other models, no such device."""
+OTHER_CODES = {"alarms": 2, "collect": 2, "compare": 2, "serve": 2}
+"""Verb → its exit code here: no nights, no worker keeps rows, other models, no such device."""
 SCENARIO = """\
 # A second of steady traffic.
 schema: 1
