@@ -219,7 +219,10 @@ def _version(peer: Peer, run: Run) -> str:
 
 
 def _observation(run: Run, log: TruthLog, done: Finished, phase: Phase, number: int) -> Observation:
-    rows = rows_behind(run, log)
+    try:
+        rows = rows_behind(run, log)
+    except KeyError as error:
+        raise _Failed(error.args[0]) from None
     reported = figures_of(recorded(run))
     if not reported.n or not len(rows):
         raise _Failed("no request succeeded")

@@ -82,6 +82,17 @@ def test_reported_and_true_figures_stand_side_by_side(demo, measured, tmp_path):
     assert "vllm bench: not installed: pip install vllm" in lines or shutil.which("vllm")
 
 
+def test_a_slobench_that_measures_another_server_has_no_result(demo, tmp_path):
+    command = (
+        "slobench run --target sim --rate {rate}/s --input-len 8 --output-len 4 --warmup 0s "
+        "--duration {seconds}s --out {out}/run"
+    )
+    path = settings_file(tmp_path, slobench={"command": command})
+    code, _, err = demo("truth", f"--peers={path}", "--peer=sglang", *QUICK, "--out=d")
+    assert code == 3
+    assert "slobench failed: request 0 is not in the truth server's log" in err
+
+
 def test_without_a_compiler_nothing_is_made(demo, monkeypatch, tmp_path):
     monkeypatch.setenv("CC", "no-such-compiler")
     code, _, err = demo("truth", *QUICK, "--out=d")
