@@ -18,9 +18,8 @@ from targets.truth_log import TruthLog
 
 Rows = NDArray[np.void]
 RISE = 1.2
-"""A percentile that rises by this factor is noticed."""
-NOTICED = {"tpot_p99_s": "p99 TPOT", "itl_p99_s": "p99 ITL",
-           "longest_gap_s": "longest gap"}  # fmt: skip
+"""The factor by which a figure must lie above that of the steady server to show the stalls."""
+MAY_SHOW = {"tpot_p99_s": "p99 TPOT", "itl_p99_s": "p99 ITL", "longest_gap_s": "longest gap"}
 _Z99 = 2.576  # two-sided 99 % of a normal distribution
 
 
@@ -159,12 +158,13 @@ def rate_missed(asked_per_s: float, held: float, n: int) -> str:
     return f"rate {100 * abs(off):.3g} % {'high' if off > 0 else 'low'}"
 
 
-def noticed(steady: Figures, stalling: Figures) -> list[str]:
-    """The names of the figures that rose by the factor RISE with the stalls."""
+def shown_by(reported: Figures, truth: Figures, steady: Figures) -> list[str]:
+    """The names of the figures that show the stalls: `reported` and `truth` of the stalling server
+    are both at least RISE times the true figure of the steady server, `steady`."""
     return [
         words
-        for name, words in NOTICED.items()
-        if getattr(stalling, name) >= RISE * getattr(steady, name)
+        for name, words in MAY_SHOW.items()
+        if min(getattr(reported, name), getattr(truth, name)) >= RISE * getattr(steady, name)
     ]
 
 

@@ -11,8 +11,8 @@ from loadgen.studies.demo.figures import (
     disagreements,
     median,
     middle,
-    noticed,
     rate_missed,
+    shown_by,
 )
 from loadgen.studies.demo.peers import SLOBENCH
 from loadgen.studies.demo.result import Demo, Observation, Tool
@@ -21,7 +21,7 @@ AGREES = "agrees"
 STEADY_HEAD = (
     "tool", "p50 true", "reported", "p99 true", "reported", "asked", "held", "CPU", "verdict",
 )  # fmt: skip
-STALLS_HEAD = ("tool", "p99 ITL", "reported", "p99 TPOT", "reported", "gap", "reported", "noticed")
+STALLS_HEAD = ("tool", "p99 ITL", "reported", "p99 TPOT", "reported", "gap", "reported", "shown by")
 
 
 def headline(result: Demo) -> str:
@@ -84,13 +84,13 @@ def stall_rows(result: Demo) -> list[tuple[str, ...]]:
 def _stalls(tool: Tool) -> tuple[str, ...]:
     runs = tool.of("stalls")
     reported, truth = _middles(runs)
-    steady = middle([one.reported for one in tool.of("steady")])
+    steady = middle([one.truth for one in tool.of("steady")])
     pairs = [
         text
         for name in ("itl_p99_s", "tpot_p99_s", "longest_gap_s")
         for text in (_ms(getattr(truth, name)), _ms(getattr(reported, name)))
     ]
-    seen = ", ".join(noticed(steady, reported)) or "by none of these"
+    seen = ", ".join(shown_by(reported, truth, steady)) or "none of these"
     if any(one.invalid for one in runs):
         seen = f"INVALID; {seen}"
     return (tool.name, *pairs, seen)
@@ -130,7 +130,8 @@ def method(result: Demo) -> list[str]:
         "medians of the rounds.",
         f"A tool agrees if its p50 and p99 of TTFT are within {1e3 * result.limit_s:g} ms of the "
         "true ones, and its rate within what a Poisson process does in 99 of 100 runs. A figure "
-        f"notices the stalls if it is {RISE:g} times that with the steady server.",
+        f"shows the stalls if it and the true one are {RISE:g} times the true one of the steady "
+        "server.",
     ]
 
 
@@ -160,7 +161,7 @@ def lines(result: Demo) -> Iterator[str]:
     yield "TTFT of a steady server (ms; requests/s; µs of CPU per token)"
     yield from _table(STEADY_HEAD, steady_rows(result))
     yield ""
-    yield f"one step in {result.load.stall_every} stalls (ms), and which figures notice"
+    yield f"one step in {result.load.stall_every} stalls (ms), and which figures show it"
     yield from _table(STALLS_HEAD, stall_rows(result))
     below = [*invalid_runs(result), *(f"{name}: {reason}" for name, reason in absent_rows(result))]
     if below:
