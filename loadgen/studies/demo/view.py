@@ -26,11 +26,12 @@ STALLS_HEAD = ("tool", "p99 ITL", "reported", "p99 TPOT", "reported", "gap", "re
 
 def headline(result: Demo) -> str:
     """`slobench: agrees with the server's log; 2 of 2 other tools agree`. Others are not counted
-    where slobench has no valid result: then the machine may have been too busy for any tool."""
+    where slobench has no valid result with the steady server: then the machine may have been too
+    busy for any tool."""
     ours, *others = result.tools
-    if result.exit_code:
-        return f"{SLOBENCH}: {verdict(ours, result)}; no conclusion about others from these runs"
-    word = verdict(ours, result)
+    word, runs = verdict(ours, result), ours.of("steady")
+    if not runs or any(one.invalid for one in runs):
+        return f"{SLOBENCH}: {word}; no conclusion about others from these runs"
     words = "agrees with the server's log" if word == AGREES else word
     verdicts = [verdict(tool, result) for tool in others if tool.observations]
     if not verdicts:

@@ -60,6 +60,15 @@ def test_a_failed_slobench_is_the_headline():
     assert view.headline(result).startswith("slobench: failed: exit status 2; no conclusion")
 
 
+def test_an_invalid_run_with_the_stalling_server_leaves_the_conclusion_about_the_steady():
+    runs = OURS.observations[0], replace(OURS.observations[1], invalid=("its core was busy",))
+    result = structs.replace(
+        demonstration(structs.replace(OURS, observations=runs), HIGH), exit_code=3
+    )
+    assert view.headline(result).endswith("agrees with the server's log; 0 of 1 other tools agree")
+    assert view.stall_rows(result)[0][-1] == "INVALID; p99 TPOT, longest gap"
+
+
 def test_an_invalid_run_of_ours_that_differs_says_both():
     late = replace(TRUTH, ttft_p99_s=0.0573)
     runs = observation("steady", 1, late, invalid=("its core was busy",)), *OURS.observations[1:2]
