@@ -445,7 +445,8 @@ def main() -> None:
 def kept(asked: argparse.Namespace, results: dict[str, Any]) -> None:
     """Keeps the results so far, beside those of other queues that are stored with the same
     settings: a hundred searches take minutes to hours."""
-    name = f"capacity_of_{asked.requests}"
+    at = "" if asked.attainment == 0.9 else f"_at_{100 * asked.attainment:g}"
+    name = f"capacity_of_{asked.requests}{at}"
     path, same = RESULTS / f"{name}.json", ("attainment", "precision", "first_seed", "by_curve")
     stored = json.loads(path.read_text()) if path.exists() else {"asked": {}, "servers": {}}
     is_same = all(stored["asked"].get(key) == vars(asked)[key] for key in same)

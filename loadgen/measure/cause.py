@@ -121,7 +121,7 @@ def find_cause(
     n, n_missed = int(np.count_nonzero(due)), int(np.count_nonzero(missed))
     if n_missed > _LEAST_SHARE * n:
         cause = (
-            _dropped(run, due, n_missed)
+            (None if overload else _dropped(run, due, n_missed))
             or _sick_replica(run, due, missed, addresses)
             or _failures(run, due, missed)
         )

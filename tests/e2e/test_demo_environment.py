@@ -43,6 +43,11 @@ report run
 export run --format=csv -o run.csv
 verify run
 rescore run --slo=ttft<=1s
+export run --format=vllm-bench -o result.json
+import result.json --out=imported
+judge result.json --slo=ttft<=1s
+alarms nights
+solve quickstart --hardware=h200 --seeds=0 --out=solved
 compare run other
 collect run
 doctor --budget=1s

@@ -40,7 +40,7 @@ def machine(tmp_path):
         shutil.copy(ROOT / name, checkout)
     for name in ("loadgen", "reference_engine"):
         (checkout / name).mkdir()
-        (checkout / name / "__init__.py").touch()
+        shutil.copy(ROOT / name / "__init__.py", checkout / name)
     (checkout / "slobench.py").touch()
     (checkout / "benchmarks" / "gpu_suite.py").write_text(SUITE)
     driver.mkdir()

@@ -284,9 +284,9 @@ def start(cli, *args, cwd):
     )
 
 
-def wait_for(process, words):
+def wait_for(process, *words):
     for line in process.stderr:
-        if words in line:
+        if any(word in line for word in words):
             return
     raise AssertionError(f"it ended without saying {words!r}")
 
@@ -318,7 +318,7 @@ def test_a_killed_shard_loses_its_rows_and_nothing_else(cli, tmp_path):
         *cli.lenient, "--workers=2", "--out=run", cwd=tmp_path,
     )  # fmt: skip
     try:
-        wait_for(process, "5/7 s")
+        wait_for(process, "5/7 s", "6/7 s")  # a busy machine may skip a line
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         commands = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in children}
         own = Path(f"/proc/{process.pid}/cmdline").read_text()  # the first one's, too: a copy
@@ -344,7 +344,7 @@ def test_a_killed_shard_loses_at_most_its_last_part(cli, tmp_path):
         "--input-len=8", "--output-len=1", *cli.lenient, "--workers=1", "--out=run", cwd=tmp_path,
     )  # fmt: skip
     try:
-        wait_for(process, "5/7 s")
+        wait_for(process, "5/7 s", "6/7 s")  # a busy machine may skip a line
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         own = Path(f"/proc/{process.pid}/cmdline").read_text()
         (shard,) = [pid for pid in children if Path(f"/proc/{pid}/cmdline").read_text() == own]

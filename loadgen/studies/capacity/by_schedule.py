@@ -37,7 +37,7 @@ _STEP = 0.08  # in ln(load) between the loads at which the long-run law is simul
 _BELOW, _ABOVE = 1 / 1.5, 1.3  # of the lowest and highest probe: a capacity beyond is no answer
 _NEAR_BELOW, _NEAR_ABOVE = 0.4, 1.8
 _N_BLOCKS, _N_LAW_BLOCKS = 14, 30
-_LEAST_RISE = 0.1  # of the share of misses per e-fold load
+_LEAST_RISE = 1.0  # of the share of misses per e-fold load, over the share allowed
 _FLOOR_SD, _INFLATION = 0.03, 1.3
 _LEAST_DF, _MOST_DF = 3.0, 12.0
 _LEAST_LOGS, _LEAST_CLUMPS = 25.0, 1.0
@@ -299,8 +299,8 @@ class _Fit:
             k += step
         if not low - 1 <= k <= high:
             return None
-        odds = excess(k + 1) - excess(k)
-        rise = max(self._target * (1 - self._target) * odds / _STEP, _LEAST_RISE)
+        odds, allowed = excess(k + 1) - excess(k), 1 - self._target
+        rise = allowed * max(self._target * odds / _STEP, _LEAST_RISE)
         return _Crossing(math.exp((k - excess(k) / odds) * _STEP), rise)
 
     def _blocks(self) -> Iterator[slice]:

@@ -43,6 +43,7 @@ def measured(tmp_path_factory):
     return folder
 
 
+@pytest.mark.alone  # costs are times, which other tests would stretch
 @pytest.mark.parametrize("source", ["--steps", "--run"])
 def test_the_costs_of_a_real_time_simulated_server_come_back(measured, source):
     """A loaded machine delays the steps: the costs are the true ones times the median delay."""
@@ -62,7 +63,7 @@ def test_the_costs_of_a_real_time_simulated_server_come_back(measured, source):
     steps = pq.read_table(measured / "run" / "engine_steps.parquet").to_pandas()
     decodes = steps[steps["n_prefill_tokens"] == 0]
     delay = ((decodes["end_s"] - decodes["began_s"]) / decodes["duration_s"]).median()
-    assert decode_s == pytest.approx(11.0e-3 * delay, rel=0.25)
+    assert decode_s == pytest.approx(11.0e-3 * delay, rel=0.25 if source == "--steps" else 0.4)
     if source == "--steps":
         assert file.kv_tokens == 32768
 
@@ -140,6 +141,7 @@ def test_a_file_of_the_user_is_not_overwritten(measured):
     assert mine.read_text() == "name: mine\n"
 
 
+@pytest.mark.alone  # as above
 def test_an_idle_server_is_measured_from_outside_and_continued(tmp_path, measured):
     """Two requests at once at most, prompts up to 64 tokens; the second time nothing is measured
     again."""

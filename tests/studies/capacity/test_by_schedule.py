@@ -159,6 +159,19 @@ def test_the_interval_holds_on_a_server_with_hidden_work():
     assert held >= 16
 
 
+def test_few_allowed_misses_may_rise_slowly_with_the_load():
+    """M/M/1 within 3 s: P(W > 3) = λ e^{−3(1 − λ)} rises by 0.01 (1 + 3 λ) = 0.014 per e-fold load
+    where 1 % miss, at λ = 0.134. The prior of the load's effect adds at most 2 · 0.01 to it."""
+    truth = Queue(service=1).capacity(0.99)
+    samples = mm1_samples([0.8 * truth, truth, 1.25 * truth], 1500, np.random.default_rng(3))
+    fitted = _Fit(samples, 0.99, Speed(1.0, 0.1), lru_cache(mm1_law))
+    best = max(fitted._candidates(), key=lambda candidate: candidate.law.log_likelihood)
+    crossing = fitted._crossing(best, truth)
+    assert crossing is not None
+    assert crossing.level == pytest.approx(truth, rel=0.1)
+    assert 0.01 < crossing.rise < 0.034
+
+
 def test_short_probes_that_were_lucky_above_the_capacity_do_not_raise_the_bound():
     """G/G/4: no miss in two probes of 70 requests a fifth above the capacity, and an overload.
     Where the load is free to explain their luck, the misses rise four times too steeply with it,

@@ -385,7 +385,7 @@ def test_classes_and_waits_are_shown_where_there_is_one_rate(tmp_path, cache):
     assert "static group running" in page
     ratios = page.partition('id="ratios">Ratios to static batch_size=4')[2]
     head, *lines = re.findall(r"<tr>(.*?)</tr>", ratios.partition("</table>")[0])
-    titles = re.findall(r'<th scope="col">(.*?)</th>', head)[2:]
+    titles = re.findall(r'<th scope="col">([^<]*)', head)[2:]
     assert len(lines) == 4  # chunked: all, and the three classes
     for line, row in zip(lines, result.rows[4:], strict=True):
         shown = dict(zip(titles, re.findall(r"<td>(.*?)</td>", line)[1:], strict=True))
