@@ -52,11 +52,6 @@ compare run other
 collect run
 doctor --budget=1s
 demo truth --rounds=1 --duration=1s --rate=5/s --output-len=4 --out=demo
-export run --format=vllm-bench -o theirs.json
-import theirs.json --out=imported
-judge theirs.json
-alarms nights
-solve {SMALL} --hardware=h200 --load=50% --seeds=0 --out=solved
 capacity quickstart --target=sim --out=capacity
 size quickstart --peak=20/s --hardware=h200
 sweep quickstart --target=sim --over=rate=4/s,8/s --repeats=1 --out=sweep
