@@ -6,10 +6,10 @@
 A C server (targets/truth) streams with TTFT 50 ms and ITL 10 ms and logs its writes. slobench as a
 user runs it, a C client and an aiohttp client that decodes JSON per chunk take turns on one core;
 the server has another core. An error is the client's figure minus the server's, joined row by row
-by x-seq. Other load generators (rig/peers.py) take turns with them where they are installed;
-`vllm-rs`, vLLM's client in Rust, needs nothing else, the others a tokenizer (`--tokenizer`); those
-not run are listed with the reason. Results are medians over rounds with their range; `--write`
-keeps them with the machine in benchmarks/results. Exit status 1 where slobench misses a goal.
+by x-seq. Other load generators (rig/peers.py) take turns with them where they are installed, with a
+tokenizer of made-up words unless `--tokenizer` names another; the others are listed. Results are
+medians over rounds with their range; `--write` keeps them with the machine in benchmarks/results.
+Exit status 1 where slobench misses a goal.
 
 Earlier measurements at 400 requests/s × 64 tokens on one core (decision 40). Before sends left
 between two reads, they were 0.6-1.1 ms late at p99 (C client: 0.03) with a TTFT error of 1.1 ms
@@ -38,6 +38,8 @@ from numpy.typing import NDArray
 from rig import peers
 from rig.clients import SIDES, Load, Measured, Rig
 from rig.machine import Goal, Table, interleaved, keep, machine_line, show, spread, spreads
+
+from loadgen.studies.demo.peers import PEERS, installed, word_tokenizer
 
 SCRIPT: dict[str, Any] = {"ttft_s": 0.05, "itl_s": 0.01}
 FOR_S = {False: 5.0, True: 3.0}
@@ -124,22 +126,14 @@ def measure_rate(
 
 
 class Others:
-    """The peers that can be run; the reasons for those that cannot are printed."""
+    """The peers that can be run; those that are not installed are printed."""
 
     def __init__(self, folder: Path, tokenizer: Path | None) -> None:
         self._folder = folder
-        self._tokenizer = peers.word_tokenizer(folder) if tokenizer is None else tokenizer
-        found = dict(peers.installed())
-        if absent := [name for name in peers.PEERS if name not in found]:
+        self._tokenizer = word_tokenizer(folder) if tokenizer is None else tokenizer
+        self.peers = {name: PEERS[name] for name in installed(PEERS)}
+        if absent := [name for name in PEERS if name not in self.peers]:
             print(f"not installed: {', '.join(absent)}")
-        unfit = [
-            name
-            for name, peer in found.items()
-            if tokenizer is None and not peer.takes_any_tokenizer
-        ]
-        if unfit:
-            print(f"not run: {', '.join(unfit)}: name a tokenizer's folder with --tokenizer")
-        self.peers = {name: peer for name, peer in found.items() if name not in unfit}
 
     def measure(self, name: str, load: Load) -> Figures:
         """Raises RuntimeError for a peer that fails."""

@@ -46,6 +46,8 @@ class TruthScript:
 
     ttft_s: float = 0.05
     itl_s: float = 0.01
+    stall_every: int = 0  # one step in so many of all streams stalls; 0: none
+    stall_s: float = 0.0  # by so much; first tokens are steps of their own, never held back
     default_tokens: int = 64  # for a request without a limit
     burst: int = 1  # events per write
     tokens_per_event: int = 1

@@ -24,6 +24,7 @@ from tests.archive.test_collect import keep
 from tests.e2e.lenient import LENIENT
 from tests.foreign.results import vllm
 from tests.runs import measured_run, starved, with_manifest, write_to
+from tests.studies.demo.fake_peer import fake_command
 from tests.studies.nightly import few
 from tests.studies.size.test_size import stored
 
@@ -254,6 +255,12 @@ def calibrated(world, line):
     return world(f"calibrate --shape=tiny {line}")
 
 
+def demonstrated(world, command, result, out):
+    settings = {"slobench": {"command": command, "result": result}}
+    (world.folder / f"{out}.yaml").write_text(json.dumps(settings))
+    return world(f"demo truth --rounds=1 --duration=1s --rate=5/s --peers={out}.yaml --out {out}")
+
+
 GONE = "http://127.0.0.1:9"
 SIM = f"{TRAFFIC} --target=sim"
 MADE = {
@@ -265,6 +272,9 @@ MADE = {
     ("fit", 0): "fit trace.csv",
     ("doctor", 0): "doctor --target mock",
     ("doctor", 3): f"doctor --target {GONE}",
+    # with a client of a few lines as slobench, whose own runs are INVALID on a busy machine
+    ("demo", 0): lambda world: demonstrated(world, fake_command(), "result.json", "d0"),
+    ("demo", 3): lambda world: demonstrated(world, "false", "none", "d3"),
     ("init", 0): "init new",
     ("report", 0): "report met",
     ("report", 3): "report damaged",
@@ -327,7 +337,7 @@ REQUIRED = {
     **dict.fromkeys(("fit", "report", "verify", "rescore", "nightly", "collect", "from"), "x"),
     "import": "x", "judge": "x", "alarms": "x",
     "export": "x --format=csv", "size": "--peak=1/s", "calibrate": "--shape=tiny",
-    "solve": "--hardware=h200", "worker": "--master=127.0.0.1",
+    "demo": "truth", "solve": "--hardware=h200", "worker": "--master=127.0.0.1",
 }  # fmt: skip
 """The words without which a verb does not start."""
 ON_LOCUST = [("web", 0), ("web", 1), ("web", 3), ("worker", 0)]

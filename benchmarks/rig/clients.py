@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
-import re
 import subprocess
 import sys
-import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +18,7 @@ from numpy.typing import NDArray
 
 from loadgen.archive.store import read_run
 from loadgen.records import Status
+from loadgen.studies.demo.bounded_command import Finished, finished
 from loadgen.workload.scenario import load_scenario
 from loadgen.workload.schedule import make_schedule
 from targets.truth_log import TruthLog
@@ -32,8 +28,6 @@ SIDES = ("slobench", "C", "aiohttp")
 _ENDS = ("arrived_ns", "last_ns")
 OTHER_EVENTS = 4  # beside the tokens: role, finish, usage, [DONE]
 _HERE = Path(__file__).parent
-_MOST_S, _SAMPLE_S = 300.0, 0.5
-_PEAK = re.compile(r"^VmHWM:\s+(\d+) kB$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -59,19 +53,6 @@ class Load:
 
 
 Columns = Mapping[str, NDArray[np.float64]]
-
-
-@dataclass(frozen=True)
-class Finished:
-    """A command that has ended: its output, its CPU time, the memory of its processes (`Memory`),
-    and its start and end on CLOCK_MONOTONIC."""
-
-    output: str
-    exit_code: int
-    cpu_s: float
-    peak_mb: float
-    started_s: float
-    ended_s: float
 
 
 def waits_s(
@@ -222,70 +203,3 @@ def run_command(words: Sequence[str]) -> Finished:
     if done.exit_code not in (0, 1, 3):
         raise SystemExit(f"{' '.join(words)}: exit {done.exit_code}\n{done.output}")
     return done
-
-
-def finished(words: Sequence[str], environ: Mapping[str, str]) -> Finished:
-    """Runs a command to its end, killed after 300 s. `environ` is added to the environment; the
-    output is stdout, followed by stderr."""
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
-        started_s = time.monotonic()
-        child = subprocess.Popen(
-            words,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=errors,
-            env=dict(os.environ) | dict(environ),
-        )
-        memory = Memory(child.pid)
-        limit = threading.Timer(_MOST_S, child.kill)
-        limit.start()
-        _, status, used = os.wait4(child.pid, 0)
-        ended_s = time.monotonic()
-        limit.cancel()
-        peak_mb = memory.stop()
-        child.returncode = os.waitstatus_to_exitcode(status)
-        texts = []
-        for file in (output, errors):
-            file.seek(0)
-            texts.append(file.read().decode(errors="replace"))
-    return Finished(
-        output="".join(texts),
-        exit_code=child.returncode,
-        cpu_s=used.ru_utime + used.ru_stime,
-        peak_mb=peak_mb,
-        started_s=started_s,
-        ended_s=ended_s,
-    )
-
-
-class Memory:
-    """The sum of the peak resident memory of a process and its descendants, read twice a second.
-    Memory that processes share counts in each. `ru_maxrss` will not do: a process starts with that
-    of the process that forked it."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid, self._peaks_kb = pid, dict[int, int]()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-        self._thread.start()
-
-    def stop(self) -> float:
-        """MB."""
-        self._ended.set()
-        self._thread.join()
-        return sum(self._peaks_kb.values()) / 1024
-
-    def _sample(self) -> None:
-        while not self._ended.wait(_SAMPLE_S):
-            for pid in _family(self._pid):
-                with contextlib.suppress(OSError):  # it has ended
-                    found = _PEAK.search(Path(f"/proc/{pid}/status").read_text())
-                    if found is not None:
-                        self._peaks_kb[pid] = int(found[1])
-
-
-def _family(pid: int) -> Iterator[int]:
-    yield pid
-    with contextlib.suppress(OSError):  # it has ended
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            yield from _family(int(child))

@@ -28,6 +28,7 @@ VERBS = {
     "validate": "loadgen.cli.measure",
     "fit": "loadgen.cli.measure",
     "doctor": "loadgen.studies.doctor.verb",
+    "demo": "loadgen.studies.demo.verb",
     "init": "loadgen.cli.measure",
     "report": "loadgen.cli.recorded",
     "import": "loadgen.foreign.verb",

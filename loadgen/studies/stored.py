@@ -111,9 +111,18 @@ def _size(directory: Path, definition: Mapping[str, Any]) -> StoredResult:
     return StoredResult(result.to_json(), lambda: "\n".join(sentences(result)), page)
 
 
+def _demo(directory: Path, definition: Mapping[str, Any]) -> StoredResult:
+    from loadgen.studies.demo.run import DEMO, PAGE
+    from loadgen.studies.demo.view import lines
+
+    result = DEMO.read(directory)
+    return StoredResult(result.to_json(), lambda: "\n".join(lines(result)), directory / PAGE)
+
+
 _READERS = {
     "capacity": _capacity,
     "compare": _compare,
+    "demo": _demo,
     "modes": _modes,
     "nightly": _nightly,
     "size": _size,

@@ -21,6 +21,7 @@ struct reply {
     struct reply_text text;
     int token;                       /* the next to be written */
     uint64_t due_ns;                 /* when */
+    uint64_t stalled_ns;             /* how long stalls have held it back */
     uint64_t first_mark, last_mark;  /* the first and last token end at this byte of the connection */
     bool closes;
 };
@@ -46,6 +47,7 @@ struct server {
     struct record *record;
     struct queue queue;
     int epoll;
+    uint64_t started_ns;
 };
 
 struct connection *connection_open(struct server *server, int fd, uint32_t number);

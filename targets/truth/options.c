@@ -16,6 +16,9 @@ static const char *HELP =
     "  --ttft-s S                time to first token (0.05)\n"
     "  --itl-s S                 time per token after it (0.01); 0: as fast as the client reads\n"
     "  --default-tokens N        output tokens where a request does not say (64)\n"
+    "  --stall-every N           one step in N of all streams is --stall-s longer (0: none); first\n"
+    "                            tokens, which are steps of their own, are not held back\n"
+    "  --stall-s S               how much longer (0)\n"
     "  --burst N                 events per write (1); write j is due ttft + j * burst events later\n"
     "  --tokens-per-event N      tokens in one event (1)\n"
     "  --role first|early|off    the role-only chunk: before the first token, with the head, never\n"
@@ -103,6 +106,8 @@ static void set(struct options *o, const char *name, const char *value) {
     if (!strcmp(name, "--port")) o->port = (int)number_of(name, value, 0, 65535);
     else if (!strcmp(name, "--ttft-s")) o->ttft_ns = ns_of(name, value);
     else if (!strcmp(name, "--itl-s")) o->itl_ns = ns_of(name, value);
+    else if (!strcmp(name, "--stall-every")) o->stall_every = integer_of(name, value, 0);
+    else if (!strcmp(name, "--stall-s")) o->stall_ns = ns_of(name, value);
     else if (!strcmp(name, "--default-tokens")) o->default_tokens = integer_of(name, value, 1);
     else if (!strcmp(name, "--burst")) o->burst = integer_of(name, value, 1);
     else if (!strcmp(name, "--tokens-per-event")) o->tokens_per_event = integer_of(name, value, 1);
@@ -144,6 +149,8 @@ struct options parse_options(int n_words, char **words) {
         if (i + 1 == n_words) refuse("%s: a value is missing", words[i]);
         set(&options, words[i], words[i + 1]);
     }
+    if (options.stall_every && !options.itl_ns)
+        refuse("--stall-every %d: needs steps, and --itl-s is 0", options.stall_every);
     double total = 0;
     for (int i = 0; i < options.n_failures; i++) total += options.failures[i].share;
     if (total > 1 + 1e-9) refuse("--fail: the shares add up to %g; at most 1", total);

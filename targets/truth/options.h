@@ -20,8 +20,8 @@ struct failure {
 
 struct options {
     int port, cpu, default_tokens, burst, tokens_per_event, split_bytes, requests_per_connection;
-    int parent_pid;
-    uint64_t ttft_ns, itl_ns, usage_delay_ns, split_gap_ns, spin_ns, limit_ns, seed;
+    int parent_pid, stall_every;
+    uint64_t ttft_ns, itl_ns, usage_delay_ns, split_gap_ns, spin_ns, limit_ns, seed, stall_ns;
     enum role role;
     bool sends_usage, sends_done, finish_rides;
     double refuse_share, reset_share;

@@ -62,6 +62,20 @@ static bool breaks_now(const struct reply *reply) {
     return reply->failure && reply->token >= tokens_until_end(reply);
 }
 
+/* When a token is due that without stalls would be due at `due_ns`. The steps of all streams share
+ * a clock: each period has `stall_every` steps and then the stall, whose end a token due in it waits
+ * for. Later tokens of the stream move with it. */
+static uint64_t past_stalls(const struct server *server, struct reply *reply, uint64_t due_ns) {
+    const struct options *options = server->options;
+    due_ns += reply->stalled_ns;
+    if (options->stall_every == 0) return due_ns;
+    uint64_t steps_ns = (uint64_t)options->stall_every * options->itl_ns;
+    uint64_t into_ns = (due_ns - server->started_ns) % (steps_ns + options->stall_ns);
+    uint64_t held_ns = into_ns < steps_ns ? 0 : steps_ns + options->stall_ns - into_ns;
+    reply->stalled_ns += held_ns;
+    return due_ns + held_ns;
+}
+
 static void write_tokens(struct server *server, struct connection *connection) {
     const struct options *options = server->options;
     struct reply *reply = &connection->reply;
@@ -94,8 +108,9 @@ static void write_tokens(struct server *server, struct connection *connection) {
     if (reply->token == total) row->last_ns = at_ns;
     connection_flush(server, connection);
     if (reply->token < total) {
+        uint64_t paced_ns = row->due_ns + (uint64_t)reply->token * options->itl_ns;
         reply->due_ns = options->itl_ns
-                            ? row->due_ns + (uint64_t)reply->token * options->itl_ns
+                            ? past_stalls(server, reply, paced_ns)
                             : now_ns(); /* behind everyone who is waiting: round robin */
         return;
     }

@@ -181,7 +181,7 @@ int main(int n_words, char **words) {
     struct options options = parse_options(n_words, words);
     prepare_process(&options);
     struct server server = {.options = &options, .record = record_new(&options),
-                            .epoll = epoll_create1(EPOLL_CLOEXEC)};
+                            .epoll = epoll_create1(EPOLL_CLOEXEC), .started_ns = now_ns()};
     struct listener listener = {.fd = listen_on(options.port), .started_ns = now_ns()};
     if (listener.fd < 0) fail("cannot listen on 127.0.0.1");
     listener.port = port_of(listener.fd);

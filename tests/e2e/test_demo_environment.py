@@ -51,6 +51,7 @@ solve quickstart --hardware=h200 --seeds=0 --out=solved
 compare run other
 collect run
 doctor --budget=1s
+demo truth --rounds=1 --duration=1s --rate=5/s --output-len=4 --out=demo
 capacity quickstart --target=sim --out=capacity
 size quickstart --peak=20/s --hardware=h200
 sweep quickstart --target=sim --over=rate=4/s,8/s --repeats=1 --out=sweep

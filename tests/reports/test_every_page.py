@@ -26,6 +26,7 @@ from loadgen.studies.capacity.view import csv_text
 from loadgen.studies.compare import page as compare_page
 from loadgen.studies.compare.judgement import Options
 from loadgen.studies.compare.numbers import judge_sides
+from loadgen.studies.demo import page as demo_page
 from loadgen.studies.modes import capacity_page as mode_capacity_page
 from loadgen.studies.modes import page as modes_page
 from loadgen.studies.modes.capacity import compare_capacity
@@ -49,9 +50,11 @@ from reports.run import page as run_page
 from tests.browser import Watched, chromium, needs_chromium
 from tests.runs import measured_run, starved, with_manifest
 from tests.shown import number, tables
+from tests.studies.demo.made_up import ABSENT, BROKEN, HIGH, OURS, demonstration
 
 KINDS = ("compare", "capacity", "nightly", "modes", "rates", "mode capacities", "sweep",
-         "one request", "invalid", "inconclusive", "single runs", "preview", "size")  # fmt: skip
+         "one request", "invalid", "inconclusive", "single runs", "preview", "size",
+         "demo")  # fmt: skip
 MODES = [Mode("static", {"batch_size": "4"}), Mode("chunked")]
 
 
@@ -82,6 +85,7 @@ def pages(cache, tmp_path_factory):
         "single runs": compared(cache, 1),
         "preview": planned(cache),
         "size": sizing(cache),
+        "demo": Made(demo_page.render(demonstration(OURS, HIGH, BROKEN, ABSENT), cache), None),
     }  # fmt: skip
 
 

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -118,6 +119,39 @@ def test_the_log_holds_the_instants_of_every_token(truth):
     assert late_ns.min() >= 0
     assert late_ns.max() == row["late_max_ns"]
     assert late_ns.sum() == row["late_sum_ns"]
+
+
+def test_one_step_in_so_many_stalls_for_all_streams_and_moves_what_follows(truth):
+    script = {"ttft_s": 0.001, "itl_s": 0.002, "stall_every": 20, "stall_s": 0.03}
+    with truth(with_tokens=True, **script) as server:
+        with Client(server.url) as client, Client(server.url) as other:
+            streams = [(client, 1), (other, 2)]
+            with ThreadPoolExecutor(2) as pool:
+                list(pool.map(lambda stream: stream[0].send(body(100), seq=stream[1]), streams))
+        log = server.finish()
+    ends_ms = []
+    for row in log.rows:
+        instants_ms = 1e-6 * log.tokens_ns(row).astype(np.float64)
+        within_ms = 4 + 2e-6 * float(row["late_max_ns"])  # of a busy machine
+        after = 1 + np.flatnonzero(np.diff(instants_ms) > 15 + within_ms)
+        # 99 gaps in a period of 20 steps and the stall
+        assert len(after) in (4, 5)
+        assert np.diff(instants_ms[after]) == pytest.approx(20 * 2 + 30, abs=within_ms)
+        total_ms = 99 * 2 + 30 * len(after)
+        assert np.ptp(instants_ms) == pytest.approx(total_ms, abs=10 + within_ms)
+        ends_ms.append(instants_ms[after])
+    n = min(map(len, ends_ms))
+    assert ends_ms[0][:n] == pytest.approx(ends_ms[1][:n], abs=within_ms)
+
+
+def test_a_stall_does_not_hold_first_tokens_back(truth):
+    # 20 of every 25 ms are a stall: most requests arrive in one
+    script = {"ttft_s": 0.004, "itl_s": 0.005, "stall_every": 1, "stall_s": 0.02}
+    with truth(**script) as server, Client(server.url) as client:
+        for seq in range(8):
+            client.send(body(1), seq=seq)
+        log = server.finish()
+    assert (log.rows["due_ns"] - log.rows["read_ns"]).tolist() == [4_000_000] * 8
 
 
 @pytest.mark.parametrize(
@@ -347,6 +381,7 @@ def test_a_failed_compilation_is_one_line(tmp_path):
         ({"ttf_s": 1.0}, "unknown truth server option 'ttf_s'; did you mean"),
         ({"fail": ("4x9:0.1",)}, "truthd: --fail 4x9: expected a number from 400 to 599"),
         ({"fail": ("cut:0.7", "hang:0.7")}, "truthd: --fail: the shares add up to 1[.]4"),
+        ({"itl_s": 0.0, "stall_every": 5}, "truthd: --stall-every 5: needs steps"),
         ({"role": "erly"}, "truthd: --role erly: expected one of first, early, off"),
     ],
 )

@@ -1,0 +1,1 @@
+"""Load generators against a server whose latencies are known."""
