@@ -387,7 +387,10 @@ def _certainty(summary: Summary) -> str:
     if summary.is_overloaded:
         return ""
     if result.is_implied and summary.verdict == "met":
-        return "the share of 99 % is a default; --slo 'attainment >= 95%' sets another"
+        return (
+            f"in this run only: {format_count(result.n)} requests do not prove 99 %, a default "
+            "(--slo 'attainment >= 95%')"
+        )
     text = _uncertain(result, summary)
     return text if result.certainty == "too_close" else f"in this run only: {text}"
 
