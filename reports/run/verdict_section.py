@@ -286,10 +286,11 @@ def _no_verdict(summary: Summary, place: str) -> list[NextStep]:
     times += [least / n_ok] if 0 < n_ok < least else []
     if times:
         length = _whole_seconds(max(times) * summary.window.length_s)
-        return [
-            *_failures(summary),
-            NextStep(f"Measure for at least {length} (--duration {length})."),
-        ]
+        longer = f"Measure for at least {length} (--duration {length})."
+        if summary.measured_by:
+            n = math.ceil(max(times) * summary.counts["due"])
+            longer = f"Measure at least {format_count(n)} requests with {summary.measured_by}."
+        return [*_failures(summary), NextStep(longer)]
     return of_cause(summary) or [NextStep(_again(summary))]
 
 
@@ -342,6 +343,11 @@ def _longer(summary: Summary) -> list[NextStep]:
     sure = (
         f"reach {100 * summary.confidence:g} % confidence" if is_proof else "be clear of the limit"
     )
+    if summary.measured_by:
+        tool = summary.measured_by
+        return [
+            NextStep(f"Measure about {format_count(n_needed)} {requests} with {tool} to {sure}.")
+        ]
     return [
         NextStep(
             f"Measure for {_whole_minutes(length_s)} (--duration"
