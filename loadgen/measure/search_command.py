@@ -10,17 +10,20 @@ from loadgen.measure.slo import Slo, for_each_request
 from loadgen.records import Run
 
 _KEPT = (
-    *("--plugin", "--set", "--seed", "--rate", "--input-len", "--output-len"),
+    *("--plugin", "--set", "--seed", "--dataset", "--trace"),
+    *("--rate", "--input-len", "--output-len", "--top-p"),
     *("--duration", "--run-time", "-t", "--warmup", "--max-concurrency"),
     *("--num-prompts", "--max-requests", "--request-count"),
     *("--users", "-u", "--think", "--concurrency"),
 )
 _SLO_FLAGS = ("--slo", "--goodput")
-_TARGET_FLAGS = ("--target", "--engine", "--model")
+_TARGET_FLAGS = ("--target", "--engine", "--model", "--ca-cert")
+_OF_SIMULATE = ("--mode", "--shape", "--hardware", "--replicas", "--router", "--replay")
 
 
 def capacity_command(run: Run, slos: Sequence[Slo], is_own: bool) -> str:
-    """`slobench capacity …` for the scenario and the target of `slobench run`.
+    """`slobench capacity …` for the scenario and the target of `slobench run`, and for a simulated
+    engine without settings of its own.
 
     `slos` are the SLOs that judge the run, of every class; `is_own`: the run was made under them. A
     search needs a limit per request. Without any, each `p99(ttft) <= 1s` becomes `ttft <= 1s`, and
@@ -28,7 +31,10 @@ def capacity_command(run: Run, slos: Sequence[Slo], is_own: bool) -> str:
     no SLO gives a limit, or if any is about trees.
     """
     command, source = run.manifest.command, run.manifest.scenario.source
-    if command[1:2] != ("run",) or any(slo.is_about_trees for slo in slos):
+    is_simulated = command[1:2] == ("simulate",) and not list(_values(command, _OF_SIMULATE))
+    if command[1:2] != ("run",) and not is_simulated:
+        return ""
+    if any(slo.is_about_trees for slo in slos):
         return ""
     words = ["slobench", "capacity", *([source] if source else [])]
     words += _values(command, _KEPT)
@@ -45,6 +51,7 @@ def capacity_command(run: Run, slos: Sequence[Slo], is_own: bool) -> str:
         for text in limits:
             words += ["--slo", text]
         words += ["--attainment", f"{100 * attainment:g}%"]
+    words += ["--target", "sim"] if is_simulated else []
     return shlex.join([*words, *_values(command, _TARGET_FLAGS)])
 
 
