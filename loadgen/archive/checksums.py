@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from loadgen.errors import RunInvalid
-from loadgen.whole_file import opened_regular, read_result, replacing
+from loadgen.system.whole_file import opened_regular, read_result, replacing
 
 NAME = "checksums.sha256"
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\n\r\\]+)\n")

@@ -32,7 +32,7 @@ from loadgen.errors import RunInvalid, SlobenchError, UsageError
 from loadgen.manifest.json_section import JsonSection, encoded, read_section
 from loadgen.run.manifest import recorded_command, version
 from loadgen.studies.cells.cell import CELL_FILE, differing
-from loadgen.whole_file import SUFFIX, read_result
+from loadgen.system.whole_file import SUFFIX, read_result
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
