@@ -15,12 +15,11 @@ ROOMS: dict[str, list[str]] = {
     "loadgen": [
         "__main__ web",
         "studies",
-        "foreign",
         "cli",
         "lab",
         "run",
         "exports live",
-        "drive translate",
+        "drive foreign translate",
         "archive",
         "workload",
         "measure",
@@ -78,7 +77,6 @@ OUTSIDE: dict[str, list[str]] = {
     "loadgen.archive": ["targets.base", "targets.safe_text"],
     "loadgen.run": ["targets", "reports"],
     "loadgen.web": ["targets", "reports"],
-    "loadgen.foreign": ["reports"],
     # The only rooms that import both the load generator and the engine.
     "loadgen.studies": ["targets", "reports", "reference_engine"],
     "loadgen.lab": ["targets", "reports", "reference_engine"],
