@@ -175,9 +175,9 @@ class Study(Generic[R]):
             command=list(recorded_command(command)),
             definition=_plain(definition),
         )
-        _write_section(path.parent, MARKER, marker)
         if checksums.read(path.parent) is None:
-            checksums.begin(path.parent, [MARKER])
+            checksums.begin(path.parent, ())
+        _write_section(path.parent, MARKER, marker)
         return marker
 
     def _has_work(self, directory: Path) -> bool:
