@@ -34,7 +34,7 @@ from loadgen.archive.store import read_run, write_run, write_schedule
 from loadgen.drive.client import Connection
 from loadgen.errors import SlobenchError
 from loadgen.records import CHUNKS, REQUESTS, Status
-from loadgen.timer import NoAlarm
+from loadgen.system.timer import NoAlarm
 from loadgen.web import control_messages as messages
 from loadgen.web.frame_seal import BadFrame, Opener, Sealer
 from loadgen.web.validate import check_frame, check_part, read_self_report

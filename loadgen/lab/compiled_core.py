@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from loadgen.cache_directory import cache_dir
 from loadgen.errors import MissingDependency, SlobenchError
 from loadgen.lab.open_loop import lacking
 from loadgen.lab.sim_options import ClusterOptions, SimOptions
 from loadgen.lab.simulated_engine import SimulatedEngine
+from loadgen.system.cache_directory import cache_dir
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan
 from reference_engine.cluster.routers import (

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
-from loadgen.clock import VirtualClock
 from loadgen.errors import UsageError
 from loadgen.lab.sim_options import MemoryOptions, PlacementOptions, SimOptions, problem_of
 from loadgen.lab.simulated_cluster import Wiring, wire
+from loadgen.system.clock import VirtualClock
 from reference_engine.core.core import EngineState
 from reference_engine.executors.base import Caps
 from reference_engine.executors.delayed import NO_DELAY

@@ -32,7 +32,7 @@ from loadgen.errors import RunInvalid, SlobenchError, UsageError
 from loadgen.manifest.json_section import JsonSection, encoded, read_section
 from loadgen.run.manifest import recorded_command, version
 from loadgen.studies.cells.cell import CELL_FILE, differing
-from loadgen.whole_file import SUFFIX, read_result
+from loadgen.system.whole_file import SUFFIX, read_result
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -175,9 +175,9 @@ class Study(Generic[R]):
             command=list(recorded_command(command)),
             definition=_plain(definition),
         )
-        _write_section(path.parent, MARKER, marker)
         if checksums.read(path.parent) is None:
-            checksums.begin(path.parent, [MARKER])
+            checksums.begin(path.parent, ())
+        _write_section(path.parent, MARKER, marker)
         return marker
 
     def _has_work(self, directory: Path) -> bool:

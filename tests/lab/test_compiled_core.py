@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from loadgen.c_programs import find_compiler
 from loadgen.errors import MissingDependency, UsageError
 from loadgen.lab.compiled_core import NotCovered, chosen_core, library
 from loadgen.lab.open_loop import OpenLoop
@@ -16,6 +15,7 @@ from loadgen.lab.sim_options import sim_options
 from loadgen.lab.simulate import record
 from loadgen.lab.simulated_engine import build
 from loadgen.lab.virtual_client import VirtualClient
+from loadgen.system.c_programs import find_compiler
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import make_plan
 from reference_engine.state.cost_model import StepCost

@@ -3,10 +3,12 @@
 import io
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -18,7 +20,7 @@ from rich.text import Text
 from loadgen.archive import checksums
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.manifest.json_section import JsonSection, NumberOrNull
-from loadgen.studies.study import Study, end
+from loadgen.studies.study import Study, check_store, end
 
 
 class Sums(JsonSection, frozen=True, kw_only=True):
@@ -299,6 +301,39 @@ def test_a_killed_study_leaves_the_old_or_the_new_result_whole(tmp_path):
             process.send_signal(signal.SIGKILL)
         result = SUMS.read(tmp_path / "s")
         assert result.parts == (int(result.total),) * 200_000
+
+
+def test_a_kill_before_or_after_any_rename_leaves_a_study_that_resumes(tmp_path, monkeypatch):
+    kills, rename = [], Path.replace
+
+    def kill():
+        """The files that a `kill -9` leaves here."""
+        kills.append(shutil.copytree(tmp_path / "s", tmp_path / f"kill{len(kills)}"))
+        for partial in kills[-1].glob("*.partial"):
+            partial.write_bytes(partial.read_bytes()[: partial.stat().st_size // 2])
+
+    def renamed(partial, path):
+        kill()
+        rename(partial, path)
+        kill()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", renamed)
+        with SUMS.opened("few", tmp_path / "s") as place:
+            for k in (1, 2):
+                place.write(Sums(total=float(k), parts=(k,)))
+                place.write_text("page.html", f"{k}")
+    found = []
+    for directory in kills:
+        if (checked := check_store(directory)) is not None:
+            assert checked.problems == ()
+        has_begun = (directory / "study.json").is_file()
+        with SUMS.opened("few", directory, resume=has_begun) as place:
+            stored = place.stored()
+            found.append(None if stored is None else stored.total)
+            place.write(Sums(total=3.0, parts=(3,)))
+        assert check_store(directory).state == "verified"
+    assert found == [None] * 11 + [1.0] * 12 + [2.0] * 9
 
 
 def test_an_interrupt_names_the_command_that_continues(tmp_path):
