@@ -348,6 +348,7 @@ class _Simulation:
                         preemptions=total.n_preemptions,
                         padding_tokens=total.n_padding,
                         output_tokens=total.n_sampled,
+                        cached_tokens=total.n_cached,
                     ),
                     total.n_received,
                     total.request_s,
