@@ -148,6 +148,8 @@ def _engine(replica: Replica) -> EngineSettings:
         raise NotCovered("costs of another kind than StepCost")
     if cost.measured:
         raise NotCovered("costs that hold for measured sizes only")
+    if cost.expert_weights_s:
+        raise NotCovered("experts")
     mode, limits = _mode(state.policy, state.limits), state.limits
     return EngineSettings(
         cost=cost,

@@ -322,7 +322,8 @@ class SimOptions(SettingsBlock):
 
     None means: `max_model_len` 32 768 (on `cpu` the shape's), `max_num_seqs` and `token_budget` the
     mode's. `fused_attention` is the efficiency of a kernel that computes the attention of prompts
-    and decodes at the same time; None computes them one after the other. `declared_max_tokens` is
+    and decodes at the same time; None computes them one after the other. With `expert_parallel`,
+    each of several devices has whole experts. `declared_max_tokens` is
     the generation limit that every request declares, although it ends at its planned length; None
     declares the planned length. `step_delay` makes every step longer, as an injected fault.
     `core=python` computes the steps in Python even where the step core in C could.
@@ -334,6 +335,7 @@ class SimOptions(SettingsBlock):
     kv_dtype: KvDtype = "auto"
     weight_dtype: WeightDtype = "auto"
     fused_attention: Annotated[Share, Field(gt=0, le=1)] | None = None
+    expert_parallel: bool = False
     max_model_len: int | None = Field(default=None, ge=2)
     max_num_seqs: int | None = Field(default=None, ge=1)
     token_budget: Annotated[int, Field(ge=1)] | Literal["slo"] | None = None

@@ -84,7 +84,14 @@ def _engines(
     it anew, and a description."""
     memory, placement = options.memory, options.placement
     model, n_stages = resolve(options.shape), placement.pipeline
-    fit = simulated_model(model, options.hardware, options.kv_dtype, options.weight_dtype, n_stages)
+    fit = simulated_model(
+        model,
+        options.hardware,
+        options.kv_dtype,
+        options.weight_dtype,
+        n_stages,
+        options.expert_parallel,
+    )
     cost = replace(fit.cost, fused_attention=options.fused_attention or 0.0)
     context = model.config.max_model_len if options.hardware == CPU else SIMULATED_CONTEXT
     max_model_len = options.max_model_len or context
@@ -133,6 +140,8 @@ def _engines(
         description += f", {caps.n_host_blocks} blocks of host memory for {kinds}"
     if options.fused_attention is not None:
         description += f", attention of prompts and decodes fused at {options.fused_attention:.0%}"
+    if options.expert_parallel:
+        description += ", whole experts on each device"
     if options.step_delay != NO_DELAY:
         description += f", every step delayed by {options.step_delay}"
     if placement.role != "both":
