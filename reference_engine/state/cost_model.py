@@ -520,6 +520,12 @@ def weight_bytes(model: ModelConfig, weight_dtype: WeightDtype = "auto") -> floa
     return _WEIGHT_BYTES[weight_dtype] * model.n_shared_params + _BYTES * _head_params(model)
 
 
+def stored_weight_bytes(model: ModelConfig, weight_dtype: WeightDtype = "auto") -> float:
+    """Bytes of all weights of a model."""
+    others = _BYTES * (model.n_params - model.n_matrix_params)
+    return others + _WEIGHT_BYTES[weight_dtype] * model.n_matrix_params
+
+
 def kv_tokens(
     model: ModelConfig,
     hardware: Hardware,
@@ -527,8 +533,7 @@ def kv_tokens(
     weight_dtype: WeightDtype = "auto",
 ) -> int:
     """Tokens of KV that fit next to the weights. Raises UsageError where the weights do not fit."""
-    stored_bytes = _BYTES * (model.n_params - model.n_matrix_params)
-    stored_bytes += _WEIGHT_BYTES[weight_dtype] * model.n_matrix_params
+    stored_bytes = stored_weight_bytes(model, weight_dtype)
     room = hardware.n * hardware.memory_bytes * _KV_SHARE - stored_bytes
     n_tokens = int(room // model.kv_bytes_per_token(_BYTES, kv_dtype))
     if n_tokens < 1:
