@@ -148,6 +148,8 @@ def _engine(replica: Replica) -> EngineSettings:
     cost = executor.step_cost
     if cost is None:
         raise NotCovered("costs of another kind than StepCost")
+    if cost.expert_weights_s:
+        raise NotCovered("experts")
     mode, limits = _mode(state.policy, state.limits), state.limits
     return EngineSettings(
         cost=cost,
