@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from loadgen.cli.lazy_verbs import VERBS
 from loadgen.run.execute import execute
 from loadgen.run.run_options import RunOptions
 from loadgen.workload.scenario import load_scenario
@@ -58,6 +59,22 @@ def test_the_version_is_printed_without_third_party_packages():
         "loadgen.endings",
         "loadgen.errors",
         "loadgen.shadowing",
+    }
+
+
+def test_the_help_page_shows_every_verb_and_imports_the_module_of_none():
+    output, modules = imported("--help")
+    panels = dict.fromkeys(re.findall(r"^╭─ (.*?) ─", output, re.MULTILINE))
+    assert list(panels) == ["Options", "Measure", "Decide", "Engine lab", "Scale", "Extend"]
+    assert re.findall(r"^│ ([a-z]+)  ", output, re.MULTILINE) == list(VERBS)
+    assert not set(modules) & set(VERBS.values())
+    assert "numpy" not in packages(modules)
+    assert {module for module in modules if module.startswith("loadgen.cli.")} == {
+        "loadgen.cli.app",
+        "loadgen.cli.exit_codes",
+        "loadgen.cli.lazy_verbs",
+        "loadgen.cli.main",
+        "loadgen.cli.standard_streams",
     }
 
 
