@@ -78,6 +78,54 @@ def test_the_help_page_shows_every_verb_and_imports_the_module_of_none():
     }
 
 
+AT_CONNECT = """
+import os, sys
+original = os.getpid()
+def audit(event, arguments):
+    if event == "socket.connect" and os.getpid() == original:
+        print("modules:", *sys.modules)
+        sys.stdout.flush()
+        os._exit(0)
+sys.addaudithook(audit)
+from loadgen.cli.main import main
+main()
+"""
+
+
+def test_the_preflight_begins_before_modules_of_other_runs_and_of_results(tmp_path):
+    """The first connection of a run, to a server that need not exist: the modules until then delay
+    every run. Each of our modules costs about 0.9 ms, so a higher number needs a reason."""
+    words = ["run", "--target=http://127.0.0.1:9", "--rate=5/s", "--duration=20s", "--input-len=8"]
+    words += ["--output-len=4", "--slo=p99(ttft)<=1s", f"--out={tmp_path / 'run'}"]
+    done = subprocess.run(
+        [sys.executable, "-c", AT_CONNECT, *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)},
+    )
+    line = next(line for line in done.stdout.splitlines() if line.startswith("modules: "))
+    modules = line.split()[1:]
+    assert not packages(modules) & HEAVY, done.stderr
+    assert not {name for name in modules if name in LATE}, done.stderr
+    assert sum(name.split(".")[0] in {"loadgen", "reports", "targets"} for name in modules) <= 142
+
+
+LATE = {
+    "loadgen.measure.aggregate",
+    "loadgen.measure.statistics.dependence",
+    "loadgen.run.recording",
+    "loadgen.workload.agents.corpus",
+    "loadgen.workload.agents.plays",
+    "loadgen.workload.preview",
+    "loadgen.workload.traces.hashed",
+    "loadgen.workload.traces.json_lines",
+    "numpy.fft",
+    "numpy.ma",
+    "rich.live",
+}
+"""Modules of other traffic, of the run itself, and of its result."""
+
+
 @pytest.mark.e2e
 def test_a_run_imports_what_its_page_needs_after_its_preflight_has_begun(tmp_path):
     """And pandas and scipy never: from the command line to the page it needs neither."""

@@ -216,7 +216,7 @@ def preview(
     json: Json = False,
 ) -> None:
     """Show a scenario's requests, and how many its SLOs need for a sure verdict. No network."""
-    from loadgen.workload.preview import missing_percentiles
+    from loadgen.workload.planned_counts import missing_percentiles
     from loadgen.workload.preview import preview as planned_facts
     from loadgen.workload.schedule import make_plan
 
