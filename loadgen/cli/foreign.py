@@ -27,7 +27,6 @@ Results = Annotated[
 
 @verbs.command(
     "import",
-    rich_help_panel="Measure",
     epilog="Example: slobench import vllm-results/ --slo 'p99(ttft)<=500ms'",
 )
 def import_(
@@ -93,7 +92,6 @@ def import_(
 
 
 @verbs.command(
-    rich_help_panel="Decide",
     epilog="Example: slobench judge results/*.json --slo 'p99(ttft)<=500ms'",
 )
 def judge(
