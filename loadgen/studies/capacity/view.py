@@ -43,7 +43,7 @@ def lines(answer: Capacity, slos: str = "the SLO") -> list[str]:
     return [
         *([answer.cause] if answer.cause else []),
         answer.sureness(),
-        f"the highest load at which at least {share} of requests meet {slos}",
+        f"the highest load at which at least {share} of {answer.counted} meet {slos}",
         *answer.method_lines(),
     ]
 
