@@ -117,6 +117,10 @@ class AnthropicMessages(OpenAICodec):
             key in fragment for key in _BLOCK_KEYS
         )
 
+    def looks_like_answer(self, fragment: bytes) -> bool:
+        """Whether the bytes hold a piece of text that is not empty."""
+        return has_text(fragment, b'"text":')
+
 
 def _piece(piece: _Block) -> Delta:
     """The text, the thinking or the arguments of a piece; a signature is no token."""

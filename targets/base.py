@@ -278,5 +278,10 @@ class Adapter(Plugin, ABC):
         the run (live view, stop rules); results come from `decode`.
         """
 
+    def looks_like_answer(self, fragment: bytes) -> bool:
+        """Guess likewise whether raw stream bytes carry a token of the answer, not of reasoning. In
+        an API without reasoning every token is."""
+        return self.looks_like_token(fragment)
+
 
 TARGETS: Registry[Adapter] = Registry("slobench.targets", "API")

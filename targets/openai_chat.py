@@ -109,6 +109,12 @@ class OpenAIChat(OpenAICodec):
             call in fragment for call in _CALLS
         )
 
+    def looks_like_answer(self, fragment: bytes) -> bool:
+        """Whether the bytes hold content, a refusal or a typed part of type `text`."""
+        return any(has_text(fragment, key) for key in _ANSWER_KEYS) or any(
+            part in fragment for part in _ANSWER_PARTS
+        )
+
 
 def _is_plain_choice(choice: _ChatChoice) -> bool:
     """Whether a choice has neither a finish reason nor an error."""
@@ -125,6 +131,8 @@ _TEXT_KEYS = (
     b'"thinking":',
     b'"summary":',
 )
+_ANSWER_KEYS = (b'"content":', b'"refusal":')
+_ANSWER_PARTS = (b'"content":[{"type":"text"', b'"content": [{"type": "text"')
 _CALLS = (b'"tool_calls":[{', b'"tool_calls": [{', b'"function_call":{', b'"function_call": {')
 
 

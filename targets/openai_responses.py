@@ -19,6 +19,7 @@ from targets.openai_usage import UsageWire
 from targets.openai_wire import OpenAICodec, has_text, server_timings
 
 _ANSWERS = ("response.output_text.delta", "response.refusal.delta")
+_ANSWER_KINDS = tuple(f'"{kind}"'.encode() for kind in _ANSWERS)
 _REASONING = ("response.reasoning_text.delta", "response.reasoning_summary_text.delta")
 _CALLS = ("function_call", "custom_tool_call", "mcp_call")
 _CALL_KEYS = tuple(f'"type":{blank}"{call}"'.encode() for call in _CALLS for blank in ("", " "))
@@ -110,6 +111,10 @@ class OpenAIResponses(OpenAICodec):
         """Whether the bytes hold a `delta` that is not empty, or a call; a search for keys, without
         parsing."""
         return has_text(fragment, b'"delta":') or any(key in fragment for key in _CALL_KEYS)
+
+    def looks_like_answer(self, fragment: bytes) -> bool:
+        """Whether the bytes hold the type of an event with a piece of the answer."""
+        return any(kind in fragment for kind in _ANSWER_KINDS)
 
 
 def _end(response: _Response, word: str, timings: JsonObject | None) -> Delta:

@@ -94,9 +94,8 @@ class Shard:
         self._clear_samples()
         self._live_samples = LiveSamples(
             task.schedule,
-            task.adapter.looks_like_token,
+            task.adapter,
             has_gaps=task.is_watched,
-            is_streamed=task.adapter.stream,
         )
         self._n_beats, self._beat_ns, self._heard_ns, self._heard_s = 0, 0, 0, 0.0
         sessions = np.ascontiguousarray(task.schedule["session_id"])

@@ -287,6 +287,7 @@ def test_the_live_view_sees_tokens_and_calls_only():
         piece(0, "input_json", partial_json="{"),
     ]
     assert all(map(CODEC.looks_like_token, tokens))
+    assert list(map(CODEC.looks_like_answer, tokens)) == [True, False, False, False]
     others = [
         start(input_tokens=9),
         OPEN,
@@ -298,6 +299,7 @@ def test_the_live_view_sees_tokens_and_calls_only():
         STOP,
     ]
     assert not any(map(CODEC.looks_like_token, others))
+    assert not any(map(CODEC.looks_like_answer, others))
 
 
 def test_the_api_is_registered():

@@ -261,6 +261,11 @@ def test_the_live_view_sees_tokens_and_calls_only():
     assert CODEC.looks_like_token(text("Hi", 4))
     assert CODEC.looks_like_token(call)
     assert CODEC.looks_like_token(call.replace(b'"type":', b'"type": '))
+    assert CODEC.looks_like_answer(text("Hi", 4))
+    assert CODEC.looks_like_answer(text("No", 4, "refusal"))
+    assert not any(
+        map(CODEC.looks_like_answer, [call, text("hm", 4, "reasoning_text"), *OPENED, *CLOSED])
+    )
     assert not any(map(CODEC.looks_like_token, [*OPENED, *CLOSED, ended(usage=counts(9, 2))]))
 
 

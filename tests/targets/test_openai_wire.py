@@ -289,6 +289,7 @@ def test_reasoning_under_the_keys_of_gateways(delta):
     event = b'{"choices":[{"delta":%b}]}' % delta
     assert CODECS["chat"].decode(event) == Delta(is_token=True, text="hm")
     assert CODECS["chat"].looks_like_token(event)
+    assert not CODECS["chat"].looks_like_answer(event)
 
 
 def test_encrypted_reasoning_is_no_token():
@@ -486,6 +487,7 @@ def test_the_cheap_guess_agrees_with_the_decoder_on_captures(capture):
     for line in capture.read_bytes().splitlines():
         if line:
             assert codec.looks_like_token(line) == codec.decode(line[6:]).is_token, line
+            assert codec.looks_like_answer(line) == codec.decode(line[6:]).is_answer, line
 
 
 @EITHER
