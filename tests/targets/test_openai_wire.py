@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from loadgen.records import FinishReason
+from loadgen.records import REASONING, FinishReason
 from targets.base import Delta, Request, Usage
 from targets.openai_chat import OpenAIChat
 from targets.openai_completions import OpenAICompletions
@@ -530,3 +530,13 @@ def test_a_delta_beside_a_message_is_the_text_of_the_event():
     """Perplexity repeats the answer so far in `message`."""
     event = b'{"choices":[{"delta":{"content":"b"},"message":{"content":"ab"}}]}'
     assert CODECS["chat"].decode(event) == Delta(True, True, "b")
+
+
+def test_the_reasoning_of_an_earlier_answer_goes_where_the_api_has_it():
+    talk = (("user", "Hi"), (REASONING, "hm"), ("assistant", "Ho"), ("user", "And?"))
+    body = json.loads(CODECS["chat"].encode(Request("", 3, messages=talk)).body)
+    assert body["messages"] == [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Ho", "reasoning": "hm", "reasoning_content": "hm"},
+        {"role": "user", "content": "And?"},
+    ]
