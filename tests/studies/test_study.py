@@ -16,11 +16,23 @@ import pytest
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer.testing import CliRunner
 
 from loadgen.archive import checksums
+from loadgen.cli.app import app
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.manifest.json_section import JsonSection, NumberOrNull
+from loadgen.studies.calibrate.black_box import CALIBRATE
+from loadgen.studies.capacity.files import CAPACITY
+from loadgen.studies.compare.run import COMPARE
+from loadgen.studies.demo.run import DEMO
+from loadgen.studies.doctor.run import DOCTOR
+from loadgen.studies.modes.run import MODES
+from loadgen.studies.nightly.files import NIGHTLY
+from loadgen.studies.size.run import SIZE
+from loadgen.studies.solve.run import SOLVE
 from loadgen.studies.study import Study, check_store, end
+from loadgen.studies.sweep.run import SWEEP
 
 
 class Sums(JsonSection, frozen=True, kw_only=True):
@@ -42,6 +54,7 @@ SUMS = Study("sums", "sum of parts", Sums)
 OTHER = Study("other", "other study", Sums)
 CELLS = Study("cells", "study of cells", Sums, before=("cell.json", "cells.json"))
 SHARES = Study("shares", "shares", Shares)
+STUDIES = [CALIBRATE, CAPACITY, COMPARE, DEMO, DOCTOR, MODES, NIGHTLY, SIZE, SOLVE, SWEEP]
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +86,27 @@ def test_a_study_without_out_gets_a_directory_with_its_name(tmp_path):
     assert place.directory.name.startswith("sums-few-20")
     assert json.loads((place.directory / "sums.json").read_text()) == {"total": 1.0, "parts": [1]}
     assert SUMS.read(place.directory) == Sums(total=1.0, parts=(1,))
+
+
+@pytest.mark.parametrize(
+    ("study", "remedy"),
+    [
+        (SUMS, "; add --resume to continue it, or choose another --out"),
+        (replace(SUMS, resumes=False), "; choose another --out"),
+    ],
+)
+def test_a_directory_in_use_has_the_remedy_that_its_verb_offers(tmp_path, study, remedy):
+    began = started(tmp_path / "s").marker.began_utc
+    with pytest.raises(UsageError) as refused, study.opened("few", tmp_path / "s"):
+        pytest.fail("opened")
+    holds = f"--out {tmp_path / 's'}: holds a sum of parts that began {began}"
+    assert str(refused.value) == holds + remedy
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_study_resumes_where_its_verb_has_the_flag(study):
+    printed = CliRunner().invoke(app, [study.name, "--help"], env={"COLUMNS": "200"}).output
+    assert study.resumes == ("--resume" in printed)
 
 
 def test_two_studies_in_the_same_second_get_two_directories():

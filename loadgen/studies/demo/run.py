@@ -45,7 +45,7 @@ from targets.safe_text import strip_controls
 from targets.truth_log import TruthLog
 from targets.truth_server import truth_server
 
-DEMO = Study("demo", "demonstration", Demo)
+DEMO = Study("demo", "demonstration", Demo, resumes=False)
 PAGE = "report.html"
 N_PEERS = 2
 """How many of the installed tools run where none is named."""
