@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
-from loadgen.clock import VirtualClock
 from loadgen.errors import UsageError
 from loadgen.lab.sim_options import (
     DraftOptions,
@@ -17,6 +16,7 @@ from loadgen.lab.sim_options import (
     problem_of,
 )
 from loadgen.lab.simulated_cluster import Wiring, wire
+from loadgen.system.clock import VirtualClock
 from reference_engine.core.core import EngineState
 from reference_engine.executors.base import Caps
 from reference_engine.executors.delayed import NO_DELAY

@@ -6,8 +6,10 @@ parameter has an effect.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -98,16 +100,26 @@ class Simulated:
         return self.cost if type(self.cost) is StepCost else None
 
     def repeated_s(self, batch: StepBatch, n: int) -> list[float]:
-        """The seconds of `n` steps, of which the first was executed last: a batch without rows,
-        each with a token more of context for each decode."""
+        """The seconds of at most `n` steps, of which the first was executed last: a batch without
+        rows, each with a token more of context for each decode. Steps outside the measured sizes
+        are left out, because they may never come to be executed."""
         shape = batch.shape()
-        if self._measured is not None:
-            n_context = shape.context_tokens + (n - 1) * shape.n_decode
-            self._measured.check_measured(shape._replace(context_tokens=n_context))
+        measured = self._measured
+        if measured is not None:
+            n_each, n_first = shape.n_decode, shape.context_tokens
+
+            def is_outside(k: int) -> bool:
+                return not measured.is_measured(shape._replace(context_tokens=n_first + k * n_each))
+
+            n = 1 + bisect_left(range(1, n), True, key=is_outside)
         return self._varied(decode_s(self.cost, shape, n))
 
     def pieces_s(self, batches: Sequence[StepBatch]) -> list[float]:
-        """The seconds of the steps of `batches`, of which the first was executed last."""
+        """The seconds of the first steps of `batches`, of which the first was executed last: all
+        up to the first that is outside the measured sizes."""
+        measured = self._measured
+        if measured is not None:
+            batches = list(takewhile(lambda b: measured.is_measured(b.shape()), batches))
         return self._varied([self._cost_s(batch) for batch in batches])
 
     def pass_steps(self, n: int) -> None:

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from loadgen.errors import UsageError
 from loadgen.fields import Seconds, Share
 from loadgen.registry import Block
-from loadgen.whole_file import replacing
+from loadgen.system.whole_file import replacing
 from loadgen.yaml_document import Document, parse_document, read_file, write_document
 from reference_engine.state.cost_model import (
     HARDWARE,

@@ -190,12 +190,15 @@ class StepCost:
     def check_measured(self, shape: StepShape) -> None:
         """Raises NotMeasured for a step outside the measured sizes."""
         kind = kind_of(shape)
-        steps = next((steps for steps in self.measured if steps.kind == kind), None)
-        if steps is None:
-            raise NotMeasured(kind, None)
-        lacking = steps.lacks(shape)
-        if lacking is not None:
+        steps = self._measured_of(kind)
+        lacking = None if steps is None else steps.lacks(shape)
+        if steps is None or lacking is not None:
             raise NotMeasured(kind, lacking)
+
+    def is_measured(self, shape: StepShape) -> bool:
+        """Whether `check_measured` accepts a step."""
+        steps = self._measured_of(kind_of(shape))
+        return steps is not None and steps.lacks(shape) is None
 
     def estimate(self, shape: StepShape) -> float:
         fixed_s, n_context = self.without_context(shape)
@@ -241,6 +244,9 @@ class StepCost:
             multiplying_s += piece_s * min(n_seqs, k)
         fixed_s = self.step_s + self.seq_s * n_seqs + self.added_token_s * n_tokens + multiplying_s
         return fixed_s, n_context
+
+    def _measured_of(self, kind: str) -> MeasuredSteps | None:
+        return next((steps for steps in self.measured if steps.kind == kind), None)
 
     def _captured(self, n_rows: int) -> int:
         at = bisect_left(self.graph_rows, n_rows)

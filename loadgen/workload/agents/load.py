@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from loadgen.errors import TraceFileError
+from loadgen.workload.agents.block import AgentFormat
 from loadgen.workload.agents.corpus import (
     AgentTree,
     Corpus,
@@ -18,7 +19,6 @@ from loadgen.workload.agents.corpus import (
 from loadgen.workload.agents.weka import is_weka, read_weka
 from loadgen.workload.traces.file import read_bytes
 
-AgentFormat = Literal["auto", "weka"]
 MAX_CONTEXT_TOKENS = 2**31 - 1
 _SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 
