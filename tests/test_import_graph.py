@@ -56,9 +56,10 @@ def test_the_version_is_printed_without_third_party_packages():
         "loadgen.cli.exit_codes",
         "loadgen.cli.main",
         "loadgen.cli.standard_streams",
-        "loadgen.endings",
         "loadgen.errors",
-        "loadgen.shadowing",
+        "loadgen.system",
+        "loadgen.system.endings",
+        "loadgen.system.shadowing",
     }
 
 

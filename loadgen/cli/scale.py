@@ -21,7 +21,6 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from loadgen.cache_directory import cache_dir
 from loadgen.cli import parse
 from loadgen.cli.flags import (
     Force,
@@ -33,8 +32,9 @@ from loadgen.cli.flags import (
     TrafficFlags,
     with_flags,
 )
-from loadgen.endings import ending_signals
 from loadgen.errors import MissingDependency, UsageError
+from loadgen.system.cache_directory import cache_dir
+from loadgen.system.endings import ending_signals
 from loadgen.units import write_duration
 
 verbs = typer.Typer()

@@ -41,10 +41,16 @@ GATED = ("p50(ttft)", "p99(ttft)", "mean(tpot)", "error_rate")
 """Measures that decide unless others are given; few, because each further measure makes all less
 certain. Closed loops add `output_tokens_per_s`: there, a slower server receives less traffic."""
 SHOWN = (
-    *("mean(ttft)", "p90(ttft)", "p99(tpot)", "p99(itl)", "p50(e2e)", "p99(e2e)", "attainment"),
+    *("mean(ttft)", "p90(ttft)", "p50(ttfat)", "p99(ttfat)", "p99(tpot)", "p99(itl)"),
+    *("p50(e2e)", "p99(e2e)", "attainment"),
     *("goodput", "requests_per_s", "output_tokens_per_s"),
 )
 SLO_METRICS = ("attainment", "goodput", "goodput_output_tokens_per_s")
+
+
+def shown(*, has_reasoning: bool) -> list[str]:
+    """The measures of `SHOWN`; without reasoning TTFAT is TTFT, and left out."""
+    return [text for text in SHOWN if has_reasoning or "(ttfat)" not in text]
 
 
 class Comparison(JsonSection, frozen=True, kw_only=True):
@@ -182,7 +188,8 @@ def _measures(
     gated = list(metrics or GATED)
     if not metrics and runs[0].run.manifest.has_closed_loop:
         gated.append("output_tokens_per_s")
-    texts = list(dict.fromkeys([*gated, *SHOWN]))
+    has_reasoning = any(m.has_reasoning for m in runs)
+    texts = list(dict.fromkeys([*gated, *shown(has_reasoning=has_reasoning)]))
     asked, notes = [measure(text) for text in texts], []
     if len({slos_of(m.run.manifest) for m in runs}) > 1:
         asked = [one for one in asked if one.metric.name not in SLO_METRICS]

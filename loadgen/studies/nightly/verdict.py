@@ -31,7 +31,7 @@ from loadgen.studies.compare.judgement import (
     timed,
     undecidable_note,
 )
-from loadgen.studies.compare.numbers import GATED, SHOWN, SLO_METRICS
+from loadgen.studies.compare.numbers import GATED, SLO_METRICS, shown
 from loadgen.studies.nightly.machine_speed import (
     MachineSpeed,
     machine_speed,
@@ -149,7 +149,8 @@ class _Draft:
         if not tonight.trusted or not history.baseline:
             return
         gated = _gated(tonight, options)
-        for text in dict.fromkeys([*gated, *SHOWN]):
+        has_reasoning = any(run.has_reasoning for run in tonight.trusted)
+        for text in dict.fromkeys([*gated, *shown(has_reasoning=has_reasoning)]):
             compared = measure(text)
             levels = [self._usable(level, compared) for level in history.levels]
             if levels[-1]:

@@ -219,11 +219,6 @@ def _first_look(
         prog_name="slobench sweep",
         standalone_mode=False,
     )
-    typer.echo(
-        "next: slobench capacity with the same --target, lengths and --slo finds the highest rate "
-        "that meets the SLO, with its interval",
-        err=True,
-    )
     return int(code or 0)
 
 

@@ -147,7 +147,7 @@ def judge(
         print_json(contents)
     else:
         for note in () if full else notes:
-            typer.echo(f"note: {note}")
+            typer.echo(f"note: {note.partition(' Also: ')[0]}")
     raise typer.Exit(max(codes))
 
 
