@@ -16,6 +16,7 @@ from loadgen.workload.agents.corpus import (
     tree_of,
     within_context,
 )
+from loadgen.workload.agents.trajectories import is_trajectories, read_trajectories
 from loadgen.workload.agents.weka import is_weka, read_weka
 from loadgen.workload.traces.file import read_bytes
 
@@ -31,7 +32,10 @@ class _Reader(NamedTuple):
     read: Callable[[bytes, str, Notes], Iterator[RecordedTree]]
 
 
-_READERS: dict[str, _Reader] = {"weka": _Reader(is_weka, read_weka)}
+_READERS: dict[str, _Reader] = {
+    "weka": _Reader(is_weka, read_weka),
+    "trajectories": _Reader(is_trajectories, read_trajectories),
+}
 
 
 def load_corpus(
