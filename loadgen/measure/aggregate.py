@@ -10,6 +10,7 @@ import numpy as np
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.manifest.sections import Manifest
 from loadgen.measure.agents import AgentNumbers, agent_numbers
+from loadgen.measure.canary import canary_text, wrong_answers
 from loadgen.measure.cause import Cause, find_cause
 from loadgen.measure.counted_prompts import why_other_prompts
 from loadgen.measure.doubts import doubts, open_overload, overload
@@ -127,6 +128,7 @@ def _other_work(run: Run, due: Mask, proof: _Proof) -> tuple[Reason, ...]:
     found = (
         Reason("tokens_missing", why_not_met(run, due)),
         Reason("other_prompts", proof.other_prompts),
+        Reason("wrong_answers", wrong_answers(run.manifest)),
     )
     return tuple(reason for reason in found if reason.sentence)
 
@@ -222,6 +224,7 @@ def _summary(
         findings=(
             *noted,
             *(note for note in notes if note not in (*sentences, *noted)),
+            *_unless_stated(wrong_answers(run.manifest), sentences),
             *server_findings(run, columns),
         ),
         classes=proof.results.classes,
@@ -248,7 +251,12 @@ def _summary(
         agents=_agents(evidence, scope),
         results=run.manifest.target.results,
         reasoning=reasoning(run, columns, due),
+        canaries=canary_text(run.manifest),
     )
+
+
+def _unless_stated(text: str, sentences: Sequence[str]) -> tuple[str, ...]:
+    return (text,) if text and text not in sentences else ()
 
 
 def _agents(evidence: Evidence, scope: Scope) -> AgentNumbers | None:

@@ -19,6 +19,7 @@ from loadgen.measure.attainment import (
     meets_own,
     slos_by_class,
 )
+from loadgen.measure.canary import canary_counts
 from loadgen.measure.catalog import Metric
 from loadgen.measure.closed_loop import closed_goodput, is_closed, is_start_up
 from loadgen.measure.load import per_second, throughput
@@ -185,6 +186,9 @@ class Measured:
             return float(np.count_nonzero(failed)) / int(counted.sum()) if n_due else math.nan
         if name == "attainment":
             return float(np.count_nonzero(self.met)) / n_due if n_due else math.nan
+        if name == "canary_match":
+            n_same, n = canary_counts(self.run.manifest)
+            return n_same / n if n else math.nan
         window = measured_window(self.run)
         if name == "goodput":
             return per_second(float(np.count_nonzero(self.met)), window)
