@@ -91,7 +91,8 @@ class TargetSection(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     they were not read; `prompt_words` is the number of words with a known length in tokens.
     `stream` False: answers were requested as a whole. `results`: what answers hold in place of
     tokens (`vectors`, `scores`), "" for tokens. `recorded_prompts` is the number of different
-    recorded prompts that are sent without a salt; None: every prompt is new.
+    recorded prompts that are sent without a salt; None: every prompt is new. `is_bundled`: it is
+    the bundled engine, by its list of models.
     """
 
     kind: str
@@ -114,6 +115,7 @@ class TargetSection(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     stream: bool = True
     results: str = ""
     recorded_prompts: int | None = None
+    is_bundled: bool = False
 
 
 class PreflightLine(JsonSection, frozen=True):

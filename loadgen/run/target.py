@@ -91,6 +91,7 @@ class Target:
             metrics=tuple(url.partition("?")[0] for url in self.metrics),
             prompt_words=0 if self.fit.words is None else len(self.fit.words.words),
             recorded_prompts=None if self.prompts is None else self.prompts.n_repeated,
+            is_bundled=self.adapter.sends_slos,
         )
 
 

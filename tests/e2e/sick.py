@@ -86,6 +86,12 @@ PATIENTS = {
     "aborted": lambda prompt, n, k: framed(stream(words(prompt, n), finish="abort")),
     "error_finish": lambda prompt, n, k: framed(stream(words(prompt, n), finish="error")),
     "bare_error": lambda prompt, n, k: framed([b"data: Service Unavailable\n\n", DONE]),
+    # one text for every prompt
+    "same_token": lambda prompt, n, k: framed(stream(["the "] * n)),
+    "exclamations": lambda prompt, n, k: framed(stream(["!"] * n)),
+    "newlines": lambda prompt, n, k: framed(stream(["\n"] * n)),
+    "canned": lambda prompt, n, k: framed(stream(words("", n))),
+    "canned_apology": lambda prompt, n, k: framed(stream(["I am ", "sorry. "] * (n // 2))),
     # truncated
     "half": lambda prompt, n, k: framed(stream(words(prompt, n // 2), finish="stop")),
     "one_token": lambda prompt, n, k: framed(stream(words(prompt, 1), finish="stop")),
