@@ -47,6 +47,7 @@ VERBS = {
     "modes": "loadgen.studies.modes.verb",
     "calibrate": "loadgen.studies.calibrate.verb",
     "solve": "loadgen.studies.solve.verb",
+    "tune": "loadgen.studies.tune.verb",
     "web": "loadgen.cli.scale",
     "worker": "loadgen.cli.scale",
     "collect": "loadgen.cli.scale",
