@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from loadgen.errors import TraceFileError
+from loadgen.workload.agents.block import AgentFormat
 from loadgen.workload.agents.corpus import (
     AgentTree,
     Corpus,
@@ -15,10 +16,10 @@ from loadgen.workload.agents.corpus import (
     tree_of,
     within_context,
 )
+from loadgen.workload.agents.trajectories import is_trajectories, read_trajectories
 from loadgen.workload.agents.weka import is_weka, read_weka
 from loadgen.workload.traces.file import read_bytes
 
-AgentFormat = Literal["auto", "weka"]
 MAX_CONTEXT_TOKENS = 2**31 - 1
 _SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 
@@ -31,7 +32,10 @@ class _Reader(NamedTuple):
     read: Callable[[bytes, str, Notes], Iterator[RecordedTree]]
 
 
-_READERS: dict[str, _Reader] = {"weka": _Reader(is_weka, read_weka)}
+_READERS: dict[str, _Reader] = {
+    "weka": _Reader(is_weka, read_weka),
+    "trajectories": _Reader(is_trajectories, read_trajectories),
+}
 
 
 def load_corpus(
