@@ -35,7 +35,7 @@ from loadgen.studies.capacity.next_probe import (
 from loadgen.studies.capacity.observed import NO_LOAD_HELPS, probe_of
 from loadgen.studies.capacity.probe import Grade, Probe
 from loadgen.studies.capacity.result import Capacity, CapacityFile, conclude, range_text
-from loadgen.studies.capacity.spec import PRECISION, CapacitySpec, question_of
+from loadgen.studies.capacity.spec import CapacitySpec, question_of
 from loadgen.studies.cells.cell import Cell
 from loadgen.studies.cells.servers import CellServers
 from loadgen.studies.study import Place
@@ -57,7 +57,7 @@ def capacity(
     between: tuple[float, float] | None = None,
     budget_s: float = math.inf,
     confidence: float = 0.95,
-    precision: float = PRECISION,
+    precision: float | None = None,
     resume: bool = False,
     **options: Any,
 ) -> Capacity:

@@ -27,8 +27,9 @@ from loadgen.workload.scaling import (
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import make_schedule
 
-PRECISION = 0.15
-"""What three minutes can give at some ten requests per second."""
+_PRECISION, _WITHIN_BUDGET = 0.15, 0.10
+"""Three minutes give ± 15 % at some ten requests per second. A search with a budget uses the rest
+of it, too."""
 _LOADS_KEPT = 32
 _SHORTEST = 0.25  # of the scenario's window, where its rate is steady
 
@@ -37,7 +38,8 @@ _SHORTEST = 0.25  # of the scenario's window, where its rate is steady
 class CapacitySpec:
     """Settings of a search. `attainment`: the share of requests, or of trees of agents, that must
     meet their SLOs; None is the scenario's own target, else 99 %. `between` bounds the load,
-    `budget_s` the time of all probes together (virtual time for `sim`)."""
+    `budget_s` the time of all probes together (virtual time for `sim`). `precision`: None is 10 %
+    with a budget, else 15 %."""
 
     scenario: Scenario
     target: str
@@ -47,7 +49,7 @@ class CapacitySpec:
     between: tuple[float, float] | None = None
     budget_s: float = math.inf
     confidence: float = 0.95
-    precision: float = PRECISION
+    precision: float | None = None
 
     @property
     def unit(self) -> LoadUnit:
@@ -96,7 +98,7 @@ def question_of(spec: CapacitySpec) -> Question:
     return Question(
         target=target,
         start=max(1.0, round(start)) if load.is_integer else start,
-        precision=spec.precision,
+        precision=_precision(spec),
         confidence=spec.confidence,
         low=low,
         high=high,
@@ -153,6 +155,12 @@ def _traffic(scenario: Scenario, level: float, n_requests: int) -> Traffic:
         sent["output_tokens"].astype(np.float64),
         sent["class_id"].astype(np.int64),
     )
+
+
+def _precision(spec: CapacitySpec) -> float:
+    if spec.precision is not None:
+        return spec.precision
+    return _WITHIN_BUDGET if math.isfinite(spec.budget_s) else _PRECISION
 
 
 def _target(spec: CapacitySpec) -> float:

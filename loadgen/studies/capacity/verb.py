@@ -79,8 +79,12 @@ def capacity(
     ] = None,
     confidence: Annotated[str, typer.Option(help="Of the interval of the capacity.")] = "95%",
     precision: Annotated[
-        str, typer.Option(help="The search ends when half the interval is this share of the value.")
-    ] = "15%",
+        str | None,
+        typer.Option(
+            help="The search ends when half the interval is this share of the value. Default: 15%; "
+            "with --budget 10%."
+        ),
+    ] = None,
     model: Model = "",
     engine: Engine = "",
     ca_cert: CaCert = None,
@@ -120,7 +124,7 @@ def capacity(
         between=None if between is None else _between(between, offered_load(scenario, load).unit),
         budget_s=math.inf if budget is None else parse.read_duration_s("--budget", budget),
         confidence=_inside("--confidence", confidence, 0.5, 0.999),
-        precision=_inside("--precision", precision, 0.002, 0.5),
+        precision=None if precision is None else _inside("--precision", precision, 0.002, 0.5),
     )
     with (
         parse.shared_watch(watch, [target]) as each,

@@ -105,6 +105,12 @@ def test_the_first_probe_leaves_time_for_others(asked, tmp_path):
     assert len(found.probes) >= 2
 
 
+def test_a_search_with_a_budget_goes_on_to_ten_percent(asked):
+    assert question_of(asked()).precision == 0.15
+    assert question_of(asked(budget_s=60.0)).precision == 0.1
+    assert question_of(asked(budget_s=60.0, precision=0.2)).precision == 0.2
+
+
 def test_a_budget_below_the_shortest_probe_is_refused(asked):
     with pytest.raises(UsageError) as caught:
         question_of(asked(budget_s=2.0))

@@ -390,6 +390,9 @@ TITLES = {
     "M/M/12": "mm12",
     "MMPP/M/6, bursts": "mmpp6",
     "batching engine": "batching",
+    "two classes, 4 servers": "two-classes",
+    "rate limit of 20/s, refusals as misses": "rate-limited",
+    "processor sharing": "ps",
 }
 
 
