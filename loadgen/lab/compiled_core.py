@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from loadgen.cache_directory import cache_dir
 from loadgen.errors import MissingDependency, SlobenchError
 from loadgen.lab.open_loop import is_open_loop
 from loadgen.lab.sim_options import ClusterOptions, SimOptions
 from loadgen.lab.simulated_engine import SimulatedEngine
+from loadgen.system.cache_directory import cache_dir
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan
 from reference_engine.cluster.routers import (
@@ -147,6 +147,8 @@ def _engine(replica: Replica) -> EngineSettings:
     cost = executor.step_cost
     if cost is None:
         raise NotCovered("costs of another kind than StepCost")
+    if cost.expert_weights_s:
+        raise NotCovered("experts")
     mode, limits = _mode(state.policy, state.limits), state.limits
     return EngineSettings(
         cost=cost,

@@ -174,6 +174,7 @@ class OpenLoop:
             "class_id": int(self._schedule["class_id"][row]),
             "status": _STATUS[Outcome(traffic.outcome[k])],
             "ttft_s": float(times_s[0]) - released_s if n else None,
+            "ttfat_s": float(times_s[0]) - released_s if n else None,
             "lateness_s": 0.0,
             "tpot_s": float(times_s[-1] - times_s[0]) / (n - 1) if n > 1 else None,
             "e2e_s": float(times_s[-1]) - released_s if n else None,

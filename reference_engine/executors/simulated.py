@@ -40,8 +40,8 @@ class SimulatedExecutor(ExecutorKind):
     """The steps of `hardware`: `h200`, `4xh200`, `h100`, `a100`, a YAML file of your own, or `cpu`
     for a small shape; `kv_dtype` and `weight_dtype` select KV and weights in 8 bits.
     `fused_attention` is the efficiency of a kernel that computes the attention of prompts and
-    decodes at the same time (`StepCost`). A server spends the time of each step on its real
-    clock."""
+    decodes at the same time (`StepCost`). With `expert_parallel`, each of several devices has whole
+    experts. A server spends the time of each step on its real clock."""
 
     kind: ClassVar[str] = "simulated"
 
@@ -49,10 +49,17 @@ class SimulatedExecutor(ExecutorKind):
     kv_dtype: KvDtype = "auto"
     weight_dtype: WeightDtype = "auto"
     fused_attention: Annotated[Share, Field(gt=0, le=1)] | None = None
+    expert_parallel: bool = False
 
     def model(self, source: ModelSource) -> ModelOnHardware:
         """A model on this hardware."""
-        model = simulated_model(source, self.hardware, self.kv_dtype, self.weight_dtype)
+        model = simulated_model(
+            source,
+            self.hardware,
+            self.kv_dtype,
+            self.weight_dtype,
+            expert_parallel=self.expert_parallel,
+        )
         cost = replace(model.cost, fused_attention=self.fused_attention or 0.0)
         return replace(model, cost=cost)
 

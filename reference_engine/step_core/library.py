@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.c_programs import CProgram
+from loadgen.system.c_programs import CProgram
 from reference_engine.state.cost_model import StepCost, StepShape
 from reference_engine.state.plan import Why
 from reference_engine.state.step_variation import VaryingSteps

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from loadgen.c_programs import find_compiler
 from loadgen.errors import MissingDependency, UsageError
 from loadgen.lab.compiled_core import chosen_core, library
 from loadgen.lab.open_loop import OpenLoop
@@ -19,6 +18,7 @@ from loadgen.lab.simulate import record
 from loadgen.lab.simulated_engine import build
 from loadgen.lab.virtual_client import VirtualClient
 from loadgen.records import FIRST_PIECE, PIECES
+from loadgen.system.c_programs import find_compiler
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import make_plan
 from reference_engine.model.hardware_file import write_calibrated
