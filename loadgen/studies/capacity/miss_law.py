@@ -10,6 +10,7 @@ import numpy as np
 from loadgen.studies.capacity.probe import Array
 
 _STEPS, _STILL, _HALVINGS = 40, 1e-4, 12
+_BLOCK = 4096
 _FLOOR = 1e-6  # of the variance of an outcome, for rows that the law is sure of
 
 
@@ -45,23 +46,32 @@ def fit(design: Array, missed: Array, penalty: Array, centre: Array) -> MissLaw:
     effects = centre.copy()
     effects[0] = np.log((missed.sum() + 0.5) / (len(missed) - missed.sum() + 0.5))
 
-    def value_at(effects: Array) -> float:
+    def at(effects: Array) -> tuple[float, Array]:
+        """The value, and the probability of a miss of each row: both from a single exp, which
+        takes most of the time."""
         eta = design @ effects
-        likelihood = float(missed @ eta - np.logaddexp(0, eta).sum())
-        return likelihood - 0.5 * float(penalty @ np.square(effects - centre))
+        small = np.exp(-np.abs(eta))
+        # Not `missed @ eta`: the threads of a long dot product took 38 ms on two busy cores.
+        logs = missed * eta - np.maximum(eta, 0.0) - np.log(1 + small)
+        share = np.where(eta >= 0, 1.0, small) / (1 + small)
+        return float(logs.sum()) - 0.5 * float(penalty @ np.square(effects - centre)), share
 
-    value = value_at(effects)
+    rows = np.ascontiguousarray(design.T)
+    value, share = at(effects)
     for _ in range(_STEPS):
-        share = expit(design @ effects)
-        curvature = (design.T * (share * (1 - share) + _FLOOR)) @ design + np.diag(penalty)
-        slope = design.T @ (missed - share) - penalty * (effects - centre)
+        weight = share * (1 - share) + _FLOOR
+        curvature = np.diag(penalty)
+        for k in range(0, len(design), _BLOCK):  # a block of rows stays in the cache
+            block = slice(k, k + _BLOCK)
+            curvature += (rows[:, block] * weight[block]) @ design[block]
+        slope = rows @ (missed - share) - penalty * (effects - centre)
         step = np.linalg.solve(curvature, slope)
         for _ in range(_HALVINGS):
-            nearer = value_at(effects + step)
+            nearer, nearer_share = at(effects + step)
             if nearer >= value:
                 break
             step = step / 2
-        rise, effects, value = nearer - value, effects + step, nearer
+        rise, effects, value, share = nearer - value, effects + step, nearer, nearer_share
         if rise < _STILL:
             break
     return MissLaw(effects, value, curvature)
