@@ -19,9 +19,9 @@ from loadgen.measure.attainment import (
 )
 from loadgen.measure.counted_prompts import why_other_prompts
 from loadgen.measure.per_request import Mask, PerRequest, per_request
-from loadgen.measure.slo import Slo, parse_slo
+from loadgen.measure.slo import parse_slo
 from loadgen.measure.statistics.intervals import Interval
-from loadgen.measure.trees import tree_outcomes, trees_of
+from loadgen.measure.trees import tree_limits, tree_outcomes, trees_of
 from loadgen.records import Run, Schedule, Status
 from loadgen.run.execute import FinishedRun
 from loadgen.studies.capacity.curve import has_grown
@@ -152,23 +152,13 @@ def _trees(
     nothing and not ended when the run did are left out."""
     trees = trees_of(run)
     assert trees is not None, "a run of agents"
-    outcomes = tree_outcomes(trees, run, due, due & met, window, _tree_limits(run), columns.close_s)
+    outcomes = tree_outcomes(trees, run, due, due & met, window, tree_limits(run), columns.close_s)
     counted = outcomes.met | outcomes.missed
     planned_s = run.schedule_rows["scheduled_s"][trees.first]
     begun_s = trees.begun_s(run)
     at_s = np.where(np.isfinite(begun_s), begun_s, planned_s)
     at_s = np.where(np.isfinite(at_s), at_s, window.end_s)
     return _Found(at_s[counted], outcomes.met[counted], bounds)
-
-
-def _tree_limits(run: Run) -> list[tuple[Slo, Mask]]:
-    """The limits per tree, each with the rows that it applies to."""
-    class_id = run.schedule_rows["class_id"]
-    everywhere: Mask = np.full(len(class_id), True)
-    limits = [(parse_slo(text), everywhere) for text in run.manifest.slo]
-    for name, own in slos_by_class(run).items():
-        limits += [(slo, class_id == run.names.classes.index(name)) for slo in own]
-    return [(slo, rows) for slo, rows in limits if slo.scope == "tree"]
 
 
 def _run_delay(run: Run) -> float:

@@ -15,7 +15,7 @@ from loadgen.workload.lengths import Tokens
 if TYPE_CHECKING:
     from loadgen.workload.agents.corpus import Corpus
 
-AgentFormat = Literal["auto", "weka"]
+AgentFormat = Literal["auto", "weka", "trajectories"]
 
 
 class IdleCap(Strict):
