@@ -1,5 +1,7 @@
 """Speculative decoding as a cost: arithmetic by hand, published acceptance, and runs."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -78,7 +80,9 @@ def test_an_answer_takes_the_verifications_of_its_tokens():
 def test_drafts_shorten_the_answers_of_a_run_and_python_computes_it():
     speeds = {}
     for acceptance in ("", "77% 45% 24%"):
-        more = {"draft_acceptance": acceptance, "draft_step": "0.4ms"} if acceptance else {}
+        more: dict[str, Any] = {}
+        if acceptance:
+            more = {"draft_acceptance": acceptance, "draft_step": "0.4ms"}
         run = simulate_scenario("quickstart", shape="8b", num_prompts=40, **more)
         rows = run.request_rows
         tpot_s = (rows["last_token_s"] - rows["first_token_s"]) / (rows["output_tokens"] - 1)

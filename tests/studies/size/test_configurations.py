@@ -95,7 +95,8 @@ def test_a_search_sizes_the_configuration_with_the_best_goodput_per_gpu(tmp_path
         f"tensor_parallel={n} max_num_seqs={m}" for n in (1, 2) for m in (4, 64)
     }  # fmt: skip
     goodputs = [each.goodput_per_gpu for each in result.configurations]
-    values = [goodput.value for goodput in goodputs if goodput is not None]
+    values = [goodput.value or 0.0 for goodput in goodputs if goodput is not None]
+    assert len(values) == 4
     assert values == sorted(values, reverse=True)
     assert result.demand.gpus_per_replica == 1
     assert result.capacity.low == pytest.approx(values[0], rel=0.2)
