@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from loadgen.errors import TraceFileError
-from loadgen.workload.agents.block import AgentFormat
 from loadgen.workload.agents.corpus import (
     AgentTree,
     Corpus,
@@ -38,12 +37,11 @@ _READERS: dict[str, _Reader] = {
 }
 
 
-def load_corpus(
-    path: str | Path, format: AgentFormat = "auto", max_context: int | None = None
-) -> Corpus:
+def load_corpus(path: str | Path, format: str = "auto", max_context: int | None = None) -> Corpus:
     """The trees in a file, or in all files of a folder, one file at a time, each up to its first
-    request with more than `max_context` tokens of prompt and answer. Raises TraceFileError for a
-    file that cannot be read and for a corpus without a tree."""
+    request with more than `max_context` tokens of prompt and answer. `format` is a key of the
+    readers, or `auto`. Raises TraceFileError for a file that cannot be read and for a corpus
+    without a tree."""
     notes, trees = Notes(), list[AgentTree]()
     for file in _files(Path(path)):
         content = read_bytes(file)
@@ -65,7 +63,7 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _reader(content: bytes, source: str, format: AgentFormat) -> _Reader:
+def _reader(content: bytes, source: str, format: str) -> _Reader:
     if format != "auto":
         return _READERS[format]
     matching = [reader for reader in _READERS.values() if reader.is_mine(content)]
