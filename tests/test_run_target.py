@@ -1,7 +1,6 @@
 """What a preflight is made from, against NumPy's own functions, which it does without."""
 
 import math
-import time
 
 import numpy as np
 import pytest
@@ -31,6 +30,6 @@ def test_the_different_lengths_are_those_of_numpy(numbers):
 
 @pytest.mark.parametrize(("at_s", "age_s"), [(990.0, 10.0), (1000.0, 0.0), (1001.0, math.inf)])
 def test_a_preflight_with_a_time_in_the_future_is_infinitely_old(monkeypatch, at_s, age_s):
-    monkeypatch.setattr(time, "time", lambda: 1000.0)
+    monkeypatch.setattr("loadgen.run.known_preflights.time.time", lambda: 1000.0)
     known = KnownPreflight(at_s, {}, {}, PromptFit(0, 0.25, 0), (), ())
     assert known.age_s == age_s
