@@ -338,7 +338,8 @@ def test_a_killed_study_leaves_the_old_or_the_new_result_whole(tmp_path):
 
 
 def test_a_kill_before_or_after_any_rename_leaves_a_study_that_resumes(tmp_path, monkeypatch):
-    kills, rename = [], Path.replace
+    kills: list[Path] = []
+    rename = Path.replace
 
     def kill():
         """The files that a `kill -9` leaves here."""
@@ -366,7 +367,9 @@ def test_a_kill_before_or_after_any_rename_leaves_a_study_that_resumes(tmp_path,
             stored = place.stored()
             found.append(None if stored is None else stored.total)
             place.write(Sums(total=3.0, parts=(3,)))
-        assert check_store(directory).state == "verified"
+        checked = check_store(directory)
+        assert checked is not None
+        assert checked.state == "verified"
     assert found == [None] * 11 + [1.0] * 12 + [2.0] * 9
 
 

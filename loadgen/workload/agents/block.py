@@ -15,8 +15,6 @@ from loadgen.workload.lengths import Tokens
 if TYPE_CHECKING:
     from loadgen.workload.agents.corpus import Corpus
 
-AgentFormat = Literal["auto", "weka", "trajectories"]
-
 
 class IdleCap(Strict):
     """The longest time in which no request of a tree is in flight; longer pauses are shortened to
@@ -37,7 +35,7 @@ class Agents(Strict):
     """
 
     path: Annotated[str, Field(min_length=1)]
-    format: AgentFormat = "auto"
+    format: Literal["auto", "weka", "trajectories"] = "auto"
     max_context: Tokens | None = None
     idle_cap: IdleCap | None = None
 

@@ -39,8 +39,9 @@ _READERS: dict[str, _Reader] = {
 
 def load_corpus(path: str | Path, format: str = "auto", max_context: int | None = None) -> Corpus:
     """The trees in a file, or in all files of a folder, one file at a time, each up to its first
-    request with more than `max_context` tokens of prompt and answer. Raises TraceFileError for a
-    file that cannot be read and for a corpus without a tree."""
+    request with more than `max_context` tokens of prompt and answer. `format` is a key of the
+    readers, or `auto`. Raises TraceFileError for a file that cannot be read and for a corpus
+    without a tree."""
     notes, trees = Notes(), list[AgentTree]()
     for file in _files(Path(path)):
         content = read_bytes(file)
