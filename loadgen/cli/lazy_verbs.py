@@ -204,13 +204,13 @@ def command(name: str) -> Any:
     return get_command(alone)
 
 
-def docstring(verb: str) -> str | None:
+def docstring(verb: str) -> str:
     """The docstring of a verb's function, read from the code of its module, which is not run. The
-    name of the function is the verb, with an underscore where it would be another name."""
+    name of the function is the verb, with an underscore where the bare word is taken."""
     for constant in _code(VERBS[verb]).co_consts:
         if isinstance(constant, CodeType) and constant.co_name in {verb, f"{verb}_"}:
             text = constant.co_consts[0] if constant.co_consts else None
-            return text if isinstance(text, str) else None
+            return text if isinstance(text, str) else ""
     raise KeyError(verb)
 
 
