@@ -85,7 +85,7 @@ class RequestFields(msgspec.Struct):
         """All text that the model reads: of a reranking the query with each document."""
         if documents := self.documents or self.texts:
             return "".join(self.query + document for document in documents)
-        contents = [message.get("content") for message in self.messages]
+        contents = [m.get(key) for m in self.messages for key in ("reasoning_content", "content")]
         items = self.input if isinstance(self.input, list) else [self.input]
         contents += [self.system]
         contents += [item if isinstance(item, str) else item.get("content") for item in items]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadgen.host_names import host_names
+from loadgen.system.host_names import host_names
 from loadgen.web.login_throttle import LoginThrottle
 
 pytestmark = pytest.mark.faults

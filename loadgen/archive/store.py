@@ -54,7 +54,7 @@ from loadgen.records import (
     empty_requests,
     schedule_sha256,
 )
-from loadgen.whole_file import CountedFile, opened_regular, read_result, replacing
+from loadgen.system.whole_file import CountedFile, opened_regular, read_result, replacing
 
 if TYPE_CHECKING:
     import pyarrow as pa

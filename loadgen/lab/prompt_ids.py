@@ -40,7 +40,7 @@ class PromptIds:
     def __init__(self, plan: Plan, block_tokens: int | None = None) -> None:
         self._schedule, self._block_tokens = plan.schedule, block_tokens
         self._parent = conversation_parents(plan.schedule, plan.edges)
-        self._is_real = self._schedule["context"] == Context.real
+        self._is_real = self._schedule["context"] >= Context.real
         self._n_waiting = Counter(self._parent.values())  # later turns without a prompt yet, by row
         self._conversations: dict[int, Prompt] = {}
         self._tree = PieceTree(plan.pieces)

@@ -20,7 +20,6 @@ from rich.console import Console
 
 from loadgen.archive import checksums, store
 from loadgen.archive.directory import run_directory
-from loadgen.endings import ending_signals
 from loadgen.errors import MissingDependency, UsageError
 from loadgen.lab.compiled_core import GIVEN_UP, ChosenCore, NotCovered, chosen_core
 from loadgen.lab.open_loop import OpenLoop
@@ -47,6 +46,7 @@ from loadgen.run.execute import VIRTUAL_TIME, Opener, Record
 from loadgen.run.manifest import completed, manifest
 from loadgen.run.run_options import Early, RunSetup
 from loadgen.run.shown_run import ShownRun, shown
+from loadgen.system.endings import ending_signals
 from loadgen.workload.flag_values import KEYWORDS, scenario_of
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan, make_plan
@@ -348,6 +348,7 @@ class _Simulation:
                         preemptions=total.n_preemptions,
                         padding_tokens=total.n_padding,
                         output_tokens=total.n_sampled,
+                        cached_tokens=total.n_cached,
                     ),
                     total.n_received,
                     total.request_s,

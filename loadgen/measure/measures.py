@@ -103,6 +103,11 @@ class Measured:
         return not self.summary.validity.why_not_comparable
 
     @property
+    def has_reasoning(self) -> bool:
+        """Whether an answer has reasoning, so that TTFAT differs from TTFT."""
+        return self.summary.reasoning is not None
+
+    @property
     def schedule_sha256(self) -> str:
         return self.run.manifest.schedule_sha256
 

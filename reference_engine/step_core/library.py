@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.c_programs import CProgram
-from reference_engine.state.cost_model import StepCost
+from loadgen.system.c_programs import CProgram
+from reference_engine.state.cost_model import StepCost, StepShape
 from reference_engine.state.plan import Why
 from reference_engine.state.step_variation import VaryingSteps
 
@@ -38,6 +38,7 @@ _DRAWN_STEPS = 4096
 
 Floats = NDArray[np.float64]
 Shorts = NDArray[np.int32]
+Integers = NDArray[Any]
 
 
 class Planning(IntEnum):
@@ -91,6 +92,23 @@ class Status(IntEnum):
     check = 5
     stuck = 6
     no_memory = 7
+    unmeasured = 8
+
+
+_KINDS = ("prompt", "decode", "mixed")
+_BOUNDS = ("prompts", "prompt_tokens", "prompt_attention", "decodes", "context_tokens")
+
+
+class _MeasuredSteps(Structure):
+    _fields_ = (("is_measured", c_int64), ("bounds", c_double * 2 * len(_BOUNDS)))
+
+
+class _Shape(Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("n_seqs", "prefill_tokens", "n_decode", "context_tokens")),
+        ("prefill_attention", c_double),
+        *((name, c_int64) for name in ("padding_tokens", "padding_rows", "padding_context_tokens")),
+    )
 
 
 class _Cost(Structure):
@@ -105,6 +123,8 @@ class _Cost(Structure):
         ("piece_seqs", c_void_p),
         ("piece_s", c_void_p),
         ("n_pieces", c_int64),
+        ("is_fitted", c_int64),
+        ("measured", _MeasuredSteps * len(_KINDS)),
     )
 
 
@@ -115,7 +135,7 @@ class _Settings(Structure):
         *((name, c_int64) for name in ("varies", "mode", "token_budget", "max_num_seqs")),
         *((name, c_int64) for name in ("long_prefill_tokens", "reserve", "pads_to_budget")),
         *((name, c_int64) for name in ("most_seqs", "most_step_tokens", "most_model_len")),
-        *((name, c_int64) for name in ("n_blocks", "block_tokens")),
+        *((name, c_int64) for name in ("n_blocks", "block_tokens", "prefix_cache")),
         ("window_s", c_double),
         *((name, c_int64) for name in ("masks_ended", "pads_to_longest", "answers_at_end")),
         *((name, c_void_p) for name in ("preferred_sizes", "padded_sizes")),
@@ -128,11 +148,14 @@ class _Traffic(Structure):
         ("n", c_int64),
         *((name, c_void_p) for name in ("arrived_s", "n_prompt", "n_output", "max_tokens")),
         *((name, c_void_p) for name in ("account", "first_time")),
+        *((name, c_void_p) for name in ("tenant", "prefix_id", "prefix_tokens")),
+        *((name, c_void_p) for name in ("piece_after", "piece_start")),
+        *((name, c_int64) for name in ("first_piece", "n_pieces")),
         *((name, c_int64) for name in ("max_in_flight", "n_accounts")),
         *((name, c_double) for name in ("timeout_s", "end_s")),
         *((name, c_void_p) for name in ("scheduled_s", "first_token_s", "done_s", "times_s")),
-        *((name, c_void_p) for name in ("n_received", "n_preempted", "served_by", "outcome")),
-        *((name, c_void_p) for name in ("ended", "waits")),
+        *((name, c_void_p) for name in ("n_received", "n_preempted", "n_cached", "served_by")),
+        *((name, c_void_p) for name in ("outcome", "ended", "waits")),
     )
 
 
@@ -143,7 +166,7 @@ class _Router(Structure):
 class _Totals(Structure):
     _fields_ = (
         *((name, c_int64) for name in ("n_received", "n_steps", "n_preemptions", "n_padding")),
-        ("n_sampled", c_int64),
+        *((name, c_int64) for name in ("n_sampled", "n_cached")),
         *((name, c_double) for name in ("request_s", "busy_s")),
     )
 
@@ -175,6 +198,7 @@ class EngineSettings:
     most_seqs: int
     most_step_tokens: int
     most_model_len: int
+    prefix_cache: bool = False
     watermark: float = 0.0
     long_prefill_tokens: int = 0
     reserved: Reserved = Reserved.step
@@ -195,6 +219,32 @@ class RouterSettings:
     stale_s: float = 0.0
 
 
+class SharedTexts:
+    """The texts with which the prompts of `Traffic` begin, by request: `prefix_tokens` tokens of
+    the text `prefix_id`, or of the pieces up to it, among the requests of a `tenant`. Text number
+    `first_piece + k` is piece k, of `tokens[k]` tokens behind the text `after[k]` (0: none)."""
+
+    def __init__(
+        self,
+        tenant: Integers,
+        prefix_id: Integers,
+        prefix_tokens: Integers,
+        *,
+        first_piece: int = 0,
+        after: Integers | Sequence[int] = (),
+        tokens: Integers | Sequence[int] = (),
+    ) -> None:
+        self.tenant, self.prefix_id, self.prefix_tokens, self.piece_after = (
+            np.ascontiguousarray(column, np.uint32)
+            for column in (tenant, prefix_id, prefix_tokens, after)
+        )
+        self.first_piece, self.n_pieces = first_piece, len(self.piece_after)
+        self.piece_start = starts = np.zeros(self.n_pieces, np.int64)
+        for piece, before in enumerate((self.piece_after.astype(np.int64) - first_piece).tolist()):
+            if self.piece_after[piece]:
+                starts[piece] = starts[before] + tokens[before]
+
+
 class Traffic:
     """Requests in the order of their arrivals (s), their lengths (tokens), and their results.
 
@@ -203,10 +253,10 @@ class Traffic:
     none.
 
     Results by request, NaN or 0 where it did not come to that: `scheduled_s`, `first_token_s`,
-    `done_s`, `n_received` (tokens), `n_preempted`, `served_by` (number of the replica) and
-    `outcome`. `ended` are the requests in the order of their ends. `waits` are ticks of 2^-40 s by
-    account and cause [n_accounts, len(WHYS)]. With `has_times`, `times_s` holds the instants of all
-    tokens, those of request k from index `first_time[k]` on.
+    `done_s`, `n_received` (tokens), `n_preempted`, `n_cached` (tokens of the prompt), `served_by`
+    (number of the replica) and `outcome`. `ended` are the requests in the order of their ends.
+    `waits` are ticks of 2^-40 s by account and cause [n_accounts, len(WHYS)]. With `has_times`,
+    `times_s` holds the instants of all tokens, those of request k from index `first_time[k]` on.
     """
 
     def __init__(
@@ -221,6 +271,7 @@ class Traffic:
         end_s: float = np.inf,
         max_in_flight: int = 1 << 62,
         has_times: bool = True,
+        texts: SharedTexts | None = None,
     ) -> None:
         n = len(arrived_s)
         assert not n or np.all(np.diff(arrived_s) >= 0), "requests in the order of arrival"
@@ -237,7 +288,9 @@ class Traffic:
         self.scheduled_s, self.first_token_s, self.done_s = (np.full(n, np.nan) for _ in range(3))
         self.times_s = np.empty(int(self.first_time[-1])) if has_times else None
         self.n_received, self.n_preempted = np.zeros(n, np.int32), np.zeros(n, np.int32)
-        self.served_by, self.outcome = np.zeros(n, np.int32), np.zeros(n, np.int8)
+        self.n_cached, self.served_by = np.zeros(n, np.int32), np.zeros(n, np.int32)
+        self.outcome = np.zeros(n, np.int8)
+        self.texts = texts
         self.ended = np.zeros(n, np.int64)
         self.waits = np.zeros((int(self.account.max(initial=-1)) + 1, len(WHYS)), np.int64)
 
@@ -246,13 +299,17 @@ class Traffic:
 
     def struct(self) -> _Traffic:
         """As the core reads it; this object must outlive it."""
+        texts = self.texts
+        columns = vars(self) | ({} if texts is None else vars(texts))
         arrays = {
-            name: None if value is None else value.ctypes.data
-            for name, value in vars(self).items()
-            if value is None or isinstance(value, np.ndarray)
+            name: value.ctypes.data
+            for name, value in columns.items()
+            if isinstance(value, np.ndarray)
         }
         return _Traffic(
             n=len(self),
+            first_piece=0 if texts is None else texts.first_piece,
+            n_pieces=0 if texts is None else texts.n_pieces,
             max_in_flight=self.max_in_flight,
             n_accounts=len(self.waits),
             timeout_s=self.timeout_s,
@@ -271,6 +328,7 @@ class ReplicaTotals:
     n_preemptions: int
     n_padding: int
     n_sampled: int
+    n_cached: int
     request_s: float
     busy_s: float
 
@@ -305,7 +363,8 @@ class StepCore:
 
     def run(self, n_steps: int) -> Status:
         """Run for about so many steps of engines or instants of the client. `done`, `paused`,
-        `check`, or the reason why the core cannot continue."""
+        `check`, or the reason why the core cannot continue. Raises NotMeasured for a step outside
+        the sizes for which its costs hold."""
         while True:
             status = Status(self._library.simulation_run(self._core, n_steps))
             if status is Status.pick:
@@ -315,6 +374,8 @@ class StepCore:
                 self._answer(self._rng.choice(n, self._lacking, replace=False).tolist())
             elif status is Status.steps:
                 self._vary(self._lacking)
+            elif status is Status.unmeasured:
+                self._refuse(self._engines[self._lacking].cost)
             else:
                 return status
 
@@ -364,6 +425,14 @@ class StepCore:
             self._core, number, ratios.ctypes.data, pauses_s.ctypes.data, _DRAWN_STEPS
         )
 
+    def _refuse(self, cost: StepCost) -> None:
+        """Raises NotMeasured."""
+        shape = _Shape()
+        self._library.simulation_shape(self._core, byref(shape))
+        names = (field[0] for field in _Shape._fields_)
+        counts = {name: getattr(shape, name) for name in names if name in StepShape._fields}
+        cost.check_measured(StepShape(**counts))
+
     def _struct_of(self, engine: EngineSettings) -> _Settings:
         cost, pieces = engine.cost, engine.cost.seq_pieces
         rows = np.array(cost.graph_rows, np.int64)
@@ -384,6 +453,8 @@ class StepCore:
                 piece_seqs=seqs.ctypes.data,
                 piece_s=seconds.ctypes.data,
                 n_pieces=len(pieces),
+                is_fitted=bool(cost.measured),
+                measured=_measured(cost),
             ),
             delay_share=engine.delay_share,
             delay_s=engine.delay_s,
@@ -400,6 +471,7 @@ class StepCore:
             most_model_len=engine.most_model_len,
             n_blocks=engine.n_blocks,
             block_tokens=engine.block_tokens,
+            prefix_cache=engine.prefix_cache,
             window_s=batch.window_s,
             masks_ended=batch.masks_ended,
             pads_to_longest=batch.pads_to_longest,
@@ -409,6 +481,14 @@ class StepCore:
             n_preferred_sizes=len(preferred),
             n_padded_sizes=len(padded),
         )
+
+
+def _measured(cost: StepCost) -> Any:
+    by_kind = (_MeasuredSteps * len(_KINDS))()
+    for steps in reversed(cost.measured):  # the first of a kind counts
+        bounds = [getattr(steps, name) for name in _BOUNDS]
+        by_kind[_KINDS.index(steps.kind)] = _MeasuredSteps(True, tuple(map(tuple, bounds)))
+    return by_kind
 
 
 @contextmanager
@@ -445,6 +525,7 @@ def _library(path: Path) -> ctypes.CDLL:
         "n_in_flight": c_int64,
         "n_ended": c_int64,
         "totals": None,
+        "shape": None,
         "sizes": None,
     }
     arguments: dict[str, tuple[Any, ...]] = {
@@ -455,13 +536,15 @@ def _library(path: Path) -> ctypes.CDLL:
         "check_at": (core, c_double),
         "stop": (core, c_double),
         "totals": (core, c_int64, POINTER(_Totals)),
+        "shape": (core, POINTER(_Shape)),
         "sizes": (POINTER(c_int64),),
     }
     for name, result in results.items():
         function = getattr(library, f"simulation_{name}")
         function.restype, function.argtypes = result, arguments.get(name, (core,))
-    sizes = (c_int64 * 4)()
+    structs = (_Traffic, _Settings, _Router, _Totals, _Shape)
+    sizes = (c_int64 * len(structs))()
     library.simulation_sizes(sizes)
-    declared = [ctypes.sizeof(kind) for kind in (_Traffic, _Settings, _Router, _Totals)]
+    declared = [ctypes.sizeof(kind) for kind in structs]
     assert list(sizes) == declared, f"the core has structures of {list(sizes)} bytes: {declared}"
     return library

@@ -21,6 +21,7 @@ struct Simulation {
     Live *lives;
     int64_t n_lives, most_lives;
     int32_t unused, *live_of_row;
+    Keys *keys; /* of requests, and of nodes of the prefix caches */
     /* The client: rows released, the first that may be in flight, and those in flight. */
     int64_t n_released, oldest, n_in_flight, n_ended, n_refused_late, most_refused_late;
     double timer_s, alarm_s, check_s; /* `alarm_s`: when the client acts by itself */
@@ -48,11 +49,83 @@ void *grown(Simulation *simulation, void *array, int64_t n, int64_t *most, size_
     return larger;
 }
 
+void *allotted(Simulation *simulation, size_t size) {
+    void *memory = malloc(size);
+    if (memory == NULL)
+        longjmp(*simulation->out, NO_MEMORY);
+    return memory;
+}
+
 Live *live_of(Simulation *simulation, int32_t live) { return &simulation->lives[live]; }
 Traffic *traffic_of(Simulation *simulation) { return simulation->traffic; }
 
-static int32_t take_live(Simulation *simulation, int64_t row) {
+/* --- the keys of a prompt: `PromptIds` of loadgen/lab/prompt_ids.py */
+
+static const uint64_t OWN = (uint64_t)1 << 63; /* the bit of texts that only one request has */
+
+static Keys *new_keys(Simulation *simulation, int64_t row, int64_t block_tokens) {
     const Traffic *traffic = simulation->traffic;
+    int64_t n_prefix = 0, n_runs = 1, id = 0, piece = -1;
+    uint64_t tenant = 0;
+    if (traffic->prefix_id != NULL) {
+        tenant = (uint64_t)traffic->tenant[row] << 32;
+        n_prefix = traffic->prefix_tokens[row];
+        if (n_prefix > traffic->n_prompt[row] - 1)
+            n_prefix = traffic->n_prompt[row] - 1;
+        id = traffic->prefix_id[row];
+        piece = id - traffic->first_piece;
+    }
+    bool is_piece = n_prefix && piece >= 0 && piece < traffic->n_pieces;
+    if (n_prefix)
+        n_runs++;
+    if (is_piece)
+        for (int64_t k = piece; traffic->piece_after[k]; n_runs++)
+            k = traffic->piece_after[k] - traffic->first_piece;
+    size_t size = sizeof(Keys) + (size_t)n_runs * sizeof(KeyRun);
+    Keys *keys = allotted(simulation, size);
+    int64_t n = n_runs, start = n_prefix / block_tokens;
+    /* The last text first. Of texts that begin in the same block, the last has it. */
+    keys->runs[--n] = (KeyRun){start, OWN | (uint64_t)row};
+    for (bool is_more = n_prefix; is_more;) {
+        int64_t token = is_piece ? traffic->piece_start[piece] : 0;
+        if (token < n_prefix && token / block_tokens < start) {
+            start = token / block_tokens;
+            keys->runs[--n] = (KeyRun){start, tenant | (uint64_t)id};
+        }
+        is_more = is_piece && traffic->piece_after[piece];
+        if (is_more) {
+            id = traffic->piece_after[piece];
+            piece = id - traffic->first_piece;
+        }
+    }
+    keys->n_runs = n_runs - n;
+    memmove(keys->runs, keys->runs + n, (size_t)keys->n_runs * sizeof *keys->runs);
+    keys->n_refs = 1;
+    keys->before = NULL;
+    keys->after = simulation->keys;
+    if (keys->after != NULL)
+        keys->after->before = keys;
+    simulation->keys = keys;
+    return keys;
+}
+
+void keys_release(Simulation *simulation, Keys *keys) {
+    if (--keys->n_refs)
+        return;
+    if (keys->before != NULL)
+        keys->before->after = keys->after;
+    else
+        simulation->keys = keys->after;
+    if (keys->after != NULL)
+        keys->after->before = keys->before;
+    free(keys);
+}
+
+static int32_t take_live(Simulation *simulation, int64_t row, const Settings *settings) {
+    const Traffic *traffic = simulation->traffic;
+    Keys *keys = NULL;
+    if (settings->prefix_cache)
+        keys = new_keys(simulation, row, settings->block_tokens);
     int32_t live = simulation->unused;
     if (live >= 0) {
         simulation->unused = simulation->lives[live].next;
@@ -62,9 +135,14 @@ static int32_t take_live(Simulation *simulation, int64_t row) {
             sizeof *simulation->lives
         );
         live = (int32_t)simulation->n_lives++;
+        memset(&simulation->lives[live], 0, sizeof *simulation->lives);
     }
     Live *request = &simulation->lives[live];
+    Runs runs = request->runs;
     memset(request, 0, sizeof *request);
+    request->runs = runs;
+    request->keys = keys;
+    request->hits_at = -1;
     request->own_cause = -1;
     request->row = row;
     request->n_prompt = request->n_tokens = traffic->n_prompt[row];
@@ -78,6 +156,8 @@ void release(Simulation *simulation, int32_t live) {
     Live *request = &simulation->lives[live];
     if (simulation->live_of_row[request->row] == live)
         simulation->live_of_row[request->row] = -1;
+    if (request->keys != NULL)
+        keys_release(simulation, request->keys);
     request->where = FREE;
     request->next = simulation->unused;
     simulation->unused = live;
@@ -224,6 +304,7 @@ static void answer(Simulation *simulation, int32_t live, int outcome, double now
     int64_t row = request->row, account = traffic->account[row];
     traffic->n_received[row] = (int32_t)(request->n_tokens - request->n_prompt);
     traffic->n_preempted[row] = (int32_t)request->n_preempted;
+    traffic->n_cached[row] = (int32_t)request->n_cached;
     if (account >= 0)
         for (int why = 0; why < N_WHYS; why++)
             traffic->waits[account * N_WHYS + why] += request->ticks[why];
@@ -247,6 +328,7 @@ static void abort_row(Simulation *simulation, int64_t row, int outcome, double s
         traffic->first_token_s[row] = NAN;
     traffic->n_received[row] = (int32_t)n;
     traffic->n_preempted[row] = (int32_t)request->n_preempted;
+    traffic->n_cached[row] = (int32_t)request->n_cached;
     request->is_withdrawn = true;
     simulation->live_of_row[row] = -1;
     finish_row(simulation, row, outcome, simulation->timer_s);
@@ -280,7 +362,7 @@ static bool release_row(Simulation *simulation, int64_t *status) {
     simulation->n_released++;
     simulation->n_in_flight++;
     Engine *engine = &simulation->engines[number];
-    int32_t live = take_live(simulation, row);
+    int32_t live = take_live(simulation, row, engine->settings);
     double arrived_s = traffic->arrived_s[row], now_s = simulation->now_s;
     traffic->served_by[row] = (int32_t)number;
     traffic->outcome[row] = IN_FLIGHT;
@@ -386,6 +468,11 @@ static bool start_steps(Simulation *simulation, int64_t *status) {
             return false;
         }
         double duration_s = engine_step_s(engine);
+        if (isnan(duration_s)) {
+            simulation->lacking = number;
+            *status = UNMEASURED;
+            return false;
+        }
         engine->busy_s += duration_s;
         engine->step_end_s = simulation->now_s + duration_s;
         engine->is_busy = true;
@@ -551,6 +638,12 @@ Simulation *simulation_new(
 void simulation_free(Simulation *simulation) {
     for (int64_t k = 0; simulation->engines && k < simulation->n_replicas; k++)
         engine_free(&simulation->engines[k]);
+    for (int64_t k = 0; k < simulation->n_lives; k++)
+        free(simulation->lives[k].runs.runs);
+    for (Keys *keys = simulation->keys, *next; keys != NULL; keys = next) {
+        next = keys->after;
+        free(keys);
+    }
     free(simulation->engines);
     free(simulation->ending);
     free(simulation->drawn);
@@ -619,8 +712,12 @@ void simulation_totals(Simulation *simulation, int64_t number, Totals *totals) {
     integrate(engine, simulation->now_s);
     *totals = (Totals){
         engine->n_arrived, engine->n_steps,   engine->n_preemptions, engine->n_padding,
-        engine->n_sampled, engine->present_s, engine->busy_s,
+        engine->n_sampled, engine->n_cached,  engine->present_s, engine->busy_s,
     };
+}
+
+void simulation_shape(const Simulation *simulation, Shape *shape) {
+    *shape = simulation->engines[simulation->lacking].shape;
 }
 
 void simulation_sizes(int64_t *sizes) {
@@ -628,4 +725,5 @@ void simulation_sizes(int64_t *sizes) {
     sizes[1] = sizeof(Settings);
     sizes[2] = sizeof(Router);
     sizes[3] = sizeof(Totals);
+    sizes[4] = sizeof(Shape);
 }

@@ -13,8 +13,10 @@
 
 /* DRAW: `simulation_lacking` distinct numbers of replicas are needed; PICK: one of so many; STEPS:
  * more times of steps for the replica `simulation_lacking`. CHECK: the client has acted at the
- * instant of `simulation_check_at`, or soon after it. The last two end the simulation. */
-enum { DONE, PAUSED, DRAW, PICK, STEPS, CHECK, STUCK, NO_MEMORY };
+ * instant of `simulation_check_at`, or soon after it. UNMEASURED: the next step of the replica
+ * `simulation_lacking` is outside the sizes for which its costs hold. The last three end the
+ * simulation. */
+enum { DONE, PAUSED, DRAW, PICK, STEPS, CHECK, STUCK, NO_MEMORY, UNMEASURED };
 enum { FIRST, FEWEST_REQUESTS, LEAST_KV, IN_TURN, AT_RANDOM };
 
 typedef struct {
@@ -26,7 +28,7 @@ typedef struct Simulation Simulation;
 
 /* The totals of a replica, see `ReplicaTotals` of library.py. */
 typedef struct {
-    int64_t n_received, n_steps, n_preemptions, n_padding, n_sampled;
+    int64_t n_received, n_steps, n_preemptions, n_padding, n_sampled, n_cached;
     double request_s, busy_s;
 } Totals;
 
@@ -51,7 +53,9 @@ int64_t simulation_n_released(const Simulation *simulation);
 int64_t simulation_n_in_flight(const Simulation *simulation);
 int64_t simulation_n_ended(const Simulation *simulation);
 void simulation_totals(Simulation *simulation, int64_t number, Totals *totals);
-/* Bytes of Traffic, Settings, Router and Totals, by which a caller checks its own declarations. */
+/* The step that is not measured. */
+void simulation_shape(const Simulation *simulation, Shape *shape);
+/* Bytes of Traffic, Settings, Router, Totals and Shape, by which a caller checks its own declarations. */
 void simulation_sizes(int64_t *sizes);
 
 #endif

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.clock import VirtualClock
 from loadgen.drive.dispatch import Bounds, Dispatcher
 from loadgen.records import EDGES, ON_PURPOSE, SCHEDULE, Status
+from loadgen.system.clock import VirtualClock
 
 
 class World:

@@ -16,13 +16,11 @@ from loadgen.errors import UsageError
 if TYPE_CHECKING:
     from loadgen.studies.calibrate.calibration_file import Measured
 
-PANEL = "Engine lab"
 verbs = typer.Typer()
 _REFUSED = 1
 
 
 @verbs.command(
-    rich_help_panel=PANEL,
     epilog="Example: slobench calibrate --target http://localhost:8000 --shape tiny --out my.yaml",
 )
 def calibrate(

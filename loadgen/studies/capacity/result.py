@@ -297,15 +297,28 @@ _MOST_REACH = 0.5
 
 
 def range_text(low: float, high: float, unit: LoadUnit) -> str:
-    """`between 40 and 66 req/s; promise 40`: both bounds rounded outwards to a unit of at most half
-    of the distance between the middle and a bound."""
+    """`between 40 and 66 req/s; promise 40`: both bounds rounded outwards."""
     if high <= low:
         return f"{_rounded(low, 3)} {unit}"
-    step = 10.0 ** math.floor(math.log10((high - low) / 4))
-    least, most = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
-    if least <= 0:
+    step = _rounding(low, high)
+    most = math.ceil(high / step - 1e-9) * step
+    if (least := promise_text(low, high)) is None:
         return f"up to {most:.6g} {unit}; no load can be promised yet"
-    return f"between {least:.6g} and {most:.6g} {unit}; promise {least:.6g}"
+    return f"between {least} and {most:.6g} {unit}; promise {least}"
+
+
+def promise_text(low: float, high: float) -> str | None:
+    """The lower bound rounded down, `40`; None where that is 0."""
+    if high <= low:
+        return _rounded(low, 3)
+    step = _rounding(low, high)
+    least = math.floor(low / step + 1e-9) * step
+    return f"{least:.6g}" if least > 0 else None
+
+
+def _rounding(low: float, high: float) -> float:
+    """A unit of at most half of the distance between the middle and a bound."""
+    return 10.0 ** math.floor(math.log10((high - low) / 4))
 
 
 def _digits(half_width: float) -> int:

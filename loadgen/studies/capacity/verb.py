@@ -31,7 +31,6 @@ from loadgen.units import parse_rate_per_s
 if TYPE_CHECKING:
     from loadgen.workload.scaling import LoadUnit, Over
 
-PANEL = "Decide"
 verbs = typer.Typer()
 _WINDOW = {"duration": "20s"}
 _FIRST_PROBE: Mapping[Over, Mapping[str, object]] = {
@@ -44,7 +43,6 @@ its own from there."""
 
 
 @verbs.command(
-    rich_help_panel=PANEL,
     epilog="Example: slobench capacity capacity_search --target sim --attainment 90%",
 )
 @with_flags

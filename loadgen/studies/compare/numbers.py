@@ -41,12 +41,18 @@ GATED = ("p50(ttft)", "p99(ttft)", "mean(tpot)", "error_rate")
 """Measures that decide unless others are given; few, because each further measure makes all less
 certain. Closed loops add `output_tokens_per_s`: there, a slower server receives less traffic."""
 SHOWN = (
-    *("mean(ttft)", "p90(ttft)", "p99(tpot)", "p99(itl)", "p50(e2e)", "p99(e2e)", "attainment"),
+    *("mean(ttft)", "p90(ttft)", "p50(ttfat)", "p99(ttfat)", "p99(tpot)", "p99(itl)"),
+    *("p50(e2e)", "p99(e2e)", "attainment"),
     *("goodput", "requests_per_s", "output_tokens_per_s"),
 )
 SHOWN_OF_AGENTS = ("attainment(tree)", "mean(task_time)", "p90(task_time)", "mean(wait_share)")
 """Measures that only runs of agents have."""
 SLO_METRICS = ("attainment", "goodput", "goodput_output_tokens_per_s", "tree_attainment")
+
+
+def shown(*, has_reasoning: bool) -> list[str]:
+    """The measures of `SHOWN`; without reasoning TTFAT is TTFT, and left out."""
+    return [text for text in SHOWN if has_reasoning or "(ttfat)" not in text]
 
 
 class Comparison(JsonSection, frozen=True, kw_only=True):
@@ -184,8 +190,9 @@ def _measures(
     gated = list(metrics or GATED)
     if not metrics and runs[0].run.manifest.has_closed_loop:
         gated.append("output_tokens_per_s")
+    has_reasoning = any(m.has_reasoning for m in runs)
     of_agents = SHOWN_OF_AGENTS if all(m.of_trees is not None for m in runs) else ()
-    texts = list(dict.fromkeys([*gated, *SHOWN, *of_agents]))
+    texts = list(dict.fromkeys([*gated, *shown(has_reasoning=has_reasoning), *of_agents]))
     asked, notes = [measure(text) for text in texts], []
     if len({slos_of(m.run.manifest) for m in runs}) > 1:
         asked = [one for one in asked if one.metric.name not in SLO_METRICS]

@@ -18,7 +18,7 @@ RECORDED = tuple(
             *SHOWN,
             *(
                 f"{aggregate}({metric})"
-                for metric in ("ttft", "tpot", "itl", "max_itl", "e2e")
+                for metric in ("ttft", "ttfat", "tpot", "itl", "max_itl", "e2e")
                 for aggregate in ("mean", "p50", "p90", "p95", "p99")
             ),
         ]
@@ -55,6 +55,12 @@ class RunNumbers:
     @property
     def is_trusted(self) -> bool:
         return not self.why_left_out
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether TTFAT was recorded and differs from TTFT."""
+        pairs = ((f"{a}(ttfat)", f"{a}(ttft)") for a in ("p50", "p99"))
+        return any(_differ(self.values.get(ttfat), self.values.get(ttft)) for ttfat, ttft in pairs)
 
     @property
     def why_left_out(self) -> tuple[str, ...]:
@@ -103,6 +109,13 @@ def numbers_of(run: Measured, measures: Sequence[str] = (), directory: str = "")
         planned_s=run.run.manifest.window.warmup_s + run.run.manifest.window.measure_s,
         n_trees=0 if run.of_trees is None else len(run.of_trees.outcomes.hits),
     )
+
+
+def _differ(value: float | None, other: float | None) -> bool:
+    """Whether both were recorded, and differ; NaN equals NaN."""
+    if value is None or other is None:
+        return False
+    return value != other and not (math.isnan(value) and math.isnan(other))
 
 
 def _rounded(value: float) -> float:

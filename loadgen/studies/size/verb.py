@@ -14,12 +14,10 @@ from loadgen.cli.terminal import stderr
 from loadgen.errors import UsageError
 from loadgen.units import parse_rate_per_s
 
-PANEL = "Decide"
 verbs = typer.Typer()
 
 
 @verbs.command(
-    rich_help_panel=PANEL,
     epilog="Example: slobench size capacity_search --hardware h200 --peak 40/s --attainment 90%",
 )
 @with_flags
