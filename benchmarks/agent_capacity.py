@@ -126,7 +126,8 @@ def simulated(
     scenario: Scenario, _target: str, options: RunOptions, _console: Console
 ) -> FinishedRun:
     """A probe without its page."""
-    run = simulate(scenario, **read_settings(options.engine))
+    settings: dict[str, Any] = read_settings(options.engine)
+    run = simulate(scenario, **settings)
     return FinishedRun(run, summarize(run), Path())
 
 

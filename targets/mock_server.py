@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
+from zlib import crc32
 
 import httptools
 
@@ -220,6 +221,7 @@ class MockConnection(asyncio.Protocol):
         common: JsonObject = {
             "script": script,
             "number": row.number,
+            "key": crc32(fields.text.encode("utf-8", "surrogatepass")),
             "is_chat": is_chat,
             "model": fields.model or script.models[0],
             "prompt_tokens": row.prompt_tokens,

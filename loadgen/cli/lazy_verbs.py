@@ -55,6 +55,7 @@ PANELS = {
         "modes": "loadgen.studies.modes.verb",
         "calibrate": "loadgen.studies.calibrate.verb",
         "solve": "loadgen.studies.solve.verb",
+        "tune": "loadgen.studies.tune.verb",
     },
     "Scale": {
         "web": "loadgen.cli.scale",

@@ -17,6 +17,7 @@ from loadgen.cli import parse
 from loadgen.cli.exit_codes import INTERRUPTED
 from loadgen.cli.flags import (
     CaCert,
+    Canary,
     Clear,
     Confidence,
     Engine,
@@ -81,6 +82,7 @@ def run(
     ] = False,
     wait_ready: WaitReady = None,
     reuse_preflight: ReusePreflight = None,
+    canary: Canary = None,
     scrape: Annotated[
         bool, typer.Option("--scrape/--no-scrape", help="Read the server's own metrics at 1 Hz.")
     ] = True,
@@ -128,6 +130,7 @@ def run(
         watch=parse.read_watch(watch, os.environ),
         wait_ready_s=parse.read_wait_s(wait_ready),
         reuse_preflight_s=parse.read_reuse_s(reuse_preflight),
+        canary=parse.read_canary(canary),
     )
     raise typer.Exit(
         run_scenario(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=str)
 
 _CONFIDENCE = 0.95
+_MOST_CANARIES = 0.5  # of the requests
 NO_DEFAULTS: Mapping[str, object] = {}
 
 
@@ -192,6 +193,14 @@ def read_workers(text: str) -> int:
     if text.isdecimal() and int(text) > 0:
         return int(text)
     raise UsageError(f"--workers {text}: expected a positive number or auto")
+
+
+def read_canary(text: str | None) -> float:
+    """The share of `--canary`; 0 without it."""
+    share = 0.0 if text is None else read_share("--canary", text)
+    if text is not None and not 0 < share <= _MOST_CANARIES:
+        raise UsageError(f"--canary {text}: expected above 0 % and at most {_MOST_CANARIES:.0%}")
+    return share
 
 
 def read_share(flag: str, text: str) -> float:

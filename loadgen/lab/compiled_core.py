@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from loadgen.errors import MissingDependency, SlobenchError
-from loadgen.lab.open_loop import lacking
+from loadgen.lab.open_loop import is_open_loop
 from loadgen.lab.sim_options import ClusterOptions, SimOptions
 from loadgen.lab.simulated_engine import SimulatedEngine
 from loadgen.system.cache_directory import cache_dir
@@ -80,11 +80,13 @@ class _Mode:
 
 @dataclass(frozen=True)
 class ChosenCore:
-    """The library of the step core, and the settings for it."""
+    """The library of the step core, and the settings for it; `is_open`: all arrivals are known in
+    advance, else a client in Python submits the requests."""
 
     path: Path
     engines: list[EngineSettings]
     router: RouterSettings
+    is_open: bool
 
 
 def chosen_core(
@@ -94,11 +96,8 @@ def chosen_core(
     MissingDependency if there is no compiler."""
     if options.core == "python":
         raise NotCovered("core=python")
-    reason = lacking(scenario, plan)
-    if reason is not None:
-        raise NotCovered(reason)
     engines, router = core_settings(engine, options.cluster)
-    return ChosenCore(library(), engines, router)
+    return ChosenCore(library(), engines, router, is_open_loop(scenario, plan))
 
 
 def library() -> Path:

@@ -49,19 +49,18 @@ CHECK_S = 0.25  # between two checks of the stop rules
 Rows = NDArray[np.int64]
 
 
-def lacking(scenario: Scenario, plan: Plan) -> str | None:
-    """The property of the traffic for which arrivals cannot be computed in advance; None for open
-    loop."""
-    if len(plan.edges) or (plan.schedule["n_parents"] > 0).any():
-        return "requests that wait for answers"
-    if plan.schedule["cancel_after_s"].any():
-        return "requests that are cancelled on purpose"
+def is_open_loop(scenario: Scenario, plan: Plan) -> bool:
+    """Whether all arrivals are known in advance, and requests end by themselves or by the limits
+    of all."""
     limits = scenario.limits
-    if limits.when_full == "wait" and len(plan.schedule) > limits.max_concurrency:
-        return "requests that wait for a slot (limits.when_full)"
-    if scenario.requests_in_flow is not None:
-        return "a window that ends with a number of requests"
-    return None
+    may_wait = limits.when_full == "wait" and len(plan.schedule) > limits.max_concurrency
+    return not (
+        len(plan.edges)
+        or (plan.schedule["n_parents"] > 0).any()
+        or plan.schedule["cancel_after_s"].any()
+        or may_wait
+        or scenario.requests_in_flow is not None
+    )
 
 
 class OpenLoop:

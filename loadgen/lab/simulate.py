@@ -22,6 +22,7 @@ from loadgen.archive import checksums, store
 from loadgen.archive.directory import run_directory
 from loadgen.errors import MissingDependency, UsageError
 from loadgen.lab.compiled_core import GIVEN_UP, ChosenCore, NotCovered, chosen_core
+from loadgen.lab.compiled_service import CompiledService, traffic_of
 from loadgen.lab.open_loop import OpenLoop
 from loadgen.lab.prompt_ids import PromptIds
 from loadgen.lab.sim_options import SimOptions, read_settings, sim_options
@@ -332,14 +333,20 @@ class _Simulation:
 
     def _run_compiled(self, chosen: ChosenCore) -> Status:
         """Returns why the step core ended."""
-        options = self._options
-        self.client = client = OpenLoop(
-            self._scenario, self._plan, options.declared_max_tokens, self._early
-        )
+        options, states = self._options, [r.state for r in self.engine.simulator.replicas]
+        scenario, plan, limit = self._scenario, self._plan, options.declared_max_tokens
         rng = np.random.default_rng(options.cluster.router_seed)
-        engines, router = chosen.engines, chosen.router
-        with step_core(chosen.path, client.traffic, engines, router, rng) as core:
-            status = client.run(core, self._on_step)
+        if chosen.is_open:
+            self.client = OpenLoop(scenario, plan, limit, self._early)
+            traffic = self.client.traffic
+        else:
+            self.client = VirtualClient(scenario, plan, limit, self._on_step, self._early)
+            traffic = traffic_of(plan)
+        with step_core(chosen.path, traffic, chosen.engines, chosen.router, rng) as core:
+            if isinstance(self.client, OpenLoop):
+                status = self.client.run(core, self._on_step)
+            else:
+                status = CompiledService(core, traffic, states).run(self.client)
             self._simulated_s = core.now_s
             self._counts = [
                 ReplicaCounts(

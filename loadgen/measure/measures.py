@@ -20,6 +20,7 @@ from loadgen.measure.attainment import (
     meets_own,
     slos_by_class,
 )
+from loadgen.measure.canary import canary_counts
 from loadgen.measure.catalog import Metric
 from loadgen.measure.closed_loop import closed_goodput, is_closed, is_start_up
 from loadgen.measure.load import per_second, throughput
@@ -236,6 +237,9 @@ class Measured:
         if name == TREE_ATTAINMENT:
             hits = np.empty(0) if self.of_trees is None else self.of_trees.outcomes.hits
             return float(hits.mean()) if len(hits) else math.nan
+        if name == "canary_match":
+            n_same, n = canary_counts(self.run.manifest)
+            return n_same / n if n else math.nan
         window = measured_window(self.run)
         if name == "goodput":
             return per_second(float(np.count_nonzero(self.met)), window)

@@ -183,7 +183,7 @@ class Summary:
     their start and the rate with its interval (None without a closed loop), `in_flight` the
     requests in flight and the users that think. `agents` has the trees of recorded agents.
     `results`: what answers hold in place of tokens (`vectors`, `scores`), "" for tokens.
-    `reasoning` is None where no answer has any.
+    `reasoning` is None where no answer has any. `canaries` counts their answers, "" without any.
     """
 
     run: str
@@ -226,6 +226,7 @@ class Summary:
     agents: AgentNumbers | None = None
     results: str = ""
     reasoning: Reasoning | None = None
+    canaries: str = ""
 
     @property
     def has_other_slos(self) -> bool:

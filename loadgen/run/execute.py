@@ -206,6 +206,8 @@ def record(setup: RunSetup, target: Target) -> Run:
 @contextmanager
 def _opened(setup: RunSetup, server: Server | None, open_fleet: OpenFleet) -> Iterator[Record]:
     if setup.target in OPENERS.names():
+        if setup.options.canary:
+            raise UsageError(f"--target {setup.target} has no answers to compare: remove --canary")
         with OPENERS.get(setup.target)().open(setup) as record:
             yield record
         return

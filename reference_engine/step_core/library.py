@@ -93,6 +93,9 @@ class Status(IntEnum):
     stuck = 6
     no_memory = 7
     unmeasured = 8
+    client_acts = 9
+    receive = 10
+    refused = 11
 
 
 _KINDS = ("prompt", "decode", "mixed")
@@ -347,6 +350,7 @@ class StepCore:
         self._library, self._rng, self._engines = _library(path), rng, engines
         self._traffic, self._struct = traffic, traffic.struct()
         self._kept: list[Any] = []  # arrays that the core reads
+        self._rows = np.zeros(len(traffic), np.int64)
         self._steps: dict[int, tuple[Floats, Floats]] = {}
         self._settings = (_Settings * len(engines))(*map(self._struct_of, engines))
         self._router = _Router(router.load, router.n_choices, router.stale_s)
@@ -367,16 +371,11 @@ class StepCore:
         the sizes for which its costs hold."""
         while True:
             status = Status(self._library.simulation_run(self._core, n_steps))
-            if status is Status.pick:
-                self._answer([int(self._rng.integers(self._lacking))])
-            elif status is Status.draw:
-                n = len(self._engines)
-                self._answer(self._rng.choice(n, self._lacking, replace=False).tolist())
-            elif status is Status.steps:
+            if status is Status.steps:
                 self._vary(self._lacking)
             elif status is Status.unmeasured:
                 self._refuse(self._engines[self._lacking].cost)
-            else:
+            elif not self._is_drawn(status):
                 return status
 
     def check_at(self, check_s: float) -> None:
@@ -386,6 +385,38 @@ class StepCore:
     def stop(self, drain_s: float) -> None:
         """Release nothing more; requests in flight have `drain_s` to end."""
         self._library.simulation_stop(self._core, drain_s)
+
+    def acted(self, next_s: float, quiet_s: float, is_closed: bool) -> None:
+        """The client outside has acted. It acts again at `next_s` (infinity: never by itself), and
+        acting has no effect before `quiet_s`; `is_closed`: it submits nothing more. From the first
+        call on, `run` also returns `client_acts` and `receive`."""
+        self._library.simulation_acted(self._core, next_s, quiet_s, is_closed)
+
+    def submit(self, row: int, texts: Sequence[int]) -> bool:
+        """Submit a row whose columns of `Traffic` are filled in; whether it is accepted so far.
+        `texts` are the first block and the number of each text of the prompt, one after another."""
+        array = (c_int64 * len(texts))(*texts)
+        while True:
+            n_texts = len(texts) // 2
+            status = Status(self._library.simulation_submit(self._core, row, array, n_texts))
+            if not self._is_drawn(status):
+                _check_memory(status)
+                return status is Status.done
+
+    def cancel(self, row: int) -> None:
+        """Cancel a row, if it has not ended."""
+        _check_memory(Status(self._library.simulation_cancel(self._core, row)))
+
+    def n_tokens(self, row: int) -> int:
+        """The tokens of a row so far, of which `Traffic.times_s` has the instants."""
+        return int(self._library.simulation_n_tokens(self._core, row))
+
+    def delivered(self) -> tuple[list[int], list[int]]:
+        """The rows that ended with a step to `receive`, and those that were refused at its end."""
+        rows, counts = self._rows, (c_int64 * 2)()
+        self._library.simulation_delivered(self._core, rows.ctypes.data, counts)
+        n_ended, n_refused = counts
+        return rows[:n_ended].tolist(), rows[n_ended : n_ended + n_refused].tolist()
 
     @property
     def now_s(self) -> float:
@@ -413,6 +444,17 @@ class StepCore:
     @property
     def _lacking(self) -> int:
         return int(self._library.simulation_lacking(self._core))
+
+    def _is_drawn(self, status: Status) -> bool:
+        """Whether the router lacked random numbers, which it has now."""
+        if status is Status.pick:
+            self._answer([int(self._rng.integers(self._lacking))])
+        elif status is Status.draw:
+            n = len(self._engines)
+            self._answer(self._rng.choice(n, self._lacking, replace=False).tolist())
+        else:
+            return False
+        return True
 
     def _answer(self, numbers: Sequence[int]) -> None:
         self._library.simulation_answer(self._core, (c_int64 * len(numbers))(*numbers))
@@ -491,6 +533,11 @@ def _measured(cost: StepCost) -> Any:
     return by_kind
 
 
+def _check_memory(status: Status) -> None:
+    if status is Status.no_memory:
+        raise MemoryError("no memory for a simulation")
+
+
 @contextmanager
 def step_core(
     path: Path,
@@ -525,6 +572,11 @@ def _library(path: Path) -> ctypes.CDLL:
         "n_in_flight": c_int64,
         "n_ended": c_int64,
         "totals": None,
+        "acted": None,
+        "submit": c_int64,
+        "cancel": c_int64,
+        "n_tokens": c_int64,
+        "delivered": None,
         "shape": None,
         "sizes": None,
     }
@@ -536,6 +588,11 @@ def _library(path: Path) -> ctypes.CDLL:
         "check_at": (core, c_double),
         "stop": (core, c_double),
         "totals": (core, c_int64, POINTER(_Totals)),
+        "acted": (core, c_double, c_double, c_int64),
+        "submit": (core, c_int64, POINTER(c_int64), c_int64),
+        "cancel": (core, c_int64),
+        "n_tokens": (core, c_int64),
+        "delivered": (core, c_void_p, POINTER(c_int64)),
         "shape": (core, POINTER(_Shape)),
         "sizes": (POINTER(c_int64),),
     }

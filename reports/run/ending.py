@@ -44,6 +44,7 @@ def ending(summary: Summary, place: str = "RUN") -> Ending:
         ("why", why),
         ("traffic", _traffic(summary)),
         ("certainty", _certainty(summary)),
+        ("canaries", summary.canaries),
         ("judged", verdict_section.slos_text(summary) if summary.has_other_slos else ""),
     )
     return Ending(

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from loadgen.errors import MissingDependency, UsageError
-from loadgen.lab.compiled_core import NotCovered, chosen_core, library
+from loadgen.lab.compiled_core import chosen_core, library
 from loadgen.lab.open_loop import OpenLoop
 from loadgen.lab.prompt_ids import PromptIds
 from loadgen.lab.sim_options import sim_options
@@ -431,18 +431,75 @@ def test_without_a_compiler_python_simulates_with_a_note(monkeypatch, tmp_path, 
     assert capsys.readouterr().out.count("CC=no-such-compiler is not installed") == 1
 
 
-def test_requests_that_wait_for_answers_are_not_covered(core_path):
-    scenario = Scenario.model_validate(
-        {
-            "name": "users",
-            "arrivals": {"kind": "users", "users": 4, "think": "1s"},
-            "requests": {"input_tokens": 20, "output_tokens": 5},
-            "phases": {"measure": "3s"},
+def random_dialogue(draw, folder):
+    """A scenario in which requests wait for others, for a slot, or are cancelled on purpose."""
+    scenario, settings, _ = random_case(draw, folder)
+    values = scenario.resolved()
+    kind = draw.choice(["users", "sessions", "chain", "slots", "cancels", "count"])
+    own = next(iter(values["classes"].values())) if values.get("classes") else values
+    requests = own["requests"]
+    if draw.random() < 0.3:
+        requests["shared_prefix"] = {"tokens": draw.choice([30, 200]), "groups": 3}
+    pause = draw.choice(["0s", "30ms", {"kind": "exponential", "mean": "200ms"}])
+    if kind == "users":
+        values.pop("classes", None)
+        users = {"kind": "users", "users": draw.choice([1, 5, 40]), "think": pause}
+        values |= {"arrivals": users, "requests": requests}
+    elif kind == "sessions":
+        context = draw.choice(["real", "scripted"])
+        turns = {"kind": "uniform", "min": 1, "max": 5}
+        own["session"] = {"turns": turns, "think": pause, "context": context}
+    elif kind == "chain":
+        own["chain"] = [
+            {"name": "plan", "requests": requests},
+            {"name": "read", "after": ["plan"], "think": pause, "requests": requests},
+            {"name": "ask", "after": ["plan"], "requests": requests},
+            {"name": "join", "after": ["read", "ask"], "requests": requests},
+        ]
+        del own["requests"]
+    elif kind == "slots":
+        values["limits"] |= {"when_full": "wait", "max_concurrency": draw.choice([1, 6, 40])}
+    elif kind == "count":
+        values["phases"] = {"warmup": "500ms", "requests": 40, "at_most": "4s", "drain": "2s"}
+    if kind == "cancels" or draw.random() < 0.3:
+        after = {"kind": "exponential", "mean": draw.choice(["50ms", "1s"])}
+        for part in own.get("chain", [own]):
+            part["requests"] = {**part["requests"], "cancel": {"share": 0.3, "after": after}}
+    if draw.random() < 0.5:
+        settings["prefix_cache"] = True
+    return scenario.with_values(values), settings
+
+
+def both(scenario, settings):
+    """The runs on both cores, and the error of either, without what may differ."""
+    plan, results = make_plan(scenario), list[object]()
+    for core in ("auto", "python"):
+        try:
+            run = record(scenario, plan, sim_options({**settings, "core": core}), QUIET)
+        except NotMeasured as error:
+            results.append(str(error))
+            continue
+        engine = run.manifest.engine
+        assert engine is not None
+        assert engine.core == ("compiled" if core == "auto" else "python: core=python")
+        rows = {
+            name: run.request_rows[name].tolist() for name in run.request_rows.dtype.names or ()
         }
-    )
-    plan, options = make_plan(scenario), sim_options({})
-    with pytest.raises(NotCovered, match="wait for answers"):
-        chosen_core(scenario, plan, options, build(options, False))
+        rows["error"] = [run.names.errors[k] for k in rows.pop("error_id")]
+        counts = (engine.simulated_s, engine.steps, engine.preemptions, engine.waits_s)
+        ended = (run.manifest.ended, run.manifest.end_reason, run.manifest.window)
+        results.append((repr(rows), run.chunk_rows.tobytes(), counts, engine.replicas, ended))
+    return results
+
+
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_both_cores_give_the_same_dialogues(core_path, first, tmp_path):
+    """40 drawn scenarios with closed loops, sessions, chains, slots and cancellations."""
+    for seed in range(first, first + 10):
+        compiled_run, python_run = both(
+            *random_dialogue(random.Random(f"dialogue {seed}"), tmp_path)
+        )
+        assert compiled_run == python_run, f"seed {seed}"
 
 
 def test_a_group_of_replicas_has_no_core_of_its_own():

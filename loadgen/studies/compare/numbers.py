@@ -50,9 +50,11 @@ SHOWN_OF_AGENTS = ("attainment(tree)", "mean(task_time)", "p90(task_time)", "mea
 SLO_METRICS = ("attainment", "goodput", "goodput_output_tokens_per_s", "tree_attainment")
 
 
-def shown(*, has_reasoning: bool) -> list[str]:
-    """The measures of `SHOWN`; without reasoning TTFAT is TTFT, and left out."""
-    return [text for text in SHOWN if has_reasoning or "(ttfat)" not in text]
+def shown(*, has_reasoning: bool, is_of_agents: bool) -> list[str]:
+    """The measures of `SHOWN`, and those of agents; without reasoning TTFAT is TTFT, and left
+    out."""
+    texts = [text for text in SHOWN if has_reasoning or "(ttfat)" not in text]
+    return [*texts, *(SHOWN_OF_AGENTS if is_of_agents else ())]
 
 
 class Comparison(JsonSection, frozen=True, kw_only=True):
@@ -190,9 +192,10 @@ def _measures(
     gated = list(metrics or GATED)
     if not metrics and runs[0].run.manifest.has_closed_loop:
         gated.append("output_tokens_per_s")
+    is_of_agents = all(m.of_trees is not None for m in runs)
     has_reasoning = any(m.has_reasoning for m in runs)
-    of_agents = SHOWN_OF_AGENTS if all(m.of_trees is not None for m in runs) else ()
-    texts = list(dict.fromkeys([*gated, *shown(has_reasoning=has_reasoning), *of_agents]))
+    others = shown(has_reasoning=has_reasoning, is_of_agents=is_of_agents)
+    texts = list(dict.fromkeys([*gated, *others]))
     asked, notes = [measure(text) for text in texts], []
     if len({slos_of(m.run.manifest) for m in runs}) > 1:
         asked = [one for one in asked if one.metric.name not in SLO_METRICS]

@@ -31,7 +31,7 @@ from loadgen.studies.compare.judgement import (
     timed,
     undecidable_note,
 )
-from loadgen.studies.compare.numbers import GATED, SHOWN_OF_AGENTS, SLO_METRICS, shown
+from loadgen.studies.compare.numbers import GATED, SLO_METRICS, shown
 from loadgen.studies.nightly.machine_speed import (
     MachineSpeed,
     machine_speed,
@@ -150,9 +150,9 @@ class _Draft:
             return
         gated = _gated(tonight, options)
         has_reasoning = any(run.has_reasoning for run in tonight.trusted)
-        has_trees = all(run.n_trees for run in tonight.trusted)
-        texts = [*gated, *shown(has_reasoning=has_reasoning)]
-        for text in dict.fromkeys([*texts, *(SHOWN_OF_AGENTS if has_trees else ())]):
+        is_of_agents = all(run.n_trees for run in tonight.trusted)
+        others = shown(has_reasoning=has_reasoning, is_of_agents=is_of_agents)
+        for text in dict.fromkeys([*gated, *others]):
             compared = measure(text)
             levels = [self._usable(level, compared) for level in history.levels]
             if levels[-1]:
