@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.measure.answers import why_canned
 from loadgen.measure.attainment import (
     MeasuredWindow,
     due_rows,
@@ -16,8 +17,9 @@ from loadgen.measure.attainment import (
     meets_own,
     slos_by_class,
 )
+from loadgen.measure.canary import wrong_answers
 from loadgen.measure.counted_prompts import why_other_prompts
-from loadgen.measure.per_request import Mask, per_request
+from loadgen.measure.per_request import Mask, PerRequest, per_request
 from loadgen.measure.slo import parse_slo
 from loadgen.records import Run, Schedule, Status
 from loadgen.run.execute import FinishedRun
@@ -52,9 +54,9 @@ def probe_of(
     name: str,
 ) -> Probe:
     """The probe of a finished run. A run that its own `stop_when` ended is saturated. A run with an
-    invalid measurement is untrusted; a run without a server, or with other prompts than were sent,
-    broken; a run behind a rate limit limited; none of them is used. The cause of misses counts only
-    where the target is missed."""
+    invalid measurement is untrusted; a run without a server, with other prompts than were sent or
+    with wrong answers, broken; a run behind a rate limit limited; none of them is used. The cause
+    of misses counts only where the target is missed."""
     run, summary = finished.run, finished.summary
     window, columns, due = measured_window(run), per_request(run), due_rows(run)
     shared = [parse_slo(text) for text in run.manifest.slo]
@@ -83,8 +85,8 @@ def probe_of(
     elif not summary.validity.trusted:
         failed = [c for c in summary.validity.checks if c.is_gate and c.ok is False]
         grade, why = "untrusted", "; ".join(f"{c.name}: {c.detail}" for c in failed)
-    elif other := why_other_prompts(run, due):
-        grade, why = "broken", other.rstrip(".")
+    elif wrong := _wrong_work(run, columns, due):
+        grade, why = "broken", wrong.rstrip(".")
     elif is_stopped and not sum(n_due):  # ended in its warm-up
         n_due, n_met = (LEAST_SEEN,) * N_BLOCKS, (0,) * N_BLOCKS
     probe = Probe(
@@ -108,6 +110,13 @@ def probe_of(
     if grade in ("measured", "saturated") and grows and probe.n_due:
         return replace(overloaded(probe, target), why=why or "its queue grew until the end")
     return probe
+
+
+def _wrong_work(run: Run, columns: PerRequest, due: Mask) -> str:
+    """The reason why a probe that met its SLOs would not be met: other prompts were read, or wrong
+    answers given."""
+    canned = why_canned(run, columns, due)
+    return why_other_prompts(run, due) or wrong_answers(run.manifest) or canned
 
 
 def _run_delay(run: Run) -> float:
