@@ -30,9 +30,9 @@ from zlib import crc32
 
 import httptools
 
-from loadgen.endings import ending_signals
 from loadgen.errors import UsageError
 from loadgen.manifest.json_section import JsonObject
+from loadgen.system.endings import ending_signals
 from targets import mock_wire as wire
 from targets.address import bracketed
 from targets.mock_named_events import FORMS

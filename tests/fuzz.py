@@ -34,7 +34,7 @@ from loadgen.archive.store import read_run, write_run, write_schedule
 from loadgen.drive.client import Connection
 from loadgen.errors import SlobenchError
 from loadgen.records import CHUNKS, REQUESTS, Status
-from loadgen.timer import NoAlarm
+from loadgen.system.timer import NoAlarm
 from loadgen.web import control_messages as messages
 from loadgen.web.frame_seal import BadFrame, Opener, Sealer
 from loadgen.web.validate import check_frame, check_part, read_self_report
@@ -278,7 +278,7 @@ def _wire_seeds() -> list[bytes]:
     captured = [path.read_bytes() for path in sorted((GOLDEN / "wire").glob("*.sse"))]
     replies = [
         form(
-            script=Script(reasoning=2), number=1, is_chat=True, model="m", prompt_tokens=9,
+            script=Script(reasoning=2), number=1, key=1, is_chat=True, model="m", prompt_tokens=9,
             tokens=5, finish="length", has_usage=True, continuous=False,
         )
         for form in FORMS.values()

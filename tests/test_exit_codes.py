@@ -219,6 +219,18 @@ def resumed_after_an_edit(world):
     return world(f"{line} --resume")
 
 
+def with_an_edited_cell(world, line, out):
+    assert world(f"{line} --out {out}") == 0
+    path = next((world.folder / out / "cells").glob("*.json"))
+    path.write_text(path.read_text().replace('"n_ok": ', '"n_ok": 1'))
+    return world(f"{line} --out {out} --resume")
+
+
+def tuned_with_an_edited_cell(world):
+    line = f"tune {TRAFFIC} --slo ttft<=1s --modes chunked --seeds 1 --workers 1"
+    return with_an_edited_cell(world, line, "t3")
+
+
 def checked_policy(world):
     (world.folder / "timed.py").write_text(A_CLOCK)
     return world.process("modes --check-policy timed.py")
@@ -326,6 +338,9 @@ MADE = {
     ("calibrate", 1): lambda world: calibrated(world, "--steps bad_log --out bad.yaml"),
     ("calibrate", 3): f"calibrate --shape=tiny --target {GONE} --out gone.yaml",
     ("solve", 0): f"solve {TRAFFIC} --hardware=h200 --load=50% --seeds=0 --out solved",
+    ("tune", 0): f"tune {TRAFFIC} --slo ttft<=1s --modes chunked --seeds 1 --workers 1 --out t0",
+    ("tune", 1): f"tune {TRAFFIC} --slo ttft<=1us --modes chunked --seeds 1 --workers 1 --out t1",
+    ("tune", 3): tuned_with_an_edited_cell,
     ("collect", 0): collected,
     ("collect", 3): "collect damaged",
     ("locustfile", 0): "locustfile",

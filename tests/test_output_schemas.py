@@ -31,6 +31,7 @@ PRINTED = {
     "capacity": ["capacity", *SIM, "--slo=ttft<=100s", "--between=1/s:2/s"],
     "sweep": ["sweep", *SIM, "--over=engine.mode=chunked", "--repeats=1", "--out=swept"],
     "solve": ["solve", *LOAD, "--hardware=h200", "--load=50%", "--seeds=0", "--out=solved"],
+    "tune": ["tune", *LOAD, "--slo=ttft<=1s", "--modes=chunked", "--seeds=1"],
     "from": ["from", "vllm bench serve --request-rate 8 --num-prompts 80"],
 }
 

@@ -32,6 +32,7 @@ TYPES: Mapping[str, str] = MappingProxyType(
         "modes": "loadgen.studies.modes.result:ModesFile",
         "calibrate": "loadgen.studies.calibrate.calibration_file:Calibration",
         "solve": "loadgen.studies.solve.result:Solved",
+        "tune": "loadgen.studies.tune.result:TuneFile",
         "demo": "loadgen.studies.demo.result:Demo",
         "doctor": "loadgen.studies.doctor.result:Checkup",
         "verify": "loadgen.archive.verify:Verified",

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import typer
 
-from loadgen.cache_directory import cache_dir as cache_dir
 from loadgen.errors import UsageError, nearest
-from loadgen.plugins import load_plugin
+from loadgen.system.cache_directory import cache_dir as cache_dir
+from loadgen.system.plugins import load_plugin
 from loadgen.units import is_bare_number, parse_duration_s, parse_share
 from loadgen.workload.flag_values import slo_flags as slo_flags
 from loadgen.workload.flag_values import with_unit as with_unit

@@ -30,7 +30,7 @@ from loadgen.drive.transport import Transport
 from loadgen.drive.worker_messages import part_messages
 from loadgen.manifest.self_report import ConnectionsReport, DecodingReport, SelfReport
 from loadgen.records import ON_PURPOSE, Edges, Schedule, Status, TokenSource, is_short
-from loadgen.timer import EARLY_NS, make_quiet_timer, make_timer
+from loadgen.system.timer import EARLY_NS, make_quiet_timer, make_timer
 from loadgen.workload.more_units import Continuation
 
 _BEAT_S = 0.25  # between two progress messages

@@ -27,7 +27,6 @@ from loadgen.drive.core_time import Cpu, family_cpu, family_cpu_s
 from loadgen.drive.first_failures import refused
 from loadgen.drive.live_sample import FIELDS
 from loadgen.drive.shards import OnBeat, Outcome
-from loadgen.endings import ending_signals
 from loadgen.live.early_warning import EarlyWarning
 from loadgen.live.progress import Progress, Totals
 from loadgen.live.run_figures import RunFigures
@@ -47,6 +46,7 @@ from loadgen.run.run_options import RunSetup
 from loadgen.run.shard_tasks import Job
 from loadgen.run.stop_rules import Silence, StopRules, stop_rules
 from loadgen.run.target import Target
+from loadgen.system.endings import ending_signals
 from loadgen.workload.prompts import Prompts
 from loadgen.workload.schedule import more_units
 from targets.canary import CanarySender

@@ -48,6 +48,7 @@ import result.json --out=imported
 judge result.json --slo=ttft<=1s
 alarms nights
 solve quickstart --hardware=h200 --seeds=0 --out=solved
+tune quickstart --modes=chunked --seeds=1 --workers=1 --out=tune
 compare run other
 collect run
 doctor --budget=1s

@@ -319,7 +319,11 @@ def use(window_s=10.0, cpu=0.1, delay=0.0, throttled=0.0):
         ),
         ([], use(cpu=0.95), "busy on its core 95 % of the time (limit 90 %)"),
         ([], use(window_s=1.0, cpu=0.95), None),  # too early to judge
-        ([], use(delay=0.02), "waiting for a core 2 % of the time (limit 1 %)"),
+        (
+            [],
+            use(delay=0.02),
+            "waiting for a core 2 % of the time (limit 1 %): stop the other programs",
+        ),
         ([], use(throttled=0.4), "throttled by its quota 40 % of the time (limit 1 %)"),
     ],
 )

@@ -16,7 +16,7 @@ LIBRARY = {
     *("rag_shared_prefix", "agent_multi_turn", "flash_crowd", "diurnal_day", "azure_replay"),
     *("mooncake_replay", "mixed_classes", "closed_loop_users", "offline_batch"),
     *("capacity_search", "nightly_small", "uneven_answers", "equal_cost"),
-    *("long_prompt_interference_cpu", "uneven_answers_cpu"),
+    *("long_prompt_interference_cpu", "uneven_answers_cpu", "code_generation", "long_writing"),
 }
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
     f"2023-11-16 18:{15 + k // 60:02d}:{k % 60:02d}.1234567,{100 + k},{10 + k % 7}\n"

@@ -125,6 +125,8 @@ def _next(result: SweepResult) -> NextStep | None:
     missed = [row.factors[result.along] for row in rows if "missed" in row.verdicts]
     if met and not missed:
         return NextStep(f"Every rate met the SLO: sweep higher rates, above {met[-1]}")
+    if missed and not met and len(missed) == len(rows):
+        return NextStep(f"No rate met the SLO: sweep lower rates, below {missed[0]}")
     if not met or not missed:
         return None
     between = f"--between {met[-1]}:{missed[0]}"
