@@ -78,6 +78,7 @@ class Endpoint(Block):
     endpoint, which also states the `api`; `load_target` builds an endpoint.
 
     Each header of `session_header` is sent with the name of the request's session, for routers.
+    With `trace_context` each request of a run begins a trace (`traceparent`, sampled).
 
     An endpoint with `launch` has no URL before the server runs (`targets.launch`).
     """
@@ -95,6 +96,7 @@ class Endpoint(Block):
     ca_cert: Path | None = None
     connections: Literal["reuse", "per_session", "never"] = "reuse"
     session_header: tuple[str, ...] = ()
+    trace_context: bool = False
     labels: Labels = Labels()
     launch: Launch | None = None
     metrics_url: tuple[str, ...] | None = None  # None: the usual place; (): none
@@ -323,6 +325,7 @@ class Endpoint(Block):
             extra_body=hide_named(self.extra_body)[0],
             connections=self.connections,
             session_header=self.session_header,
+            trace_context=self.trace_context,
             headers=tuple(sorted(self.headers)),
             labels=LabelsSection(**self.labels.model_dump()),
             launch=None if self.launch is None else self.launch.to_manifest(),

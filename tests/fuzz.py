@@ -278,7 +278,7 @@ def _wire_seeds() -> list[bytes]:
     captured = [path.read_bytes() for path in sorted((GOLDEN / "wire").glob("*.sse"))]
     replies = [
         form(
-            script=Script(reasoning=2), number=1, is_chat=True, model="m", prompt_tokens=9,
+            script=Script(reasoning=2), number=1, key=1, is_chat=True, model="m", prompt_tokens=9,
             tokens=5, finish="length", has_usage=True, continuous=False,
         )
         for form in FORMS.values()

@@ -3,6 +3,8 @@
     namespace = uuid5(NAMESPACE_URL, run)
     x-request-id = uuid5(namespace, str(request_id))
 
+    trace id = the digits of x-request-id, where `traceparent` is sent
+
 A UUID, because some servers reject any other id (llama-cpp-python: 400). It is derived, so no table
 holds it. Source of uuid5: RFC 9562 section 5.5.
 """
@@ -32,6 +34,15 @@ def request_name(namespace: bytes, request_id: int) -> str:
     digest[8] = digest[8] & 0x3F | 0x80  # the variant of RFC 9562
     text = digest.hex()
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:32]}"
+
+
+def trace_parent(name: str) -> str:
+    """The W3C trace context of a request with this name: its hexadecimal digits are the trace id,
+    and the first 16 of them the span id. Sampled.
+
+    Source: W3C Recommendation Trace Context (2021), section 3.2."""
+    digits = name.replace("-", "")
+    return f"00-{digits}-{digits[:16]}-01"
 
 
 def session_name(namespace: bytes, session_id: int) -> str:

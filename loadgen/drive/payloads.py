@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from loadgen.archive.request_names import namespace_of, request_name, session_name
+from loadgen.archive.request_names import namespace_of, request_name, session_name, trace_parent
 from loadgen.drive.dispatch import rows_by_time
 from loadgen.manifest.json_section import JsonObject
 from loadgen.records import OWN_SLO, SCHEDULE, Edges, LimitsS, Schedule, Times
@@ -34,7 +34,7 @@ ENCODE_SHARE = 0.1
 _AHEAD_ROWS = 4096
 _AHEAD_BYTES = 256 << 20
 _TIMED_BATCHES, _TIMED_ROWS = 4, 32  # by which the time to encode a row is measured
-_ID, _NUMBER = "x-request-id", "x-seq"
+_ID, _NUMBER, _TRACE = "x-request-id", "x-seq", "traceparent"
 _PLACE = {name: place for place, name in enumerate(SCHEDULE.names or ())}
 _CLASS, _OWN_SLOS = _PLACE["class_id"], [_PLACE[name] for name in OWN_SLO.values()]
 
@@ -43,7 +43,8 @@ _CLASS, _OWN_SLOS = _PLACE["class_id"], [_PLACE[name] for name in OWN_SLO.values
 class HttpHead:
     """Parts of the HTTP head that all requests to an endpoint share. `body_secrets` are the secrets
     of the body, `query` is empty or starts with `?`. Each of `session_headers` has the name of a
-    request's session as its value. No repr: `headers` may hold a secret."""
+    request's session as its value; `has_trace_context` adds a `traceparent`. No repr: `headers` may
+    hold a secret."""
 
     host: str
     base_path: str
@@ -51,6 +52,7 @@ class HttpHead:
     body_secrets: tuple[str, ...] = ()
     query: str = ""
     session_headers: tuple[str, ...] = ()
+    has_trace_context: bool = False
 
     def redact(self, text: str) -> str:
         """A server's text without the values of `headers` and `body_secrets`, also where the text
@@ -230,17 +232,21 @@ class Payloads:
         if head is None:
             numbers = ((_NUMBER, None),) if self._is_numbered else ()
             sessions = ((name, None) for name in self._head.session_headers)
-            own = (*http.headers, *sessions, (_ID, None), *numbers)
+            traces = ((_TRACE, None),) if self._head.has_trace_context else ()
+            own = (*http.headers, *sessions, *traces, (_ID, None), *numbers)
             head = self._head.template(http.method, http.path, own)
             self._heads[http.method, http.path, http.headers] = head
+        name = request_name(self._namespace, request_id)
         values = {
-            _ID: request_name(self._namespace, request_id),
+            _ID: name,
             _NUMBER: request_id,
             "content-length": len(http.body),
         }
         if self._head.session_headers:
             session = session_name(self._namespace, plan[_PLACE["session_id"]])
             values |= dict.fromkeys(self._head.session_headers, session)
+        if self._head.has_trace_context:
+            values[_TRACE] = trace_parent(name)
         return head.format_map(values).encode("latin-1") + http.body
 
     def _limits_of(self, plan: tuple[Any, ...]) -> LimitsS:

@@ -92,7 +92,7 @@ class TargetSection(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     `stream` False: answers were requested as a whole. `results`: what answers hold in place of
     tokens (`vectors`, `scores`), "" for tokens. `recorded_prompts` is the number of different
     recorded prompts that are sent without a salt; None: every prompt is new. `is_bundled`: it is
-    the bundled engine, by its list of models.
+    the bundled engine, by its list of models. `trace_context`: requests carried a `traceparent`.
     """
 
     kind: str
@@ -103,6 +103,7 @@ class TargetSection(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     extra_body: JsonObject | None = None
     connections: str | None = None
     session_header: tuple[str, ...] = ()
+    trace_context: bool = False
     headers: tuple[str, ...] | None = None
     policy: JsonObject | None = None
     labels: LabelsSection

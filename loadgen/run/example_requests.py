@@ -72,8 +72,10 @@ def head_of(endpoint: Endpoint) -> HttpHead:
     is_forwarded = route.proxy is not None and not route.is_tunnelled
     before = address.http_url if is_forwarded else address.base_path
     headers, secrets = endpoint.request_headers(), endpoint.secrets()
-    sessions = endpoint.session_header
-    return HttpHead(address.host_header, before, headers, secrets, address.query, sessions)
+    sessions, is_traced = endpoint.session_header, endpoint.trace_context
+    return HttpHead(
+        address.host_header, before, headers, secrets, address.query, sessions, is_traced
+    )
 
 
 def sent_tenants(scenario: Scenario) -> tuple[str, ...]:

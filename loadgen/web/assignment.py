@@ -105,6 +105,8 @@ def target_text(endpoint: Endpoint) -> str:
         values["connections"] = endpoint.connections
     if endpoint.session_header:
         values["session_header"] = list(endpoint.session_header)
+    if endpoint.trace_context:
+        values["trace_context"] = True
     return write_document(values)
 
 

@@ -58,6 +58,20 @@ def test_session_headers_name_the_session_alike_in_all_its_requests():
         assert f"x-router: {name}" in lines.split("\r\n")
 
 
+def test_the_trace_of_a_request_has_the_digits_of_its_name():
+    """The form of W3C Trace Context: version, trace id, parent id, sampled."""
+    head = HttpHead("h", "", (), has_trace_context=True)
+    made = Payloads(plan(2), Talk(is_real=False).ask, OpenAIChat(model="m"), head, "a-run")
+    namespace = uuid.uuid5(uuid.NAMESPACE_URL, "a-run")
+    for row, request_id in enumerate((10, 11)):
+        digits = uuid.uuid5(namespace, str(request_id)).hex
+        lines = made.take(row).partition(b"\r\n\r\n")[0].decode().split("\r\n")
+        assert f"traceparent: 00-{digits}-{digits[:16]}-01" in lines
+        assert f"x-request-id: {uuid.UUID(digits)}" in lines
+    plain = Payloads(plan(1), Talk(is_real=False).ask, OpenAIChat(model="m"), HEAD, "a-run")
+    assert b"traceparent" not in plain.take(0)
+
+
 def plan(n=3, tokens=10):
     rows = np.zeros(n, SCHEDULE)
     rows["request_id"] = 10 + np.arange(n)

@@ -264,6 +264,12 @@ def test_a_target_file_holds_everything_that_a_run_needs(tmp_path):
     }
 
 
+def test_traces_begin_only_where_the_target_asks_for_them():
+    assert read_target("url: http://h\n", "t.yaml", {}).trace_context is False
+    traced = read_target("url: http://h\ntrace_context: true\n", "t.yaml", {})
+    assert traced.to_manifest().to_json()["trace_context"] is True
+
+
 def test_session_headers_are_one_or_several_names():
     one = read_target("url: http://h\nsession_header: X-Session-Id\n", "t.yaml", {})
     assert one.session_header == ("x-session-id",)

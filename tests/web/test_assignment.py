@@ -91,6 +91,12 @@ def test_a_worker_sends_the_same_session_headers():
         assert built(one).head.session_headers == ("x-session-id", "x-router")
 
 
+def test_a_worker_sends_the_same_trace_context():
+    assert [built(one).head.has_trace_context for one in assignments(job(TARGET), 2)] == [False] * 2
+    text = f"{TARGET}trace_context: true\n"
+    assert [built(one).head.has_trace_context for one in assignments(job(text), 2)] == [True] * 2
+
+
 def test_the_key_stays_where_it_is():
     for one in assignments(job(), 2):
         sent = encode(one.assign) + b"".join(map(encode, one.rows))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from loadgen.measure.answers import why_canned
 from loadgen.measure.attainment import (
     MeasuredWindow,
     due_rows,
@@ -17,6 +18,7 @@ from loadgen.measure.attainment import (
     meets_own,
     slos_by_class,
 )
+from loadgen.measure.canary import wrong_answers
 from loadgen.measure.counted_prompts import why_other_prompts
 from loadgen.measure.per_request import Mask, PerRequest, per_request
 from loadgen.measure.slo import parse_slo
@@ -60,9 +62,9 @@ def probe_of(
     counted: Counted = "requests",
 ) -> Probe:
     """The probe of a finished run. A run that its own `stop_when` ended is saturated. A run with an
-    invalid measurement is untrusted; a run without a server, or with other prompts than were sent,
-    broken; a run behind a rate limit limited; none of them is used. The cause of misses counts only
-    where the target is missed.
+    invalid measurement is untrusted; a run without a server, with other prompts than were sent or
+    with wrong answers, broken; a run behind a rate limit limited; none of them is used. The cause
+    of misses counts only where the target is missed.
 
     Over agents the rate at which requests end shows no throughput: it is in another unit than the
     load.
@@ -97,8 +99,8 @@ def probe_of(
     elif not summary.validity.trusted:
         failed = [c for c in summary.validity.checks if c.is_gate and c.ok is False]
         grade, why = "untrusted", "; ".join(f"{c.name}: {c.detail}" for c in failed)
-    elif other := why_other_prompts(run, due):
-        grade, why = "broken", other.rstrip(".")
+    elif wrong := _wrong_work(run, columns, due):
+        grade, why = "broken", wrong.rstrip(".")
     elif is_stopped and not sum(n_due):  # ended in its warm-up
         n_due, n_met = (LEAST_SEEN,) * N_BLOCKS, (0,) * N_BLOCKS
     probe = Probe(
@@ -122,6 +124,13 @@ def probe_of(
     if grade in ("measured", "saturated") and grows and probe.n_due:
         return replace(overloaded(probe, target), why=why or "its queue grew until the end")
     return probe
+
+
+def _wrong_work(run: Run, columns: PerRequest, due: Mask) -> str:
+    """The reason why a probe that met its SLOs would not be met: other prompts were read, or wrong
+    answers given."""
+    canned = why_canned(run, columns, due)
+    return why_other_prompts(run, due) or wrong_answers(run.manifest) or canned
 
 
 class _Found(NamedTuple):

@@ -23,7 +23,7 @@ Configuration = dict[str, object]
 """Dotted key → its value in JSON."""
 
 _OF_THE_TARGET = ("kind", "url", "policy", "labels", "launch", "extra_body", "connections",
-                  "session_header")  # fmt: skip
+                  "session_header", "trace_context")  # fmt: skip
 _ASIDE = ("name", "seed", "slo", "instrument", "schema")
 """Scenario keys that do not change what is sent (a seed changes which draw of it)."""
 

@@ -292,6 +292,17 @@ def test_probes_whose_prompts_the_server_did_not_read_count_as_broken(asked, tmp
         search(asked(budget_s=60.0), tmp_path / "s", QUIET, resume=False, execute_run=read_in_part)
 
 
+def test_probes_with_one_text_for_all_prompts_count_as_broken(asked, tmp_path):
+    def canned(*args, **kwargs):
+        finished = execute(*args, **kwargs)
+        rows = finished.run.request_rows.copy()
+        rows["answer_crc32"] = 7
+        return replace(finished, run=replace(finished.run, request_rows=rows))
+
+    with pytest.raises(TargetError, match=r"answers have the same text, although their prompts"):
+        search(asked(budget_s=60.0), tmp_path / "s", QUIET, resume=False, execute_run=canned)
+
+
 def failing(finished, is_failed, http_status, error):
     """The run with those of its rows failed."""
     rows = finished.run.request_rows.copy()

@@ -58,17 +58,17 @@ def test_a_slower_server_is_worse_in_tpot_alone():
 
 
 def test_ttfat_is_compared_where_answers_have_reasoning():
-    sides = [
+    before, after = (
         [with_reasoning(run, has_answer_after_s=after_s) for run in side(first)]
         for first, after_s in ((0, 0.5), (10, 0.8))
-    ]
-    found = by_measure(compare(*sides))
+    )
+    found = by_measure(compare(before, after))
     assert found["p50(ttfat)"].verdict == found["p99(ttfat)"].verdict == "worse"
     assert found["p50(ttfat)"].b - found["p50(ttfat)"].a == pytest.approx(0.3, abs=0.02)
     assert found["p50(ttft)"].verdict != "worse"
     assert not found["p50(ttfat)"].is_gated
     assert "p50(ttfat)" not in by_measure(compare(side(0), side(10)))
-    one_side = by_measure(compare(side(0), sides[1]))  # a server that begins to reason
+    one_side = by_measure(compare(side(0), after))  # a server that begins to reason
     assert one_side["p50(ttfat)"].verdict == "worse"
 
 
