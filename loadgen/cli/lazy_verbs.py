@@ -48,6 +48,7 @@ VERBS = {
     "calibrate": "loadgen.studies.calibrate.verb",
     "solve": "loadgen.studies.solve.verb",
     "tune": "loadgen.studies.tune.verb",
+    "claims": "loadgen.studies.claims.verb",
     "web": "loadgen.cli.scale",
     "worker": "loadgen.cli.scale",
     "collect": "loadgen.cli.scale",
