@@ -13,9 +13,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 try:
-    from loadgen.shadowing import problem
+    from loadgen.system.shadowing import problem
 except ModuleNotFoundError as error:
-    if error.name != "loadgen.shadowing":
+    if not (error.name or "").startswith("loadgen.system"):
         raise
     raise ImportError("the package 'loadgen' belongs to another distribution or file") from None
 if (_problem := problem()) is not None:

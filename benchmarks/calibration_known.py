@@ -29,12 +29,12 @@ import numpy as np
 from numpy.typing import NDArray
 from rig.machine import machine
 
-from loadgen.clock import VirtualClock
 from loadgen.studies.calibrate.cost_fit import FittedCost, fit_cost
 from loadgen.studies.calibrate.cost_forms import rounded_up
 from loadgen.studies.calibrate.grid import Load, loads
 from loadgen.studies.calibrate.lack_of_fit import bins_of, rows_by_kind
 from loadgen.studies.calibrate.step_samples import StepSamples, samples_of_steps
+from loadgen.system.clock import VirtualClock
 from reference_engine.core.core import EngineState
 from reference_engine.executors.simulated import Simulated
 from reference_engine.policies.base import Policy

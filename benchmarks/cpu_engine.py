@@ -36,7 +36,7 @@ import transformers
 from rig.machine import machine
 from rig.peer_config import llama_config
 
-from loadgen.clock import MonotonicClock
+from loadgen.system.clock import MonotonicClock
 from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import Executor, Site
 from reference_engine.executors.torch_cpu import TorchCpuExecutor

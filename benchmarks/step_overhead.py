@@ -24,8 +24,8 @@ from itertools import count
 from pathlib import Path
 from random import Random
 
-from loadgen.clock import VirtualClock
 from loadgen.drive.instrument import host
+from loadgen.system.clock import VirtualClock
 from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import Caps
 from reference_engine.policies.base import POLICIES, Policy

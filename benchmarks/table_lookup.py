@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from loadgen.clock import VirtualClock
+from loadgen.system.clock import VirtualClock
 from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import Caps
 from reference_engine.policies.smdp_table import QueueState, SmdpTable

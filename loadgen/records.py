@@ -148,6 +148,11 @@ OTHER_MODEL = "answered by model "
 name follows."""
 
 
+REASONING = "reasoning"
+"""The role of a message with the reasoning of an answer; the assistant's answer follows it. No API
+has this role: a codec puts the text where its API has it."""
+
+
 IN_STREAM = "error in the stream: "
 """How the error of a request begins to which the server reported an error inside a 200."""
 

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from loadgen.errors import UsageError
-from loadgen.whole_file import read_regular
+from loadgen.system.whole_file import read_regular
 
 _MOST_BYTES = 4 << 20
 KeyPath = tuple[str | int, ...]

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from loadgen.errors import SlobenchError
-from loadgen.plugins import load_plugin
+from loadgen.system.plugins import load_plugin
 from reference_engine.serve import run
 from reference_engine.serving.serve_options import ServeOptions, choose
 

@@ -21,9 +21,9 @@ from typing import NamedTuple, TypeVar
 import uvloop
 from aiohttp import web
 
-from loadgen.endings import ending_signals
 from loadgen.errors import SlobenchError, UsageError
-from loadgen.host_names import host_names
+from loadgen.system.endings import ending_signals
+from loadgen.system.host_names import host_names
 from reference_engine.core.setup import Setup
 from reference_engine.metrics.gpu import open_gpu
 from reference_engine.serving.build import Engine, build

@@ -17,8 +17,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from types import FrameType
 
-from loadgen.endings import ending_signals, exit_words
 from loadgen.errors import SlobenchError, UsageError
+from loadgen.system.endings import ending_signals, exit_words
 from reference_engine.serve import (
     OPERATOR_TOKEN,
     bind,

@@ -19,8 +19,8 @@ from heapq import heappop, heappush
 from operator import add
 from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
-from loadgen.clock import VirtualClock
 from loadgen.errors import SlobenchError
+from loadgen.system.clock import VirtualClock
 from reference_engine.accounting.explain import Account
 from reference_engine.accounting.totals import EngineTotals
 from reference_engine.core.commit import StartedStep

@@ -27,7 +27,7 @@ from jinja2.bccache import Bucket
 from markupsafe import Markup, escape
 
 from loadgen.errors import MissingDependency, UsageError
-from loadgen.whole_file import replacing
+from loadgen.system.whole_file import replacing
 from reports.glossary import Terms
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.errors import MissingDependency, UsageError
-from loadgen.whole_file import replacing
+from loadgen.system.whole_file import replacing
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _WIDTH_PX, _MOST_PX = 1280, 16_000  # Chromium draws no higher picture

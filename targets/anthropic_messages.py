@@ -7,12 +7,13 @@ Source: Anthropic's API reference, "Messages" and "Streaming messages"; the even
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import msgspec
 
 from loadgen.manifest.json_section import JsonObject
-from loadgen.records import FinishReason
+from loadgen.records import REASONING, FinishReason
 from targets.base import Delta, HttpRequest, Request, Usage
 from targets.openai_errors import stated_error
 from targets.openai_usage import UsageWire
@@ -82,7 +83,7 @@ class AnthropicMessages(OpenAICodec):
         talk = [pair for pair in messages if pair[0] not in ("system", "developer")]
         return {
             **({"system": system} if system else {}),
-            "messages": [{"role": role, "content": content} for role, content in talk],
+            "messages": _talk(talk),
             **request.fields,
             "max_tokens": request.output_tokens,
         }
@@ -116,6 +117,25 @@ class AnthropicMessages(OpenAICodec):
         return any(has_text(fragment, key) for key in _TEXT_KEYS) or any(
             key in fragment for key in _BLOCK_KEYS
         )
+
+    def looks_like_answer(self, fragment: bytes) -> bool:
+        """Whether the bytes hold a piece of text that is not empty."""
+        return has_text(fragment, b'"text":')
+
+
+def _talk(pairs: Sequence[tuple[str, str]]) -> list[JsonObject]:
+    """The messages of a conversation. Reasoning is a block `thinking` before the answer's text; its
+    signature is empty, for servers of open weights sign nothing."""
+    messages: list[JsonObject] = []
+    thinking: JsonObject | None = None
+    for role, content in pairs:
+        if role == REASONING:
+            thinking = {"type": "thinking", "thinking": content, "signature": ""}
+            continue
+        blocks = [thinking, *([{"type": "text", "text": content}] if content else [])]
+        messages.append({"role": role, "content": content if thinking is None else blocks})
+        thinking = None
+    return messages
 
 
 def _piece(piece: _Block) -> Delta:

@@ -25,10 +25,11 @@ class Request:
     """A request of the workload: a prompt and a number of output tokens.
 
     `output_tokens` is exact where the server accepts `ignore_eos`, and an upper limit otherwise.
-    `messages`, if not empty, replaces `prompt` (multi-turn); each is (role, content). `fields` are
-    further fields of the body, e.g. `tools`; `messages` among them replace both. `priority` 0
-    and an empty `tenant` are not sent, because not every server accepts these fields. `…_slo_s` are
-    the limits of this request, its own or those of its class; None: no limit.
+    `messages`, if not empty, replaces `prompt` (multi-turn); each is (role, content), and the role
+    `REASONING` holds the reasoning of the answer after it. `fields` are further fields of the body,
+    e.g. `tools`; `messages` among them replace both. `priority` 0 and an empty `tenant` are not
+    sent, because not every server accepts these fields. `…_slo_s` are the limits of this request,
+    its own or those of its class; None: no limit.
     """
 
     prompt: str
@@ -277,6 +278,11 @@ class Adapter(Plugin, ABC):
         """Guess, by a cheap search, whether raw stream bytes carry a generated token. Used during
         the run (live view, stop rules); results come from `decode`.
         """
+
+    def looks_like_answer(self, fragment: bytes) -> bool:
+        """Guess likewise whether raw stream bytes carry a token of the answer, not of reasoning. In
+        an API without reasoning every token is."""
+        return self.looks_like_token(fragment)
 
 
 TARGETS: Registry[Adapter] = Registry("slobench.targets", "API")

@@ -14,7 +14,7 @@ from typing import TypeVar
 from aiohappyeyeballs import start_connection
 
 from loadgen.errors import TargetFileError
-from loadgen.whole_file import opened_regular
+from loadgen.system.whole_file import opened_regular
 from targets.address import bracketed
 from targets.rotation import AddressInfo, Lookup, Rotation
 from targets.route import Proxy, Route

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Protocol
 
-from loadgen.timer import make_timer
+from loadgen.system.timer import make_timer
 from targets import mock_wire as wire
 from targets.mock_script import Script
 

@@ -26,12 +26,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, cast
+from zlib import crc32
 
 import httptools
 
-from loadgen.endings import ending_signals
 from loadgen.errors import UsageError
 from loadgen.manifest.json_section import JsonObject
+from loadgen.system.endings import ending_signals
 from targets import mock_wire as wire
 from targets.address import bracketed
 from targets.mock_named_events import FORMS
@@ -220,6 +221,7 @@ class MockConnection(asyncio.Protocol):
         common: JsonObject = {
             "script": script,
             "number": row.number,
+            "key": crc32(fields.text.encode("utf-8", "surrogatepass")),
             "is_chat": is_chat,
             "model": fields.model or script.models[0],
             "prompt_tokens": row.prompt_tokens,

@@ -85,7 +85,7 @@ class RequestFields(msgspec.Struct):
         """All text that the model reads: of a reranking the query with each document."""
         if documents := self.documents or self.texts:
             return "".join(self.query + document for document in documents)
-        contents = [message.get("content") for message in self.messages]
+        contents = [m.get(key) for m in self.messages for key in ("reasoning_content", "content")]
         items = self.input if isinstance(self.input, list) else [self.input]
         contents += [self.system]
         contents += [item if isinstance(item, str) else item.get("content") for item in items]
@@ -148,12 +148,14 @@ def _is_uuid(text: str | None) -> bool:
 
 @dataclass(frozen=True)
 class ReplyText:
-    """The events of a reply. `number` is part of its id, and decides which words are capitals:
-    different prompts have different answers. `continuous` adds running usage to every event.
+    """The events of a reply. `number` is part of its id; the bits of `key` decide which words are
+    capitals, so that different prompts have different answers. `continuous` adds running usage to
+    every event.
     """
 
     script: Script
     number: int
+    key: int
     is_chat: bool
     model: str
     prompt_tokens: int
@@ -191,12 +193,12 @@ class ReplyText:
         return -(-self.tokens // self.script.coalesce)
 
     def words(self, first: int, after: int) -> str:
-        """The text of the tokens [first, after); of the same length for every number."""
+        """The text of the tokens [first, after); of the same length for every key."""
         return "".join(map(self._word, range(first, after)))
 
     def _word(self, k: int) -> str:
         word = WORDS[k % len(WORDS)]
-        return word.upper() if k >= _COMMON and self.number >> (k - _COMMON) & 1 else word
+        return word.upper() if k >= _COMMON and self.key >> (k - _COMMON) & 1 else word
 
     def role(self) -> bytes:
         delta = '"delta":{"role":"assistant","content":""}'

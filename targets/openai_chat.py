@@ -7,11 +7,13 @@ Source: the OpenAI API reference, "Chat completions: streaming"; the additions o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from loadgen.manifest.json_section import JsonObject
+from loadgen.records import REASONING
 from targets.base import Delta, Request
 from targets.openai_errors import stated_error
 from targets.openai_usage import UsageWire
@@ -62,9 +64,8 @@ class OpenAIChat(OpenAICodec):
     limit_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
 
     def prompt_fields(self, request: Request) -> dict[str, object]:
-        messages = request.messages or (("user", request.prompt),)
         return {
-            "messages": [{"role": role, "content": content} for role, content in messages],
+            "messages": _messages(request.messages or (("user", request.prompt),)),
             **request.fields,
             self.limit_field: request.output_tokens,
         }
@@ -109,6 +110,29 @@ class OpenAIChat(OpenAICodec):
             call in fragment for call in _CALLS
         )
 
+    def looks_like_answer(self, fragment: bytes) -> bool:
+        """Whether the bytes hold content, a refusal or a typed part of type `text`."""
+        return any(has_text(fragment, key) for key in _ANSWER_KEYS) or any(
+            part in fragment for part in _ANSWER_PARTS
+        )
+
+
+def _messages(pairs: Sequence[tuple[str, str]]) -> list[dict[str, str]]:
+    """The messages of a conversation. Reasoning goes into the assistant's message, under both names
+    that servers read there: `reasoning` (vLLM from 0.12, OpenRouter) and `reasoning_content`
+    (SGLang, llama.cpp, DeepSeek, older vLLM)."""
+    messages: list[dict[str, str]] = []
+    reasoning = ""
+    for role, content in pairs:
+        if role == REASONING:
+            reasoning = content
+            continue
+        messages.append({"role": role, "content": content})
+        if reasoning:
+            messages[-1] |= {"reasoning": reasoning, "reasoning_content": reasoning}
+            reasoning = ""
+    return messages
+
 
 def _is_plain_choice(choice: _ChatChoice) -> bool:
     """Whether a choice has neither a finish reason nor an error."""
@@ -125,6 +149,8 @@ _TEXT_KEYS = (
     b'"thinking":',
     b'"summary":',
 )
+_ANSWER_KEYS = (b'"content":', b'"refusal":')
+_ANSWER_PARTS = (b'"content":[{"type":"text"', b'"content": [{"type": "text"')
 _CALLS = (b'"tool_calls":[{', b'"tool_calls": [{', b'"function_call":{', b'"function_call": {')
 
 

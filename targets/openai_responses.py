@@ -12,13 +12,14 @@ from typing import Any, ClassVar
 import msgspec
 
 from loadgen.manifest.json_section import JsonObject
-from loadgen.records import FinishReason
+from loadgen.records import REASONING, FinishReason
 from targets.base import Delta, Request
 from targets.openai_errors import stated_error
 from targets.openai_usage import UsageWire
 from targets.openai_wire import OpenAICodec, has_text, server_timings
 
 _ANSWERS = ("response.output_text.delta", "response.refusal.delta")
+_ANSWER_KINDS = tuple(f'"{kind}"'.encode() for kind in _ANSWERS)
 _REASONING = ("response.reasoning_text.delta", "response.reasoning_summary_text.delta")
 _CALLS = ("function_call", "custom_tool_call", "mcp_call")
 _CALL_KEYS = tuple(f'"type":{blank}"{call}"'.encode() for call in _CALLS for blank in ("", " "))
@@ -80,7 +81,7 @@ class OpenAIResponses(OpenAICodec):
     def prompt_fields(self, request: Request) -> dict[str, object]:
         talk = request.messages or (("user", request.prompt),)
         return {
-            "input": [{"role": role, "content": content} for role, content in talk],
+            "input": [_input_item(*pair, number) for number, pair in enumerate(talk)],
             **request.fields,
             "max_output_tokens": request.output_tokens,
             "store": False,
@@ -110,6 +111,18 @@ class OpenAIResponses(OpenAICodec):
         """Whether the bytes hold a `delta` that is not empty, or a call; a search for keys, without
         parsing."""
         return has_text(fragment, b'"delta":') or any(key in fragment for key in _CALL_KEYS)
+
+    def looks_like_answer(self, fragment: bytes) -> bool:
+        """Whether the bytes hold the type of an event with a piece of the answer."""
+        return any(kind in fragment for kind in _ANSWER_KINDS)
+
+
+def _input_item(role: str, content: str, number: int) -> JsonObject:
+    """A message, or an item of reasoning with its text as open-weight servers send it."""
+    if role != REASONING:
+        return {"role": role, "content": content}
+    text = {"type": "reasoning_text", "text": content}
+    return {"type": "reasoning", "id": f"rs_{number}", "summary": [], "content": [text]}
 
 
 def _end(response: _Response, word: str, timings: JsonObject | None) -> Delta:

@@ -23,8 +23,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from loadgen.c_programs import CProgram
 from loadgen.errors import MissingDependency, TargetError, UsageError, nearest
+from loadgen.system.c_programs import CProgram
 from targets.child import Child, child_program
 from targets.truth_log import TruthLog, read_truth_log
 

@@ -28,13 +28,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from loadgen.archive.decode import answer_text, decode
+from loadgen.archive.decode import answer_texts, decode
 from loadgen.archive.exchange import Exchange
 from loadgen.archive.store import read_run, write_run, write_schedule
 from loadgen.drive.client import Connection
 from loadgen.errors import SlobenchError
 from loadgen.records import CHUNKS, REQUESTS, Status
-from loadgen.timer import NoAlarm
+from loadgen.system.timer import NoAlarm
 from loadgen.web import control_messages as messages
 from loadgen.web.frame_seal import BadFrame, Opener, Sealer
 from loadgen.web.validate import check_frame, check_part, read_self_report
@@ -185,7 +185,7 @@ def _decode(exchange: Exchange) -> None:
         adapter = codec(model="m")
         found = decode(exchange, adapter)
         assert isinstance(found.status, Status)
-        answer_text(exchange, adapter)
+        answer_texts(exchange, adapter)[0]
 
 
 def _read_probe(data: bytes) -> None:

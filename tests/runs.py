@@ -253,6 +253,18 @@ def starved(run: Run) -> Run:
 CLASSES = ("chat", "rag")
 
 
+def with_reasoning(run, n_reasoning=8, n_unanswered=0, has_answer_after_s=0.5):
+    """The run whose answers begin with so many tokens of reasoning; the last `n_unanswered` end in
+    it."""
+    rows = run.request_rows.copy()
+    ok = np.isfinite(rows["first_token_s"])
+    rows["reasoning_tokens"][ok] = n_reasoning
+    rows["first_answer_s"] = rows["first_token_s"] + has_answer_after_s
+    if n_unanswered:
+        rows["first_answer_s"][-n_unanswered:] = np.nan
+    return replace(run, request_rows=rows)
+
+
 def two_classes(
     chat: Sequence[str] = (),
     rag: Sequence[str] = (),

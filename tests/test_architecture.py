@@ -3,6 +3,7 @@
 import ast
 import sys
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -15,19 +16,18 @@ ROOMS: dict[str, list[str]] = {
     "loadgen": [
         "__main__ web",
         "studies",
-        "foreign",
         "cli",
         "lab",
         "run",
         "exports live",
-        "drive translate",
+        "drive foreign translate",
         "archive",
         "workload",
         "measure",
         "records registry",
-        "c_programs manifest fields plugins yaml_document",
-        "units",
-        "cache_directory clock endings errors host_names shadowing timer whole_file",
+        "manifest fields yaml_document",
+        "system units",
+        "errors",
     ],
     "reference_engine": [
         "__main__",
@@ -49,18 +49,18 @@ WORDS = [
         "registry",
         "records",
         "manifest",
-        "c_programs",
-        "cache_directory",
-        "clock",
-        "endings",
         "errors",
         "fields",
-        "host_names",
         "units",
         "yaml_document",
-        "shadowing",
-        "timer",
-        "whole_file",
+        "system.c_programs",
+        "system.cache_directory",
+        "system.clock",
+        "system.endings",
+        "system.host_names",
+        "system.shadowing",
+        "system.timer",
+        "system.whole_file",
     )
 ]
 # What a module may import of the other packages; the longest prefix of its name counts.
@@ -69,7 +69,7 @@ OUTSIDE: dict[str, list[str]] = {
     "scenarios": [],
     "targets": WORDS,
     "reference_engine": WORDS,
-    "reference_engine.__main__": [*WORDS, "loadgen.plugins"],
+    "reference_engine.__main__": [*WORDS, "loadgen.system.plugins"],
     "reports": [*WORDS, "loadgen.measure"],
     "loadgen": [],
     "loadgen.drive": [
@@ -78,7 +78,6 @@ OUTSIDE: dict[str, list[str]] = {
     "loadgen.archive": ["targets.base", "targets.safe_text"],
     "loadgen.run": ["targets", "reports"],
     "loadgen.web": ["targets", "reports"],
-    "loadgen.foreign": ["reports"],
     # The only rooms that import both the load generator and the engine.
     "loadgen.studies": ["targets", "reports", "reference_engine"],
     "loadgen.lab": ["targets", "reports", "reference_engine"],
@@ -98,7 +97,7 @@ NARROW: dict[str, list[str]] = {
     "loadgen.drive": [
         *WORDS,
         "loadgen.archive",
-        "loadgen.plugins",
+        "loadgen.system.plugins",
         "loadgen.workload.prompts",
         "loadgen.workload.dialogue",
         "loadgen.workload.more_units",
@@ -240,12 +239,12 @@ def modules():
 
 
 @cache
-def imports(path):
-    """The modules that a file imports at any depth, except under TYPE_CHECKING."""
+def imports(path, types=False):
+    """The modules that a file imports at any depth; with `types` also under TYPE_CHECKING."""
     names = []
     tree = ast.parse(path.read_text())
     for node in list(ast.walk(tree)):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) and not types:
             node.body = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -257,7 +256,13 @@ def imports(path):
                 names += [f"{node.module}.{word}" for word in words]
             elif node.module:
                 names.append(node.module)
+                words = [f"{node.module}.{alias.name}" for alias in node.names]
+                names += [name for name in words if is_module(name)]
     return names
+
+
+def is_module(name):
+    return (ROOT / name.replace(".", "/")).with_suffix(".py").is_file()
 
 
 def is_under(module, prefix):
@@ -313,6 +318,40 @@ def test_each_room_of_the_table_exists():
         for room in " ".join(lines).split():
             place = ROOT / package / room
             assert place.is_dir() or place.with_suffix(".py").is_file(), f"{package}.{room}"
+
+
+def circle(arrows):
+    """The nodes of a circle of a graph {node: its successors}, the first again at the end."""
+    try:
+        TopologicalSorter(arrows).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def test_rooms_floors_and_arrows_of_the_load_generator_stay_few():
+    """A room that does not fit into these figures joins a room that exists."""
+    arrows: dict[str, set[str]] = {}
+    for module, path in modules():
+        if is_under(module, "loadgen") and module != "loadgen":
+            rooms = {room_of(name) for name in imports(path, types=True)}
+            rooms = {room for room in rooms if is_under(room, "loadgen")}
+            arrows.setdefault(room_of(module), set()).update(rooms - {room_of(module)})
+    height: dict[str, int] = {}
+    for room in TopologicalSorter(arrows).static_order():
+        height[room] = 1 + max((height[below] for below in arrows[room]), default=0)
+    assert len(arrows) <= 26
+    assert max(height.values()) <= 11
+    assert sum(map(len, arrows.values())) <= 134
+
+
+def test_no_files_import_each_other_in_a_circle():
+    files = {module for module, path in modules() if path.name != "__init__.py"}
+    arrows = {}
+    for module, path in modules():
+        names = set(imports(path, types=not is_under(module, "reference_engine")))
+        arrows[module] = (names & files) - {module}
+    assert not circle(arrows), circle(arrows)
 
 
 STUDIES = {path.name for path in (ROOT / "loadgen" / "studies").iterdir() if path.is_dir()}

@@ -15,9 +15,9 @@ from pydantic import ValidationError
 from loadgen.archive import store
 from loadgen.archive.checksums import NAME
 from loadgen.errors import RunInvalid, ScenarioError, SlobenchError, TraceFileError, UsageError
-from loadgen.plugins import load_plugin
 from loadgen.studies.compare.sides import read_noise
 from loadgen.studies.nightly.spec import load_nightly
+from loadgen.system.plugins import load_plugin
 from loadgen.translate import inference_perf
 from loadgen.workload.lengths import LENGTHS
 from loadgen.workload.scenario import load_scenario

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from loadgen.host_names import host_names
+from loadgen.system.host_names import host_names
 from loadgen.web.login_throttle import LoginThrottle
 
 pytestmark = pytest.mark.faults
@@ -61,3 +61,11 @@ def test_failed_logins_wait_longer_and_longer():
     assert throttle.wait_s("a") == 1
     throttle.passed("a")
     assert throttle.wait_s("a") == 0
+
+
+def test_of_more_than_1000_callers_the_one_with_the_oldest_failure_is_dropped():
+    throttle = LoginThrottle(lambda: 100.0)
+    for caller in range(1001):
+        for _ in range(3):
+            throttle.failed(f"{caller}")
+    assert [throttle.wait_s(caller) for caller in ("0", "1", "1000")] == [0, 2, 2]

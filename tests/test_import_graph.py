@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from loadgen.cli.lazy_verbs import VERBS
 from loadgen.run.execute import execute
 from loadgen.run.run_options import RunOptions
 from loadgen.workload.scenario import load_scenario
@@ -55,10 +56,75 @@ def test_the_version_is_printed_without_third_party_packages():
         "loadgen.cli.exit_codes",
         "loadgen.cli.main",
         "loadgen.cli.standard_streams",
-        "loadgen.endings",
         "loadgen.errors",
-        "loadgen.shadowing",
+        "loadgen.system",
+        "loadgen.system.endings",
+        "loadgen.system.shadowing",
     }
+
+
+def test_the_help_page_shows_every_verb_and_imports_the_module_of_none():
+    output, modules = imported("--help")
+    panels = dict.fromkeys(re.findall(r"^╭─ (.*?) ─", output, re.MULTILINE))
+    assert list(panels) == ["Options", "Measure", "Decide", "Engine lab", "Scale", "Extend"]
+    assert re.findall(r"^│ ([a-z]+)  ", output, re.MULTILINE) == list(VERBS)
+    assert not set(modules) & set(VERBS.values())
+    assert "numpy" not in packages(modules)
+    assert {module for module in modules if module.startswith("loadgen.cli.")} == {
+        "loadgen.cli.app",
+        "loadgen.cli.exit_codes",
+        "loadgen.cli.lazy_verbs",
+        "loadgen.cli.main",
+        "loadgen.cli.standard_streams",
+    }
+
+
+AT_CONNECT = """
+import os, sys
+original = os.getpid()
+def audit(event, arguments):
+    if event == "socket.connect" and os.getpid() == original:
+        print("modules:", *sys.modules)
+        sys.stdout.flush()
+        os._exit(0)
+sys.addaudithook(audit)
+from loadgen.cli.main import main
+main()
+"""
+
+
+def test_the_preflight_begins_before_modules_of_other_runs_and_of_results(tmp_path):
+    """The first connection of a run, to a server that need not exist: the modules until then delay
+    every run. Each of our modules costs about 0.9 ms, so a higher number needs a reason."""
+    words = ["run", "--target=http://127.0.0.1:9", "--rate=5/s", "--duration=20s", "--input-len=8"]
+    words += ["--output-len=4", "--slo=p99(ttft)<=1s", f"--out={tmp_path / 'run'}"]
+    done = subprocess.run(
+        [sys.executable, "-c", AT_CONNECT, *words],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path)},
+    )
+    line = next(line for line in done.stdout.splitlines() if line.startswith("modules: "))
+    modules = line.split()[1:]
+    assert not packages(modules) & HEAVY, done.stderr
+    assert not {name for name in modules if name in LATE}, done.stderr
+    assert sum(name.split(".")[0] in {"loadgen", "reports", "targets"} for name in modules) <= 142
+
+
+LATE = {
+    "loadgen.measure.aggregate",
+    "loadgen.measure.statistics.dependence",
+    "loadgen.run.recording",
+    "loadgen.workload.agents.corpus",
+    "loadgen.workload.agents.plays",
+    "loadgen.workload.preview",
+    "loadgen.workload.traces.hashed",
+    "loadgen.workload.traces.json_lines",
+    "numpy.fft",
+    "numpy.ma",
+    "rich.live",
+}
+"""Modules of other traffic, of the run itself, and of its result."""
 
 
 @pytest.mark.e2e

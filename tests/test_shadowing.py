@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.shadowing import TOP_LEVEL, problem, sharing
+from loadgen.system.shadowing import TOP_LEVEL, problem, sharing
 
 ROOT = Path(__file__).parents[1]
 

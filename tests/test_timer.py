@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from loadgen.timer import NEVER_NS, LoopTimer, TimerFd
+from loadgen.system.timer import NEVER_NS, LoopTimer, TimerFd
 
 EARLY = partial(TimerFd, early_ns=15_000_000)
 

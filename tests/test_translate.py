@@ -86,6 +86,14 @@ COMMANDS = {
         aiperf profile --model m --input-file trace.jsonl --custom-dataset-type mooncake_trace
           --fixed-schedule --request-timeout-seconds 90
     """,
+    "aiperf_agentx": """
+        aiperf profile --scenario inferencex-agentx-mvp --url http://localhost:8000 --model m
+          --endpoint-type chat --public-dataset semianalysis_cc_traces_weka_062126
+          --concurrency 256 --benchmark-duration 900 --streaming --max-context-length 131072
+          --system-idle-gap-cap-seconds 10.0 --trajectory-start-min-ratio 0.25
+          --trajectory-start-max-ratio 0.75 --cache-bust first_turn_prefix
+          --use-server-token-count --num-dataset-entries 393 --extra-inputs ignore_eos:true
+    """,
 }  # fmt: skip
 
 
@@ -97,6 +105,17 @@ def test_a_command_becomes_this_scenario(name, check_golden, tmp_path):
     load_scenario(path)
     parts = [found.scenario_yaml, found.target_yaml, found.command, *found.missing, *found.notes]
     check_golden(GOLDEN / f"{name}.txt", "\n".join(part for part in parts if part) + "\n")
+
+
+def test_agentx_becomes_live_trees_of_agents():
+    words = "aiperf profile --scenario agentx --streaming --input-file traces/weka --concurrency"
+    found = translate(f"{words} 8")
+    agents = "agents:\n  path: traces/weka\n  idle_cap: {at_most: 5m}\n"
+    assert agents in found.scenario_yaml
+    assert "users: 8" in found.scenario_yaml
+    assert "phases: {measure: 1h}" in found.scenario_yaml
+    assert found.missing == ()
+    assert "--over arrivals.users=8,16" in translate(f"{words} 8,16").command
 
 
 def test_a_key_on_the_command_line_is_not_repeated():
@@ -144,6 +163,7 @@ def test_a_command_for_embeddings_becomes_a_target_of_that_api():
         ("guidellm benchmark --rate-type poisson", "needs --rate"),
         ("guidellm benchmark --rate-type poisson --rate 1 fast", "cannot be read"),
         ("aiperf profile --endpoint-type embeddings", "chat, completions and responses only"),
+        ("aiperf profile --scenario chat", "--scenario chat: not translated.*inferencex-agentx"),
         ("vllm bench serve --request-rate fast", "--request-rate fast: expected a number"),
         ("vllm bench serve --request-rate 0", "a rate of 0 per second cannot be scheduled"),
         ("vllm bench serve --goodput itl:5", "expected ttft:MS"),

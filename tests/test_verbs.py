@@ -11,11 +11,13 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from typer import Context
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from loadgen.cli import exit_codes
 from loadgen.cli.app import app
-from loadgen.cli.lazy_verbs import VERBS
+from loadgen.cli.lazy_verbs import VERBS, command, docstring
 
 TESTS = Path(__file__).parent
 BAD = TESTS / "golden" / "bad_scenarios" / "many_mistakes.yaml"
@@ -263,6 +265,20 @@ def test_every_verb_of_a_module_can_be_named(module):
     declared = import_module(module).verbs.registered_commands
     named = {verb for verb, home in VERBS.items() if home == module}
     assert {verb.name or verb.callback.__name__ for verb in declared} == named
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_page_shows_the_help_of_the_verb_itself(verb):
+    assert inspect.cleandoc(docstring(verb)) == inspect.cleandoc(command(verb).help)
+
+
+def test_a_shell_completes_verbs_with_their_help():
+    group = get_command(app)
+    items = group.shell_complete(Context(group), "ca")
+    assert [(item.value, item.help) for item in items] == [
+        ("capacity", "Find the highest load that meets the SLO,..."),
+        ("calibrate", "Fit the costs of a server's steps, as a..."),
+    ]
 
 
 def test_an_interrupt_while_it_is_still_importing_is_told_in_one_line():

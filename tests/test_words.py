@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from loadgen import errors
-from loadgen.clock import MonotonicClock, VirtualClock
 from loadgen.errors import MissingDependency, SlobenchError, UnknownKind, UsageError, nearest
 from loadgen.records import (
     CHUNKS,
@@ -26,6 +25,7 @@ from loadgen.records import (
     schedule_sha256,
 )
 from loadgen.registry import Block, Plugin, Registry
+from loadgen.system.clock import MonotonicClock, VirtualClock
 from tests.runs import MANIFEST
 
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from loadgen.clock import MonotonicClock
+from loadgen.system.clock import MonotonicClock
 from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import Executor, Site
 from reference_engine.executors.torch_cuda import (

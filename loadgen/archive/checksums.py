@@ -14,10 +14,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from loadgen.errors import RunInvalid
-from loadgen.whole_file import opened_regular, read_result, replacing
+from loadgen.system.whole_file import opened_regular, read_result, replacing
 
 NAME = "checksums.sha256"
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\n\r\\]+)\n")
+_ABSENT = "0" * 64
+"""The digest of a file that is announced and need not be there yet."""
 _REMEDY = "restore it from a copy, or measure again"
 _REWRITTEN = ("summary.json", "report.html")
 _UNLISTABLE = re.compile(r"[\n\r\\]")  # sha256sum writes these in another way
@@ -51,11 +53,13 @@ def cover_rest(directory: Path) -> None:
 
 
 def expect(directory: Path, name: str, content: bytes) -> None:
-    """Announces the content of a listed file before it is replaced: until `cover`, the old and the
-    new content are both accepted, so that a process that is killed in between leaves no damage."""
+    """Announces the content of a file before it is replaced: until `cover`, the old and the new
+    content are both accepted, and none where there was none, so that a process that is killed in
+    between leaves no damage."""
     listed = read(directory)
     if listed is not None:
-        digests = (*listed.get(name, ()), hashlib.sha256(content).hexdigest())
+        before = () if (directory / name).exists() else (_ABSENT,)
+        digests = (*listed.get(name, before), hashlib.sha256(content).hexdigest())
         _write(directory, {**listed, name: digests})
 
 
@@ -69,7 +73,8 @@ def replace(directory: Path, name: str, content: bytes) -> None:
 
 
 def read(directory: Path) -> dict[str, tuple[str, ...]] | None:
-    """File name → its digests; None without checksums. Raises RunInvalid for a damaged file."""
+    """File name → its digests, without files that were announced and never written; None without
+    checksums. Raises RunInvalid for a damaged file."""
     path = directory / NAME
     try:
         text = read_result(path)
@@ -83,7 +88,11 @@ def read(directory: Path) -> dict[str, tuple[str, ...]] | None:
         if match is None:
             raise RunInvalid(f"{path}: damaged in line {number}; {_REMEDY}")
         listed[match[2]] = (*listed.get(match[2], ()), match[1])
-    return listed
+    return {
+        name: digests
+        for name, digests in listed.items()
+        if _ABSENT not in digests or (directory / name).exists()
+    }
 
 
 def missing(directory: Path) -> RunInvalid:

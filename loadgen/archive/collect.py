@@ -21,7 +21,7 @@ from loadgen.measure.attainment import derived, with_counted_window
 from loadgen.measure.closed_loop import counting_start, with_start_left_out
 from loadgen.measure.truncated import with_truncated
 from loadgen.records import Status
-from loadgen.whole_file import read_result
+from loadgen.system.whole_file import read_result
 
 UNCONFIRMED = "unconfirmed"
 """The folder in the cache directory in which workers keep a folder per share."""

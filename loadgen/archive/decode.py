@@ -278,17 +278,22 @@ def _has_events(body: bytes) -> bool:
     return body[:_LINE_START].removeprefix(BOM).lstrip(b"\r\n").startswith(_FIELDS)
 
 
-def answer_text(exchange: Exchange, adapter: Adapter) -> str:
-    """The answer text of a successful response, for the prompt of a later turn. Reasoning is left
-    out, as chat templates drop it from earlier turns; unreadable events are skipped."""
+def answer_texts(exchange: Exchange, adapter: Adapter) -> tuple[str, str]:
+    """The answer and the reasoning of a successful response, for the prompt of a later turn. Of a
+    whole answer the reasoning is unknown; unreadable events are skipped."""
     if not adapter.stream:
         try:
             delta = adapter.decode(Body(exchange).data)
         except ValueError:
-            return ""
-        return delta.text if delta.is_answer else ""
-    runs = _one_by_one(Body(exchange), adapter, Decoded())
-    return "".join(run.delta.text for run in runs if run.delta.is_answer)
+            return "", ""
+        return (delta.text if delta.is_answer else ""), ""
+    answer = reasoning = ""
+    for run in _one_by_one(Body(exchange), adapter, Decoded()):
+        if run.delta.is_answer:
+            answer += run.delta.text
+        else:
+            reasoning += run.delta.text
+    return answer, reasoning
 
 
 def _read_stream(body: Body, adapter: Adapter, result: Decoded) -> None:

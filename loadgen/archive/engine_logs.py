@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from loadgen.archive import checksums
 from loadgen.archive.request_names import RequestNames
-from loadgen.whole_file import SUFFIX, replacing
+from loadgen.system.whole_file import SUFFIX, replacing
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -54,7 +54,7 @@ from loadgen.records import (
     empty_requests,
     schedule_sha256,
 )
-from loadgen.whole_file import CountedFile, opened_regular, read_result, replacing
+from loadgen.system.whole_file import CountedFile, opened_regular, read_result, replacing
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -173,8 +173,7 @@ def part_of_file(file: IO[bytes], where: str) -> Part:
 
 def to_parquet(rows: NDArray[Any], names: Names, marks: Mapping[str, str] | None = None) -> bytes:
     """A table as the bytes of a compressed Parquet file."""
-    import pyarrow as pa
-    from pyarrow import parquet
+    from loadgen.archive.arrow import pa, parquet
 
     sink = pa.BufferOutputStream()
     table = _table(rows, names, {}, marks or {})
@@ -185,7 +184,7 @@ def to_parquet(rows: NDArray[Any], names: Names, marks: Mapping[str, str] | None
 
 def from_parquet(data: bytes, dtype: np.dtype[Any], names: Names) -> NDArray[Any]:
     """The rows that `to_parquet` wrote. Raises RunInvalid for any other bytes."""
-    import pyarrow as pa
+    from loadgen.archive.arrow import pa
 
     try:
         return _read_table(pa.BufferReader(data), dtype, names, {})[0]
@@ -523,7 +522,7 @@ def _write_table(
     derived: dict[str, NDArray[Any]],
     marks: Mapping[str, str],
 ) -> None:
-    from pyarrow import parquet
+    from loadgen.archive.arrow import parquet
 
     table = _table(rows, names, derived, marks)
     with replacing(path) as partial:
@@ -536,7 +535,7 @@ def _table(
     derived: dict[str, NDArray[Any]],
     marks: Mapping[str, str],
 ) -> pa.Table:
-    import pyarrow as pa
+    from loadgen.archive.arrow import pa
 
     columns: dict[str, pa.Array] = {}
     for field in rows.dtype.names or ():
@@ -555,7 +554,7 @@ def _table(
 def _plain(column: NDArray[Any]) -> pa.Array:
     """A column without nulls, from the array's memory. `pa.array` would import pandas (0.4 s), only
     to check whether the column is of a pandas type."""
-    import pyarrow as pa
+    from loadgen.archive.arrow import pa
 
     if column.dtype == bool:
         bits = np.packbits(column, bitorder="little")
@@ -565,7 +564,7 @@ def _plain(column: NDArray[Any]) -> pa.Array:
 
 
 def _dictionary(codes: NDArray[Any], words: Sequence[str]) -> pa.Array:
-    import pyarrow as pa
+    from loadgen.archive.arrow import pa
 
     encoded = [word.encode() for word in words]
     ends = np.cumsum([0, *map(len, encoded)]).astype(np.int32)
@@ -579,7 +578,7 @@ def _read_table(
 ) -> tuple[NDArray[Any], Names]:
     """The rows of a table, and `names` with those that it adds. Raises OSError, ValueError or
     KeyError for a damaged table, and for metadata other than `marks`."""
-    from pyarrow import parquet
+    from loadgen.archive.arrow import parquet
 
     # `read_table` would import pandas, 0.4 s
     with parquet.ParquetFile(source, page_checksum_verification=True) as file:
@@ -617,7 +616,7 @@ def _codes(table: pa.Table, column: str) -> tuple[NDArray[np.int64], tuple[str, 
 
 def _numbers(array: pa.Array) -> NDArray[Any]:
     """The values of an array without nulls. `to_numpy` would import pandas, as `pa.array` does."""
-    import pyarrow as pa
+    from loadgen.archive.arrow import pa
 
     if array.null_count:
         raise ValueError("a column of numbers has holes")

@@ -176,7 +176,7 @@ def _write_traceback(environ: Mapping[str, str]) -> Path:
     """Writes the traceback into the cache directory or, if that fails, the current directory."""
     from datetime import datetime
 
-    from loadgen.cache_directory import cache_dir
+    from loadgen.system.cache_directory import cache_dir
 
     name = f"error-{datetime.now():%Y%m%d-%H%M%S}-{os.getpid()}.txt"
     for directory in (cache_dir(environ), Path()):

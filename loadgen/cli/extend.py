@@ -14,11 +14,10 @@ from loadgen.cli.parse import load_plugins
 from loadgen.cli.terminal import print_json, stdout
 from loadgen.errors import UsageError, nearest
 
-PANEL = "Extend"
 verbs = typer.Typer()
 
 
-@verbs.command("list", rich_help_panel=PANEL, epilog="Example: slobench list arrivals")
+@verbs.command("list", epilog="Example: slobench list arrivals")
 def list_(
     family: Annotated[
         str | None,
@@ -66,7 +65,6 @@ def list_(
 
 @verbs.command(
     "from",
-    rich_help_panel=PANEL,
     epilog="Example: slobench from 'vllm bench serve --model m --request-rate 8 --num-prompts 500'",
 )
 def from_(

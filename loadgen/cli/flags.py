@@ -78,6 +78,13 @@ ReusePreflight = Annotated[
         "e.g. 10m, and the server still lists the same models."
     ),
 ]
+Canary = Annotated[
+    str | None,
+    typer.Option(
+        help="Send so many requests in addition, e.g. 2%, whose greedy answers were recorded while "
+        "the server was idle, and compare their answers under load."
+    ),
+]
 CaCert = Annotated[
     Path | None,
     typer.Option("--ca-cert", help="A PEM file with the certificate authority of an https server."),

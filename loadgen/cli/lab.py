@@ -29,15 +29,12 @@ from loadgen.errors import UsageError
 if TYPE_CHECKING:
     pass
 
-PANEL = "Engine lab"
 verbs = typer.Typer()
 _DIFFERENT = 1
 _N_NAMED, _N_PRINTED = 3, 10
 
 
-@verbs.command(
-    rich_help_panel=PANEL, epilog="Example: slobench serve --mode chunked --shape tiny --port 8000"
-)
+@verbs.command(epilog="Example: slobench serve --mode chunked --shape tiny --port 8000")
 def serve(
     mode: Annotated[
         str, typer.Option(help="The batching mode; `slobench list modes` shows all.")
@@ -141,7 +138,6 @@ def serve(
 
 
 @verbs.command(
-    rich_help_panel=PANEL,
     epilog="Example: slobench simulate chat_poisson --mode chunked --shape 8b --hardware h200. "
     "Cluster: slobench simulate chat_poisson --rate 60/s --replicas 8 --router jsq --engine "
     "fail=2@30s:20s,retries=2",

@@ -15,8 +15,9 @@ import signal
 import sys
 from typing import NoReturn
 
-from loadgen import __version__, shadowing
-from loadgen.endings import ending_signals
+from loadgen import __version__
+from loadgen.system import shadowing
+from loadgen.system.endings import ending_signals
 
 _LEAST_BYTES = 512 << 20
 """Of address space; a run needs 550 MB. With less than 256, OpenBLAS ends the process with exit

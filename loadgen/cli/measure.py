@@ -17,6 +17,7 @@ from loadgen.cli import parse
 from loadgen.cli.exit_codes import INTERRUPTED
 from loadgen.cli.flags import (
     CaCert,
+    Canary,
     Clear,
     Confidence,
     Engine,
@@ -48,12 +49,10 @@ if TYPE_CHECKING:
     from loadgen.run.run_options import RunOptions
     from loadgen.workload.scenario import Scenario
 
-PANEL = "Measure"
 verbs = typer.Typer()
 
 
 @verbs.command(
-    rich_help_panel=PANEL,
     epilog="Example: slobench run scenarios/quickstart.yaml --target reference",
 )
 @with_flags
@@ -83,6 +82,7 @@ def run(
     ] = False,
     wait_ready: WaitReady = None,
     reuse_preflight: ReusePreflight = None,
+    canary: Canary = None,
     scrape: Annotated[
         bool, typer.Option("--scrape/--no-scrape", help="Read the server's own metrics at 1 Hz.")
     ] = True,
@@ -130,6 +130,7 @@ def run(
         watch=parse.read_watch(watch, os.environ),
         wait_ready_s=parse.read_wait_s(wait_ready),
         reuse_preflight_s=parse.read_reuse_s(reuse_preflight),
+        canary=parse.read_canary(canary),
     )
     raise typer.Exit(
         run_scenario(
@@ -206,7 +207,7 @@ def run_scenario(
     return INTERRUPTED if finished.was_interrupted else finished.summary.exit_code
 
 
-@verbs.command(rich_help_panel=PANEL, epilog="Example: slobench preview quickstart")
+@verbs.command(epilog="Example: slobench preview quickstart")
 @with_flags
 def preview(
     flags: ScenarioFlags,
@@ -218,7 +219,7 @@ def preview(
     json: Json = False,
 ) -> None:
     """Show a scenario's requests, and how many its SLOs need for a sure verdict. No network."""
-    from loadgen.workload.preview import missing_percentiles
+    from loadgen.workload.planned_counts import missing_percentiles
     from loadgen.workload.preview import preview as planned_facts
     from loadgen.workload.schedule import make_plan
 
@@ -250,7 +251,7 @@ def preview(
     stdout().print(tables(facts))
 
 
-@verbs.command(rich_help_panel=PANEL, epilog="Example: slobench validate scenarios/*.yaml")
+@verbs.command(epilog="Example: slobench validate scenarios/*.yaml")
 def validate(
     scenarios: Annotated[
         list[str] | None, typer.Argument(help="Scenario files or names of shipped scenarios.")
@@ -297,7 +298,7 @@ def _validated(source: str, settings: Sequence[str]) -> str:
     return content
 
 
-@verbs.command(rich_help_panel=PANEL, epilog="Example: slobench fit trace.csv > scenario.yaml")
+@verbs.command(epilog="Example: slobench fit trace.csv > scenario.yaml")
 def fit(
     trace: Annotated[Path, typer.Argument(help="A recorded trace; see `slobench list traces`.")],
     format_: Annotated[
@@ -335,9 +336,7 @@ def fit(
     Console(stderr=True, highlight=False, markup=False).print(fit_tables(facts))
 
 
-@verbs.command(
-    rich_help_panel=PANEL, epilog="Example: slobench init my-load-test --target http://host:8000"
-)
+@verbs.command(epilog="Example: slobench init my-load-test --target http://host:8000")
 def init(
     directory: Annotated[Path, typer.Argument(help="The directory for the files.")] = Path(),
     target: Annotated[

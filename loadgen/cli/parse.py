@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import typer
 
-from loadgen.cache_directory import cache_dir as cache_dir
 from loadgen.errors import UsageError, nearest
-from loadgen.plugins import load_plugin
+from loadgen.system.cache_directory import cache_dir as cache_dir
+from loadgen.system.plugins import load_plugin
 from loadgen.units import is_bare_number, parse_duration_s, parse_share
 from loadgen.workload.flag_values import slo_flags as slo_flags
 from loadgen.workload.flag_values import with_unit as with_unit
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=str)
 
 _CONFIDENCE = 0.95
+_MOST_CANARIES = 0.5  # of the requests
 NO_DEFAULTS: Mapping[str, object] = {}
 
 
@@ -192,6 +193,14 @@ def read_workers(text: str) -> int:
     if text.isdecimal() and int(text) > 0:
         return int(text)
     raise UsageError(f"--workers {text}: expected a positive number or auto")
+
+
+def read_canary(text: str | None) -> float:
+    """The share of `--canary`; 0 without it."""
+    share = 0.0 if text is None else read_share("--canary", text)
+    if text is not None and not 0 < share <= _MOST_CANARIES:
+        raise UsageError(f"--canary {text}: expected above 0 % and at most {_MOST_CANARIES:.0%}")
+    return share
 
 
 def read_share(flag: str, text: str) -> float:

@@ -29,13 +29,12 @@ from loadgen.errors import UsageError, nearest
 if TYPE_CHECKING:
     pass
 
-PANEL = "Measure"
 verbs = typer.Typer()
 Exports = Sequence[tuple[str, Path | None]]
 """Formats of exports with their files; None: in the run's directory."""
 
 
-@verbs.command(rich_help_panel=PANEL, epilog="Example: slobench report runs/latest")
+@verbs.command(epilog="Example: slobench report runs/latest")
 def report(
     runs: Annotated[
         list[Path], typer.Argument(help="Runs, searches or studies: paths, or names in runs/.")
@@ -146,7 +145,6 @@ def write_copies(page: Path, browser: str, *, png: bool, pdf: bool, svg: bool) -
 
 
 @verbs.command(
-    rich_help_panel="Decide",
     epilog="Example: slobench rescore runs/latest --slo 'ttft<=300ms' --definition all",
 )
 def rescore(
@@ -217,7 +215,6 @@ def rescore(
 
 @verbs.command(
     "export",
-    rich_help_panel=PANEL,
     epilog="Example: slobench export runs/quickstart-* --format csv -o runs.csv",
 )
 def export_(
@@ -312,7 +309,7 @@ def write_exports(directory: Path, exports: Exports, slo: Sequence[str] | None =
         typer.echo(f"export: {destination}", err=True)
 
 
-@verbs.command(rich_help_panel=PANEL, epilog="Example: slobench verify runs/latest")
+@verbs.command(epilog="Example: slobench verify runs/latest")
 def verify(
     paths: Annotated[
         list[Path],

@@ -21,7 +21,6 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from loadgen.cache_directory import cache_dir
 from loadgen.cli import parse
 from loadgen.cli.flags import (
     Force,
@@ -33,11 +32,11 @@ from loadgen.cli.flags import (
     TrafficFlags,
     with_flags,
 )
-from loadgen.endings import ending_signals
 from loadgen.errors import MissingDependency, UsageError
+from loadgen.system.cache_directory import cache_dir
+from loadgen.system.endings import ending_signals
 from loadgen.units import write_duration
 
-PANEL = "Scale"
 verbs = typer.Typer()
 LOOPBACK = "127.0.0.1"
 PATIENCE_S = 300
@@ -159,7 +158,6 @@ class ProcessFlags:
 
 
 @verbs.command(
-    rich_help_panel=PANEL,
     epilog="Example: slobench web --headless --workers 2 --scenario quickstart --target mock",
 )
 @with_flags
@@ -202,7 +200,7 @@ def web(
     )
 
 
-@verbs.command(rich_help_panel=PANEL, epilog="Example: slobench worker --master 10.0.0.5")
+@verbs.command(epilog="Example: slobench worker --master 10.0.0.5")
 def worker(
     master: Annotated[
         str,
@@ -232,7 +230,7 @@ def worker(
     _become(["--worker", "--master-host", master, "--master-port", str(port)], environ)
 
 
-@verbs.command(rich_help_panel=PANEL, epilog="Example: slobench collect runs/latest")
+@verbs.command(epilog="Example: slobench collect runs/latest")
 def collect(
     run: Annotated[Path, typer.Argument(help="The run directory on the master's machine.")],
     source: Annotated[
@@ -258,7 +256,6 @@ def collect(
 
 
 @verbs.command(
-    rich_help_panel=PANEL,
     epilog="Example: locust -f $(slobench locustfile) --host http://localhost:8000",
 )
 def locustfile() -> None:

@@ -29,7 +29,7 @@ from loadgen.drive.transport import (
     connect_reason,
 )
 from loadgen.records import Status
-from loadgen.timer import Alarm, NoAlarm
+from loadgen.system.timer import Alarm, NoAlarm
 from targets.dialer import tls_context
 from targets.rotation import Lookup, Rotation, format_address
 from targets.route import Route

@@ -27,7 +27,7 @@ from loadgen.drive.transport import (
     connect_reason,
 )
 from loadgen.records import Status
-from loadgen.timer import Alarm, NoAlarm
+from loadgen.system.timer import Alarm, NoAlarm
 from targets.dialer import Dialer
 from targets.rotation import format_address
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.records import ON_PURPOSE, Edges, Schedule, Status
-from loadgen.timer import Timer
+from loadgen.system.timer import Timer
 
 _OK = Status.ok  # looking up an enum member takes 0.2 µs in Python 3.11
 

@@ -26,7 +26,7 @@ from loadgen.manifest.self_report import (
     ProcessorReport,
     StallsReport,
 )
-from loadgen.timer import Timer
+from loadgen.system.timer import Timer
 
 STALL_S = 0.005  # a probe later than this marks a stall of the client
 _MOST_STALLS = 10_000

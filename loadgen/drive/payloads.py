@@ -96,16 +96,16 @@ class Payloads:
     be encoded only after `answered`; `prepare` does that, between two events of the loop. `take`
     encodes a row that is not ready and counts it in `n_late`.
 
-    `render(row, answer)` returns the content of a row. `tenants` are the names by tenant_id, "" for
-    a tenant that is not sent; `slo_limits_s` are the limits of each class by class_id. Requests
-    that belong to no run are not `is_numbered`. `on_rows` receives the rows of `add_rows` first, so
-    that `render` and `waits_for` have them.
+    `render(row, answer, reasoning)` returns the content of a row. `tenants` are the names by
+    tenant_id, "" for a tenant that is not sent; `slo_limits_s` are the limits of each class by
+    class_id. Requests that belong to no run are not `is_numbered`. `on_rows` receives the rows of
+    `add_rows` first, so that `render` and `waits_for` have them.
     """
 
     def __init__(
         self,
         schedule: Schedule,
-        render: Callable[[int, str | None], PromptText],
+        render: Callable[[int, str | None, str], PromptText],
         adapter: Adapter,
         head: HttpHead,
         run_name: str,
@@ -122,7 +122,7 @@ class Payloads:
         self._waits_for, self._is_numbered = waits_for, is_numbered
         self._ready: dict[int, bytes] = {}  # the window
         self._prepared: dict[int, bytes] = {}  # rows with parents
-        self._answers: dict[int, Callable[[], str]] = {}  # parent's row: function that reads it
+        self._answers: dict[int, Callable[[], tuple[str, str]]] = {}  # by the parent's row
         self._is_taken = bytearray(len(schedule))
         self._has_own_limits = any(schedule[name].any() for name in OWN_SLO.values())
         self._class_limits_s = slo_limits_s
@@ -184,8 +184,9 @@ class Payloads:
         """The row whose answer is in the prompt of a row; None without one."""
         return self._waits_for(row)
 
-    def answered(self, row: int, answer: Callable[[], str]) -> None:
-        """Stores the answer to a row; `answer` is called only if a later row quotes it."""
+    def answered(self, row: int, answer: Callable[[], tuple[str, str]]) -> None:
+        """Stores the answer to a row; `answer` returns its text and its reasoning, and is called
+        only if a later row quotes it."""
         self._answers[row] = answer
 
     def prepare(self, row: int) -> None:
@@ -208,8 +209,8 @@ class Payloads:
         plan: Any = self._rows[row].item()  # a field of a numpy row takes 0.1 µs more
         request_id = plan[_PLACE["request_id"]]
         parent = self._waits_for(row)
-        answer = None if parent is None else self._answers.pop(parent)()
-        content = self._render(row, answer)
+        answer = (None, "") if parent is None else self._answers.pop(parent)()
+        content = self._render(row, *answer)
         ttft_s, tpot_s, e2e_s = self._limits_of(plan)
         http = self._adapter.encode(
             Request(

@@ -11,7 +11,7 @@ import time
 import traceback
 from types import TracebackType
 
-from loadgen.endings import ending_signals
+from loadgen.system.endings import ending_signals
 
 _BLOCKED = ending_signals()  # until the copy ignores them
 _POLL_S = 0.001

@@ -32,8 +32,8 @@ from loadgen.drive.stall_watch import WATCH_EVERY_S, ProgressCounter
 from loadgen.drive.task import ShardTask
 from loadgen.drive.transport import Transport
 from loadgen.drive.worker_messages import Lines, MessageWriter
-from loadgen.endings import ending_signals
-from loadgen.plugins import load_plugin
+from loadgen.system.endings import ending_signals
+from loadgen.system.plugins import load_plugin
 from loadgen.workload.dialogue import Dialogue
 from targets.dialer import Dialer
 

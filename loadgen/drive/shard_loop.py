@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.archive.decode import answer_text, decode, ends_suspiciously, quick_status
+from loadgen.archive.decode import answer_texts, decode, ends_suspiciously, quick_status
 from loadgen.archive.exchange import Exchange
 from loadgen.archive.part_decoder import PartDecoder
 from loadgen.archive.store import MORE, Part, append_more, part_bytes
@@ -30,7 +30,7 @@ from loadgen.drive.transport import Transport
 from loadgen.drive.worker_messages import part_messages
 from loadgen.manifest.self_report import ConnectionsReport, DecodingReport, SelfReport
 from loadgen.records import ON_PURPOSE, Edges, Schedule, Status, TokenSource, is_short
-from loadgen.timer import EARLY_NS, make_quiet_timer, make_timer
+from loadgen.system.timer import EARLY_NS, make_quiet_timer, make_timer
 from loadgen.workload.more_units import Continuation
 
 _BEAT_S = 0.25  # between two progress messages
@@ -94,9 +94,8 @@ class Shard:
         self._clear_samples()
         self._live_samples = LiveSamples(
             task.schedule,
-            task.adapter.looks_like_token,
+            task.adapter,
             has_gaps=task.is_watched,
-            is_streamed=task.adapter.stream,
         )
         self._n_beats, self._beat_ns, self._heard_ns, self._heard_s = 0, 0, 0, 0.0
         sessions = np.ascontiguousarray(task.schedule["session_id"])
@@ -246,7 +245,7 @@ class Shard:
         self._recorder.ended(exchange)
         if self._has_late_children[exchange.row]:
             if self._is_quoted(exchange.row):
-                self._payloads.answered(exchange.row, lambda: answer_text(exchange, self._adapter))
+                self._payloads.answered(exchange.row, lambda: answer_texts(exchange, self._adapter))
             self._loop.call_soon(self._prepare, exchange.row)
         if status is Status.truncated:  # a conversation goes on after it
             status = Status.ok

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from loadgen.drive.prefork import PreforkedProcess, may_fork
 from loadgen.drive.stall_watch import ProgressCounter, WatchedProcess
-from loadgen.endings import exit_words
-from loadgen.whole_file import replacing
+from loadgen.system.endings import exit_words
+from loadgen.system.whole_file import replacing
 
 _EXIT_S = 10.0
 _TAIL_BYTES = 1 << 16  # longer than any line

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from loadgen.archive.exchange import Exchange
 from loadgen.records import CLIENT_LIMIT, Status
-from loadgen.timer import Alarm
+from loadgen.system.timer import Alarm
 
 Connections = Literal["reuse", "per_session", "never"]
 MAX_BODY_BYTES = 256 << 20  # a runaway response ends here, before it fills the memory of the run

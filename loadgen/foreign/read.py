@@ -24,7 +24,7 @@ from loadgen.foreign.vllm import TOOL as VLLM
 from loadgen.foreign.vllm import is_vllm, read_vllm
 from loadgen.manifest.sections import text_sha256
 from loadgen.records import Run
-from loadgen.whole_file import read_regular
+from loadgen.system.whole_file import read_regular
 
 _MOST_BYTES = 2 << 30
 _SUFFIXES = (".json", ".jsonl")

@@ -20,7 +20,7 @@ from loadgen.errors import UsageError, nearest
 from loadgen.foreign.foreign_run import as_section, json_values
 from loadgen.foreign.vllm import is_vllm, started
 from loadgen.manifest.json_section import JsonSection
-from loadgen.whole_file import read_regular
+from loadgen.system.whole_file import read_regular
 
 _MOST_BYTES = 2 << 30
 _RUN = re.compile(r"-run-\d+$")

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from loadgen.cache_directory import cache_dir
 from loadgen.errors import MissingDependency, SlobenchError
-from loadgen.lab.open_loop import lacking
+from loadgen.lab.open_loop import is_open_loop
 from loadgen.lab.sim_options import ClusterOptions, SimOptions
 from loadgen.lab.simulated_engine import SimulatedEngine
+from loadgen.system.cache_directory import cache_dir
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan
 from reference_engine.cluster.routers import (
@@ -80,11 +80,13 @@ class _Mode:
 
 @dataclass(frozen=True)
 class ChosenCore:
-    """The library of the step core, and the settings for it."""
+    """The library of the step core, and the settings for it; `is_open`: all arrivals are known in
+    advance, else a client in Python submits the requests."""
 
     path: Path
     engines: list[EngineSettings]
     router: RouterSettings
+    is_open: bool
 
 
 def chosen_core(
@@ -94,11 +96,8 @@ def chosen_core(
     MissingDependency if there is no compiler."""
     if options.core == "python":
         raise NotCovered("core=python")
-    reason = lacking(scenario, plan)
-    if reason is not None:
-        raise NotCovered(reason)
     engines, router = core_settings(engine, options.cluster)
-    return ChosenCore(library(), engines, router)
+    return ChosenCore(library(), engines, router, is_open_loop(scenario, plan))
 
 
 def library() -> Path:
@@ -130,6 +129,10 @@ def core_settings(
     if engine.wiring.conductor is not None:
         raise NotCovered("requests that move between replicas, failures or autoscaling")
     replicas = engine.simulator.replicas
+    if any(r.state.kv.prefix_cache for r in replicas):
+        sizes = {r.state.kv.block_tokens for r in replicas}
+        if len(sizes) > 1:
+            raise NotCovered("prefix caches with blocks of different sizes")
     return [_engine(replica) for replica in replicas], _router(cluster, len(replicas))
 
 
@@ -137,8 +140,6 @@ def _engine(replica: Replica) -> EngineSettings:
     state, executor = replica.state, replica.executor
     if type(replica) is not Replica or type(executor) is not Simulated:
         raise NotCovered("pipelines and divided GPUs")
-    if state.kv.prefix_cache:
-        raise NotCovered("a prefix cache")
     if state.async_depth:
         raise NotCovered("steps that are planned ahead (async_depth)")
     if state.host.n_blocks:
@@ -146,8 +147,8 @@ def _engine(replica: Replica) -> EngineSettings:
     cost = executor.step_cost
     if cost is None:
         raise NotCovered("costs of another kind than StepCost")
-    if cost.measured:
-        raise NotCovered("costs that hold for measured sizes only")
+    if cost.expert_weights_s:
+        raise NotCovered("experts")
     mode, limits = _mode(state.policy, state.limits), state.limits
     return EngineSettings(
         cost=cost,
@@ -159,6 +160,7 @@ def _engine(replica: Replica) -> EngineSettings:
         most_seqs=limits.max_num_seqs,
         most_step_tokens=limits.max_step_tokens,
         most_model_len=limits.max_model_len,
+        prefix_cache=state.kv.prefix_cache,
         watermark=mode.watermark,
         long_prefill_tokens=mode.long_prefill_tokens,
         reserved=mode.reserved,

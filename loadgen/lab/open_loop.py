@@ -14,6 +14,7 @@ from loadgen.errors import UsageError
 from loadgen.manifest.sections import Ended
 from loadgen.records import (
     CHUNKS,
+    FIRST_PIECE,
     Chunks,
     FinishReason,
     Names,
@@ -30,7 +31,7 @@ from loadgen.workload.schedule import Plan
 from reference_engine.accounting.ledger import S_PER_TICK
 from reference_engine.core.core import EngineState
 from reference_engine.state.plan import AdmissionError, check_admission
-from reference_engine.step_core.library import WHYS, Outcome, StepCore, Traffic
+from reference_engine.step_core.library import WHYS, Outcome, SharedTexts, StepCore, Traffic
 from reference_engine.step_core.library import Status as CoreStatus
 
 _STATUS = {
@@ -48,21 +49,18 @@ CHECK_S = 0.25  # between two checks of the stop rules
 Rows = NDArray[np.int64]
 
 
-def lacking(scenario: Scenario, plan: Plan) -> str | None:
-    """The property of the traffic for which arrivals cannot be computed in advance; None for open
-    loop."""
-    if len(plan.edges) or (plan.schedule["n_parents"] > 0).any():
-        return "requests that wait for answers"
-    if len(plan.pieces):
-        return "prompts of pieces"
-    if plan.schedule["cancel_after_s"].any():
-        return "requests that are cancelled on purpose"
+def is_open_loop(scenario: Scenario, plan: Plan) -> bool:
+    """Whether all arrivals are known in advance, and requests end by themselves or by the limits
+    of all."""
     limits = scenario.limits
-    if limits.when_full == "wait" and len(plan.schedule) > limits.max_concurrency:
-        return "requests that wait for a slot (limits.when_full)"
-    if scenario.requests_in_flow is not None:
-        return "a window that ends with a number of requests"
-    return None
+    may_wait = limits.when_full == "wait" and len(plan.schedule) > limits.max_concurrency
+    return not (
+        len(plan.edges)
+        or (plan.schedule["n_parents"] > 0).any()
+        or plan.schedule["cancel_after_s"].any()
+        or may_wait
+        or scenario.requests_in_flow is not None
+    )
 
 
 class OpenLoop:
@@ -94,6 +92,14 @@ class OpenLoop:
             timeout_s=limits.timeout,
             end_s=scenario.horizon_s + scenario.phases.drain,
             max_in_flight=limits.max_concurrency,
+            texts=SharedTexts(
+                planned["tenant_id"],
+                planned["prefix_id"],
+                planned["prefix_tokens"],
+                first_piece=FIRST_PIECE,
+                after=plan.pieces["after"],
+                tokens=plan.pieces["tokens"],
+            ),
         )
         self._limits, self._drain_s = limits, scenario.phases.drain
         stop, self._early = scenario.stop_when, early
@@ -168,6 +174,7 @@ class OpenLoop:
             "class_id": int(self._schedule["class_id"][row]),
             "status": _STATUS[Outcome(traffic.outcome[k])],
             "ttft_s": float(times_s[0]) - released_s if n else None,
+            "ttfat_s": float(times_s[0]) - released_s if n else None,
             "lateness_s": 0.0,
             "tpot_s": float(times_s[-1] - times_s[0]) / (n - 1) if n > 1 else None,
             "e2e_s": float(times_s[-1]) - released_s if n else None,
@@ -238,6 +245,7 @@ class OpenLoop:
         put("finish_reason", outcome == Outcome.length, FinishReason.length)
         put("finish_reason", outcome == Outcome.stop, FinishReason.stop)
         put("input_tokens", is_answered, traffic.n_prompt[is_answered])
+        put("cached_tokens", is_answered, traffic.n_cached[is_answered])
         arrived_s = traffic.arrived_s[is_answered]
         put("server_queue_s", is_answered, traffic.scheduled_s[is_answered] - arrived_s)
         put("server_ttft_s", is_answered, traffic.first_token_s[is_answered] - arrived_s)

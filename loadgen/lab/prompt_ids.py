@@ -11,7 +11,7 @@ equal keys where their hashes would be equal.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from loadgen.records import FIRST_PIECE
@@ -24,6 +24,17 @@ from reference_engine.state.sequence import Request
 _PREFIXES = 1 << 30  # first id of shared prefixes; smaller ids are a model's output
 _PIECES = 3 << 29  # first id of pieces
 _OWN, _SCRIPTED = 1 << 31, 3 << 30  # first ids of rows' own text, and of scripted answers
+
+
+class TextTokens(list[int]):
+    """Token ids, and the texts that they are the tokens of: the place of the first token of each
+    text, and its number. Prompts with equal numbers of a text agree up to its end in both."""
+
+    __slots__ = ("texts",)
+
+    def __init__(self, tokens: Iterable[int], texts: Sequence[tuple[int, int]]) -> None:
+        super().__init__(tokens)
+        self.texts = texts
 
 
 class Prompt(NamedTuple):
@@ -40,7 +51,7 @@ class PromptIds:
     def __init__(self, plan: Plan, block_tokens: int | None = None) -> None:
         self._schedule, self._block_tokens = plan.schedule, block_tokens
         self._parent = conversation_parents(plan.schedule, plan.edges)
-        self._is_real = self._schedule["context"] == Context.real
+        self._is_real = self._schedule["context"] >= Context.real
         self._n_waiting = Counter(self._parent.values())  # later turns without a prompt yet, by row
         self._conversations: dict[int, Prompt] = {}
         self._tree = PieceTree(plan.pieces)
@@ -58,15 +69,17 @@ class PromptIds:
         if parent is None:
             n_prefix = min(int(planned["prefix_tokens"]), n_tokens - 1)
             spans = self._tree.path(int(planned["prefix_id"]), n_prefix)
-            before = list[int]()
-            for text, start, end in spans:
-                before += [self._text_id(text)] * (end - start)
+            before = TextTokens((), [(start, self._text_id(text)) for text, start, _ in spans])
+            for (_, number), (_, start, end) in zip(before.texts, spans, strict=True):
+                before += [number] * (end - start)
             chain = self._keys(row, spans, n_tokens, own)
         else:
             before, chain = self._before(parent, bool(self._is_real[row]))
             if planned["tenant_id"] != self._schedule["tenant_id"][parent]:
                 chain = []
-        prompt = Prompt(before + [own] * max(1, n_tokens - len(before)), chain)
+        tokens = TextTokens(before, [*before.texts, (len(before), own)])
+        tokens += [own] * max(1, n_tokens - len(before))
+        prompt = Prompt(tokens, chain)
         if self._n_waiting[row]:
             self._conversations[row] = prompt
         return prompt
@@ -74,7 +87,8 @@ class PromptIds:
     def answered(self, row: int, request: Request) -> None:
         """Stores a row's actual prompt and answer if a later turn repeats them."""
         if self._n_waiting[row]:
-            self._conversations[row] = Prompt(list(request.tokens), request.chain[:])
+            tokens = TextTokens(request.tokens, _texts(request.tokens))
+            self._conversations[row] = Prompt(tokens, request.chain[:])
 
     def _text_id(self, prefix_id: int) -> int:
         return (
@@ -100,8 +114,9 @@ class PromptIds:
             [*starts, n_prefix // size], [*digests, run_digest(before, own)], n_tokens // size
         )
 
-    def _before(self, parent: int, is_real: bool) -> Prompt:
-        """The conversation up to the end of a turn, with the actual or the scripted answer."""
+    def _before(self, parent: int, is_real: bool) -> tuple[TextTokens, list[bytes] | RunKeys]:
+        """The conversation up to the end of a turn, with the actual or the scripted answer, and
+        its keys."""
         n_answer = int(self._schedule["output_tokens"][parent])
         n_prompt = max(1, int(self._schedule["input_tokens"][parent]))
         prompt = self._conversations.get(parent)
@@ -113,7 +128,14 @@ class PromptIds:
         size = self._block_tokens
         if is_real and len(prompt.tokens) > n_prompt:
             n_full = 0 if size is None else len(prompt.tokens) // size
-            return Prompt(prompt.tokens, prompt.chain[:n_full])
+            return TextTokens(prompt.tokens, _texts(prompt.tokens)), prompt.chain[:n_full]
         scripted = _SCRIPTED + int(self._schedule["request_id"][parent])
         n_full = 0 if size is None else n_prompt // size
-        return Prompt(prompt.tokens[:n_prompt] + [scripted] * n_answer, prompt.chain[:n_full])
+        texts = [text for text in _texts(prompt.tokens) if text[0] < n_prompt]
+        tokens = TextTokens(prompt.tokens[:n_prompt], [*texts, (n_prompt, scripted)])
+        tokens += [scripted] * n_answer
+        return tokens, prompt.chain[:n_full]
+
+
+def _texts(tokens: list[int]) -> Sequence[tuple[int, int]]:
+    return tokens.texts if isinstance(tokens, TextTokens) else ()

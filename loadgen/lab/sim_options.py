@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from loadgen.errors import UsageError, nearest
 from loadgen.fields import Seconds, Share
@@ -316,13 +317,41 @@ class PlacementOptions(SettingsBlock):
             raise UsageError("split: not simulated together with pipeline or role")
 
 
+def _read_shares(value: Any) -> Any:
+    """`77% 45% 24%` as shares."""
+    return tuple(value.split()) if isinstance(value, str) else value
+
+
+class DraftOptions(SettingsBlock):
+    """Speculative decoding: as many tokens are drafted per request and step as there are shares in
+    `draft_acceptance`. Each is the share of the drafts that are accepted up to this token. The
+    draft of a token takes `draft_step`, and a step of the model `draft_shape` (None: of no model).
+    """
+
+    draft_acceptance: Annotated[
+        tuple[Annotated[Share, Field(ge=0, le=1)], ...], BeforeValidator(_read_shares)
+    ] = ()
+    draft_shape: str | None = None
+    draft_step: Annotated[Seconds, Field(ge=0)] = 0.0
+
+    def check(self) -> None:
+        needed = "draft_acceptance=77% 45% 24%"
+        self._check_effect(("draft_shape", "draft_step"), ("draft_acceptance",), needed)
+        if any(later > before for before, later in pairwise(self.draft_acceptance)):
+            raise UsageError(
+                "draft_acceptance: the shares must not rise: a token is accepted only if all "
+                f"before it are, e.g. {needed}"
+            )
+
+
 class SimOptions(SettingsBlock):
     """The settings of a simulated engine. All other keys are parameters of the mode
     (`policy_args`).
 
     None means: `max_model_len` 32 768 (on `cpu` the shape's), `max_num_seqs` and `token_budget` the
     mode's. `fused_attention` is the efficiency of a kernel that computes the attention of prompts
-    and decodes at the same time; None computes them one after the other. `declared_max_tokens` is
+    and decodes at the same time; None computes them one after the other. With `expert_parallel`,
+    each of several devices has whole experts. `declared_max_tokens` is
     the generation limit that every request declares, although it ends at its planned length; None
     declares the planned length. `step_delay` makes every step longer, as an injected fault.
     `core=python` computes the steps in Python even where the step core in C could.
@@ -334,9 +363,11 @@ class SimOptions(SettingsBlock):
     kv_dtype: KvDtype = "auto"
     weight_dtype: WeightDtype = "auto"
     fused_attention: Annotated[Share, Field(gt=0, le=1)] | None = None
+    expert_parallel: bool = False
     max_model_len: int | None = Field(default=None, ge=2)
     max_num_seqs: int | None = Field(default=None, ge=1)
     token_budget: Annotated[int, Field(ge=1)] | Literal["slo"] | None = None
+    draft: DraftOptions = DraftOptions()
     memory: MemoryOptions = MemoryOptions()
     async_depth: int = Field(default=0, ge=0, le=1)
     step_delay: StepDelayOption = NO_DELAY
@@ -350,6 +381,9 @@ class SimOptions(SettingsBlock):
         self.cluster.check_replicas([replica.placement for replica in self.each_replica()])
         if self.async_depth and self.placement.pipeline > 1:
             raise UsageError("async_depth: a pipeline plans ahead by itself; use async_depth=0")
+        placement = self.placement
+        if self.draft.draft_acceptance and (placement.pipeline > 1 or placement.split is not None):
+            raise UsageError("draft_acceptance: not simulated together with pipeline or split")
 
     @property
     def n_gpus(self) -> int:

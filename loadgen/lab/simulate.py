@@ -20,9 +20,9 @@ from rich.console import Console
 
 from loadgen.archive import checksums, store
 from loadgen.archive.directory import run_directory
-from loadgen.endings import ending_signals
 from loadgen.errors import MissingDependency, UsageError
 from loadgen.lab.compiled_core import GIVEN_UP, ChosenCore, NotCovered, chosen_core
+from loadgen.lab.compiled_service import CompiledService, traffic_of
 from loadgen.lab.open_loop import OpenLoop
 from loadgen.lab.prompt_ids import PromptIds
 from loadgen.lab.sim_options import SimOptions, read_settings, sim_options
@@ -47,6 +47,7 @@ from loadgen.run.execute import VIRTUAL_TIME, Opener, Record
 from loadgen.run.manifest import completed, manifest
 from loadgen.run.run_options import Early, RunSetup
 from loadgen.run.shown_run import ShownRun, shown
+from loadgen.system.endings import ending_signals
 from loadgen.workload.flag_values import KEYWORDS, scenario_of
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import Plan, make_plan
@@ -332,14 +333,20 @@ class _Simulation:
 
     def _run_compiled(self, chosen: ChosenCore) -> Status:
         """Returns why the step core ended."""
-        options = self._options
-        self.client = client = OpenLoop(
-            self._scenario, self._plan, options.declared_max_tokens, self._early
-        )
+        options, states = self._options, [r.state for r in self.engine.simulator.replicas]
+        scenario, plan, limit = self._scenario, self._plan, options.declared_max_tokens
         rng = np.random.default_rng(options.cluster.router_seed)
-        engines, router = chosen.engines, chosen.router
-        with step_core(chosen.path, client.traffic, engines, router, rng) as core:
-            status = client.run(core, self._on_step)
+        if chosen.is_open:
+            self.client = OpenLoop(scenario, plan, limit, self._early)
+            traffic = self.client.traffic
+        else:
+            self.client = VirtualClient(scenario, plan, limit, self._on_step, self._early)
+            traffic = traffic_of(plan)
+        with step_core(chosen.path, traffic, chosen.engines, chosen.router, rng) as core:
+            if isinstance(self.client, OpenLoop):
+                status = self.client.run(core, self._on_step)
+            else:
+                status = CompiledService(core, traffic, states).run(self.client)
             self._simulated_s = core.now_s
             self._counts = [
                 ReplicaCounts(
@@ -348,6 +355,7 @@ class _Simulation:
                         preemptions=total.n_preemptions,
                         padding_tokens=total.n_padding,
                         output_tokens=total.n_sampled,
+                        cached_tokens=total.n_cached,
                     ),
                     total.n_received,
                     total.request_s,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from loadgen.clock import VirtualClock
 from loadgen.lab.sim_options import ClusterOptions, ScalingOptions
+from loadgen.system.clock import VirtualClock
 from reference_engine.cluster.autoscaling import Autoscaling, ScalingRule
 from reference_engine.cluster.conductors import Cluster, Part
 from reference_engine.cluster.disaggregation import Disaggregation, check_roles, disaggregation

@@ -7,10 +7,16 @@ from dataclasses import dataclass, replace
 
 from pydantic import ValidationError
 
-from loadgen.clock import VirtualClock
 from loadgen.errors import UsageError
-from loadgen.lab.sim_options import MemoryOptions, PlacementOptions, SimOptions, problem_of
+from loadgen.lab.sim_options import (
+    DraftOptions,
+    MemoryOptions,
+    PlacementOptions,
+    SimOptions,
+    problem_of,
+)
 from loadgen.lab.simulated_cluster import Wiring, wire
+from loadgen.system.clock import VirtualClock
 from reference_engine.core.core import EngineState
 from reference_engine.executors.base import Caps
 from reference_engine.executors.delayed import NO_DELAY
@@ -22,9 +28,16 @@ from reference_engine.model.zoo import resolve
 from reference_engine.policies.base import POLICIES, Policy
 from reference_engine.predict.quantiles import QuantilePredictor
 from reference_engine.simulator import PipelinedReplica, Replica, Simulator
-from reference_engine.state.cost_model import CPU, ModelOnHardware, StepCost
+from reference_engine.state.cost_model import (
+    CPU,
+    HARDWARE,
+    CostModel,
+    ModelOnHardware,
+    stored_weight_bytes,
+)
 from reference_engine.state.kv import KvPool
 from reference_engine.state.plan import Limits
+from reference_engine.state.speculation import Draft, SpeculativeCost
 from reference_engine.state.steps import StepLog
 from reference_engine.state.swap import HostPool
 
@@ -84,8 +97,19 @@ def _engines(
     it anew, and a description."""
     memory, placement = options.memory, options.placement
     model, n_stages = resolve(options.shape), placement.pipeline
-    fit = simulated_model(model, options.hardware, options.kv_dtype, options.weight_dtype, n_stages)
-    cost = replace(fit.cost, fused_attention=options.fused_attention or 0.0)
+    fit = simulated_model(
+        model,
+        options.hardware,
+        options.kv_dtype,
+        options.weight_dtype,
+        n_stages,
+        options.expert_parallel,
+    )
+    step_cost = replace(fit.cost, fused_attention=options.fused_attention or 0.0)
+    cost: CostModel = step_cost
+    if options.draft.draft_acceptance:
+        fit, draft = _with_draft(fit, options)
+        cost = SpeculativeCost(step_cost, draft)
     context = model.config.max_model_len if options.hardware == CPU else SIMULATED_CONTEXT
     max_model_len = options.max_model_len or context
     block_tokens = memory.block_tokens
@@ -95,7 +119,7 @@ def _engines(
     limits = _limits(options, chosen, max_model_len, model.config.vocab_size)
     caps = _host_memory(memory, fit)
 
-    def new(cost: StepCost, kv: KvPool, host: HostPool) -> EngineState:
+    def new(cost: CostModel, kv: KvPool, host: HostPool) -> EngineState:
         return EngineState(
             limits,
             kv,
@@ -133,6 +157,10 @@ def _engines(
         description += f", {caps.n_host_blocks} blocks of host memory for {kinds}"
     if options.fused_attention is not None:
         description += f", attention of prompts and decodes fused at {options.fused_attention:.0%}"
+    if options.draft.draft_acceptance:
+        description += f", {_draft_text(options.draft)}"
+    if options.expert_parallel:
+        description += ", whole experts on each device"
     if options.step_delay != NO_DELAY:
         description += f", every step delayed by {options.step_delay}"
     if placement.role != "both":
@@ -143,7 +171,7 @@ def _engines(
         is_auto = placement.split == "auto"
         description += f", its GPU divided: {_split_text(placement.split)}"
         share = None if is_auto else float(placement.split)
-        gpu = DividedGpu(cost, share, placement.split_gain, placement.split_slack)
+        gpu = DividedGpu(step_cost, share, placement.split_gain, placement.split_slack)
         kv, host = pools()
         for side in SIDES:
             state = new(cost if is_auto else gpu.part(side), kv, host)
@@ -161,6 +189,42 @@ def _engines(
     staged = Staged(simulated, Stages(fit.stage_shares, fit.hop_s, fit.hop_token_s), clock)
     replica = PipelinedReplica(renew(), staged, *settings, n_batches, placement.pipeline_batch_seqs)
     yield replica, renew, description
+
+
+def _with_draft(fit: ModelOnHardware, options: SimOptions) -> tuple[ModelOnHardware, Draft]:
+    """The model with the memory that a draft leaves, and the draft. Raises UsageError for costs
+    that were measured on a server, whose drafts they have."""
+    own = options.draft
+    if options.hardware == CPU or fit.cost_error is not None:
+        raise UsageError(
+            "draft_acceptance: costs that were measured on a server are those of its drafts; "
+            f"choose an accelerator: {', '.join(HARDWARE)}"
+        )
+    if own.draft_shape is None:
+        return fit, Draft(own.draft_acceptance, own.draft_step)
+    source = resolve(own.draft_shape)
+    model = simulated_model(source, options.hardware, options.kv_dtype, options.weight_dtype)
+    token_bytes = fit.kv_token_bytes + model.kv_token_bytes
+    room = fit.kv_tokens * fit.kv_token_bytes
+    room -= stored_weight_bytes(source.config, options.weight_dtype)
+    n_tokens = int(room // token_bytes)
+    if n_tokens < options.memory.block_tokens:
+        raise UsageError(
+            f"draft_shape: {source.name} leaves no memory for KV on {options.hardware}"
+        )
+    together = replace(
+        fit,
+        kv_tokens=n_tokens,
+        kv_token_bytes=token_bytes,
+        copy_token_s=fit.copy_token_s + model.copy_token_s,
+    )
+    return together, Draft(own.draft_acceptance, own.draft_step, model.cost)
+
+
+def _draft_text(draft: DraftOptions) -> str:
+    shares = " ".join(f"{share:.0%}" for share in draft.draft_acceptance)
+    by = "" if draft.draft_shape is None else f" of {draft.draft_shape}"
+    return f"{len(draft.draft_acceptance)} drafted tokens{by}, accepted {shares}"
 
 
 def _check_batches(policy: Policy, n_batches: int) -> None:

@@ -361,6 +361,7 @@ class VirtualClient:
             "class_id": int(self._schedule["class_id"][row]),
             "status": status,
             "ttft_s": first_s - released_s if has_token else None,
+            "ttfat_s": first_s - released_s if has_token else None,
             "lateness_s": float(rows["sent_s"][row]) - released_s,
             "tpot_s": (last_s - first_s) / (n - 1) if n > 1 else None,
             "e2e_s": last_s - released_s if has_token else None,

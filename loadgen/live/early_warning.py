@@ -37,17 +37,21 @@ class EarlyWarning:
         self._behind_s = max(BEHIND_SHARE * window_s, limits.lateness_s or 0.0)
 
     def text(self, lateness: LiveCounts | None, uses: Sequence[ThreadUse]) -> str | None:
-        """The symptom, its cause and the remedy; None while every limit holds. `lateness` is None
-        where requests wait for a slot, because that is no delay of the load generator."""
+        """The symptom, the cause of requests that leave late, and the remedy; None while every
+        limit holds. `lateness` is None where requests wait for a slot, because that is no delay of
+        the load generator."""
         settled = [use for use in uses if use.window_s >= _SETTLED_S]
-        symptom = self._late(lateness) or self._busy(settled)
+        late, busy = self._late(lateness), self._busy(settled)
+        symptom = late or busy
         if symptom is None:
             return None
         shards = tuple(_report(number, use) for number, use in enumerate(settled))
         cause = recorded_cause(ClientReport(shards), self._limits)
         if cause is None:
             return f"the run may become INVALID: {symptom}; the report names the cause"
-        return f"the run may become INVALID: {symptom}; {cause.text}: {cause.remedy}"
+        # A busy worker is the cause itself.
+        reason = f"; {cause.text}: " if late else ": "
+        return f"the run may become INVALID: {symptom}{reason}{cause.remedy}"
 
     def _late(self, lateness: LiveCounts | None) -> str | None:
         if lateness is None or lateness.n < _LEAST_SENT:

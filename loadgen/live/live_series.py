@@ -80,6 +80,11 @@ _ALL = (
         _FIRST_TOKEN_S,
         "time_to_first_chunk",
     ),
+    _seconds(
+        "ttfat",
+        "Time to first token of the answer, after any reasoning, from the scheduled send time.",
+        _WHOLE_S,
+    ),
     _seconds("tpot", "Time per output token after the first, one value per request.", GAP_BOUNDS_S),
     _seconds(
         "itl", "Time between tokens, one value per token.", GAP_BOUNDS_S, "time_per_output_chunk"

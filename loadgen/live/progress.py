@@ -17,7 +17,7 @@ from rich.segment import Segment
 
 from loadgen.live.early_warning import EarlyWarning, thread_use
 from loadgen.live.live_histogram import LiveCounts
-from loadgen.live.run_figures import SHOWN, RunFigures
+from loadgen.live.run_figures import RunFigures
 from loadgen.live.slo_so_far import SloSoFar, Tally
 from loadgen.manifest.json_section import JsonObject
 from loadgen.manifest.self_report import ThreadUse
@@ -225,7 +225,8 @@ class Progress:
         return totals.now_s / self._window_s
 
     def _figures_in_line(self) -> list[str]:
-        """TPOT, tokens per second and the SLOs, for the line of a run without a terminal."""
+        """TPOT (and TTFAT, if it is not TTFT), tokens per second and the SLOs, for the line of a
+        run without a terminal."""
         if self._figures is None:
             return []
         before = " before" if self._quiet_s else ""
@@ -233,9 +234,13 @@ class Progress:
             f"{_name(slo)} {slo.shown} {_WORDS[slo.is_met]}{before if slo.is_met else ''}"
             for slo in self._figures.slos()
         ]
-        tpot = f"TPOT {_percentiles(self._figures.latencies['tpot_s'])}"
+        latencies = [
+            f"{METRICS[metric].title} {_percentiles(self._figures.latencies[metric])}"
+            for metric in self._figures.shown
+            if metric != "ttft_s"  # among the facts
+        ]
         return [
-            *([tpot] if self._is_streamed else []),
+            *(latencies if self._is_streamed else []),
             self._speed(self._figures),
             *slos[:_MOST_ROWS],
         ]
@@ -301,7 +306,7 @@ class Progress:
 
     @staticmethod
     def _draw_latencies(view: View, figures: RunFigures) -> None:
-        for metric in SHOWN:
+        for metric in figures.shown:
             counts = figures.latencies[metric]
             view.append(f"{METRICS[metric].title:5} {_percentiles(counts):34}")
             view.append(f" {sparkline(figures.over_time[metric])}", "cyan")
@@ -363,17 +368,22 @@ def _failures(totals: Totals) -> str:
 def _draw_classes(view: View, figures: RunFigures) -> None:
     rows = list(zip(figures.classes, figures.by_class, strict=True))[:_MOST_ROWS]
     width = max(len(name) for name, _ in rows)
-    view.append(f"{'class':{width}}     ok  failed  met SLO  TTFT p99  TPOT p99\n", "dim")
+    titles = "  ".join(f"{METRICS[metric].title} p99" for metric in figures.shown)
+    view.append(f"{'class':{width}}     ok  failed  met SLO  {titles}\n", "dim")
     for name, tally in rows:
-        view.append(f"{name:{width}} {_class_row(tally)}\n", "red" if tally.n_failed else "")
+        view.append(
+            f"{name:{width}} {_class_row(tally, figures.shown)}\n", "red" if tally.n_failed else ""
+        )
     if len(figures.classes) > _MOST_ROWS:
         view.append(f"and {len(figures.classes) - _MOST_ROWS} more classes\n", "dim")
 
 
-def _class_row(tally: Tally) -> str:
+def _class_row(tally: Tally, shown: Sequence[str]) -> str:
     met = format_share(tally.n_met / tally.n) if tally.n else "–"
-    p99s = (format_value(tally.latencies[metric].quantile(0.99), "s") for metric in SHOWN)
-    return f"{tally.n_ok:6} {tally.n_failed:7}  {met:>7}  " + "  ".join(f"{p99:>8}" for p99 in p99s)
+    titles = [f"{METRICS[metric].title} p99" for metric in shown]
+    p99s = [format_value(tally.latencies[metric].quantile(0.99), "s") for metric in shown]
+    cells = [f"{p99:>{len(title)}}" for p99, title in zip(p99s, titles, strict=True)]
+    return f"{tally.n_ok:6} {tally.n_failed:7}  {met:>7}  {'  '.join(cells)}"
 
 
 def _percentiles(counts: LiveCounts) -> str:

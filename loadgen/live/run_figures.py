@@ -19,8 +19,8 @@ from loadgen.measure.slo import Slo
 from loadgen.records import Status
 from loadgen.workload.scenario import Scenario
 
-SHOWN = ("ttft_s", "tpot_s")
-"""Latencies that are shown for each class, and over time."""
+SHOWN = ("ttft_s", "ttfat_s", "tpot_s")
+"""Latencies that are shown for each class, and over time; see `RunFigures.shown`."""
 _STEPS = 24  # of a run, at most, in a latency over time
 _RECENT_S = 5.0
 _SETTLE_EVERY_S = 1.0
@@ -58,6 +58,8 @@ class RunFigures:
         self._events: deque[tuple[float, int]] = deque([(0.0, 0)])
         self._n_events = 0
         self._now_s = 0.0
+        self.has_reasoning = False
+        """Whether an answer began with reasoning (or a call), so that TTFAT is not TTFT."""
         self._pending: list[Sequence[Any]] = []
 
     def take(self, now_s: float, ended: Sequence[Sequence[Any]]) -> None:
@@ -85,6 +87,11 @@ class RunFigures:
                 self.over_time[metric].append(values[index] if values else math.nan)
                 self._step[metric] = []
 
+    @property
+    def shown(self) -> list[str]:
+        """The metrics of `SHOWN`; TTFAT only where it differs from TTFT."""
+        return [metric for metric in SHOWN if self.has_reasoning or metric != "ttfat_s"]
+
     def slos(self) -> list[SloSoFar]:
         """Every SLO, those of all traffic first."""
         self.settle()
@@ -108,6 +115,9 @@ class RunFigures:
         class_ids, is_ok = columns["class_id"], columns["status"] == Status.ok
         is_met = self._met(ended, columns) & is_ok & ~np.isnan(columns["e2e_s"])
         self._n_events += int(columns["n_events"].sum())
+        first_s, answer_s = columns["ttft_s"], columns["ttfat_s"]
+        has_first = ~np.isnan(first_s)
+        self.has_reasoning |= bool((first_s[has_first] != answer_s[has_first]).any())
         is_after = now_s > self._start_s
         if is_after:
             _count(self._all, columns, is_ok, is_met)
@@ -168,7 +178,7 @@ def _count(
 
 def live_values(columns: Mapping[str, NDArray[np.float64]], metric: str) -> NDArray[np.float64]:
     """A per-request metric of the catalogue, as `loadgen.live.watched` reads it from one sample."""
-    base = {"ttfat_s": "ttft_s", "max_itl_s": "max_stall_s"}.get(metric, metric)
+    base = {"max_itl_s": "max_stall_s"}.get(metric, metric)
     if metric == "e2e_per_token_s":
         return columns["e2e_s"] / np.maximum(1, columns["n_events"])
     values = columns[base.replace(_FROM_SEND, "_s")]

@@ -98,7 +98,7 @@ class WatchedRun:
         self._counts["slobench_events_total"][label] += ended["n_events"]
         seconds = {"lateness": ended["lateness_s"]}
         if status is Status.ok:
-            seconds |= {metric: ended[f"{metric}_s"] for metric in ("ttft", "tpot", "e2e")}
+            seconds |= {metric: ended[f"{metric}_s"] for metric in ("ttft", "ttfat", "tpot", "e2e")}
             if ended["ttft_s"] is not None:
                 seconds["ttft_from_send"] = ended["ttft_s"] - ended["lateness_s"]
             if ended["e2e_s"] is not None:
@@ -146,9 +146,8 @@ def _is_met(slo: Slo, ended: Mapping[str, Any]) -> bool:
 
 
 def _value(metric: str, ended: Mapping[str, Any]) -> float:
-    """A per-request metric of the catalogue, NaN where undefined. Undecoded bytes do not separate
-    reasoning from the answer, so TTFAT is TTFT here."""
-    base = {"ttfat_s": "ttft_s", "max_itl_s": "max_stall_s"}.get(metric, metric)
+    """A per-request metric of the catalogue, NaN where undefined."""
+    base = {"max_itl_s": "max_stall_s"}.get(metric, metric)
     base = base.replace("_from_send_s", "_s")
     if metric == "e2e_per_token_s":
         return float(ended["e2e_s"]) / max(1, int(ended["n_events"]))

@@ -91,7 +91,8 @@ class TargetSection(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     they were not read; `prompt_words` is the number of words with a known length in tokens.
     `stream` False: answers were requested as a whole. `results`: what answers hold in place of
     tokens (`vectors`, `scores`), "" for tokens. `recorded_prompts` is the number of different
-    recorded prompts that are sent without a salt; None: every prompt is new.
+    recorded prompts that are sent without a salt; None: every prompt is new. `is_bundled`: it is
+    the bundled engine, by its list of models.
     """
 
     kind: str
@@ -114,6 +115,7 @@ class TargetSection(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     stream: bool = True
     results: str = ""
     recorded_prompts: int | None = None
+    is_bundled: bool = False
 
 
 class PreflightLine(JsonSection, frozen=True):
@@ -173,6 +175,20 @@ class Scrapes(JsonSection, frozen=True):
     n: int
     n_failed: int
     reason: str
+
+
+class CanarySection(JsonSection, frozen=True, kw_only=True):
+    """Canaries of a run: `share` of its requests were sent in addition, with `prompts` different
+    prompts. `idle` and `loaded` count answers by kind (`targets.canary.KINDS`), against the first
+    answer to the same prompt at idle: those of repeats at idle, and those under load. `at_idle` and
+    `under_load` are the beginnings of the first pair that differed, "" where none did."""
+
+    share: float
+    prompts: int
+    idle: dict[str, int]
+    loaded: dict[str, int]
+    at_idle: str = ""
+    under_load: str = ""
 
 
 class ReplicaSection(JsonSection, frozen=True, omit_defaults=True):
@@ -341,6 +357,7 @@ class Manifest(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     and `extended_rows` that were added during the run for users of a closed loop who got through
     theirs. `prompt_sharing` is `exact` where the prompts of a trace share all blocks that they
     shared in the trace; "" for other runs, and where each prompt kept a single shared prefix.
+    `canary` counts the canaries of a run that sent some.
     """
 
     run: str
@@ -383,6 +400,7 @@ class Manifest(JsonSection, frozen=True, kw_only=True, omit_defaults=True):
     dead_workers: tuple[int, ...] = ()
     imported: ImportedSection | None = None
     prompt_sharing: str = ""
+    canary: CanarySection | None = None
 
     def to_json(self) -> JsonObject:
         return {"schema": SCHEMA, **super().to_json()}

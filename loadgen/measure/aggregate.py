@@ -10,6 +10,8 @@ import numpy as np
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.manifest.sections import Manifest
 from loadgen.measure.agents import AgentNumbers, agent_numbers
+from loadgen.measure.answers import why_canned
+from loadgen.measure.canary import canary_text, wrong_answers
 from loadgen.measure.cause import Cause, find_cause
 from loadgen.measure.counted_prompts import why_other_prompts
 from loadgen.measure.doubts import doubts, open_overload, overload
@@ -83,7 +85,7 @@ def summarize(
         n_ok=proof.results.whole.counts[Status.ok.name],
         min_requests=least,
     )
-    if decision.verdict == "met" and (other := _other_work(run, evidence.due, proof)):
+    if decision.verdict == "met" and (other := _other_work(evidence, proof)):
         decision = Decision("no_verdict", RunInvalid.exit_code, other)
     decision = _with_cause(decision, proof.cause, run.manifest)
     decision = _with_origin(decision, run)
@@ -122,11 +124,14 @@ def _with_origin(decision: Decision, run: Run) -> Decision:
     return replace(decision, reasons=(*decision.reasons, Reason("imported", text)))
 
 
-def _other_work(run: Run, due: Mask, proof: _Proof) -> tuple[Reason, ...]:
+def _other_work(evidence: Evidence, proof: _Proof) -> tuple[Reason, ...]:
     """The reasons why a run that met its SLOs is not the run that was planned."""
+    run, due = evidence.run, evidence.due
     found = (
         Reason("tokens_missing", why_not_met(run, due)),
         Reason("other_prompts", proof.other_prompts),
+        Reason("wrong_answers", wrong_answers(run.manifest)),
+        Reason("wrong_answers", why_canned(run, evidence.columns, due)),
     )
     return tuple(reason for reason in found if reason.sentence)
 
@@ -222,6 +227,7 @@ def _summary(
         findings=(
             *noted,
             *(note for note in notes if note not in (*sentences, *noted)),
+            *_unless_stated(wrong_answers(run.manifest), sentences),
             *server_findings(run, columns),
         ),
         classes=proof.results.classes,
@@ -230,6 +236,7 @@ def _summary(
         server=server_summary(run, columns, window),
         backends=addresses,
         stimulus=sent,
+        measured_by="" if run.manifest.imported is None else run.manifest.imported.tool,
         capacity_command=(
             capacity_command(run, evidence.slos.stated, is_own=evidence.slos.is_own)
             if helps
@@ -248,7 +255,12 @@ def _summary(
         agents=_agents(evidence, scope),
         results=run.manifest.target.results,
         reasoning=reasoning(run, columns, due),
+        canaries=canary_text(run.manifest),
     )
+
+
+def _unless_stated(text: str, sentences: Sequence[str]) -> tuple[str, ...]:
+    return (text,) if text and text not in sentences else ()
 
 
 def _agents(evidence: Evidence, scope: Scope) -> AgentNumbers | None:

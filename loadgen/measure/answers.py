@@ -68,6 +68,18 @@ def same_text(run: Run, columns: PerRequest, due: Mask) -> str:
     return ""
 
 
+def why_canned(run: Run, columns: PerRequest, due: Mask) -> str:
+    """The reason why a run cannot be met although its SLOs are: `same_text` of answers of at least
+    8 tokens, since a shorter one may be the right answer to many prompts (a class, yes or no). ""
+    for other runs, and for the bundled engine, which computes no text with simulated steps."""
+    if run.manifest.target.is_bundled:
+        return ""
+    has_results = run.request_rows["results"] > 0
+    return same_text(
+        run, columns, due & (has_results | (columns.output_tokens >= _LEAST_REQUESTED))
+    )
+
+
 def _alike(texts: NDArray[np.uint32], lengths: NDArray[np.int64]) -> tuple[int, int]:
     """(answers with the most frequent text of their length, answers with a length that others
     have)."""

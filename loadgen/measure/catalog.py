@@ -230,6 +230,17 @@ _ALL = (
         scope="run",
     ),
     Metric(
+        "canary_match",
+        "Canary match",
+        "canary_match",
+        "The share of canaries under load whose answer has the text that it had at idle.",
+        "canaries with the same text / canaries",
+        "Failed and empty answers count as different. No value without canaries (`--canary`).",
+        unit="share",
+        direction="higher",
+        scope="run",
+    ),
+    Metric(
         "goodput",
         "Goodput",
         "goodput",

@@ -15,7 +15,7 @@ from loadgen.records import Run
 TOLERANCE = 0.05
 TEMPLATE_TOKENS = 32  # what a chat template may add to each prompt
 _ROUNDING_TOKENS = 1  # of a length that is exact
-REAL_ANSWERS = 2  # `context` of a prompt that quotes the server's answers: dialogue.Context.real
+REAL_ANSWERS = 2  # least `context` of a prompt with the server's answers: dialogue.Context.real
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def why_other_prompts(run: Run, due: Mask) -> str:
     than were planned exactly; "" for none."""
     if not has_exact_prompts(run.manifest):
         return ""
-    quotes = run.schedule_rows["context"] == REAL_ANSWERS  # of any length
+    quotes = run.schedule_rows["context"] >= REAL_ANSWERS  # of any length
     found = counted_prompts(run, due & ~quotes)
     if not (found.is_short or found.is_long):
         return ""

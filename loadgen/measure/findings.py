@@ -94,11 +94,14 @@ def findings(
 
 
 def origin_note(run: Run) -> str:
-    """The sentence on what the file of another tool leaves out; "" for a run of slobench."""
+    """What the file of another tool leaves out, the first thing in a sentence of its own; "" for a
+    run of slobench."""
     origin = run.manifest.imported
     if origin is None:
         return ""
-    return f"Measured by {origin.tool_text}, whose file has {'; '.join(origin.missing)}."
+    first, *rest = origin.missing
+    also = f" Also: {'; '.join(rest)}." if rest else ""
+    return f"Measured by {origin.tool_text}, whose file has {first}.{also}"
 
 
 def _start_up(loop: ClosedLoop | None) -> str:

@@ -415,6 +415,11 @@ class Samples:
             )
         return self._populations[key]
 
+    def forget(self, metric: Metric) -> None:
+        """Frees the populations of a metric."""
+        for with_failures in (False, True):
+            self._populations.pop((metric.name, with_failures), None)
+
     def share(self, hits: Mask, metrics: Sequence[str] = ()) -> Dependence:
         """The dependence of the share of due rows that are in `hits`; the latencies `metrics` are
         its companions (`dependence.of_share`)."""

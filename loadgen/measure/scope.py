@@ -10,6 +10,7 @@ from functools import cached_property, partial
 import numpy as np
 
 from loadgen.measure.attainment import MeasuredWindow, errors, slos_met
+from loadgen.measure.canary import canary_counts
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.closed_loop import closed_goodput
 from loadgen.measure.load import Throughput, per_second, throughput
@@ -25,6 +26,7 @@ from loadgen.measure.slo_result import (
     percentile_result,
     request_slo_result,
     run_metric_result,
+    share_result,
     tree_result,
 )
 from loadgen.measure.start_up import of_start_up
@@ -139,6 +141,7 @@ class Scope:
             margins,
             partial(self.outcomes, columns),
             self.confidence,
+            canary_counts(self.run.manifest),
         )
 
     def _shares(self, columns: PerRequest, met: Mask, samples: Samples) -> Shares:
@@ -186,6 +189,8 @@ class JudgedScope:
     outcomes: Callable[[Slo | None], TreeOutcomes | None]
     """How the trees kept all SLOs, or only one limit per tree; None without agents."""
     confidence: float
+    canaries: tuple[int, int]
+    """Canaries under load with the answer that they had at idle, and all."""
 
     def results(self, slos: Sequence[Slo]) -> list[SloResult]:
         """The results of `slos`, and of the SLO that they imply."""
@@ -230,6 +235,8 @@ class JudgedScope:
             return mean_result(slo, self.samples.of(metric), confidence)
         if slo.aggregate == "max":
             return max_result(slo, self.samples.of(metric, with_failures=True))
+        if slo.metric == "canary_match":
+            return share_result(slo, *self.canaries, confidence)
         return run_metric_result(slo, self.shares, self._rate, confidence)
 
     def _request_slo_result(self, slo: Slo) -> SloResult:

@@ -127,6 +127,8 @@ def _rates(
 
 
 def _distributions(samples: Samples, confidence: float, n_cycles: float) -> dict[str, Distribution]:
+    """The distribution of each metric. The samples of a metric are freed after it: 2 MB for 10⁵
+    requests, of 13 metrics. Gap metrics may share theirs."""
     cache: dict[int, dict[str, Percentile]] = {}  # by id(): `samples` keeps the objects alive
 
     def percentiles(population: Population) -> dict[str, Percentile]:
@@ -152,7 +154,14 @@ def _distributions(samples: Samples, confidence: float, n_cycles: float) -> dict
             with_failures=failures,
         )
 
-    return {name: distribution(m) for name, m in METRICS.items() if m.scope in ("request", "gap")}
+    found: dict[str, Distribution] = {}
+    for name, metric in METRICS.items():
+        if metric.scope in ("request", "gap"):
+            found[name] = distribution(metric)
+        if metric.scope == "request":
+            cache.clear()
+            samples.forget(metric)
+    return found
 
 
 def _attainment(

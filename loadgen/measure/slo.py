@@ -147,14 +147,14 @@ def parse_measure(text: str) -> tuple[Metric, str | None, float | None]:
     """
     aggregate, quantile, word = _left_side(text.strip(), text)
     metric = _metric(word, text)
-    if metric.scope == "tree" or metric.name == "tree_attainment":
-        raise ValueError(f"{text!r}: numbers of trees stand in summary.json only (`agents`)")
     if metric.scope != "run" and aggregate is None:
+        of = "tree" if metric.scope == "tree" else "request"
         raise ValueError(
-            f"{text!r}: '{word}' has a value per request; write 'p50({word})', 'p99({word})' or "
+            f"{text!r}: '{word}' has a value per {of}; write 'p50({word})', 'p99({word})' or "
             f"'mean({word})'"
         )
-    _check_scope(metric, aggregate, text)
+    if metric.scope != "tree":
+        _check_scope(metric, aggregate, text)
     return metric, aggregate, quantile
 
 

@@ -394,6 +394,13 @@ def max_result(slo: Slo, population: Population) -> SloResult:
     return _result(slo, Interval(largest, low, None), population.n, None)
 
 
+def share_result(slo: Slo, hits: int, n: int, confidence: float) -> SloResult:
+    """An SLO on a share of n independent samples, with exact bounds."""
+    bounds = exact_bounds(hits, n, confidence)
+    needed = needed_n(n - hits, n, slo.limit, confidence) if n else None
+    return _result(slo, bounds, n, needed, Dependence(n))
+
+
 def run_metric_result(
     slo: Slo, shares: Shares, throughput: Callable[[str], float], confidence: float
 ) -> SloResult:

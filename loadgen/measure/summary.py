@@ -171,7 +171,8 @@ class Summary:
     server's metrics were not read. `backends` are the addresses that requests went to, busiest
     first; `stimulus` compares the traffic sent with the schedule; `drivers` are the factors that
     latency correlates with. `capacity_command` searches the highest load that meets the SLOs (""
-    where the run does not give one). With fewer successful requests than `min_requests` there is no
+    where the run does not give one). `measured_by` is the other tool of an imported run, "" for
+    slobench. With fewer successful requests than `min_requests` there is no
     verdict. `made_under` are the SLOs that the run was made under, `judged_by` the SLOs that judge
     it here; an SLO of a class begins with the name of the class. `marks` has, by metric, the reason
     why its values are doubtful; `http_statuses` counts the HTTP errors of due requests by status.
@@ -182,7 +183,7 @@ class Summary:
     their start and the rate with its interval (None without a closed loop), `in_flight` the
     requests in flight and the users that think. `agents` has the trees of recorded agents.
     `results`: what answers hold in place of tokens (`vectors`, `scores`), "" for tokens.
-    `reasoning` is None where no answer has any.
+    `reasoning` is None where no answer has any. `canaries` counts their answers, "" without any.
     """
 
     run: str
@@ -211,6 +212,7 @@ class Summary:
     backends: tuple[Backend, ...] = ()
     stimulus: Stimulus | None = None
     capacity_command: str = ""
+    measured_by: str = ""
     min_requests: int = 0
     made_under: tuple[str, ...] = ()
     judged_by: tuple[str, ...] = ()
@@ -224,6 +226,7 @@ class Summary:
     agents: AgentNumbers | None = None
     results: str = ""
     reasoning: Reasoning | None = None
+    canaries: str = ""
 
     @property
     def has_other_slos(self) -> bool:

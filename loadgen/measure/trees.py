@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.measure.attainment import MeasuredWindow
+from loadgen.measure.attainment import MeasuredWindow, slos_by_class
 from loadgen.measure.per_request import Mask, Seconds
-from loadgen.measure.slo import Slo
+from loadgen.measure.slo import Slo, parse_slo
 from loadgen.records import Run, Status
 
 Rows = NDArray[np.intp]
@@ -210,6 +210,16 @@ def tree_outcomes(
     is_met, is_missed = is_due & kept, is_due & missed
     hits = is_met[in_order_of_start(trees, run, is_met | is_missed)]
     return TreeOutcomes(is_due, is_met, is_missed, kept, hits)
+
+
+def tree_limits(run: Run) -> list[tuple[Slo, Mask]]:
+    """The limits per tree that a run was made under, each with the rows that it applies to."""
+    class_id = run.schedule_rows["class_id"]
+    everywhere: Mask = np.full(len(class_id), True)
+    limits = [(parse_slo(text), everywhere) for text in run.manifest.slo]
+    for name, own in slos_by_class(run).items():
+        limits += [(slo, class_id == run.names.classes.index(name)) for slo in own]
+    return [(slo, rows) for slo, rows in limits if slo.scope == "tree"]
 
 
 def in_order_of_start(trees: Trees, run: Run, which: Mask) -> Rows:

@@ -18,6 +18,7 @@ ReasonKind = Literal[
     "ended_early",
     "tokens_missing",
     "other_prompts",
+    "wrong_answers",
     "invalid",
     "nothing_due",
     "too_few_successful",
@@ -134,7 +135,8 @@ class Reason:
     Of the run: `cause` (`cause.Cause`), `ended_early`, `invalid` (a failed validity gate),
     `nothing_due`, `too_few_successful` (`--min-requests`), `none_successful`, `no_slo`,
     `overloaded`; `tokens_missing` and `other_prompts` (met, but with another workload than
-    planned); `imported` (the last of a verdict on a run that another tool measured). Of an SLO:
+    planned); `wrong_answers` (met, but by answers that cannot be those to the prompts);
+    `imported` (the last of a verdict on a run that another tool measured). Of an SLO:
     `met`, `missed`, `unproven` (met or missed, but not with the required confidence),
     `too_few_samples` (of a percentile), `unanswered` (it leaves too many requests out), `start_up`
     (the start of a closed loop can have decided it), `open_trees` (trees that had not ended decide

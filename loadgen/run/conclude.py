@@ -19,7 +19,7 @@ from loadgen.measure.aggregate import summarize
 from loadgen.measure.attainment import derived
 from loadgen.measure.summary import Summary
 from loadgen.records import Run
-from loadgen.whole_file import read_result
+from loadgen.system.whole_file import read_result
 from reports.page import write_page
 from reports.run.engine_section import EngineSection
 from reports.run.page import Searched, render

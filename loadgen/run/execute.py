@@ -124,7 +124,7 @@ def execute(
         raise UsageError(f"--target {target} streams every answer: remove stream: false")
     plan = make_plan(scenario)
     if server is None and any(slo.quantile for slo in scenario.all_slos()):
-        from loadgen.workload.preview import missing_percentiles  # not needed by other runs
+        from loadgen.workload.planned_counts import missing_percentiles  # not needed by other runs
 
         for problem in missing_percentiles(scenario, plan.schedule):
             console.print(f"note: {problem}", style="yellow", soft_wrap=True, markup=False)
@@ -206,6 +206,8 @@ def record(setup: RunSetup, target: Target) -> Run:
 @contextmanager
 def _opened(setup: RunSetup, server: Server | None, open_fleet: OpenFleet) -> Iterator[Record]:
     if setup.target in OPENERS.names():
+        if setup.options.canary:
+            raise UsageError(f"--target {setup.target} has no answers to compare: remove --canary")
         with OPENERS.get(setup.target)().open(setup) as record:
             yield record
         return

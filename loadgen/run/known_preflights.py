@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from loadgen.manifest.sections import PreflightLine
-from loadgen.whole_file import read_regular, replacing
+from loadgen.system.whole_file import read_regular, replacing
 from loadgen.workload.prompts import PromptFit
 from targets.endpoint import Endpoint
 from targets.http_session import HttpSession

@@ -13,7 +13,7 @@ from typing import Any
 # import that is under way when the preflight ends delays the first request.
 MODULES = (
     "loadgen.run.recording",
-    "pyarrow.parquet",
+    "loadgen.archive.arrow",
     "rich.live",
     "loadgen.measure.aggregate",
     "numpy.fft",

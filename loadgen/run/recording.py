@@ -27,14 +27,13 @@ from loadgen.drive.core_time import Cpu, family_cpu, family_cpu_s
 from loadgen.drive.first_failures import refused
 from loadgen.drive.live_sample import FIELDS
 from loadgen.drive.shards import OnBeat, Outcome
-from loadgen.endings import ending_signals
 from loadgen.live.early_warning import EarlyWarning
 from loadgen.live.progress import Progress, Totals
 from loadgen.live.run_figures import RunFigures
 from loadgen.live.watched import WatchedRun
 from loadgen.live.watching import run_labels, watching
 from loadgen.manifest.json_section import JsonObject
-from loadgen.manifest.sections import Ended, EndKind, Manifest, Scrapes
+from loadgen.manifest.sections import CanarySection, Ended, EndKind, Manifest, Scrapes
 from loadgen.manifest.self_report import ClientReport
 from loadgen.measure.attainment import derived, with_counted_window
 from loadgen.measure.cause import is_too_long
@@ -47,8 +46,10 @@ from loadgen.run.run_options import RunSetup
 from loadgen.run.shard_tasks import Job
 from loadgen.run.stop_rules import Silence, StopRules, stop_rules
 from loadgen.run.target import Target
+from loadgen.system.endings import ending_signals
 from loadgen.workload.prompts import Prompts
 from loadgen.workload.schedule import more_units
+from targets.canary import CanarySender
 from targets.scrape import Scraped, Scraper
 
 _INTERRUPT_DRAIN_S = 10.0
@@ -126,6 +127,7 @@ class Recording:
             target.adapter.stream,
         )
         self._scraper = Scraper(target.metrics, target.endpoint) if target.metrics else None
+        self._canaries = None if target.canaries is None else CanarySender(target.canaries)
         self._watched: WatchedRun | None = None
         if setup.options.watch is not None:
             labels = run_labels(scenario, target.to_manifest(), setup.name)
@@ -165,14 +167,22 @@ class Recording:
             (directory / "manifest.json").unlink(missing_ok=True)
             raise
         watched = watching(self._watched, self._options.watch, self._progress.note)
-        with watched, self._scraping() as scraped, self._interruptible():
+        with (
+            watched,
+            self._scraping() as scraped,
+            self._sending_canaries() as canary,
+            self._interruptible(),
+        ):
             try:
                 outcome = self._send()
             except BaseException:
                 if not self._epoch_ns:
                     (directory / "manifest.json").unlink()
                 raise
-            run = self._assembled(self._completed(planned.manifest, outcome), parts_dir, outcome)
+            ended = msgspec.structs.replace(
+                self._completed(planned.manifest, outcome), canary=canary()
+            )
+            run = self._assembled(ended, parts_dir, outcome)
             run = with_truncated(with_counted_window(_with_server(run, scraped())))
             run = _with_places(run, job.prompts())
             run = with_start_left_out(run)
@@ -267,6 +277,8 @@ class Recording:
         self._progress.begin()
         if self._scraper is not None:
             self._scraper.start(epoch_ns)
+        if self._canaries is not None:
+            self._canaries.start()
 
     @contextlib.contextmanager
     def _scraping(self) -> Iterator[Callable[[], Scraped]]:
@@ -281,12 +293,28 @@ class Recording:
         finally:
             stop()
 
+    @contextlib.contextmanager
+    def _sending_canaries(self) -> Iterator[Callable[[], CanarySection | None]]:
+        """Yields the function that ends the canaries and returns their counts; they end with the
+        block at the latest."""
+
+        def stop() -> CanarySection | None:
+            return None if self._canaries is None else self._canaries.stop()
+
+        try:
+            yield stop
+        finally:
+            stop()
+
     def _on_beat(self, shard: int, message: JsonObject) -> None:
         totals = self._progress.beat(shard, message)
         if self._watched is not None:
             self._watched.take(shard, message)
         if self._ended != "completed":
             return
+        if self._canaries is not None:
+            now_s = min(totals.now_s, self._scenario.horizon_s)
+            self._canaries.catch_up(totals.released, now_s)
         self._end_window(message["measured"], totals.measured)
         if self._has_stopped_answering(totals):
             return

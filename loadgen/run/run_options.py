@@ -46,7 +46,9 @@ class RunOptions:
     live metrics; `early` may stop the run before its end. With fewer successful requests than
     `min_requests` the run has no verdict, with `clear` also if an SLO is neither proven nor clear.
     A server that slobench does not start may take `wait_ready_s` until it is ready; its last
-    preflight, if at most `reuse_preflight_s` old, counts for this run too. `stop_names` are the
+    preflight, if at most `reuse_preflight_s` old, counts for this run too. `canary` is the share of
+    the requests that are sent in addition, to compare their answers with those at idle; 0: 2 % if
+    an SLO is on `canary_match`, else none. `stop_names` are the
     names of signals that another program sends for its user.
     """
 
@@ -70,6 +72,7 @@ class RunOptions:
     min_requests: int = 0
     wait_ready_s: float = 0.0
     reuse_preflight_s: float = 0.0
+    canary: float = 0.0
     stop_names: Mapping[int, str] = field(default_factory=dict)
 
 

@@ -37,6 +37,7 @@ from loadgen.workload.calibration import Calibration
 from loadgen.workload.prompts import PromptFit, Prompts
 from loadgen.workload.scenario import Scenario
 from targets.base import Adapter
+from targets.canary import Canaries, record_idle
 from targets.child import Child
 from targets.endpoint import Endpoint, load_target
 from targets.preflight import preflight
@@ -51,6 +52,7 @@ NO_LAUNCH = "SLOBENCH_NO_LAUNCH"
 REUSED = "preflight"
 """The line of a manifest that states the age of a reused preflight."""
 _PATIENCE_S = 30.0
+_CANARY_SHARE = 0.02
 _PROGRESS_S = 30.0  # between two lines about a launch, where there is no terminal
 _PREFLIGHT = b"preflight"  # the salt of its prompts
 _MARKS = {True: "ok  ", False: "warn", None: "  – "}
@@ -62,7 +64,7 @@ class Target:
     returns how a server that slobench started has ended, None while it runs and for other servers.
     `metrics` are the URLs of the server's own metrics, empty where they cannot be read. `prompts`
     are the scenario's prompts with the salt of the preflight, if it made some. `longest_wait_s` is
-    the longest time to a first token in the preflight.
+    the longest time to a first token in the preflight. `canaries` holds their answers at idle.
     """
 
     kind: str
@@ -74,6 +76,7 @@ class Target:
     metrics: tuple[str, ...] = ()
     prompts: Prompts | None = None
     longest_wait_s: float = 0.0
+    canaries: Canaries | None = None
 
     def to_manifest(self) -> TargetSection:
         """The target section of the manifest, without secrets."""
@@ -88,6 +91,7 @@ class Target:
             metrics=tuple(url.partition("?")[0] for url in self.metrics),
             prompt_words=0 if self.fit.words is None else len(self.fit.words.words),
             recorded_prompts=None if self.prompts is None else self.prompts.n_repeated,
+            is_bundled=self.adapter.sends_slos,
         )
 
 
@@ -134,7 +138,30 @@ def open_target(
                 store.keep(endpoint, requests, _kept(target, models))
             elif _is_certain(target) and server.kind != "url":
                 server.known[requests] = target
-        yield replace(target, ended=server.ended)
+        yield replace(_with_canaries(target, setup), ended=server.ended)
+
+
+def _with_canaries(target: Target, setup: RunSetup) -> Target:
+    """The target with the answers of an idle server, if the run has canaries."""
+    share = canary_share(setup)
+    if not share:
+        return target
+    if target.adapter.results:
+        raise UsageError(f"--canary: answers of api {target.endpoint.api} have no text to compare")
+    timeout_s = setup.scenario.limits.timeout
+    canaries = finish(record_idle(target.endpoint, target.adapter, share, timeout_s))
+    check = canaries.check()
+    print_check(check, setup.console)
+    line = PreflightLine(check.check, check.ok, check.detail)
+    return replace(target, canaries=canaries, checks=[*target.checks, line])
+
+
+def canary_share(setup: RunSetup) -> float:
+    """The share of canaries that a run asks for, by its options or by an SLO."""
+    if setup.options.canary:
+        return setup.options.canary
+    has_slo = any(slo.metric == "canary_match" for slo in setup.scenario.all_slos())
+    return _CANARY_SHARE if has_slo else 0.0
 
 
 def launch_line(spec: str, environ: Mapping[str, str], settings: Sequence[str] = ()) -> str:

@@ -32,7 +32,7 @@ from loadgen.errors import RunInvalid, SlobenchError, UsageError
 from loadgen.manifest.json_section import JsonSection, encoded, read_section
 from loadgen.run.manifest import recorded_command, version
 from loadgen.studies.cells.cell import CELL_FILE, differing
-from loadgen.whole_file import SUFFIX, read_result
+from loadgen.system.whole_file import SUFFIX, read_result
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -61,12 +61,14 @@ class Marker(JsonSection, frozen=True, kw_only=True):
 class Study(Generic[R]):
     """A kind of study. `name` is that of the verb, of the result file and of the default directory;
     `noun` names the study in messages; `result` is the type of the result file. `before` are the
-    names of further files, in any folder, that are written before the first run."""
+    names of further files, in any folder, that are written before the first run. `resumes`: its
+    verb has --resume."""
 
     name: str
     noun: str
     result: type[R]
     before: tuple[str, ...] = ()
+    resumes: bool = True
 
     @property
     def file(self) -> str:
@@ -153,9 +155,10 @@ class Study(Generic[R]):
         if not has_work:  # its target never answered, or it was interrupted before
             return self._begun(path, label, definition, command)
         if not resume:
+            remedy = "add --resume to continue it, or choose another --out"
             raise UsageError(
-                f"--out {directory}: holds a {self.noun} that began {marker.began_utc}; add "
-                "--resume to continue it, or choose another --out"
+                f"--out {directory}: holds a {self.noun} that began {marker.began_utc}; "
+                f"{remedy if self.resumes else 'choose another --out'}"
             )
         if lines := differing(_plain(definition), marker.definition):
             raise UsageError(
@@ -175,9 +178,9 @@ class Study(Generic[R]):
             command=list(recorded_command(command)),
             definition=_plain(definition),
         )
-        _write_section(path.parent, MARKER, marker)
         if checksums.read(path.parent) is None:
-            checksums.begin(path.parent, [MARKER])
+            checksums.begin(path.parent, ())
+        _write_section(path.parent, MARKER, marker)
         return marker
 
     def _has_work(self, directory: Path) -> bool:

@@ -30,6 +30,9 @@ _SHORT = {"-m": "model", "-u": "url", "-H": "header", "-p": "measurement-interva
 _SINGLE = (None, "single_turn", "random_pool", "inputs_json", "sharegpt")
 """Types of --custom-dataset-type whose lines are requests of their own."""
 _TRACES = ("mooncake_trace", "bailian_trace", "burst_gpt_trace")
+_AGENTX = {"inferencex-agentx-mvp": (1800.0, None), "agentx": (3600.0, 300.0)}
+"""Scenarios that replay recorded agents: the seconds measured, and the longest idle time of a tree,
+unless flags state others. Source: aiperf 0.14, its tutorial "InferenceX AgentX MVP"."""
 _PAIR = re.compile(r"[(]?([\d.]+)(?:[|]([\d.]+))?,([\d.]+)(?:[|]([\d.]+))?[)]?:([\d.]+)", re.ASCII)
 
 
@@ -65,7 +68,7 @@ def translate(words: list[str], tool: str = "aiperf") -> Draft:
         )
     draft.seed = flags.count("random-seed")
     _refuse_other_kinds(flags)
-    if not _is_replay(flags, draft):
+    if not _is_agents(flags, draft) and not _is_replay(flags, draft):
         _lengths(flags, draft)
         _arrivals(flags, draft, "constant" if is_genai_perf else "poisson")
     _cancel(flags, draft)
@@ -112,6 +115,62 @@ def _cancel(flags: Flags, draft: Draft) -> None:
     delay_s = flags.number("request-cancellation-delay") or 0.0
     if percent is not None:
         draft.requests["cancel"] = {"share": percent / 100, "after": write_duration(delay_s)}
+
+
+def _is_agents(flags: Flags, draft: Draft) -> bool:
+    """Whether the command replays recorded agents by the rules of AgentX; if so, sets them."""
+    name = flags.text("scenario")
+    if name is None:
+        return False
+    if name not in _AGENTX:
+        refuse(f"--scenario {name}", f"known: {', '.join(_AGENTX)}")
+    seconds, idle_s = _AGENTX[name]
+    path, corpus = flags.text("input-file", "f", "file"), flags.text("public-dataset")
+    if path is None:
+        path = corpus or "traces"
+        draft.add_missing(
+            f"--public-dataset {path}", "download its files, and set agents.path to their folder"
+        )
+    draft.agents = {"path": path}
+    if (most := flags.count("max-context-length")) is not None:
+        draft.agents["max_context"] = most
+        draft.notes.append(
+            "aiperf leaves out conversations that are longer than --max-context-length; slobench "
+            "ends them before their first request that is too long"
+        )
+    idle_s = flags.number("trace-idle-gap-cap-seconds") or idle_s
+    if idle_s is not None:
+        draft.agents["idle_cap"] = {"of": "tree", "at_most": write_duration(idle_s)}
+    lanes = [round(n) for n in _values(flags.text("concurrency"))] or [1]
+    draft.set_closed_loop(lanes[0])
+    if len(lanes) > 1:
+        draft.set_sweep("arrivals.users", list(map(str, lanes)))
+    draft.measure_s = flags.number("benchmark-duration") or seconds
+    draft.limits["timeout"] = "10m"
+    _note_other_rules(flags, draft)
+    return True
+
+
+def _note_other_rules(flags: Flags, draft: Draft) -> None:
+    """The rules of AgentX that a scenario does not keep."""
+    for name in ("custom-dataset-type", "allow-dataset-wrap"):
+        flags.texts(name)
+    start = [flags.text(f"trajectory-start-{end}-ratio") for end in ("min", "max")]
+    low, high = start[0] or "0.0", start[1] or "1.0"
+    draft.notes.append(
+        f"AgentX starts the first trees at a random point of their recording ({low} to {high}), "
+        "with warm-up requests; slobench starts all at their beginning: set phases.warmup to a "
+        "task time"
+    )
+    cap = flags.text("system-idle-gap-cap-seconds") or "10"
+    draft.notes.append(
+        f"AgentX shortens the time without any request in flight to {cap} s; slobench keeps it"
+    )
+    bust = flags.text("cache-bust") or "first_turn_prefix"
+    draft.notes.append(
+        f"AgentX marks each play in its first user turn ({bust}), so that plays share the system "
+        "prompt; plays of slobench share no text"
+    )
 
 
 def _is_replay(flags: Flags, draft: Draft) -> bool:

@@ -147,6 +147,7 @@ class Draft:
     arrivals: JsonObject = field(default_factory=dict)
     requests: JsonObject = field(default_factory=dict)
     session: JsonObject = field(default_factory=dict)
+    agents: JsonObject = field(default_factory=dict)
     prompts: JsonObject = field(default_factory=dict)
     limits: JsonObject = field(default_factory=dict)
     classes: JsonObject = field(default_factory=dict)
@@ -350,6 +351,7 @@ class Draft:
             "arrivals": self.arrivals,
             "requests": self.requests,
             "session": self.session,
+            "agents": self.agents,
             "prompts": self.prompts,
             "classes": self.classes,
             "phases": phases,

@@ -79,6 +79,8 @@ def _target(flags: Flags, draft: Draft) -> None:
     draft.model = served_name or name or ""
     endpoint = flags.text("endpoint") or ""
     backend = flags.text("backend", "endpoint-type") or "openai"
+    if backend == "openai-embeddings-chat":
+        refuse(backend, "slobench sends texts to be embedded, not chat messages")
     for name in (backend, endpoint):
         if any(word in name for word in _OTHER_APIS):
             refuse(name, f"slobench supports {', '.join(_APIS)} only")

@@ -19,7 +19,6 @@ from pathlib import Path
 import typer
 from rich.console import Console
 
-from loadgen.cache_directory import cache_dir
 from loadgen.cli import standard_streams
 from loadgen.cli.exit_codes import INTERRUPTED, guarded
 from loadgen.cli.terminal import print_summary
@@ -27,6 +26,7 @@ from loadgen.errors import RunInvalid, SlobenchError, UsageError
 from loadgen.measure.summary import Summary
 from loadgen.run.execute import FinishedRun, execute
 from loadgen.run.run_options import RunOptions, RunSetup
+from loadgen.system.cache_directory import cache_dir
 from loadgen.web.assignment import environ_for
 from loadgen.web.form import RunForm, read_form
 from loadgen.web.relay_pipe import ENDING, STOP, Begin, Note, Recording, RelayPipe, RunEnded

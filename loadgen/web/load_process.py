@@ -24,7 +24,7 @@ from loadgen.drive.shard import own_stdout, prepare, serve
 from loadgen.drive.stall_watch import ProgressCounter
 from loadgen.drive.worker_messages import MessageWriter, ReceivedParts, part_messages
 from loadgen.errors import SlobenchError
-from loadgen.plugins import load_plugin
+from loadgen.system.plugins import load_plugin
 from loadgen.web.assignment import fingerprint, task_of
 from loadgen.web.control_messages import (
     MAX_BYTES,

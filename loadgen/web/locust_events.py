@@ -25,11 +25,11 @@ from locust.runners import (
 )
 
 from loadgen.cli.scale import SECRET_ENV, read_secret
-from loadgen.endings import ending_signals
 from loadgen.errors import RunInvalid, UsageError
-from loadgen.host_names import host_names
 from loadgen.live.live_histogram import LiveCounts
 from loadgen.records import Status
+from loadgen.system.endings import ending_signals
+from loadgen.system.host_names import host_names
 from loadgen.web.form import Settings, add_options, several, worker_environ
 from loadgen.web.guarded_rpc import guard
 from loadgen.web.live_frames import Ended

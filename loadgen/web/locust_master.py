@@ -17,8 +17,8 @@ import msgspec
 from gevent.subprocess import Popen
 
 from loadgen.drive.stall_watch import STALL_S, process_use
-from loadgen.endings import blocked, exit_words
 from loadgen.manifest.json_section import JsonObject
+from loadgen.system.endings import blocked, exit_words
 from loadgen.web import relay_pipe
 from loadgen.web.form import RunForm
 

@@ -16,11 +16,11 @@ from typing import Any
 import flask
 from flask import Response, request
 
-from loadgen.cache_directory import cache_dir
 from loadgen.cli.scale import password
 from loadgen.errors import SlobenchError
-from loadgen.host_names import HostNames
 from loadgen.manifest.json_section import JsonObject
+from loadgen.system.cache_directory import cache_dir
+from loadgen.system.host_names import HostNames
 from loadgen.web.locust_master import Master
 from loadgen.web.login_throttle import LoginThrottle
 from reports.page import vega_bundle

@@ -11,7 +11,7 @@ import os
 import signal
 from typing import NoReturn
 
-from loadgen.endings import ending_signals
+from loadgen.system.endings import ending_signals
 
 _INTERRUPTED = 130
 

@@ -22,11 +22,11 @@ import gevent.queue
 from gevent.subprocess import PIPE, Popen
 
 from loadgen.archive.collect import UNCONFIRMED
-from loadgen.cache_directory import cache_dir
 from loadgen.drive.stall_watch import STALL_S, WATCH_EVERY_S, ProgressCounter, WatchedProcess
 from loadgen.drive.worker_messages import BadMessage, ReceivedParts, read_message
-from loadgen.endings import exit_words
 from loadgen.manifest.json_section import JsonObject
+from loadgen.system.cache_directory import cache_dir
+from loadgen.system.endings import exit_words
 from loadgen.web import control_messages as messages
 from loadgen.web.live_frames import Ended, FrameBuilder
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from loadgen.endings import ending_signals
 from loadgen.manifest.json_section import JsonObject
+from loadgen.system.endings import ending_signals
 
 ENDING = frozenset(ending_signals())
 STOP = signal.SIGTERM

@@ -15,13 +15,13 @@ from loadgen.manifest.sections import LiveQuantiles
 from loadgen.manifest.self_report import SelfReport
 from loadgen.run.manifest import instrument_limits
 from loadgen.run.shard_tasks import Job
+from loadgen.system.whole_file import replacing
 from loadgen.web.assignment import assignments
 from loadgen.web.control_messages import Bad, Frame, Kept, encode, read_up
 from loadgen.web.live_frames import LiveStatus, merged, quantiles
 from loadgen.web.relay_pipe import Back, FromWorker, Gone, LiveUpdate, Note, RelayPipe, ToWorker
 from loadgen.web.run_protocol import Controller, Policy, Send
 from loadgen.web.validate import check_part, read_self_report
-from loadgen.whole_file import replacing
 
 _UPDATE_EVERY_S = 1.0
 _POLL_S = 0.1

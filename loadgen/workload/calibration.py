@@ -191,7 +191,7 @@ class Calibration:
             self._prompts.write(purpose, 0, _TURN_TOKENS, self.fit)
             for purpose in (b"answer", b"turn")
         )
-        if self.fit.words is not None and (self._schedule["context"] == Context.real).any():
+        if self.fit.words is not None and (self._schedule["context"] >= Context.real).any():
             answer = unframed(answer)  # the server's own answers have no frame
         messages = (("user", first), ("assistant", answer), ("user", question))
         (total,) = yield from self._send(RenderedPrompt("", messages))

@@ -13,6 +13,7 @@ from loadgen.measure.slo import Slo, parse_slo, ungrounded
 from loadgen.registry import Strict
 from loadgen.workload.agents.block import Agents
 from loadgen.workload.arrivals import ARRIVALS, Arrivals
+from loadgen.workload.dialogue import Context
 from loadgen.workload.durations import DURATIONS, Durations, FixedDuration
 from loadgen.workload.lengths import LENGTHS, Lengths
 from loadgen.workload.presets import SloPreset, expanded
@@ -62,12 +63,19 @@ class Session(Strict):
     the next question. The prompt of each turn contains all earlier turns.
 
     `context` selects the answers in it: `scripted` answers of the planned lengths, written ahead,
-    or the server's `real` answers.
+    or the server's `real` answers. Their `reasoning` is dropped, as most chat templates drop it
+    from earlier turns, or kept: then each turn sends it back.
     """
 
     turns: Annotated[Lengths, LENGTHS]
     think: Annotated[Durations, DURATIONS] = _NO_PAUSE
     context: Literal["scripted", "real"] = "scripted"
+    reasoning: Literal["drop", "keep"] = "drop"
+
+    @property
+    def quotes(self) -> Context:
+        """The `context` of later turns in the schedule."""
+        return Context.reasoned if self.reasoning == "keep" else Context[self.context]
 
 
 class Step(Strict):
@@ -141,6 +149,9 @@ class TrafficClass(Strict):
             yield ("requests",), "a chain's requests stand in its steps; remove requests or chain"
         if self.chain and self.session is not None:
             yield ("session",), "a class is a session or a chain, not both"
+        session = self.session
+        if session is not None and session.reasoning == "keep" and session.context != "real":
+            yield ("session", "reasoning"), "scripted answers have none; add context: real"
         if self.agents is not None:
             yield from self._beside_agents(arrivals, has_texts)
             return

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from loadgen.errors import ScenarioError, TraceFileError
-from loadgen.whole_file import opened_regular
+from loadgen.system.whole_file import opened_regular
 from loadgen.workload.traces.file import read_bytes
 
 Record = tuple[int, Any]

@@ -19,7 +19,6 @@ from loadgen.errors import ScenarioError
 from loadgen.records import OWN_SLO, SCHEDULE, Pieces, Schedule, Times
 from loadgen.workload.arrivals import Traffic
 from loadgen.workload.classes import Step, TrafficClass
-from loadgen.workload.dialogue import Context
 from loadgen.workload.durations import Durations
 
 Index = NDArray[np.int32]  # row numbers, or counts of rows; half the memory of int64
@@ -144,7 +143,7 @@ def laid_out(
     child, parent = _edges_within(own, first, place)
     _think(own, rows, place, streams)
     if own.session is not None:
-        rows["context"][place > 0] = Context[own.session.context]
+        rows["context"][place > 0] = own.session.quotes
         _grow_context(rows, first[unit])
     next_child, next_parent = _edges_between(own, unit_source, first)
     is_next = np.zeros(n_rows, bool)

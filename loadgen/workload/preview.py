@@ -4,7 +4,7 @@ and the number of requests that each SLO needs for a proven verdict."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,6 @@ from loadgen.measure.catalog import METRICS
 from loadgen.measure.slo import Slo, own_slo, with_implied
 from loadgen.measure.statistics.dependence import Dependence
 from loadgen.measure.statistics.intervals import BoundTimes
-from loadgen.measure.statistics.percentiles import fewest_samples
 from loadgen.measure.statistics.proportions import least_n, needed_n
 from loadgen.measure.statistics.time_series import describe_arrivals
 from loadgen.records import (
@@ -26,19 +25,17 @@ from loadgen.records import (
     Schedule,
     schedule_sha256,
 )
-from loadgen.units import write_duration
 from loadgen.workload.agents.figures import agent_figures
 from loadgen.workload.arrivals import total_rate_per_s
 from loadgen.workload.dialogue import Context
 from loadgen.workload.layout import RandomStreams
 from loadgen.workload.lengths import TokenCounts
+from loadgen.workload.planned_counts import measured_counts
 from loadgen.workload.scenario import Scenario
 
 QUEUE_TIME = 25.0
 """The autocorrelation time, in requests, that `n_needed_queued` assumes: about that of the p90
 behind an M/M/1 queue at 70 % load."""
-
-_LOWER = (0.99, 0.95, 0.9, 0.5)
 
 Means = NDArray[np.float64]  # tokens
 
@@ -76,7 +73,7 @@ def preview(
             scenario.has_closed_loop,
             scenario.requests_in_flow,
         ),
-        "n_withdrawn": _measured(schedule)[1],
+        "n_withdrawn": measured_counts(schedule)[1],
         "duration_s": scenario.horizon_s,
         "window": {
             "warmup_s": scenario.phases.warmup,
@@ -116,50 +113,6 @@ def _agents(scenario: Scenario, schedule: Schedule, pieces: Pieces) -> dict[str,
     return figures
 
 
-def missing_percentiles(scenario: Scenario, schedule: Schedule) -> list[str]:
-    """A sentence for each SLO on a percentile that the planned number of requests cannot have, with
-    the flag that would do. A closed loop plans more requests than it sends, so it has none."""
-    sentences: list[str] = []
-    if not scenario.has_closed_loop:
-        n_planned = scenario.phases.requests or _n_judged(schedule)
-        sentences += _too_few(scenario, scenario.slos(), n_planned)
-    for k, (name, own) in enumerate(scenario.classes.items()):
-        if not scenario.is_closed_loop(name) and scenario.requests_in_flow is None:
-            n_planned = _n_judged(schedule[schedule["class_id"] == k])
-            sentences += [f"{name}: {text}" for text in _too_few(scenario, own.slos(), n_planned)]
-    return sentences
-
-
-def _n_judged(rows: Schedule) -> int:
-    n_measured, n_withdrawn = _measured(rows)
-    return n_measured - n_withdrawn
-
-
-def _too_few(scenario: Scenario, slos: tuple[Slo, ...], n_planned: int) -> Iterator[str]:
-    for slo in slos:
-        if slo.quantile is None or METRICS[slo.metric].scope != "request" or not n_planned:
-            continue
-        least = fewest_samples(slo.quantile)
-        if n_planned < least:
-            yield (
-                f"{slo.text} cannot be judged: this plan sends {n_planned} requests, and a "
-                f"P{100 * slo.quantile:g} needs at least {least}; "
-                f"{_remedy(scenario, slo.quantile, n_planned, least)}"
-            )
-
-
-def _remedy(scenario: Scenario, quantile: float, n_planned: int, least: int) -> str:
-    """The flag with which the plan has enough requests, or the highest percentile that it has."""
-    if scenario.phases.requests is not None:
-        text = f"add --num-prompts {least}"
-    else:
-        enough = least + 2 * math.sqrt(least)  # another draw has fewer
-        length_s = 5 * math.ceil(scenario.phases.measure * enough / n_planned / 5)
-        text = f"add --duration {write_duration(length_s)}"
-    lower = [q for q in _LOWER if q < quantile and fewest_samples(q) <= n_planned]
-    return f"{text}, or state the SLO about p{100 * lower[0]:g}" if lower else text
-
-
 def _totals(
     scenario: Scenario,
     rows: Schedule,
@@ -171,7 +124,7 @@ def _totals(
     """The figures of all rows, or of the rows of a class: counts, tokens per second and `slo`. A
     closed loop plans more requests than it sends, so it has no rates. `n_wanted` requests end the
     measured window during the run; None for a window of planned length, and for a class."""
-    n_measured, n_withdrawn = _measured(rows)
+    n_measured, n_withdrawn = measured_counts(rows)
     measure_s: float | None = scenario.phases.measure
     is_open_end = scenario.requests_in_flow is not None
     n = None if is_closed_loop or is_open_end else n_measured - n_withdrawn
@@ -216,12 +169,6 @@ def _own_slos(rows: Schedule) -> list[dict[str, object]]:
             ends = {"min_s": float(limits_s.min()), "p50_s": p50_s, "max_s": float(limits_s.max())}
             figures.append({"text": own_slo(metric).text, "n": len(limits_s), **ends})
     return figures
-
-
-def _measured(rows: Schedule) -> tuple[int, int]:
-    """(rows in the measured window, those of them that are cancelled on purpose)."""
-    measured = rows[rows["phase"] == Phase.measure]
-    return len(measured), int(np.count_nonzero(measured["cancel_after_s"]))
 
 
 def expected_lengths(scenario: Scenario, schedule: Schedule) -> tuple[Means, Means]:

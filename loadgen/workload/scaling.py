@@ -1,4 +1,4 @@
-"""Scaling of a scenario's load: all rates by the same factor, or another number of users.
+"""Scaling of a scenario's load: all rates by the same factor, or another number of users or agents.
 
 The shape of the traffic stays the same: the cv of gaps, the durations of states, the shares of
 classes.
@@ -6,7 +6,7 @@ classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from math import isclose
 from typing import Literal
@@ -19,46 +19,57 @@ from loadgen.workload.clusters import Burst
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.trace_arrivals import TraceArrivals
 
-Over = Literal["rate", "concurrency"]
+Over = Literal["rate", "concurrency", "agents"]
+LoadUnit = Literal["req/s", "users", "agents", "agents/min"]
 _RATE_KEYS = {"ramp": ("from", "to"), "flash_crowd": ("rate", "peak")}
 _LISTED_RATES = {"steps": "levels", "curve": "points"}
 _SEEDS = 2**63
+MINUTE_S = 60.0
 
 
 @dataclass(frozen=True)
 class OfferedLoad:
-    """The load of a scenario: arrivals per second, or users. `is_steady`: the rate is constant by
-    design, so all parts of the window are alike."""
+    """The load of a scenario in its unit: arrivals per second, users, or agents that are live or
+    arrive per minute. `is_steady`: the rate is constant by design, so all parts of the window are
+    alike."""
 
     level: float
     is_steady: bool
+    unit: LoadUnit
+
+    @property
+    def is_integer(self) -> bool:
+        return self.unit in ("users", "agents")
 
 
 def offered_load(scenario: Scenario, over: Over) -> OfferedLoad:
     """The load to scale. Raises UsageError for a scenario that cannot be scaled."""
     streams = dict(_streams(scenario))
-    if over == "concurrency":
+    unit = _unit(scenario, over, streams.values())
+    if unit in ("users", "agents"):
         n_users = sum(_users(scenario, key, arrivals) for key, arrivals in streams.items())
-        return OfferedLoad(float(n_users), is_steady=True)
-    total = sum(_rate(scenario, key, arrivals) for key, arrivals in streams.items())
-    return OfferedLoad(total, all(_is_steady(arrivals) for arrivals in streams.values()))
+        return OfferedLoad(float(n_users), is_steady=True, unit=unit)
+    per_s = sum(_rate(scenario, key, arrivals) for key, arrivals in streams.items())
+    is_steady = all(_is_steady(arrivals) for arrivals in streams.values())
+    return OfferedLoad(per_s * (MINUTE_S if unit == "agents/min" else 1.0), is_steady, unit)
 
 
 def scaled(scenario: Scenario, level: float, over: Over) -> Scenario:
-    """The scenario at another mean rate (per second), or with another total number of users.
+    """The scenario at another load, in the unit of `offered_load`.
 
     A trace is played faster or slower, and repeated if it is shorter than the window. Classes with
     arrivals of their own are scaled together. Raises UsageError like `offered_load`.
     """
-    factor = level / offered_load(scenario, over).level
+    load = offered_load(scenario, over)
+    factor = level / load.level
     values = scenario.resolved()
-    change = _with_users if over == "concurrency" else _with_rates
+    change = _with_users if load.is_integer else _with_rates
     for block in (values, *values.get("classes", {}).values()):
         if block.get("arrivals"):
             block["arrivals"] = change(block["arrivals"], factor)
     changed = scenario.with_values(values)
-    if over == "rate":
-        _check_rate(changed, level)
+    if not load.is_integer:
+        _check_rate(changed, level / (MINUTE_S if load.unit == "agents/min" else 1.0))
     return changed
 
 
@@ -68,6 +79,19 @@ def with_window(scenario: Scenario, warmup_s: float, measure_s: float, seed: int
     window = {"warmup": f"{warmup_s:.3f}s", "measure": f"{measure_s:.3f}s"}
     values["phases"] |= {**window, "requests": None, "at_most": None}
     return scenario.with_values(values)
+
+
+def _unit(scenario: Scenario, over: Over, streams: Iterable[Arrivals]) -> LoadUnit:
+    """Agents that are live in a closed loop, else agents that arrive."""
+    if over != "agents":
+        return "users" if over == "concurrency" else "req/s"
+    others = [name for name, own in scenario.traffic().items() if own.agents is None]
+    if others:
+        raise UsageError(
+            f"{scenario.name}: --over agents counts agents, and {others[0]} has requests of "
+            "another kind; use --over rate or --over concurrency"
+        )
+    return "agents" if all(isinstance(own, Users) for own in streams) else "agents/min"
 
 
 def _streams(scenario: Scenario) -> Iterator[tuple[str, Arrivals]]:

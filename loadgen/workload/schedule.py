@@ -25,7 +25,6 @@ from loadgen.records import (
     Pieces,
     Schedule,
 )
-from loadgen.workload.agents.plays import lay_out_plays
 from loadgen.workload.arrivals import Arrivals, Traffic, selected
 from loadgen.workload.classes import TrafficClass
 from loadgen.workload.counted_window import first_requests
@@ -109,6 +108,8 @@ def _layouts(scenario: Scenario) -> tuple[list[Layout], Pieces]:
         if part.own.agents is None:
             layout = lay_out(part, scenario.horizon_s, max_rows, phases.warmup, phases.requests)
         else:
+            from loadgen.workload.agents.plays import lay_out_plays
+
             layout = lay_out_plays(part, scenario.horizon_s, max_rows)
         if part.arrivals.session_id is not None:
             layout = replace(layout, source=_renumbered(part.arrivals.session_id))

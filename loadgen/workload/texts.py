@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field
 
 from loadgen.errors import ScenarioError
 from loadgen.registry import Plugin, Registry, bare_word
-from loadgen.whole_file import read_regular
+from loadgen.system.whole_file import read_regular
 from loadgen.workload.client_tokenizer import TokenCounter, load_tokenizer
 from loadgen.workload.dataset_file import read_records
 from loadgen.workload.dataset_forms import (

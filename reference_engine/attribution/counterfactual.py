@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.clock import VirtualClock
 from loadgen.errors import UnknownKind
+from loadgen.system.clock import VirtualClock
 from reference_engine.accounting.explain import Account
 from reference_engine.attribution.attribution import (
     Attribution,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf
 
-from loadgen.clock import Clock
+from loadgen.system.clock import Clock
 from reference_engine.accounting.accounting import Accounting
 from reference_engine.accounting.explain import Account
 from reference_engine.accounting.totals import EngineTotals

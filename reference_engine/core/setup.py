@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from loadgen.clock import Clock
 from loadgen.errors import UsageError
+from loadgen.system.clock import Clock
 from reference_engine.core.core import EngineState
 from reference_engine.policies.base import Policy
 from reference_engine.predict.quantiles import QuantilePredictor

@@ -37,11 +37,12 @@ class Repeating(Protocol):
     def token(self) -> int: ...
 
     def repeated_s(self, batch: StepBatch, n: int) -> list[float]:
-        """The seconds of `n` steps, of which the first was executed last: a batch without rows,
-        each with a token more of context for each decode."""
+        """The seconds of `n` steps, or of fewer, of which the first was executed last: a batch
+        without rows, each with a token more of context for each decode."""
 
     def pieces_s(self, batches: Sequence[StepBatch]) -> list[float]:
-        """The seconds of the steps of `batches`, of which the first was executed last."""
+        """The seconds of the steps of `batches`, or of the first of them, of which the very first
+        was executed last."""
 
     def pass_steps(self, n: int) -> None:
         """Count `n` steps as over that were not executed."""

@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, PlainSerializer
 
-from loadgen.clock import Clock
+from loadgen.system.clock import Clock
 from loadgen.units import parse_duration_s, write_duration
 from reference_engine.executors.base import Caps, Executor
 from reference_engine.state.batch import StepBatch, StepResult

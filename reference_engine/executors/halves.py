@@ -46,6 +46,7 @@ def on_part(cost: StepCost, share: float) -> StepCost:
         head_s=cost.head_s / share,
         prefill_attention_s=cost.prefill_attention_s / share,
         weights_s=cost.weights_s / reading,
+        expert_weights_s=cost.expert_weights_s / reading,
         context_token_s=cost.context_token_s / reading,
     )
 

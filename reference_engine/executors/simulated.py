@@ -6,8 +6,10 @@ parameter has an effect.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -38,8 +40,8 @@ class SimulatedExecutor(ExecutorKind):
     """The steps of `hardware`: `h200`, `4xh200`, `h100`, `a100`, a YAML file of your own, or `cpu`
     for a small shape; `kv_dtype` and `weight_dtype` select KV and weights in 8 bits.
     `fused_attention` is the efficiency of a kernel that computes the attention of prompts and
-    decodes at the same time (`StepCost`). A server spends the time of each step on its real
-    clock."""
+    decodes at the same time (`StepCost`). With `expert_parallel`, each of several devices has whole
+    experts. A server spends the time of each step on its real clock."""
 
     kind: ClassVar[str] = "simulated"
 
@@ -47,10 +49,17 @@ class SimulatedExecutor(ExecutorKind):
     kv_dtype: KvDtype = "auto"
     weight_dtype: WeightDtype = "auto"
     fused_attention: Annotated[Share, Field(gt=0, le=1)] | None = None
+    expert_parallel: bool = False
 
     def model(self, source: ModelSource) -> ModelOnHardware:
         """A model on this hardware."""
-        model = simulated_model(source, self.hardware, self.kv_dtype, self.weight_dtype)
+        model = simulated_model(
+            source,
+            self.hardware,
+            self.kv_dtype,
+            self.weight_dtype,
+            expert_parallel=self.expert_parallel,
+        )
         cost = replace(model.cost, fused_attention=self.fused_attention or 0.0)
         return replace(model, cost=cost)
 
@@ -91,16 +100,26 @@ class Simulated:
         return self.cost if type(self.cost) is StepCost else None
 
     def repeated_s(self, batch: StepBatch, n: int) -> list[float]:
-        """The seconds of `n` steps, of which the first was executed last: a batch without rows,
-        each with a token more of context for each decode."""
+        """The seconds of at most `n` steps, of which the first was executed last: a batch without
+        rows, each with a token more of context for each decode. Steps outside the measured sizes
+        are left out, because they may never come to be executed."""
         shape = batch.shape()
-        if self._measured is not None:
-            n_context = shape.context_tokens + (n - 1) * shape.n_decode
-            self._measured.check_measured(shape._replace(context_tokens=n_context))
+        measured = self._measured
+        if measured is not None:
+            n_each, n_first = shape.n_decode, shape.context_tokens
+
+            def is_outside(k: int) -> bool:
+                return not measured.is_measured(shape._replace(context_tokens=n_first + k * n_each))
+
+            n = 1 + bisect_left(range(1, n), True, key=is_outside)
         return self._varied(decode_s(self.cost, shape, n))
 
     def pieces_s(self, batches: Sequence[StepBatch]) -> list[float]:
-        """The seconds of the steps of `batches`, of which the first was executed last."""
+        """The seconds of the first steps of `batches`, of which the first was executed last: all
+        up to the first that is outside the measured sizes."""
+        measured = self._measured
+        if measured is not None:
+            batches = list(takewhile(lambda b: measured.is_measured(b.shape()), batches))
         return self._varied([self._cost_s(batch) for batch in batches])
 
     def pass_steps(self, n: int) -> None:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
-from loadgen.clock import Clock
+from loadgen.system.clock import Clock
 from reference_engine.executors.base import Caps
 from reference_engine.executors.simulated import Simulated
 from reference_engine.state.batch import StepBatch, StepResult

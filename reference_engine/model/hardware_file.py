@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from loadgen.errors import UsageError
 from loadgen.fields import Seconds, Share
 from loadgen.registry import Block
-from loadgen.whole_file import replacing
+from loadgen.system.whole_file import replacing
 from loadgen.yaml_document import Document, parse_document, read_file, write_document
 from reference_engine.state.cost_model import (
     HARDWARE,
@@ -41,7 +41,8 @@ class HardwareFile(Block):
     Ceilings are per device; a key that is left out has the value of the preset `h100`.
 
     `flops_per_s` is dense bfloat16, `flops_8bit_per_s` dense fp8 or int8 (default: as
-    `flops_per_s`). `interconnect_bytes_per_s` is the rate of an all-reduce of long messages.
+    `flops_per_s`). `interconnect_bytes_per_s` is the rate of an all-reduce of long messages,
+    `all_to_all_bytes_per_s` that at which a device sends to the experts of others.
     `bandwidth_share` and `flops_share` are the shares that kernels reach. A step takes `layer` per
     layer, `step` in all and `sequence` per sequence (durations) in addition to its arithmetic.
     """
@@ -52,6 +53,7 @@ class HardwareFile(Block):
     memory_bytes: Positive
     flops_8bit_per_s: Positive | None = None
     interconnect_bytes_per_s: Positive = _PRESET.allreduce_bytes_per_s
+    all_to_all_bytes_per_s: Positive = _PRESET.all_to_all_bytes_per_s
     host_link_bytes_per_s: Positive = _PRESET.link_bytes_per_s
     bandwidth_share: Annotated[Share, Field(gt=0, le=1)] = _PRESET.eta_bandwidth
     flops_share: Annotated[Share, Field(gt=0, le=1)] = _PRESET.eta_flops
@@ -71,6 +73,7 @@ class HardwareFile(Block):
             step_s=self.step,
             seq_s=self.sequence,
             allreduce_bytes_per_s=self.interconnect_bytes_per_s,
+            all_to_all_bytes_per_s=self.all_to_all_bytes_per_s,
             link_bytes_per_s=self.host_link_bytes_per_s,
             flops_8bit=self.flops_8bit_per_s or self.flops_per_s,
         )
@@ -322,20 +325,23 @@ def simulated_model(
     kv_dtype: KvDtype = "auto",
     weight_dtype: WeightDtype = "auto",
     pipeline: int = 1,
+    expert_parallel: bool = False,
 ) -> ModelOnHardware:
     """`model_on_hardware`, where `hardware` may also name a file: `my_gpu.yaml`, `4xmy_gpu.yaml`
     for four of them, or a file of `slobench calibrate`."""
     match = re.fullmatch(r"(?:([1-9]\d*)x)?(.+\.ya?ml)", hardware.strip())
     if match is None:
-        return model_on_hardware(source, hardware, kv_dtype, weight_dtype, pipeline)
+        return model_on_hardware(
+            source, hardware, kv_dtype, weight_dtype, pipeline, expert_parallel
+        )
     path = Path(match[2])
     document = _document(path)
     if "costs" in document.values:
         is_changed = match[1] is not None or (kv_dtype, weight_dtype) != ("auto", "auto")
-        is_changed = is_changed or pipeline > 1
+        is_changed = is_changed or pipeline > 1 or expert_parallel
         return _calibrated(source, path, _validated(CalibratedFile, document), is_changed)
     chosen = replace(_validated(HardwareFile, document).hardware(), n=int(match[1] or 1))
-    return model_on_hardware(source, chosen, kv_dtype, weight_dtype, pipeline)
+    return model_on_hardware(source, chosen, kv_dtype, weight_dtype, pipeline, expert_parallel)
 
 
 def _calibrated(
@@ -349,7 +355,7 @@ def _calibrated(
     if is_changed:
         raise UsageError(
             f"hardware: {path} has the costs of one server as it was measured; a number of "
-            "devices or stages, kv_dtype and weight_dtype need another calibration"
+            "devices or stages, expert_parallel, kv_dtype and weight_dtype need another calibration"
         )
     if file.cost_error > MOST_ERROR and not file.forced:
         kind = max(file.errors, key=lambda kind: abs(file.errors[kind].worst))

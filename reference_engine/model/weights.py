@@ -86,7 +86,12 @@ def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> to
 
 
 def shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """The shape of every tensor of the model by name, in the order in which they are drawn."""
+    """The shape of every tensor of the model by name, in the order in which they are drawn. Raises
+    UsageError for a model with experts."""
+    if config.n_experts:
+        raise UsageError(
+            "shape: models with experts are simulated only (slobench simulate, serve --device sim)"
+        )
     d, hd = config.d_model, config.head_dim
     q_width, kv_width = config.n_heads * hd, config.n_kv_heads * hd
     out: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, d)}

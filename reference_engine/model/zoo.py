@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from loadgen.errors import UsageError, nearest
 from reference_engine.state.model_config import ModelConfig, ModelSource, read_config
 
 EOS_ID = 257  # of the byte tokenizer, with which all shapes here are served
 _EOS = frozenset({EOS_ID})
+
+_TOP_8_OF_128: Mapping[str, Any] = {"qk_norm": True, "n_experts": 128, "experts_per_token": 8}
 
 # name: layers, d_model, heads, kv heads, head dim, ffn, vocabulary
 SHAPES = {
@@ -22,6 +26,20 @@ SHAPES = {
     "1b": ModelConfig(16, 2048, 32, 8, 64, 8192, 128_256, rope_theta=5e5, tied=True, eos_ids=_EOS),
     "8b": ModelConfig(32, 4096, 32, 8, 128, 14_336, 128_256, rope_theta=5e5, eos_ids=_EOS),
     "70b": ModelConfig(80, 8192, 64, 8, 128, 28_672, 128_256, rope_theta=5e5, eos_ids=_EOS),
+    # with experts: simulated only
+    "mixtral-8x7b": ModelConfig(
+        *(32, 4096, 32, 8, 128, 14_336, 32_000),
+        rope_theta=1e6,
+        eos_ids=_EOS,
+        n_experts=8,
+        experts_per_token=2,
+    ),
+    "qwen3-30b-a3b": ModelConfig(
+        48, 2048, 32, 4, 128, 768, 151_936, rope_theta=1e6, eos_ids=_EOS, **_TOP_8_OF_128
+    ),
+    "qwen3-235b-a22b": ModelConfig(
+        94, 4096, 64, 4, 128, 1536, 151_936, rope_theta=1e6, eos_ids=_EOS, **_TOP_8_OF_128
+    ),
 }
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from loadgen.clock import VirtualClock
+from loadgen.system.clock import VirtualClock
 from reference_engine.core.core import EngineState
 from reference_engine.executors.simulated import Simulated
 from reference_engine.policies.base import Policy

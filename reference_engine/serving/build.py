@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from loadgen.clock import MonotonicClock
 from loadgen.errors import UsageError
+from loadgen.system.clock import MonotonicClock
 from reference_engine.core.core import EngineState
 from reference_engine.executors.base import Executor, ExecutorKind, Site
 from reference_engine.executors.delayed import delayed

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from math import inf
 from typing import NamedTuple
 
-from loadgen.clock import Clock
 from loadgen.errors import SlobenchError
+from loadgen.system.clock import Clock
 from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import Executor, Launching
 from reference_engine.metrics.metrics import DepartureRate, EngineMetrics

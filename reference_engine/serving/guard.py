@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 
 from aiohttp import web
 
-from loadgen.host_names import HostNames
+from loadgen.system.host_names import HostNames
 from reference_engine.serving.routes.completions import request_id
 from reference_engine.serving.wire.wire_errors import WireError, error_body
 

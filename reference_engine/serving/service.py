@@ -16,8 +16,8 @@ from functools import partial
 from math import ceil
 from typing import Any, TypeVar
 
-from loadgen.clock import Clock
 from loadgen.errors import SlobenchError
+from loadgen.system.clock import Clock
 from reference_engine.core.core import EngineState
 from reference_engine.executors.base import Executor
 from reference_engine.metrics.metrics import EngineMetrics

@@ -22,7 +22,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from loadgen.errors import UsageError, nearest
 from loadgen.registry import Block
-from loadgen.whole_file import read_result
+from loadgen.system.whole_file import read_result
 from reference_engine.smdp.states import FEATURES, N_STATES, Action, MacroState
 from reference_engine.state.cost_model import CostModel
 

@@ -24,7 +24,8 @@ from reference_engine.state.step_variation import StepVariation
 WeightDtype = Literal["auto", "fp8", "int8"]
 
 _BYTES = 2  # of a weight, and of a KV number with kv_dtype "auto": bfloat16
-_BYTES_8BIT = 1  # of a number in the matrices of the blocks; the output layer stays in bfloat16
+# of a number in the matrices of the blocks; the output layer stays in bfloat16
+_WEIGHT_BYTES: Mapping[WeightDtype, int] = {"auto": _BYTES, "fp8": 1, "int8": 1}
 _KV_SHARE = 0.9  # of the memory; the rest is for activations and the allocator
 _BEYOND = 1.1  # sizes within a tenth of the measured are taken as measured
 _SMALL_PROMPT, _SMALL_BATCH = 64, 2  # such steps cost little more than the least possible
@@ -142,13 +143,17 @@ class StepCost:
 
     t = step_s + seq_s·n_seqs + prefill_seq_s·n_prefill + row_s·R + added_token_s·T
         + Σ c·min(n_seqs, k) over the pairs (k, c) of `seq_pieces`
-        + (weights_s^p + M^p)^(1/p)
+        + (W^p + M^p)^(1/p)
         + context_token_s·context_tokens + prefill_attention_s·prefill_attention
         − max(0, reduce_saved_s − reduce_saved_token_s·T)
+    W = weights_s + expert_weights_s·(1 − (1 − expert_share)^T)
     M = token_s·T + head_s·n_seqs
 
     n_prefill counts the sequences with a piece of their prompt in the step. `reduce_saved_s` is
-    what a step of few tokens saves by an all-reduce for short messages. T counts prompt tokens,
+    what a step of few tokens saves by an all-reduce for short messages. `expert_weights_s` is the
+    time of reading all experts, `expert_share` the probability that a token is computed by a given
+    expert: W is the time of reading the experts that T tokens, routed independently and evenly,
+    are computed by on average. T counts prompt tokens,
     decoding rows and padding, R decoding rows alone; p = `sharpness`. Without `weights_s` the model
     is linear except for `seq_pieces`, with which a further sequence costs less than the one before.
     A step that only decodes is rounded up to the next of `graph_rows`, the batch sizes for which a
@@ -178,17 +183,22 @@ class StepCost:
     fused_attention: float = 0.0
     graph_rows: tuple[int, ...] = ()
     seq_pieces: tuple[tuple[int, float], ...] = ()
+    expert_weights_s: float = 0.0
+    expert_share: float = 0.0
     measured: tuple[MeasuredSteps, ...] = ()
 
     def check_measured(self, shape: StepShape) -> None:
         """Raises NotMeasured for a step outside the measured sizes."""
         kind = kind_of(shape)
-        steps = next((steps for steps in self.measured if steps.kind == kind), None)
-        if steps is None:
-            raise NotMeasured(kind, None)
-        lacking = steps.lacks(shape)
-        if lacking is not None:
+        steps = self._measured_of(kind)
+        lacking = None if steps is None else steps.lacks(shape)
+        if steps is None or lacking is not None:
             raise NotMeasured(kind, lacking)
+
+    def is_measured(self, shape: StepShape) -> bool:
+        """Whether `check_measured` accepts a step."""
+        steps = self._measured_of(kind_of(shape))
+        return steps is not None and steps.lacks(shape) is None
 
     def estimate(self, shape: StepShape) -> float:
         fixed_s, n_context = self.without_context(shape)
@@ -218,9 +228,12 @@ class StepCost:
         if not n_tokens:
             return 0.0, 0
         multiplying_s = self.token_s * n_tokens + self.head_s * n_seqs
-        if self.weights_s:
+        weights_s = self.weights_s
+        if self.expert_weights_s:
+            weights_s += self.expert_weights_s * (1 - (1 - self.expert_share) ** n_tokens)
+        if weights_s:
             p = self.sharpness
-            multiplying_s = (self.weights_s**p + multiplying_s**p) ** (1 / p)
+            multiplying_s = (weights_s**p + multiplying_s**p) ** (1 / p)
         if self.reduce_saved_s:
             multiplying_s -= max(0.0, self.reduce_saved_s - self.reduce_saved_token_s * n_tokens)
         if self.prefill_seq_s:
@@ -231,6 +244,9 @@ class StepCost:
             multiplying_s += piece_s * min(n_seqs, k)
         fixed_s = self.step_s + self.seq_s * n_seqs + self.added_token_s * n_tokens + multiplying_s
         return fixed_s, n_context
+
+    def _measured_of(self, kind: str) -> MeasuredSteps | None:
+        return next((steps for steps in self.measured if steps.kind == kind), None)
 
     def _captured(self, n_rows: int) -> int:
         at = bisect_left(self.graph_rows, n_rows)
@@ -258,7 +274,8 @@ class Hardware:
     as `flops`), `memory_bytes`. Each `eta` is the share of a ceiling that kernels reach. `layer_s`
     is spent in every layer whatever the batch, `step_s` in every step. With n > 1 an all-reduce
     takes `allreduce_s` and its message at `allreduce_bytes_per_s`, or, if that is faster, the two
-    of `short_…`. `link_bytes_per_s` is the link to host memory.
+    of `short_…`. An all-to-all takes `all_to_all_s` and the bytes that a device sends at
+    `all_to_all_bytes_per_s`. `link_bytes_per_s` is the link to host memory.
     """
 
     name: str
@@ -276,6 +293,8 @@ class Hardware:
     allreduce_bytes_per_s: float = 230e9
     short_allreduce_s: float = 9.5e-6
     short_allreduce_bytes_per_s: float = 34.5e9
+    all_to_all_s: float = 9.5e-6
+    all_to_all_bytes_per_s: float = 127e9
     flops_8bit: float = 0.0
     link_bytes_per_s: float = 50e9
     n: int = 1
@@ -289,7 +308,9 @@ class Hardware:
 # attention, the overhead of a step and the link (PCIe 5, 4) are assumed, and so is the 8-bit rate:
 # twice that of bfloat16, as in the datasheets. The all-reduce is that of four H100s: of long
 # messages NCCL's in Vidur's profiles, of short messages vLLM's custom kernel as measured in
-# sgl-project/sglang#2904 (512 bytes to 1 MiB).
+# sgl-project/sglang#2904 (512 bytes to 1 MiB). The rate of an all-to-all is that of DeepEP's
+# low-latency kernels among eight H800s, whose links are slower than those of an H100; its least
+# time is assumed to be that of a short all-reduce.
 HARDWARE: Mapping[str, Hardware] = {
     "h200": Hardware("h200", 4.3e12, 790e12, 141e9, 0.98, 0.90, 19e-6, flops_8bit=1580e12),
     "h100": Hardware("h100", 3.35e12, 989e12, 80e9, 0.88, 0.72, 19e-6, flops_8bit=1979e12),
@@ -356,11 +377,13 @@ def model_on_hardware(
     kv_dtype: KvDtype = "auto",
     weight_dtype: WeightDtype = "auto",
     pipeline: int = 1,
+    expert_parallel: bool = False,
 ) -> ModelOnHardware:
     """A model on an accelerator (`h200`), on several (`4xh200`), or on `cpu`, with the costs
     measured for the bundled engine; its layers in the `pipeline` stages of as many of these. The
     cost is that of a step in all stages together, and the stage with the most layers limits the
-    KV. Raises UsageError for unknown hardware, or hardware that is too small for the model."""
+    KV. Raises UsageError for unknown hardware, hardware that is too small for the model, and
+    `expert_parallel` without several devices or without experts."""
     if hardware == CPU:
         if pipeline > 1:
             raise UsageError("pipeline: no costs of several stages were measured on a cpu")
@@ -375,7 +398,12 @@ def model_on_hardware(
     model = source.config
     kv_bytes = model.kv_bytes_per_token(_BYTES, kv_dtype)
     copy_token_s = kv_bytes / (chosen.n * chosen.link_bytes_per_s)
-    cost = step_cost(model, chosen, weight_dtype)
+    if expert_parallel and not (model.n_experts and chosen.n > 1):
+        raise UsageError(
+            f"expert_parallel: has no effect for '{source.name}' on {chosen.n} devices; it places "
+            "the experts of a model such as mixtral-8x7b on several, e.g. hardware=2xh200"
+        )
+    cost = step_cost(model, chosen, weight_dtype, expert_parallel)
     if pipeline > model.n_layers:
         raise UsageError(f"pipeline: {source.name} has {model.n_layers} layers for its stages")
     shares = stage_shares(model.n_layers, pipeline)
@@ -419,11 +447,19 @@ def find_hardware(text: str) -> Hardware:
 
 
 def step_cost(
-    model: ModelConfig, hardware: Hardware, weight_dtype: WeightDtype = "auto"
+    model: ModelConfig,
+    hardware: Hardware,
+    weight_dtype: WeightDtype = "auto",
+    expert_parallel: bool = False,
 ) -> StepCost:
     """The cost of a model's steps on some hardware, in bfloat16. Weights in 8 bits are read in half
     the time, and multiplied at the 8-bit rate. KV in 8 bits costs as much time as in bfloat16,
     because the cost of its scales has not been measured on a GPU.
+
+    Experts are divided among the devices like all matrices. With `expert_parallel`, a device has
+    whole experts instead: in each layer an all-to-all sends the activations of every token to its
+    experts, and another brings the results back, in place of the second of two all-reduces. All
+    devices have equally many tokens.
 
     Source: the usual roofline per operator (Williams, Waterman & Patterson, CACM 52(4), 2009), with
     Vidur's split of a step.
@@ -434,17 +470,23 @@ def step_cost(
     linear_flops = head_flops
     if weight_dtype != "auto" and hardware.flops_8bit:
         linear_flops = hardware.n * hardware.flops_8bit * hardware.eta_flops
-    reduce_s = 2 * model.n_layers if hardware.n > 1 else 0
+    reduce_s = (1 if expert_parallel else 2) * model.n_layers if hardware.n > 1 else 0
+    exchange_s = 2 * model.n_layers if expert_parallel else 0
     activation_bytes = _BYTES * model.d_model
+    # of a token, by the device that has it, to experts on the others
+    sent_bytes = model.experts_per_token * (1 - 1 / hardware.n) * activation_bytes / hardware.n
+    byte_s = _WEIGHT_BYTES[weight_dtype] / (bandwidth * hardware.eta_bandwidth)
     attention_flops = 4 * model.n_layers * model.n_heads * model.head_dim
     return StepCost(
         step_s=hardware.step_s
         + model.n_layers * hardware.layer_s
-        + reduce_s * hardware.allreduce_s,
+        + reduce_s * hardware.allreduce_s
+        + exchange_s * hardware.all_to_all_s,
         seq_s=hardware.seq_s,
-        added_token_s=reduce_s * activation_bytes / hardware.allreduce_bytes_per_s,
+        added_token_s=reduce_s * activation_bytes / hardware.allreduce_bytes_per_s
+        + exchange_s * sent_bytes / hardware.all_to_all_bytes_per_s,
         weights_s=weight_bytes(model, weight_dtype) / (bandwidth * hardware.eta_bandwidth),
-        token_s=2 * model.n_matrix_params / linear_flops,
+        token_s=2 * model.n_active_params / linear_flops,
         head_s=2 * _head_params(model) / head_flops,
         context_token_s=model.kv_bytes_per_token(_BYTES)
         / (bandwidth * hardware.eta_decode_attention),
@@ -454,19 +496,24 @@ def step_cost(
         * activation_bytes
         * (1 / hardware.short_allreduce_bytes_per_s - 1 / hardware.allreduce_bytes_per_s),
         graph_rows=GRAPH_ROWS,
+        expert_weights_s=(model.n_matrix_params - model.n_shared_params) * byte_s,
+        expert_share=model.experts_per_token / model.n_experts if model.n_experts else 0.0,
     )
 
 
 def roofline_s(model: ModelConfig, hardware: Hardware, shape: StepShape) -> float:
     """The least time (s) that a step can take: all bytes at full bandwidth, or all arithmetic at
-    full rate, whichever is longer. No overhead and no padding, so real steps are slower."""
+    full rate, whichever is longer; of experts, those that a token is computed by. No overhead and
+    no padding, so real steps are slower."""
     n_tokens = shape.prefill_tokens + shape.n_decode
     if not n_tokens:
         return 0.0
-    n_bytes = weight_bytes(model) + model.kv_bytes_per_token(_BYTES) * shape.context_tokens
+    expert_bytes = _BYTES * (model.n_active_params - model.n_shared_params)
+    n_bytes = weight_bytes(model) + expert_bytes
+    n_bytes += model.kv_bytes_per_token(_BYTES) * shape.context_tokens
     n_pairs = shape.context_tokens + shape.prefill_attention
     n_flops = (
-        2 * model.n_matrix_params * n_tokens
+        2 * model.n_active_params * n_tokens
         + 2 * _head_params(model) * shape.n_seqs
         + 4 * model.n_layers * model.n_heads * model.head_dim * n_pairs
     )
@@ -474,9 +521,15 @@ def roofline_s(model: ModelConfig, hardware: Hardware, shape: StepShape) -> floa
 
 
 def weight_bytes(model: ModelConfig, weight_dtype: WeightDtype = "auto") -> float:
-    """Bytes of the weights that a step reads: every block and the output layer, but not the input
-    embedding, of which it reads a few rows."""
-    return _matrix_bytes(model, weight_dtype) + _BYTES * _head_params(model)
+    """Bytes of the weights that every step reads: the blocks and the output layer, but not the
+    experts, of which it reads some, nor the input embedding, of which it reads a few rows."""
+    return _WEIGHT_BYTES[weight_dtype] * model.n_shared_params + _BYTES * _head_params(model)
+
+
+def stored_weight_bytes(model: ModelConfig, weight_dtype: WeightDtype = "auto") -> float:
+    """Bytes of all weights of a model."""
+    others = _BYTES * (model.n_params - model.n_matrix_params)
+    return others + _WEIGHT_BYTES[weight_dtype] * model.n_matrix_params
 
 
 def kv_tokens(
@@ -486,8 +539,7 @@ def kv_tokens(
     weight_dtype: WeightDtype = "auto",
 ) -> int:
     """Tokens of KV that fit next to the weights. Raises UsageError where the weights do not fit."""
-    stored_bytes = _BYTES * (model.n_params - model.n_matrix_params)
-    stored_bytes += _matrix_bytes(model, weight_dtype)
+    stored_bytes = stored_weight_bytes(model, weight_dtype)
     room = hardware.n * hardware.memory_bytes * _KV_SHARE - stored_bytes
     n_tokens = int(room // model.kv_bytes_per_token(_BYTES, kv_dtype))
     if n_tokens < 1:
@@ -508,10 +560,6 @@ def _measured(source: ModelSource) -> ModelOnHardware:
     token_bytes = source.config.kv_bytes_per_token()
     n_tokens = min(_CPU_KV_TOKENS, _CPU_KV_BYTES // token_bytes)
     return ModelOnHardware(CPU_COSTS[source.name], n_tokens, 0.0, kv_token_bytes=token_bytes)
-
-
-def _matrix_bytes(model: ModelConfig, weight_dtype: WeightDtype) -> int:
-    return (_BYTES if weight_dtype == "auto" else _BYTES_8BIT) * model.n_matrix_params
 
 
 def _head_params(model: ModelConfig) -> int:

@@ -29,7 +29,9 @@ class RopeScaling:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """The parameters of the forward pass. `head_dim` need not be `d_model / n_heads`."""
+    """The parameters of the forward pass. `head_dim` need not be `d_model / n_heads`. With
+    `n_experts`, each block has as many feed-forward networks of width `d_ffn` and a router, and a
+    token is computed by `experts_per_token` of them."""
 
     n_layers: int
     d_model: int
@@ -46,6 +48,8 @@ class ModelConfig:
     qkv_bias: bool = False
     tied: bool = False
     eos_ids: frozenset[int] = frozenset()
+    n_experts: int = 0
+    experts_per_token: int = 0
 
     @property
     def n_params(self) -> int:
@@ -59,9 +63,27 @@ class ModelConfig:
 
     @property
     def n_matrix_params(self) -> int:
-        """Parameters of the matrices of all blocks, which every token is multiplied with."""
+        """Parameters of the matrices of all blocks."""
+        if self.n_experts:
+            return self.n_shared_params + self.n_experts * self._expert_params
+        return self.n_shared_params
+
+    @property
+    def n_active_params(self) -> int:
+        """Parameters of the matrices of all blocks with which a token is multiplied."""
+        return self.n_shared_params + self.experts_per_token * self._expert_params
+
+    @property
+    def n_shared_params(self) -> int:
+        """Parameters of the matrices of all blocks with which every token is multiplied: all but
+        the experts."""
         attention = self.d_model * self.head_dim * (2 * self.n_heads + 2 * self.n_kv_heads)
-        return self.n_layers * (attention + 3 * self.d_model * self.d_ffn)
+        dense = self.d_model * self.n_experts if self.n_experts else 3 * self.d_model * self.d_ffn
+        return self.n_layers * (attention + dense)
+
+    @property
+    def _expert_params(self) -> int:
+        return self.n_layers * 3 * self.d_model * self.d_ffn
 
     def kv_bytes_per_token(self, bytes_per_number: int = 4, kv_dtype: KvDtype = "auto") -> int:
         """Bytes of a token's KV in all layers. `bytes_per_number` applies to "auto"; numbers in
@@ -84,6 +106,8 @@ _ARCHITECTURES: dict[str, frozenset[str]] = {  # name: what its attention adds t
     "LlamaForCausalLM": frozenset(),
     "Qwen2ForCausalLM": frozenset({"qkv_bias"}),
     "Qwen3ForCausalLM": frozenset({"qk_norm"}),
+    "MixtralForCausalLM": frozenset(),
+    "Qwen3MoeForCausalLM": frozenset({"qk_norm"}),
 }
 
 
@@ -95,7 +119,7 @@ def read_config(path: Path) -> ModelConfig:
         raise UsageError(f"{path}: not JSON: {error}") from error
     except KeyError as error:
         raise UsageError(
-            f"{path}: key {error} is missing; expected a Llama, Qwen2 or Qwen3 config"
+            f"{path}: key {error} is missing; expected a Llama, Mixtral, Qwen2 or Qwen3 config"
         ) from error
     except UsageError as error:
         raise UsageError(f"{path}: {error}") from error
@@ -112,6 +136,10 @@ def config_from(data: Mapping[str, Any]) -> ModelConfig:
     for key in ("attention_bias", "mlp_bias", "use_sliding_window"):
         if data.get(key):
             raise UsageError(f"{key}: true is not supported by this engine")
+    if data.get("mlp_only_layers") or data.get("decoder_sparse_step", 1) != 1:
+        raise UsageError("mlp_only_layers, decoder_sparse_step: every layer must have experts")
+    experts = data.get("num_local_experts") or data.get("num_experts") or 0
+    width = "moe_intermediate_size" if "moe_intermediate_size" in data else "intermediate_size"
     n_heads = int(data["num_attention_heads"])
     rope = dict(data.get("rope_parameters") or data.get("rope_scaling") or {})
     eos = data.get("eos_token_id")
@@ -121,7 +149,7 @@ def config_from(data: Mapping[str, Any]) -> ModelConfig:
         n_heads=n_heads,
         n_kv_heads=int(data.get("num_key_value_heads") or n_heads),
         head_dim=int(data.get("head_dim") or data["hidden_size"] // n_heads),
-        d_ffn=int(data["intermediate_size"]),
+        d_ffn=int(data[width]),
         vocab_size=int(data["vocab_size"]),
         max_model_len=int(data.get("max_position_embeddings") or 4096),
         rope_theta=float(rope.get("rope_theta") or data.get("rope_theta") or 10_000.0),
@@ -131,6 +159,8 @@ def config_from(data: Mapping[str, Any]) -> ModelConfig:
         qkv_bias="qkv_bias" in _ARCHITECTURES[architecture],
         tied=bool(data.get("tie_word_embeddings", False)),
         eos_ids=frozenset(eos if isinstance(eos, list) else [] if eos is None else [eos]),
+        n_experts=int(experts),
+        experts_per_token=int(data["num_experts_per_tok"]) if experts else 0,
     )
 
 

@@ -17,6 +17,27 @@ static int64_t captured(const Cost *cost, int64_t n_rows) {
     return n_rows && low < cost->n_graph_rows ? cost->graph_rows[low] : n_rows;
 }
 
+bool is_measured(const Cost *cost, const Shape *shape) {
+    static const double BEYOND = 1.1, SMALL[N_QUANTITIES] = {2, 64, INFINITY, 2, INFINITY};
+    if (!cost->is_fitted || (!shape->prefill_tokens && !shape->n_decode))
+        return true;
+    int kind = shape->n_decode ? MIXED_STEP : PROMPT_STEP;
+    if (!shape->prefill_tokens)
+        kind = DECODE_STEP;
+    double values[N_QUANTITIES] = {
+        (double)(shape->n_seqs - shape->n_decode), (double)shape->prefill_tokens,
+        shape->prefill_attention, (double)shape->n_decode, (double)shape->context_tokens,
+    };
+    const MeasuredSteps *steps = &cost->measured[kind];
+    for (int k = 0; k < N_QUANTITIES; k++) {
+        double fewest = steps->bounds[k][0];
+        bool is_less = values[k] * BEYOND < fewest && fewest > SMALL[k];
+        if (is_less || values[k] > steps->bounds[k][1] * BEYOND)
+            return false;
+    }
+    return steps->is_measured;
+}
+
 /* The operations come in the order of the Python code, because the last bit depends on it. */
 double step_cost_s(const Cost *cost, const Shape *shape) {
     int64_t n_seqs = shape->n_seqs + shape->padding_rows;

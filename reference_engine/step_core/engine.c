@@ -21,6 +21,57 @@ static int64_t blocks_for(const Engine *engine, int64_t n_tokens) {
     return (n_tokens + size - 1) / size;
 }
 
+/* --- KV memory: `KvPool` of state/kv.py */
+
+/* How many blocks of the beginning of a request that holds none are cached. */
+static int64_t hits(Engine *engine, Live *request) {
+    if (!engine->settings->prefix_cache)
+        return 0;
+    if (request->hits_at != engine->tree.n_changes) {
+        int64_t n_usable = (request->n_tokens - 1) / engine->settings->block_tokens;
+        request->n_hits = tree_find(&engine->tree, request->keys, n_usable, &request->hit);
+        request->hits_at = engine->tree.n_changes;
+    }
+    return request->n_hits;
+}
+
+/* The tokens of a waiting request after its cached prefix. */
+static int64_t to_compute(Engine *engine, Live *request) {
+    return request->n_tokens - hits(engine, request) * engine->settings->block_tokens;
+}
+
+static void take_blocks(Engine *engine, int64_t n) {
+    int64_t n_blank = engine->n_free - engine->tree.n_idle;
+    if (n > n_blank)
+        tree_evict(&engine->tree, n - n_blank);
+    engine->n_free -= n;
+}
+
+/* Own the cached beginning of a request. */
+static void take_hits(Engine *engine, Live *request) {
+    int64_t n_hits = hits(engine, request);
+    if (n_hits)
+        engine->n_free -= tree_own(&engine->tree, request->hit, n_hits, &request->runs);
+    request->n_published = n_hits;
+    request->n_room = request->n_computed = n_hits * engine->settings->block_tokens;
+}
+
+/* Add the blocks that became full to the prefix cache. */
+static void publish(Engine *engine, Live *request) {
+    int64_t n_full = request->n_computed / engine->settings->block_tokens;
+    if (!engine->settings->prefix_cache || n_full == request->n_published)
+        return;
+    tree_add(&engine->tree, request->keys, request->n_published, n_full, &request->runs);
+    request->n_published = n_full;
+}
+
+static void free_blocks(Engine *engine, Live *request) {
+    int64_t n_blocks = request->n_room / engine->settings->block_tokens;
+    publish(engine, request);
+    engine->n_free += tree_give_up(&engine->tree, request->keys, n_blocks, &request->runs);
+    request->n_room = request->n_published = 0;
+}
+
 /* --- lists: of the queue and the prompts by `next`, of the batch by `run_next` */
 
 static void list_init(List *list) { *list = (List){-1, -1, 0}; }
@@ -293,6 +344,7 @@ void engine_init(Engine *engine, const Settings *settings, struct Simulation *si
     engine->settings = settings;
     engine->simulation = simulation;
     engine->n_free = settings->n_blocks;
+    tree_init(&engine->tree, simulation);
     list_init(&engine->waiting);
     list_init(&engine->prefilling);
     list_init(&engine->running);
@@ -312,6 +364,7 @@ void engine_free(Engine *engine) {
     free(engine->held);
     free(engine->due_now);
     free(engine->inbox);
+    tree_free(&engine->tree);
 }
 
 bool engine_has_work(const Engine *engine) {
@@ -352,8 +405,7 @@ static void leave_batch(Engine *engine, int32_t live) {
     else if (request->where == DECODING)
         stop_decoding(engine, live);
     stop_running(engine, live);
-    engine->n_free += request->n_room / engine->settings->block_tokens;
-    request->n_room = 0;
+    free_blocks(engine, request);
 }
 
 /* Mask the row of a request that is over while other rows of its batch go on. */
@@ -445,12 +497,18 @@ static void continue_prefills(Engine *engine, Budget *budget, int64_t most_token
 }
 
 static int64_t missing_to_admit(
-    const Engine *engine, const Live *request, int64_t n_tokens, int64_t reserve_tokens
+    Engine *engine, Live *request, int64_t n_tokens, int64_t reserve_tokens
 ) {
-    int64_t n_room = most(n_tokens, reserve_tokens);
+    int64_t n_hits = hits(engine, request);
+    int64_t n_room = most(n_hits * engine->settings->block_tokens + n_tokens, reserve_tokens);
     if (request->n_preempted)
         n_room = most(n_room, request->n_tokens);
-    return blocks_for(engine, n_room);
+    int64_t n_missing = blocks_for(engine, n_room) - n_hits;
+    if (n_hits)
+        for (const Node *node = request->hit; node->parent != NULL; node = node->parent)
+            if (!node->n_owners)
+                n_missing += least(node->end, n_hits) - node->start;
+    return n_missing;
 }
 
 /* Take a waiting request into the step. Returns the cause if it cannot be admitted, else -1. */
@@ -458,14 +516,14 @@ static int32_t admit(
     Engine *engine, Budget *budget, int32_t live, int64_t most_tokens, bool is_whole,
     int64_t reserve
 ) {
-    const Live *request = at(engine, live);
+    Live *request = at(engine, live);
     if (budget->blocks < 0)
         return NO_KV_BLOCKS;
     if (budget->slots <= 0)
         return NO_SEQ_SLOT;
     if (budget->tokens <= 0)
         return NO_TOKEN_BUDGET;
-    int64_t n_missing = request->n_tokens;
+    int64_t n_missing = to_compute(engine, request);
     int64_t n_tokens = least(n_missing, budget->tokens);
     if (most_tokens)
         n_tokens = least(n_tokens, most_tokens);
@@ -516,8 +574,9 @@ static void form_batch(Engine *engine, int64_t size) {
         if (n_free < 0)
             break;
         request->batch = engine->n_batches;
-        n_tokens += request->n_tokens;
-        longest = most(longest, request->n_tokens);
+        int64_t n_missing = to_compute(engine, request);
+        n_tokens += n_missing;
+        longest = most(longest, n_missing);
         live = request->next;
     }
     if (!n)
@@ -575,10 +634,10 @@ static void plan_batch(Engine *engine, double now_s) {
     continue_prefills(engine, &budget, 0);
     int64_t n_slots = settings->most_seqs - engine->running.n;
     for (int32_t live = engine->waiting.first; live >= 0 && n_slots > 0; n_slots--) {
-        const Live *request = at(engine, live);
+        Live *request = at(engine, live);
         if (request->batch != engine->n_batches || !budget.tokens)
             break;
-        int64_t n_tokens = least(request->n_tokens, budget.tokens);
+        int64_t n_tokens = least(to_compute(engine, request), budget.tokens);
         give(engine, &budget, (Item){live, true, n_tokens, request->n_most});
         live = request->next;
     }
@@ -640,7 +699,7 @@ static bool grow(Engine *engine, Live *request, int64_t n_tokens) {
     if (n_missing > engine->n_free)
         return false;
     request->n_room += n_missing * engine->settings->block_tokens;
-    engine->n_free -= n_missing;
+    take_blocks(engine, n_missing);
     return true;
 }
 
@@ -705,7 +764,7 @@ static bool extend(Engine *engine) {
         int64_t n_blocks = n_left > 0 ? blocks_for(engine, n_left) : 0;
         n_blocks = most(1, least(n_blocks, n_most));
         request->n_room += n_blocks * size;
-        engine->n_free -= n_blocks;
+        take_blocks(engine, n_blocks);
     }
     engine->n_out_of_room = 0;
     for (int64_t k = 0; k < n; k++) {
@@ -734,16 +793,20 @@ static bool start(Engine *engine, const Item *item, double now_s) {
     if (missing_to_admit(engine, request, item->n_tokens, n_reserved) > engine->n_free)
         return false;
     int64_t n_room = most(n_reserved, request->n_preempted ? request->n_tokens : 0);
-    grow(engine, request, most(item->n_tokens, n_room));
+    take_hits(engine, request);
+    grow(engine, request, most(item->n_tokens, n_room - request->n_computed));
     leave_queue(engine, item->live);
     charge(engine, request, engine->turned);
     request->own_cause = -1;
     request->where = PREFILLING;
     append(engine, &engine->prefilling, item->live);
     run(engine, item->live);
-    add_row(engine, item->live, least(item->n_tokens, request->n_tokens));
+    int64_t n_left = request->n_tokens - request->n_computed;
+    add_row(engine, item->live, least(item->n_tokens, n_left));
     if (!request->is_started) {
         request->is_started = true;
+        request->n_cached = request->n_computed;
+        engine->n_cached += request->n_cached;
         if (!request->is_withdrawn)
             traffic_of(engine->simulation)->scheduled_s[request->row] = now_s;
     }
@@ -804,7 +867,8 @@ bool engine_plan(Engine *engine, double now_s) {
 
 double engine_step_s(Engine *engine) {
     const Settings *settings = engine->settings;
-    Shape shape = {
+    Shape *shape = &engine->shape;
+    *shape = (Shape){
         .n_seqs = engine->n_rows + engine->n_step_decodes,
         .n_decode = engine->n_step_decodes,
         .context_tokens = engine->n_step_decodes ? engine->context_tokens : 0,
@@ -814,11 +878,13 @@ double engine_step_s(Engine *engine) {
     };
     for (int64_t k = 0; k < engine->n_rows; k++) {
         const Row *row = &engine->rows[k];
-        shape.prefill_tokens += row->n_tokens;
-        shape.prefill_attention +=
+        shape->prefill_tokens += row->n_tokens;
+        shape->prefill_attention +=
             (double)row->n_tokens * ((double)row->start + (double)row->n_tokens / 2);
     }
-    double duration_s = step_cost_s(&settings->cost, &shape);
+    if (!is_measured(&settings->cost, shape))
+        return NAN;
+    double duration_s = step_cost_s(&settings->cost, shape);
     if (settings->varies) {
         int64_t k = engine->n_taken++;
         duration_s = duration_s * engine->ratios[k] + engine->pauses_s[k];
@@ -944,6 +1010,7 @@ void engine_commit(Engine *engine, double end_s) {
         Row *row = &engine->rows[k];
         Live *request = at(engine, row->live);
         request->n_computed += row->n_tokens;
+        publish(engine, request);
         if (row->samples) {
             request->n_tokens++;
             request->last_token_s = end_s;

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "cost.h"
+#include "prefix_tree.h"
 
 /* Causes of waiting, in the order of `WHYS` in library.py. */
 enum {
@@ -32,7 +33,7 @@ typedef struct {
     double delay_share, delay_s, watermark;
     int64_t varies; /* whether the times of steps vary around their costs */
     int64_t mode, token_budget, max_num_seqs, long_prefill_tokens, reserve, pads_to_budget;
-    int64_t most_seqs, most_step_tokens, most_model_len, n_blocks, block_tokens;
+    int64_t most_seqs, most_step_tokens, most_model_len, n_blocks, block_tokens, prefix_cache;
     /* of FIXED_BATCH, whose largest batch is `max_num_seqs` */
     double window_s;
     int64_t masks_ended, pads_to_longest, answers_at_end;
@@ -44,7 +45,7 @@ typedef struct {
  * those after the first `settled` decode steps of its engine. */
 typedef struct {
     int64_t row, n_prompt, max_tokens, n_last, n_most;
-    int64_t n_tokens, n_computed, n_room, settled, n_preempted;
+    int64_t n_tokens, n_computed, n_room, settled, n_preempted, n_cached;
     int32_t next, previous;         /* in the queue, or among the prompts */
     int32_t run_next, run_previous; /* in order of admission */
     int32_t where;
@@ -57,6 +58,12 @@ typedef struct {
     bool is_named;     /* is in `Engine.named` */
     int64_t since, ticks[N_WHYS], before[N_WHYS];
     int64_t plan; /* the number of the plan that gave it a cause */
+    /* With a prefix cache: its keys, its runs in the tree, its leading blocks that were offered to
+     * the tree, and the cached blocks when last looked up, at change `hits_at` of the tree. */
+    Keys *keys;
+    Runs runs;
+    int64_t n_published, hits_at, n_hits;
+    Node *hit;
 } Live;
 
 /* Arrays by request, in order of arrival; those after `end_s` are results. `times_s` may be NULL. */
@@ -65,10 +72,16 @@ typedef struct {
     const double *arrived_s;
     const int32_t *n_prompt, *n_output, *max_tokens, *account;
     const int64_t *first_time; /* index of its first token in `times_s` */
+    /* Its prompt begins with `prefix_tokens` tokens of the text `prefix_id`, or of the pieces up to
+     * it: the texts from `first_piece` on stand behind `piece_after` (0: none), and begin at the
+     * token `piece_start` of a prompt. NULL: no prompts share text. */
+    const uint32_t *tenant, *prefix_id, *prefix_tokens, *piece_after;
+    const int64_t *piece_start;
+    int64_t first_piece, n_pieces;
     int64_t max_in_flight, n_accounts;
     double timeout_s, end_s;
     double *scheduled_s, *first_token_s, *done_s, *times_s;
-    int32_t *n_received, *n_preempted, *served_by;
+    int32_t *n_received, *n_preempted, *n_cached, *served_by;
     int8_t *outcome;
     int64_t *ended; /* requests in the order in which they ended */
     int64_t *waits; /* ticks [n_accounts, N_WHYS] */
@@ -99,7 +112,9 @@ typedef struct {
 typedef struct Engine {
     const Settings *settings;
     struct Simulation *simulation;
-    int64_t n_free;
+    int64_t n_free; /* blocks, the idle blocks of the tree included */
+    PrefixTree tree;
+    Shape shape; /* of the step */
     List waiting, prefilling, running;
     int64_t queued_tokens;
     /* Decoding requests in the order in which they joined, and the decode step at which each needs
@@ -142,7 +157,7 @@ typedef struct Engine {
     const double *ratios, *pauses_s; /* of the next steps; the next is `n_taken` */
     int64_t n_taken, n_drawn;
     /* results */
-    int64_t n_steps, n_preemptions, n_padding, n_sampled, n_arrived, n_present;
+    int64_t n_steps, n_preemptions, n_padding, n_sampled, n_arrived, n_present, n_cached;
     double busy_s, present_s, until_s;
 } Engine;
 
@@ -152,6 +167,7 @@ struct Simulation;
 
 /* Make room for `n` entries of `size` bytes; leaves the simulation if there is no memory. */
 void *grown(struct Simulation *simulation, void *array, int64_t n, int64_t *most, size_t size);
+void *allotted(struct Simulation *simulation, size_t size);
 Live *live_of(struct Simulation *simulation, int32_t live);
 Traffic *traffic_of(struct Simulation *simulation);
 void release(struct Simulation *simulation, int32_t live);
@@ -164,6 +180,7 @@ void engine_admit(Engine *engine, int32_t live, double arrived_s);
 void engine_end(Engine *engine, int32_t live);
 /* Plan and place a step; false: there is nothing to compute. */
 bool engine_plan(Engine *engine, double now_s);
+/* The seconds of the step; NaN: it is outside the sizes for which its costs hold. */
 double engine_step_s(Engine *engine);
 /* Append the tokens of the step; `ends` are the requests that got their last. */
 void engine_commit(Engine *engine, double end_s);

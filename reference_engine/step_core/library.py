@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from loadgen.c_programs import CProgram
-from reference_engine.state.cost_model import StepCost
+from loadgen.system.c_programs import CProgram
+from reference_engine.state.cost_model import StepCost, StepShape
 from reference_engine.state.plan import Why
 from reference_engine.state.step_variation import VaryingSteps
 
@@ -38,6 +38,7 @@ _DRAWN_STEPS = 4096
 
 Floats = NDArray[np.float64]
 Shorts = NDArray[np.int32]
+Integers = NDArray[Any]
 
 
 class Planning(IntEnum):
@@ -91,6 +92,26 @@ class Status(IntEnum):
     check = 5
     stuck = 6
     no_memory = 7
+    unmeasured = 8
+    client_acts = 9
+    receive = 10
+    refused = 11
+
+
+_KINDS = ("prompt", "decode", "mixed")
+_BOUNDS = ("prompts", "prompt_tokens", "prompt_attention", "decodes", "context_tokens")
+
+
+class _MeasuredSteps(Structure):
+    _fields_ = (("is_measured", c_int64), ("bounds", c_double * 2 * len(_BOUNDS)))
+
+
+class _Shape(Structure):
+    _fields_ = (
+        *((name, c_int64) for name in ("n_seqs", "prefill_tokens", "n_decode", "context_tokens")),
+        ("prefill_attention", c_double),
+        *((name, c_int64) for name in ("padding_tokens", "padding_rows", "padding_context_tokens")),
+    )
 
 
 class _Cost(Structure):
@@ -105,6 +126,8 @@ class _Cost(Structure):
         ("piece_seqs", c_void_p),
         ("piece_s", c_void_p),
         ("n_pieces", c_int64),
+        ("is_fitted", c_int64),
+        ("measured", _MeasuredSteps * len(_KINDS)),
     )
 
 
@@ -115,7 +138,7 @@ class _Settings(Structure):
         *((name, c_int64) for name in ("varies", "mode", "token_budget", "max_num_seqs")),
         *((name, c_int64) for name in ("long_prefill_tokens", "reserve", "pads_to_budget")),
         *((name, c_int64) for name in ("most_seqs", "most_step_tokens", "most_model_len")),
-        *((name, c_int64) for name in ("n_blocks", "block_tokens")),
+        *((name, c_int64) for name in ("n_blocks", "block_tokens", "prefix_cache")),
         ("window_s", c_double),
         *((name, c_int64) for name in ("masks_ended", "pads_to_longest", "answers_at_end")),
         *((name, c_void_p) for name in ("preferred_sizes", "padded_sizes")),
@@ -128,11 +151,14 @@ class _Traffic(Structure):
         ("n", c_int64),
         *((name, c_void_p) for name in ("arrived_s", "n_prompt", "n_output", "max_tokens")),
         *((name, c_void_p) for name in ("account", "first_time")),
+        *((name, c_void_p) for name in ("tenant", "prefix_id", "prefix_tokens")),
+        *((name, c_void_p) for name in ("piece_after", "piece_start")),
+        *((name, c_int64) for name in ("first_piece", "n_pieces")),
         *((name, c_int64) for name in ("max_in_flight", "n_accounts")),
         *((name, c_double) for name in ("timeout_s", "end_s")),
         *((name, c_void_p) for name in ("scheduled_s", "first_token_s", "done_s", "times_s")),
-        *((name, c_void_p) for name in ("n_received", "n_preempted", "served_by", "outcome")),
-        *((name, c_void_p) for name in ("ended", "waits")),
+        *((name, c_void_p) for name in ("n_received", "n_preempted", "n_cached", "served_by")),
+        *((name, c_void_p) for name in ("outcome", "ended", "waits")),
     )
 
 
@@ -143,7 +169,7 @@ class _Router(Structure):
 class _Totals(Structure):
     _fields_ = (
         *((name, c_int64) for name in ("n_received", "n_steps", "n_preemptions", "n_padding")),
-        ("n_sampled", c_int64),
+        *((name, c_int64) for name in ("n_sampled", "n_cached")),
         *((name, c_double) for name in ("request_s", "busy_s")),
     )
 
@@ -175,6 +201,7 @@ class EngineSettings:
     most_seqs: int
     most_step_tokens: int
     most_model_len: int
+    prefix_cache: bool = False
     watermark: float = 0.0
     long_prefill_tokens: int = 0
     reserved: Reserved = Reserved.step
@@ -195,6 +222,32 @@ class RouterSettings:
     stale_s: float = 0.0
 
 
+class SharedTexts:
+    """The texts with which the prompts of `Traffic` begin, by request: `prefix_tokens` tokens of
+    the text `prefix_id`, or of the pieces up to it, among the requests of a `tenant`. Text number
+    `first_piece + k` is piece k, of `tokens[k]` tokens behind the text `after[k]` (0: none)."""
+
+    def __init__(
+        self,
+        tenant: Integers,
+        prefix_id: Integers,
+        prefix_tokens: Integers,
+        *,
+        first_piece: int = 0,
+        after: Integers | Sequence[int] = (),
+        tokens: Integers | Sequence[int] = (),
+    ) -> None:
+        self.tenant, self.prefix_id, self.prefix_tokens, self.piece_after = (
+            np.ascontiguousarray(column, np.uint32)
+            for column in (tenant, prefix_id, prefix_tokens, after)
+        )
+        self.first_piece, self.n_pieces = first_piece, len(self.piece_after)
+        self.piece_start = starts = np.zeros(self.n_pieces, np.int64)
+        for piece, before in enumerate((self.piece_after.astype(np.int64) - first_piece).tolist()):
+            if self.piece_after[piece]:
+                starts[piece] = starts[before] + tokens[before]
+
+
 class Traffic:
     """Requests in the order of their arrivals (s), their lengths (tokens), and their results.
 
@@ -203,10 +256,10 @@ class Traffic:
     none.
 
     Results by request, NaN or 0 where it did not come to that: `scheduled_s`, `first_token_s`,
-    `done_s`, `n_received` (tokens), `n_preempted`, `served_by` (number of the replica) and
-    `outcome`. `ended` are the requests in the order of their ends. `waits` are ticks of 2^-40 s by
-    account and cause [n_accounts, len(WHYS)]. With `has_times`, `times_s` holds the instants of all
-    tokens, those of request k from index `first_time[k]` on.
+    `done_s`, `n_received` (tokens), `n_preempted`, `n_cached` (tokens of the prompt), `served_by`
+    (number of the replica) and `outcome`. `ended` are the requests in the order of their ends.
+    `waits` are ticks of 2^-40 s by account and cause [n_accounts, len(WHYS)]. With `has_times`,
+    `times_s` holds the instants of all tokens, those of request k from index `first_time[k]` on.
     """
 
     def __init__(
@@ -221,6 +274,7 @@ class Traffic:
         end_s: float = np.inf,
         max_in_flight: int = 1 << 62,
         has_times: bool = True,
+        texts: SharedTexts | None = None,
     ) -> None:
         n = len(arrived_s)
         assert not n or np.all(np.diff(arrived_s) >= 0), "requests in the order of arrival"
@@ -237,7 +291,9 @@ class Traffic:
         self.scheduled_s, self.first_token_s, self.done_s = (np.full(n, np.nan) for _ in range(3))
         self.times_s = np.empty(int(self.first_time[-1])) if has_times else None
         self.n_received, self.n_preempted = np.zeros(n, np.int32), np.zeros(n, np.int32)
-        self.served_by, self.outcome = np.zeros(n, np.int32), np.zeros(n, np.int8)
+        self.n_cached, self.served_by = np.zeros(n, np.int32), np.zeros(n, np.int32)
+        self.outcome = np.zeros(n, np.int8)
+        self.texts = texts
         self.ended = np.zeros(n, np.int64)
         self.waits = np.zeros((int(self.account.max(initial=-1)) + 1, len(WHYS)), np.int64)
 
@@ -246,13 +302,17 @@ class Traffic:
 
     def struct(self) -> _Traffic:
         """As the core reads it; this object must outlive it."""
+        texts = self.texts
+        columns = vars(self) | ({} if texts is None else vars(texts))
         arrays = {
-            name: None if value is None else value.ctypes.data
-            for name, value in vars(self).items()
-            if value is None or isinstance(value, np.ndarray)
+            name: value.ctypes.data
+            for name, value in columns.items()
+            if isinstance(value, np.ndarray)
         }
         return _Traffic(
             n=len(self),
+            first_piece=0 if texts is None else texts.first_piece,
+            n_pieces=0 if texts is None else texts.n_pieces,
             max_in_flight=self.max_in_flight,
             n_accounts=len(self.waits),
             timeout_s=self.timeout_s,
@@ -271,6 +331,7 @@ class ReplicaTotals:
     n_preemptions: int
     n_padding: int
     n_sampled: int
+    n_cached: int
     request_s: float
     busy_s: float
 
@@ -289,6 +350,7 @@ class StepCore:
         self._library, self._rng, self._engines = _library(path), rng, engines
         self._traffic, self._struct = traffic, traffic.struct()
         self._kept: list[Any] = []  # arrays that the core reads
+        self._rows = np.zeros(len(traffic), np.int64)
         self._steps: dict[int, tuple[Floats, Floats]] = {}
         self._settings = (_Settings * len(engines))(*map(self._struct_of, engines))
         self._router = _Router(router.load, router.n_choices, router.stale_s)
@@ -305,17 +367,15 @@ class StepCore:
 
     def run(self, n_steps: int) -> Status:
         """Run for about so many steps of engines or instants of the client. `done`, `paused`,
-        `check`, or the reason why the core cannot continue."""
+        `check`, or the reason why the core cannot continue. Raises NotMeasured for a step outside
+        the sizes for which its costs hold."""
         while True:
             status = Status(self._library.simulation_run(self._core, n_steps))
-            if status is Status.pick:
-                self._answer([int(self._rng.integers(self._lacking))])
-            elif status is Status.draw:
-                n = len(self._engines)
-                self._answer(self._rng.choice(n, self._lacking, replace=False).tolist())
-            elif status is Status.steps:
+            if status is Status.steps:
                 self._vary(self._lacking)
-            else:
+            elif status is Status.unmeasured:
+                self._refuse(self._engines[self._lacking].cost)
+            elif not self._is_drawn(status):
                 return status
 
     def check_at(self, check_s: float) -> None:
@@ -325,6 +385,38 @@ class StepCore:
     def stop(self, drain_s: float) -> None:
         """Release nothing more; requests in flight have `drain_s` to end."""
         self._library.simulation_stop(self._core, drain_s)
+
+    def acted(self, next_s: float, quiet_s: float, is_closed: bool) -> None:
+        """The client outside has acted. It acts again at `next_s` (infinity: never by itself), and
+        acting has no effect before `quiet_s`; `is_closed`: it submits nothing more. From the first
+        call on, `run` also returns `client_acts` and `receive`."""
+        self._library.simulation_acted(self._core, next_s, quiet_s, is_closed)
+
+    def submit(self, row: int, texts: Sequence[int]) -> bool:
+        """Submit a row whose columns of `Traffic` are filled in; whether it is accepted so far.
+        `texts` are the first block and the number of each text of the prompt, one after another."""
+        array = (c_int64 * len(texts))(*texts)
+        while True:
+            n_texts = len(texts) // 2
+            status = Status(self._library.simulation_submit(self._core, row, array, n_texts))
+            if not self._is_drawn(status):
+                _check_memory(status)
+                return status is Status.done
+
+    def cancel(self, row: int) -> None:
+        """Cancel a row, if it has not ended."""
+        _check_memory(Status(self._library.simulation_cancel(self._core, row)))
+
+    def n_tokens(self, row: int) -> int:
+        """The tokens of a row so far, of which `Traffic.times_s` has the instants."""
+        return int(self._library.simulation_n_tokens(self._core, row))
+
+    def delivered(self) -> tuple[list[int], list[int]]:
+        """The rows that ended with a step to `receive`, and those that were refused at its end."""
+        rows, counts = self._rows, (c_int64 * 2)()
+        self._library.simulation_delivered(self._core, rows.ctypes.data, counts)
+        n_ended, n_refused = counts
+        return rows[:n_ended].tolist(), rows[n_ended : n_ended + n_refused].tolist()
 
     @property
     def now_s(self) -> float:
@@ -353,6 +445,17 @@ class StepCore:
     def _lacking(self) -> int:
         return int(self._library.simulation_lacking(self._core))
 
+    def _is_drawn(self, status: Status) -> bool:
+        """Whether the router lacked random numbers, which it has now."""
+        if status is Status.pick:
+            self._answer([int(self._rng.integers(self._lacking))])
+        elif status is Status.draw:
+            n = len(self._engines)
+            self._answer(self._rng.choice(n, self._lacking, replace=False).tolist())
+        else:
+            return False
+        return True
+
     def _answer(self, numbers: Sequence[int]) -> None:
         self._library.simulation_answer(self._core, (c_int64 * len(numbers))(*numbers))
 
@@ -363,6 +466,14 @@ class StepCore:
         self._library.simulation_vary(
             self._core, number, ratios.ctypes.data, pauses_s.ctypes.data, _DRAWN_STEPS
         )
+
+    def _refuse(self, cost: StepCost) -> None:
+        """Raises NotMeasured."""
+        shape = _Shape()
+        self._library.simulation_shape(self._core, byref(shape))
+        names = (field[0] for field in _Shape._fields_)
+        counts = {name: getattr(shape, name) for name in names if name in StepShape._fields}
+        cost.check_measured(StepShape(**counts))
 
     def _struct_of(self, engine: EngineSettings) -> _Settings:
         cost, pieces = engine.cost, engine.cost.seq_pieces
@@ -384,6 +495,8 @@ class StepCore:
                 piece_seqs=seqs.ctypes.data,
                 piece_s=seconds.ctypes.data,
                 n_pieces=len(pieces),
+                is_fitted=bool(cost.measured),
+                measured=_measured(cost),
             ),
             delay_share=engine.delay_share,
             delay_s=engine.delay_s,
@@ -400,6 +513,7 @@ class StepCore:
             most_model_len=engine.most_model_len,
             n_blocks=engine.n_blocks,
             block_tokens=engine.block_tokens,
+            prefix_cache=engine.prefix_cache,
             window_s=batch.window_s,
             masks_ended=batch.masks_ended,
             pads_to_longest=batch.pads_to_longest,
@@ -409,6 +523,19 @@ class StepCore:
             n_preferred_sizes=len(preferred),
             n_padded_sizes=len(padded),
         )
+
+
+def _measured(cost: StepCost) -> Any:
+    by_kind = (_MeasuredSteps * len(_KINDS))()
+    for steps in reversed(cost.measured):  # the first of a kind counts
+        bounds = [getattr(steps, name) for name in _BOUNDS]
+        by_kind[_KINDS.index(steps.kind)] = _MeasuredSteps(True, tuple(map(tuple, bounds)))
+    return by_kind
+
+
+def _check_memory(status: Status) -> None:
+    if status is Status.no_memory:
+        raise MemoryError("no memory for a simulation")
 
 
 @contextmanager
@@ -445,6 +572,12 @@ def _library(path: Path) -> ctypes.CDLL:
         "n_in_flight": c_int64,
         "n_ended": c_int64,
         "totals": None,
+        "acted": None,
+        "submit": c_int64,
+        "cancel": c_int64,
+        "n_tokens": c_int64,
+        "delivered": None,
+        "shape": None,
         "sizes": None,
     }
     arguments: dict[str, tuple[Any, ...]] = {
@@ -455,13 +588,20 @@ def _library(path: Path) -> ctypes.CDLL:
         "check_at": (core, c_double),
         "stop": (core, c_double),
         "totals": (core, c_int64, POINTER(_Totals)),
+        "acted": (core, c_double, c_double, c_int64),
+        "submit": (core, c_int64, POINTER(c_int64), c_int64),
+        "cancel": (core, c_int64),
+        "n_tokens": (core, c_int64),
+        "delivered": (core, c_void_p, POINTER(c_int64)),
+        "shape": (core, POINTER(_Shape)),
         "sizes": (POINTER(c_int64),),
     }
     for name, result in results.items():
         function = getattr(library, f"simulation_{name}")
         function.restype, function.argtypes = result, arguments.get(name, (core,))
-    sizes = (c_int64 * 4)()
+    structs = (_Traffic, _Settings, _Router, _Totals, _Shape)
+    sizes = (c_int64 * len(structs))()
     library.simulation_sizes(sizes)
-    declared = [ctypes.sizeof(kind) for kind in (_Traffic, _Settings, _Router, _Totals)]
+    declared = [ctypes.sizeof(kind) for kind in structs]
     assert list(sizes) == declared, f"the core has structures of {list(sizes)} bytes: {declared}"
     return library

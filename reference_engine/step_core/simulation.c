@@ -21,6 +21,7 @@ struct Simulation {
     Live *lives;
     int64_t n_lives, most_lives;
     int32_t unused, *live_of_row;
+    Keys *keys; /* of requests, and of nodes of the prefix caches */
     /* The client: rows released, the first that may be in flight, and those in flight. */
     int64_t n_released, oldest, n_in_flight, n_ended, n_refused_late, most_refused_late;
     double timer_s, alarm_s, check_s; /* `alarm_s`: when the client acts by itself */
@@ -30,6 +31,12 @@ struct Simulation {
     int64_t lacking, *drawn, *ties, n_ties, picked, n_routed;
     double *loads, read_s;
     bool has_drawn, has_picked, has_windows;
+    /* A client outside: the next instant at which it acts, and that before which acting has no
+     * effect; whether it has acted since the core last returned. */
+    bool is_driven, is_client_closed, has_acted;
+    double next_s, quiet_s;
+    const KeyRun *given; /* the texts of the request that it submits */
+    int64_t n_given;
     jmp_buf *out;
 };
 
@@ -48,11 +55,93 @@ void *grown(Simulation *simulation, void *array, int64_t n, int64_t *most, size_
     return larger;
 }
 
+void *allotted(Simulation *simulation, size_t size) {
+    void *memory = malloc(size);
+    if (memory == NULL)
+        longjmp(*simulation->out, NO_MEMORY);
+    return memory;
+}
+
 Live *live_of(Simulation *simulation, int32_t live) { return &simulation->lives[live]; }
 Traffic *traffic_of(Simulation *simulation) { return simulation->traffic; }
 
-static int32_t take_live(Simulation *simulation, int64_t row) {
+/* --- the keys of a prompt: `PromptIds` of loadgen/lab/prompt_ids.py */
+
+static const uint64_t OWN = (uint64_t)1 << 63; /* the bit of texts that only one request has */
+
+static Keys *allot_keys(Simulation *simulation, int64_t n_runs) {
+    Keys *keys = allotted(simulation, sizeof(Keys) + (size_t)n_runs * sizeof(KeyRun));
+    keys->n_runs = n_runs;
+    keys->n_refs = 1;
+    keys->before = NULL;
+    keys->after = simulation->keys;
+    if (keys->after != NULL)
+        keys->after->before = keys;
+    simulation->keys = keys;
+    return keys;
+}
+
+static Keys *new_keys(Simulation *simulation, int64_t row, int64_t block_tokens) {
+    if (simulation->is_driven) {
+        Keys *keys = allot_keys(simulation, simulation->n_given);
+        memcpy(keys->runs, simulation->given, (size_t)keys->n_runs * sizeof *keys->runs);
+        return keys;
+    }
     const Traffic *traffic = simulation->traffic;
+    int64_t n_prefix = 0, n_runs = 1, id = 0, piece = -1;
+    uint64_t tenant = 0;
+    if (traffic->prefix_id != NULL) {
+        tenant = (uint64_t)traffic->tenant[row] << 32;
+        n_prefix = traffic->prefix_tokens[row];
+        if (n_prefix > traffic->n_prompt[row] - 1)
+            n_prefix = traffic->n_prompt[row] - 1;
+        id = traffic->prefix_id[row];
+        piece = id - traffic->first_piece;
+    }
+    bool is_piece = n_prefix && piece >= 0 && piece < traffic->n_pieces;
+    if (n_prefix)
+        n_runs++;
+    if (is_piece)
+        for (int64_t k = piece; traffic->piece_after[k]; n_runs++)
+            k = traffic->piece_after[k] - traffic->first_piece;
+    Keys *keys = allot_keys(simulation, n_runs);
+    int64_t n = n_runs, start = n_prefix / block_tokens;
+    /* The last text first. Of texts that begin in the same block, the last has it. */
+    keys->runs[--n] = (KeyRun){start, OWN | (uint64_t)row};
+    for (bool is_more = n_prefix; is_more;) {
+        int64_t token = is_piece ? traffic->piece_start[piece] : 0;
+        if (token < n_prefix && token / block_tokens < start) {
+            start = token / block_tokens;
+            keys->runs[--n] = (KeyRun){start, tenant | (uint64_t)id};
+        }
+        is_more = is_piece && traffic->piece_after[piece];
+        if (is_more) {
+            id = traffic->piece_after[piece];
+            piece = id - traffic->first_piece;
+        }
+    }
+    keys->n_runs = n_runs - n;
+    memmove(keys->runs, keys->runs + n, (size_t)keys->n_runs * sizeof *keys->runs);
+    return keys;
+}
+
+void keys_release(Simulation *simulation, Keys *keys) {
+    if (--keys->n_refs)
+        return;
+    if (keys->before != NULL)
+        keys->before->after = keys->after;
+    else
+        simulation->keys = keys->after;
+    if (keys->after != NULL)
+        keys->after->before = keys->before;
+    free(keys);
+}
+
+static int32_t take_live(Simulation *simulation, int64_t row, const Settings *settings) {
+    const Traffic *traffic = simulation->traffic;
+    Keys *keys = NULL;
+    if (settings->prefix_cache)
+        keys = new_keys(simulation, row, settings->block_tokens);
     int32_t live = simulation->unused;
     if (live >= 0) {
         simulation->unused = simulation->lives[live].next;
@@ -62,9 +151,14 @@ static int32_t take_live(Simulation *simulation, int64_t row) {
             sizeof *simulation->lives
         );
         live = (int32_t)simulation->n_lives++;
+        memset(&simulation->lives[live], 0, sizeof *simulation->lives);
     }
     Live *request = &simulation->lives[live];
+    Runs runs = request->runs;
     memset(request, 0, sizeof *request);
+    request->runs = runs;
+    request->keys = keys;
+    request->hits_at = -1;
     request->own_cause = -1;
     request->row = row;
     request->n_prompt = request->n_tokens = traffic->n_prompt[row];
@@ -78,6 +172,8 @@ void release(Simulation *simulation, int32_t live) {
     Live *request = &simulation->lives[live];
     if (simulation->live_of_row[request->row] == live)
         simulation->live_of_row[request->row] = -1;
+    if (request->keys != NULL)
+        keys_release(simulation, request->keys);
     request->where = FREE;
     request->next = simulation->unused;
     simulation->unused = live;
@@ -224,10 +320,32 @@ static void answer(Simulation *simulation, int32_t live, int outcome, double now
     int64_t row = request->row, account = traffic->account[row];
     traffic->n_received[row] = (int32_t)(request->n_tokens - request->n_prompt);
     traffic->n_preempted[row] = (int32_t)request->n_preempted;
+    traffic->n_cached[row] = (int32_t)request->n_cached;
     if (account >= 0)
         for (int why = 0; why < N_WHYS; why++)
             traffic->waits[account * N_WHYS + why] += request->ticks[why];
     finish_row(simulation, row, outcome, now_s);
+}
+
+/* Take a request out of its engine, now or at the end of the step. */
+static void withdraw(Simulation *simulation, int32_t live) {
+    Live *request = &simulation->lives[live];
+    Engine *engine = &simulation->engines[simulation->traffic->served_by[request->row]];
+    request->is_withdrawn = true;
+    simulation->live_of_row[request->row] = -1;
+    if (request->where == OVER && !request->is_held) /* it ends with the step that is being delivered */
+        return;
+    if (engine->is_busy) {
+        engine->inbox = grown(
+            simulation, engine->inbox, engine->n_inbox + 1, &engine->most_inbox,
+            sizeof *engine->inbox
+        );
+        engine->inbox[engine->n_inbox++] = ~live;
+    } else {
+        engine_end(engine, live);
+        leave(engine, simulation->now_s);
+        release(simulation, live);
+    }
 }
 
 /* Cancel a request in flight. Tokens of `step_end_s` and later are not received. */
@@ -247,22 +365,35 @@ static void abort_row(Simulation *simulation, int64_t row, int outcome, double s
         traffic->first_token_s[row] = NAN;
     traffic->n_received[row] = (int32_t)n;
     traffic->n_preempted[row] = (int32_t)request->n_preempted;
-    request->is_withdrawn = true;
-    simulation->live_of_row[row] = -1;
+    traffic->n_cached[row] = (int32_t)request->n_cached;
     finish_row(simulation, row, outcome, simulation->timer_s);
-    if (request->where == OVER && !request->is_held) /* it ends with the step that is being delivered */
-        return;
+    withdraw(simulation, live);
+}
+
+/* Pass a row to a replica; false: it is refused at once. */
+static bool enter_row(Simulation *simulation, int64_t row, int64_t number) {
+    Traffic *traffic = simulation->traffic;
+    Engine *engine = &simulation->engines[number];
+    int32_t live = take_live(simulation, row, engine->settings);
+    double arrived_s = traffic->arrived_s[row], now_s = simulation->now_s;
+    traffic->served_by[row] = (int32_t)number;
+    traffic->outcome[row] = IN_FLIGHT;
     if (engine->is_busy) {
         engine->inbox = grown(
             simulation, engine->inbox, engine->n_inbox + 1, &engine->most_inbox,
             sizeof *engine->inbox
         );
-        engine->inbox[engine->n_inbox++] = ~live;
+        engine->inbox[engine->n_inbox++] = live;
+        simulation->lives[live].where = INBOX;
+    } else if (engine_accepts(engine, &simulation->lives[live])) {
+        engine_admit(engine, live, arrived_s);
     } else {
-        engine_end(engine, live);
-        leave(engine, simulation->now_s);
         release(simulation, live);
+        return false;
     }
+    simulation->live_of_row[row] = live;
+    enter(engine, arrived_s, now_s);
+    return true;
 }
 
 /* Release the next row; false if the router lacks numbers. */
@@ -279,27 +410,8 @@ static bool release_row(Simulation *simulation, int64_t *status) {
         return false;
     simulation->n_released++;
     simulation->n_in_flight++;
-    Engine *engine = &simulation->engines[number];
-    int32_t live = take_live(simulation, row);
-    double arrived_s = traffic->arrived_s[row], now_s = simulation->now_s;
-    traffic->served_by[row] = (int32_t)number;
-    traffic->outcome[row] = IN_FLIGHT;
-    if (engine->is_busy) {
-        engine->inbox = grown(
-            simulation, engine->inbox, engine->n_inbox + 1, &engine->most_inbox,
-            sizeof *engine->inbox
-        );
-        engine->inbox[engine->n_inbox++] = live;
-        simulation->lives[live].where = INBOX;
-    } else if (engine_accepts(engine, &simulation->lives[live])) {
-        engine_admit(engine, live, arrived_s);
-    } else {
-        release(simulation, live);
+    if (!enter_row(simulation, row, number))
         finish_row(simulation, row, REFUSED, simulation->timer_s);
-        return true;
-    }
-    simulation->live_of_row[row] = live;
-    enter(engine, arrived_s, now_s);
     return true;
 }
 
@@ -321,6 +433,8 @@ static double next_due_s(Simulation *simulation) {
 }
 
 static double client_next_s(Simulation *simulation) {
+    if (simulation->is_driven)
+        return simulation->next_s;
     if (simulation->n_released == simulation->traffic->n && !simulation->n_in_flight)
         simulation->is_over = true;
     return simulation->is_over ? INFINITY : simulation->alarm_s;
@@ -386,6 +500,11 @@ static bool start_steps(Simulation *simulation, int64_t *status) {
             return false;
         }
         double duration_s = engine_step_s(engine);
+        if (isnan(duration_s)) {
+            simulation->lacking = number;
+            *status = UNMEASURED;
+            return false;
+        }
         engine->busy_s += duration_s;
         engine->step_end_s = simulation->now_s + duration_s;
         engine->is_busy = true;
@@ -448,38 +567,69 @@ static void end_step(Simulation *simulation) {
 }
 
 /* The answers that end with the step, and the refusals of requests that arrived during it. */
-static void deliver(Simulation *simulation) {
-    Engine *engine = &simulation->engines[simulation->delivering];
+static void answer_all(Simulation *simulation) {
+    const Engine *engine = &simulation->engines[simulation->delivering];
     for (int64_t k = 0; k < engine->n_ends; k++) {
         End end = engine->ends[k];
-        const Live *request = &simulation->lives[end.live];
-        if (!request->is_withdrawn)
+        if (!simulation->lives[end.live].is_withdrawn)
             answer(simulation, end.live, end.outcome, simulation->now_s);
-        release(simulation, end.live);
     }
     for (int64_t k = 0; k < simulation->n_refused_late; k++) {
-        int32_t live = simulation->refused_late[k];
-        const Live *request = &simulation->lives[live];
+        const Live *request = &simulation->lives[simulation->refused_late[k]];
         if (!request->is_withdrawn)
             finish_row(simulation, request->row, REFUSED, simulation->timer_s);
-        release(simulation, live);
     }
+}
+
+static void release_all(Simulation *simulation) {
+    Engine *engine = &simulation->engines[simulation->delivering];
+    for (int64_t k = 0; k < engine->n_ends; k++)
+        release(simulation, engine->ends[k].live);
+    for (int64_t k = 0; k < simulation->n_refused_late; k++)
+        release(simulation, simulation->refused_late[k]);
     engine->n_ends = simulation->n_refused_late = 0;
+}
+
+/* Deliver a step to the client outside; false: it must receive the step first. */
+static bool deliver_outside(Simulation *simulation) {
+    const Engine *engine = &simulation->engines[simulation->delivering];
+    bool is_of_interest = engine->n_ends || simulation->n_refused_late ||
+                          simulation->next_s <= simulation->now_s;
+    if (is_of_interest && !simulation->has_acted) {
+        answer_all(simulation);
+        return false;
+    }
+    simulation->has_acted = false;
+    release_all(simulation);
+    return true;
 }
 
 static int64_t run(Simulation *simulation, int64_t n_steps) {
     int64_t status = DONE;
     bool is_single = simulation->n_replicas == 1;
     for (;;) {
-        if (simulation->phase == DELIVER) {
+        if (simulation->phase == DELIVER && simulation->is_driven) {
+            if (!deliver_outside(simulation))
+                return RECEIVE;
+            simulation->phase = ACT;
+        } else if (simulation->phase == DELIVER) {
             if (!act(simulation, simulation->now_s, &status))
                 return status;
-            deliver(simulation);
+            answer_all(simulation);
+            release_all(simulation);
             simulation->phase = ACT;
         }
         if (simulation->phase == ACT) {
             if (n_steps <= 0)
                 return PAUSED;
+            if (simulation->is_driven) {
+                if (!simulation->has_acted && simulation->now_s >= simulation->quiet_s)
+                    return CLIENT_ACTS;
+                simulation->has_acted = false;
+                simulation->is_closed = simulation->is_client_closed;
+                simulation->phase = START;
+                continue;
+            }
             if (!act(simulation, INFINITY, &status))
                 return status;
             if (simulation->now_s >= simulation->check_s)
@@ -551,6 +701,12 @@ Simulation *simulation_new(
 void simulation_free(Simulation *simulation) {
     for (int64_t k = 0; simulation->engines && k < simulation->n_replicas; k++)
         engine_free(&simulation->engines[k]);
+    for (int64_t k = 0; k < simulation->n_lives; k++)
+        free(simulation->lives[k].runs.runs);
+    for (Keys *keys = simulation->keys, *next; keys != NULL; keys = next) {
+        next = keys->after;
+        free(keys);
+    }
     free(simulation->engines);
     free(simulation->ending);
     free(simulation->drawn);
@@ -619,8 +775,79 @@ void simulation_totals(Simulation *simulation, int64_t number, Totals *totals) {
     integrate(engine, simulation->now_s);
     *totals = (Totals){
         engine->n_arrived, engine->n_steps,   engine->n_preemptions, engine->n_padding,
-        engine->n_sampled, engine->present_s, engine->busy_s,
+        engine->n_sampled, engine->n_cached,  engine->present_s, engine->busy_s,
     };
+}
+
+void simulation_acted(
+    Simulation *simulation, double next_s, double quiet_s, int64_t is_closed
+) {
+    simulation->is_driven = simulation->has_acted = true;
+    simulation->next_s = next_s;
+    simulation->quiet_s = quiet_s;
+    simulation->is_client_closed = is_closed;
+}
+
+int64_t simulation_submit(
+    Simulation *simulation, int64_t row, const KeyRun *texts, int64_t n_texts
+) {
+    jmp_buf out;
+    simulation->out = &out;
+    simulation->given = texts;
+    simulation->n_given = n_texts;
+    int status = setjmp(out);
+    if (status)
+        return status;
+    int64_t lacks = DONE, number = route(simulation, &lacks);
+    if (number < 0)
+        return lacks;
+    return enter_row(simulation, row, number) ? DONE : REFUSED_AT_ONCE;
+}
+
+int64_t simulation_cancel(Simulation *simulation, int64_t row) {
+    jmp_buf out;
+    simulation->out = &out;
+    int status = setjmp(out);
+    if (status)
+        return status;
+    if (simulation->live_of_row[row] >= 0)
+        withdraw(simulation, simulation->live_of_row[row]);
+    return DONE;
+}
+
+int64_t simulation_n_tokens(Simulation *simulation, int64_t row) {
+    const Traffic *traffic = simulation->traffic;
+    int32_t live = simulation->live_of_row[row];
+    if (live < 0)
+        return traffic->n_received[row];
+    Engine *engine = &simulation->engines[traffic->served_by[row]];
+    const Live *request = &simulation->lives[live];
+    if (request->where == DECODING)
+        engine_settle(engine, live);
+    if (engine->settings->answers_at_end && (request->where != OVER || request->is_held))
+        return 0;
+    return request->n_tokens - request->n_prompt;
+}
+
+void simulation_delivered(const Simulation *simulation, int64_t *rows, int64_t *counts) {
+    const Engine *engine = &simulation->engines[simulation->delivering];
+    int64_t n = 0;
+    for (int64_t k = 0; k < engine->n_ends; k++) {
+        const Live *request = &simulation->lives[engine->ends[k].live];
+        if (!request->is_withdrawn)
+            rows[n++] = request->row;
+    }
+    counts[0] = n;
+    for (int64_t k = 0; k < simulation->n_refused_late; k++) {
+        const Live *request = &simulation->lives[simulation->refused_late[k]];
+        if (!request->is_withdrawn)
+            rows[n++] = request->row;
+    }
+    counts[1] = n - counts[0];
+}
+
+void simulation_shape(const Simulation *simulation, Shape *shape) {
+    *shape = simulation->engines[simulation->lacking].shape;
 }
 
 void simulation_sizes(int64_t *sizes) {
@@ -628,4 +855,5 @@ void simulation_sizes(int64_t *sizes) {
     sizes[1] = sizeof(Settings);
     sizes[2] = sizeof(Router);
     sizes[3] = sizeof(Totals);
+    sizes[4] = sizeof(Shape);
 }

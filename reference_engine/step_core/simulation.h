@@ -13,8 +13,23 @@
 
 /* DRAW: `simulation_lacking` distinct numbers of replicas are needed; PICK: one of so many; STEPS:
  * more times of steps for the replica `simulation_lacking`. CHECK: the client has acted at the
- * instant of `simulation_check_at`, or soon after it. The last two end the simulation. */
-enum { DONE, PAUSED, DRAW, PICK, STEPS, CHECK, STUCK, NO_MEMORY };
+ * instant of `simulation_check_at`, or soon after it. UNMEASURED: the next step of the replica
+ * `simulation_lacking` is outside the sizes for which its costs hold. STUCK, NO_MEMORY
+ * and UNMEASURED end the simulation. The others are for a client outside (`simulation_acted`). */
+enum {
+    DONE,
+    PAUSED,
+    DRAW,
+    PICK,
+    STEPS,
+    CHECK,
+    STUCK,
+    NO_MEMORY,
+    UNMEASURED,
+    CLIENT_ACTS,
+    RECEIVE,
+    REFUSED_AT_ONCE
+};
 enum { FIRST, FEWEST_REQUESTS, LEAST_KV, IN_TURN, AT_RANDOM };
 
 typedef struct {
@@ -26,7 +41,7 @@ typedef struct Simulation Simulation;
 
 /* The totals of a replica, see `ReplicaTotals` of library.py. */
 typedef struct {
-    int64_t n_received, n_steps, n_preemptions, n_padding, n_sampled;
+    int64_t n_received, n_steps, n_preemptions, n_padding, n_sampled, n_cached;
     double request_s, busy_s;
 } Totals;
 
@@ -46,12 +61,32 @@ void simulation_vary(
 void simulation_check_at(Simulation *simulation, double check_s);
 /* Release nothing more; requests in flight have `drain_s` to end. */
 void simulation_stop(Simulation *simulation, double drain_s);
+/* --- a client outside, in place of the open loop: it submits rows in any order, each once.
+ *
+ * Between two calls of `simulation_run` it acts, and states when it acts next and before which
+ * instant acting has no effect. CLIENT_ACTS: that instant has come. RECEIVE: a step has ended with
+ * which requests ended or were refused, or the client acts during it. */
+void simulation_acted(
+    Simulation *simulation, double next_s, double quiet_s, int64_t is_closed
+);
+/* Submit a row, whose arrays are filled in and whose prompt consists of these texts (from which
+ * block on). DRAW, PICK: submit again when they are answered; REFUSED_AT_ONCE; NO_MEMORY. */
+int64_t simulation_submit(
+    Simulation *simulation, int64_t row, const KeyRun *texts, int64_t n_texts
+);
+int64_t simulation_cancel(Simulation *simulation, int64_t row);
+/* The tokens of a row so far; their instants are in `times_s`. */
+int64_t simulation_n_tokens(Simulation *simulation, int64_t row);
+/* The rows that ended with the step, then those that were refused; `counts` are how many of each. */
+void simulation_delivered(const Simulation *simulation, int64_t *rows, int64_t *counts);
 double simulation_now_s(const Simulation *simulation);
 int64_t simulation_n_released(const Simulation *simulation);
 int64_t simulation_n_in_flight(const Simulation *simulation);
 int64_t simulation_n_ended(const Simulation *simulation);
 void simulation_totals(Simulation *simulation, int64_t number, Totals *totals);
-/* Bytes of Traffic, Settings, Router and Totals, by which a caller checks its own declarations. */
+/* The step that is not measured. */
+void simulation_shape(const Simulation *simulation, Shape *shape);
+/* Bytes of Traffic, Settings, Router, Totals and Shape, by which a caller checks its own declarations. */
 void simulation_sizes(int64_t *sizes);
 
 #endif

@@ -44,6 +44,7 @@ def ending(summary: Summary, place: str = "RUN") -> Ending:
         ("why", why),
         ("traffic", _traffic(summary)),
         ("certainty", _certainty(summary)),
+        ("canaries", summary.canaries),
         ("judged", verdict_section.slos_text(summary) if summary.has_other_slos else ""),
     )
     return Ending(
@@ -387,7 +388,10 @@ def _certainty(summary: Summary) -> str:
     if summary.is_overloaded:
         return ""
     if result.is_implied and summary.verdict == "met":
-        return "the share of 99 % is a default; --slo 'attainment >= 95%' sets another"
+        return (
+            f"in this run only: {format_count(result.n)} requests do not prove 99 %, a default "
+            "(--slo 'attainment >= 95%')"
+        )
     text = _uncertain(result, summary)
     return text if result.certainty == "too_close" else f"in this run only: {text}"
 
@@ -432,8 +436,10 @@ def _next(summary: Summary, steps: Sequence[NextStep], why: str) -> NextStep | N
         return of_cause[0]
     if not is_missed:
         return replace(steps[0], text=_instruction(steps[0]))
-    cause, _, remedy = steps[-1].text.partition(": ")
-    return NextStep(remedy) if cause == why else NextStep(_instruction(steps[0]))
+    causes = verdict_section.missed_causes(summary)
+    step = steps[-1] if steps[-1].text.partition(": ")[0] == why else steps[0]
+    remedy = step.text.partition(": ")[2] if step in causes else _instruction(step)
+    return NextStep(remedy)
 
 
 def _instruction(step: NextStep) -> str:

@@ -286,10 +286,11 @@ def _no_verdict(summary: Summary, place: str) -> list[NextStep]:
     times += [least / n_ok] if 0 < n_ok < least else []
     if times:
         length = _whole_seconds(max(times) * summary.window.length_s)
-        return [
-            *_failures(summary),
-            NextStep(f"Measure for at least {length} (--duration {length})."),
-        ]
+        longer = f"Measure for at least {length} (--duration {length})."
+        if summary.measured_by:
+            n = math.ceil(max(times) * summary.counts["due"])
+            longer = f"Measure at least {format_count(n)} requests with {summary.measured_by}."
+        return [*_failures(summary), NextStep(longer)]
     return of_cause(summary) or [NextStep(_again(summary))]
 
 
@@ -342,6 +343,11 @@ def _longer(summary: Summary) -> list[NextStep]:
     sure = (
         f"reach {100 * summary.confidence:g} % confidence" if is_proof else "be clear of the limit"
     )
+    if summary.measured_by:
+        tool = summary.measured_by
+        return [
+            NextStep(f"Measure about {format_count(n_needed)} {requests} with {tool} to {sure}.")
+        ]
     return [
         NextStep(
             f"Measure for {_whole_minutes(length_s)} (--duration"
@@ -359,21 +365,36 @@ def _whole_minutes(length_s: float) -> str:
     return f"{-int(-length_s // 60)}m"
 
 
+_TO_FIRST_TOKEN = frozenset({"ttft_s", "ttft_from_send_s", "ttfat_s"})
+_TO_LAST_TOKEN = frozenset({"e2e_s", "e2e_from_send_s", "close_s"})
+
+
 def missed_causes(summary: Summary) -> list[NextStep]:
-    """The part of a request that grew most among the slowest requests, where it is known."""
+    """The part of a request that grew most among the slowest requests, of the parts that the missed
+    SLOs limit; none where it is not known, or where they limit the gaps between tokens alone."""
     split = {} if summary.drivers is None else summary.drivers.split
-    if len(split) < 2:
+    missed = {metric for result in _missed_slos(summary) for metric in _limited(summary, result)}
+    is_whole = bool(missed & _TO_LAST_TOKEN)
+    if len(split) < 2 or not (is_whole or missed & _TO_FIRST_TOKEN):
         return []
     groups = list(split.values())
     parts = {
         "waited in the load generator: raise connections or concurrency cap": "client_queue_s",
         "waited in the server's queue: add capacity, or send less traffic": "server_queue_s",
         "waited for the first token: shorten prompts, or speed up or split prefills": "prefill_s",
-        "decoded: shorten answers, or run fewer of them at once": "decode_s",
     }
+    if is_whole or not missed <= _TO_FIRST_TOKEN:
+        parts["decoded: shorten answers, or run fewer of them at once"] = "decode_s"
     grown = {
         word: (getattr(groups[-1], part) or 0.0) - (getattr(groups[0], part) or 0.0)
         for word, part in parts.items()
     }
     most = max(grown, key=lambda word: grown[word])
     return [NextStep(f"The slowest requests mostly {most}.")] if grown[most] > 0 else []
+
+
+def _limited(summary: Summary, result: SloResult) -> set[str]:
+    """The metrics that an SLO limits: of attainment and goodput those of the limits per request."""
+    if result.metric not in ("attainment", "goodput"):
+        return {result.metric}
+    return {limit.metric for limit in _all_slos(summary) if limit.scope == "request"}

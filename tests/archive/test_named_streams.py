@@ -20,7 +20,7 @@ EITHER = pytest.mark.parametrize("api", sorted(FORMS))
 def parts_of(api, tokens=48, **script):
     """The reply of the mock, a part per event."""
     reply = FORMS[api](
-        script=Script(**script), number=5, is_chat=True, model="m", prompt_tokens=20,
+        script=Script(**script), number=5, key=0, is_chat=True, model="m", prompt_tokens=20,
         tokens=tokens, finish="length", has_usage=True, continuous=False,
     )  # fmt: skip
     return [reply.role(), *map(reply.event, range(reply.n_events)), reply.tail()]

@@ -69,7 +69,7 @@ def payloads(n=4, tokens=10, render=None, **options):
     return Payloads(schedule, render or say, OpenAIChat(model="m"), head, "run", **options)
 
 
-def say(row, answer):
+def say(row, answer, reasoning):
     return Request(f"prompt {row}", output_tokens=0)
 
 
@@ -109,9 +109,9 @@ def test_of_large_requests_few_are_encoded_ahead():
 def recorded_payloads(n, tokens=10):
     rendered = []
 
-    def render(row, answer):
+    def render(row, answer, reasoning):
         rendered.append(row)
-        return say(row, answer)
+        return say(row, answer, reasoning)
 
     return payloads(n, tokens, render=render), rendered
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from loadgen.archive.sse import SseDecoder, SseEvent, plain_events
 
 STREAM = (
-    b"\xef\xbb\xbf: a comment\r\n"
-    b"data: one\n\n"
+    b"\xef\xbb\xbfdata: one\n\n"
+    b": a comment\r\n"
     b"event: error\rdata: two\r\r"
     b"data: first line\r\ndata:second line\r\n\r\n"
     b"id: 7\nretry: 10\ndata\n\n"

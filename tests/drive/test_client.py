@@ -15,7 +15,7 @@ from loadgen.archive.exchange import Exchange
 from loadgen.drive.client import Client, Connection
 from loadgen.drive.transport import BYTES_BEHIND
 from loadgen.records import Status
-from loadgen.timer import NoAlarm
+from loadgen.system.timer import NoAlarm
 from targets.dialer import Dialer
 from targets.route import Route
 

@@ -4,7 +4,10 @@ import bisect
 import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from loadgen.archive.decode import decode
 from loadgen.archive.exchange import Exchange
 from loadgen.drive.live_sample import (
     FIELDS,
@@ -31,7 +34,7 @@ def answered(*reads, row=0):
 
 
 def told(*exchanges, status=Status.ok):
-    glimpses = LiveSamples(schedule_rows([0.0, 0.1, 0.2]), ADAPTER.looks_like_token)
+    glimpses = LiveSamples(schedule_rows([0.0, 0.1, 0.2]), ADAPTER)
     for exchange in exchanges:
         glimpses.ended(exchange, status, 1000 * MS)
     beat = glimpses.take()
@@ -111,9 +114,7 @@ def test_one_token_has_no_gap_and_no_answer_has_no_first_token():
 )
 def test_without_gaps_a_sample_differs_in_its_longest_gap_only(reads):
     rows = schedule_rows([0.0])
-    full, quick = (
-        LiveSamples(rows, ADAPTER.looks_like_token, has_gaps=has_gaps) for has_gaps in (True, False)
-    )
+    full, quick = (LiveSamples(rows, ADAPTER, has_gaps=has_gaps) for has_gaps in (True, False))
     for samples in (full, quick):
         samples.ended(answered(*reads), Status.ok, 1000 * MS)
     (expected,), (sample,) = full.take()["ended"], (beat := quick.take())["ended"]
@@ -124,7 +125,7 @@ def test_without_gaps_a_sample_differs_in_its_longest_gap_only(reads):
 def test_classes_are_told_apart_and_everything_is_told_once():
     rows = schedule_rows([0.0, 0.1, 0.2])
     rows["class_id"], rows["tpot_slo_s"][1] = (1, 0, 1), 0.05
-    glimpses = LiveSamples(rows, ADAPTER.looks_like_token)
+    glimpses = LiveSamples(rows, ADAPTER)
     for row in (0, 1):
         glimpses.ended(answered(token("a"), token("b"), row=row), Status.ok, 1000 * MS)
     glimpses.unsent(2, Status.dropped)
@@ -147,3 +148,26 @@ def test_fine_gaps_are_coarse_ones_and_five_percent_apart():
     at = {k: n for k, n in enumerate(told) if n}
     ends = {0.001: 2, 0.0025: 1, 0.05: 2, 20.0: 1}
     assert at == {GAP_BOUNDS_S.index(end): n for end, n in ends.items()} | {len(GAP_BOUNDS_S): 2}
+
+
+CALL = b'data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"a"}]}}]}\n\n'
+
+
+@given(
+    st.integers(0, 9),
+    st.integers(0, 9),
+    st.integers(0, 3),
+    st.sampled_from(["reasoning", "reasoning_content"]),
+)
+def test_the_first_token_of_the_answer_is_found_behind_any_reasoning(n, m, n_calls, word):
+    """By the decoded rows, where every event is a read."""
+    reads = [token("r", word)] * n + [token("a")] * m + [CALL] * n_calls
+    if not reads:
+        return
+    made = answered(ROLE, *reads, FINISH, DONE)
+    made.headers_ns = 1050 * MS
+    decoded = decode(made, ADAPTER)
+    (line,), _ = told(made)
+    expected = (decoded.first_answer_ns - 1000 * MS) * 1e-9 if decoded.first_answer_ns else None
+    assert line["ttfat_s"] == (None if expected is None else pytest.approx(expected))
+    assert (line["ttfat_s"] == line["ttft_s"]) == (n == 0 and m > 0)

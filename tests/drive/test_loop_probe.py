@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from loadgen.drive.client import Client
 from loadgen.drive.loop_probe import MOST_SOCKETS, LoopProbe, ReceiveBacklog, unread_bytes
 from loadgen.records import Status
-from loadgen.timer import make_quiet_timer
+from loadgen.system.timer import make_quiet_timer
 from targets.dialer import Dialer
 from targets.route import Route
 

@@ -73,9 +73,9 @@ class Talk:
     def __init__(self, is_real=True):
         self.is_real, self.written = is_real, []
 
-    def ask(self, row, answer):
+    def ask(self, row, answer, reasoning):
         self.written.append(row)
-        return RenderedPrompt(f"{row} after {answer}")
+        return RenderedPrompt(f"{row} after {reasoning}{answer}")
 
     def waits_for(self, row):
         return row - 1 if self.is_real and row else None
@@ -101,17 +101,17 @@ def test_a_turn_is_written_when_its_answer_is_known_and_not_before():
     made.prepare(1)
     assert talk.written == [0], "the answer is not known yet"
     made.take(0)
-    made.answered(0, lambda: "hello")
+    made.answered(0, lambda: ("hello", "hm"))
     made.prepare(1)
     assert talk.written == [0, 1]
-    assert content(made.take(1)) == "1 after hello"
+    assert content(made.take(1)) == "1 after hmhello"
     assert made.n_late == 0
 
 
 def test_a_turn_that_is_due_at_once_is_written_on_the_spot_and_counted():
     talk = Talk()
     made = payloads(plan(), talk, waits_for=talk.waits_for)
-    made.answered(0, lambda: "quick")
+    made.answered(0, lambda: ("quick", ""))
     assert content(made.take(1)) == "1 after quick"
     assert made.n_late == 1
     made.prepare(1)
@@ -121,9 +121,9 @@ def test_a_turn_that_is_due_at_once_is_written_on_the_spot_and_counted():
 def test_an_answer_is_read_only_when_it_is_needed():
     talk, read = Talk(), iter(["x"])
     made = payloads(plan(), talk, waits_for=talk.waits_for)
-    made.answered(0, lambda: next(read))
+    made.answered(0, lambda: (next(read), ""))
     assert next(read, "") == "x", "answered read it"
-    made.answered(0, lambda: "y")
+    made.answered(0, lambda: ("y", ""))
     made.prepare(1)
     assert content(made.take(1)) == "1 after y"
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.drive.stall_watch import ProcessUse, ProgressCounter, StallWatch, process_use
-from loadgen.whole_file import CountedFile
+from loadgen.system.whole_file import CountedFile
 
 
 def idle_s(looks):

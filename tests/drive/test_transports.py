@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from loadgen.archive.decode import Body, answer_text, decode
+from loadgen.archive.decode import Body, answer_texts, decode
 from loadgen.drive.aiohttp_client import AiohttpClient, parse_request
 from loadgen.drive.client import Client
 from loadgen.drive.payloads import HttpHead
@@ -149,7 +149,7 @@ def meaning(exchange):
         "reused": exchange.reused,
         "tokens": found.output_tokens,
         "chunks": len(found.chunk_ns),
-        "text": answer_text(exchange, ADAPTER),
+        "text": answer_texts(exchange, ADAPTER)[0],
         "body": Body(exchange).data,
         "finish": found.finish_reason,
         "limits": exchange.limits,

@@ -59,23 +59,24 @@ def test_tokens_that_the_quick_search_misses_do_not_end_the_run(cli, tmp_path):
 
 
 @pytest.mark.faults
-def test_a_canned_answer_of_another_model_is_two_notes_in_the_terminal(cli, tmp_path):
+def test_a_canned_answer_of_another_model_has_no_verdict_and_says_why(cli, tmp_path):
     with Hostile(lambda number: "canned") as server:
         result = cli(
             "run", f"--target={server.url}", *flags("20/s", "1s"), f"--output-len={CANNED_TOKENS}",
-            *cli.lenient, cwd=tmp_path,
+            "--slo=ttft<=60s", *cli.lenient, cwd=tmp_path,
         )  # fmt: skip
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 3, result.stderr
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     n = summary["counts"]["ok"]
     assert n >= 20
     notes = " ".join(result.stdout.split())
-    for words in (
-        f"{n} of {n} answers state the model 'small', not 'm', which was requested.",
-        f"{n} of {n} answers have the same text, although their prompts differ",
-    ):
-        assert f"note {words}" in notes
-        assert any(finding.startswith(words) for finding in summary["findings"])
+    model = f"{n} of {n} answers state the model 'small', not 'm', which was requested."
+    assert f"note {model}" in notes
+    assert any(finding.startswith(model) for finding in summary["findings"])
+    assert summary["reason_kinds"] == ["wrong_answers"]
+    text = f"{n} of {n} answers have the same text, although their prompts differ"
+    assert text in notes
+    assert summary["reasons"][0].startswith(text)
 
 
 def test_errors_inside_answers_that_are_all_alike_end_the_run_without_a_verdict(cli, tmp_path):

@@ -132,6 +132,29 @@ def test_a_second_turn_holds_the_answer_that_the_server_gave(run):
     assert set(run.request_rows["input_tokens"][second].tolist()) == {counted}
 
 
+def test_a_second_turn_holds_the_reasoning_too_where_it_is_kept(tmp_path):
+    """Three of the eight tokens are reasoning; a space between two tokens belongs to the later."""
+    session = {**TURNS, "context": "real"}
+    kept = recorded(
+        tmp_path,
+        "ttft=5ms,itl=1ms,reasoning=3",
+        n_workers=1,
+        arrivals={"kind": "constant", "rate": "8/s"},
+        classes={
+            word: {"requests": REQUESTS, "session": {**session, "reasoning": word}}
+            for word in ("drop", "keep")
+        },
+    )
+    lengths = {}
+    for word in ("drop", "keep"):
+        second = was_sent(kept, of_class(kept, word)[1::2])
+        assert len(second)
+        (lengths[word],) = set(kept.request_rows["input_tokens"][second].tolist())
+    assert lengths["keep"] == 8 + 32 + len(MOCK_ANSWER) + 40
+    assert lengths["drop"] == lengths["keep"] - len(" the model of")
+    assert set(kept.schedule_rows["context"].tolist()) == {0, 2, 3}
+
+
 def test_a_scripted_second_turn_has_exactly_the_planned_tokens(run):
     rows = was_sent(run, of_class(run, "scripted"))
     assert set(run.schedule_rows["input_tokens"][rows].tolist()) == {40, 88}

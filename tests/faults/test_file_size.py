@@ -14,7 +14,7 @@ from loadgen.archive import store
 from loadgen.archive.directory import keep_elsewhere, run_directory
 from loadgen.cli.exit_codes import guarded
 from loadgen.records import CHUNKS, REQUESTS, Names, Status
-from loadgen.whole_file import replacing
+from loadgen.system.whole_file import replacing
 from tests.runs import measured_run, write_to
 
 pytestmark = pytest.mark.faults

@@ -42,6 +42,16 @@ def test_a_result_becomes_a_run_directory_that_other_verbs_read(slobench, tmp_pa
     assert slobench(*words, "--force")[0] == 0
 
 
+def test_a_result_that_is_too_short_leads_to_a_longer_run_of_its_tool(slobench, tmp_path):
+    (tmp_path / "out.json").write_text(json.dumps(vllm()))
+    _, out, _ = slobench("import", "out.json", "--slo", "p99(ttft)<=2s", "--out", "theirs")
+    lines = out.splitlines()
+    assert lines[-1] == "  next       measure at least 100 requests with vllm bench serve"
+    assert not any("no measurement of the client" in line for line in lines)
+    _, out, _ = slobench("report", "theirs", "--full")
+    assert "Also: no measurement of the client" in " ".join(out.split())
+
+
 def test_a_directory_gives_a_run_for_each_result_and_names_the_files_it_skips(slobench, tmp_path):
     (tmp_path / "all" / "deep").mkdir(parents=True)
     (tmp_path / "all" / "notes.json").write_text("{}")

@@ -1,6 +1,7 @@
 """The step core in C makes the decisions of the Python core, to the last bit of every instant."""
 
 import random
+import re
 import subprocess
 from dataclasses import astuple
 
@@ -8,17 +9,20 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from loadgen.c_programs import find_compiler
 from loadgen.errors import MissingDependency, UsageError
-from loadgen.lab.compiled_core import NotCovered, chosen_core, library
+from loadgen.lab.compiled_core import chosen_core, library
 from loadgen.lab.open_loop import OpenLoop
+from loadgen.lab.prompt_ids import PromptIds
 from loadgen.lab.sim_options import sim_options
 from loadgen.lab.simulate import record
 from loadgen.lab.simulated_engine import build
 from loadgen.lab.virtual_client import VirtualClient
+from loadgen.records import FIRST_PIECE, PIECES
+from loadgen.system.c_programs import find_compiler
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import make_plan
-from reference_engine.state.cost_model import StepCost
+from reference_engine.model.hardware_file import write_calibrated
+from reference_engine.state.cost_model import MeasuredSteps, NotMeasured, StepCost
 from reference_engine.state.step_variation import StepVariation, VaryingSteps
 from reference_engine.step_core.library import PROGRAM, WHYS, Status, step_core
 
@@ -146,13 +150,92 @@ def random_scenario(draw):
     return Scenario.model_validate(scenario)
 
 
+def two_tenants(scenario):
+    """The scenario with its requests in two classes, each of a tenant."""
+    values = scenario.resolved()
+    own = {"arrivals": values.pop("arrivals"), "requests": values.pop("requests")}
+    values["classes"] = {"first": {**own, "tenant": "a"}, "second": {**own, "tenant": "b"}}
+    return scenario.with_values(values)
+
+
+def with_texts(draw, plan):
+    """The plan with prompts that begin with texts of a drawn tree, or with a plain prefix."""
+    schedule, n = plan.schedule.copy(), draw.choice([2, 6, 40])
+    pieces = np.zeros(n, PIECES)
+    paths = dict[int, int]()  # tokens up to the end of each piece
+    for k in range(n):
+        after = draw.choice([0, *paths]) if draw.random() < 0.8 else 0
+        n_tokens = draw.choice([1, 5, 16, 17, 64, 200])
+        pieces[k] = (after, n_tokens)
+        paths[FIRST_PIECE + k] = paths.get(after, 0) + n_tokens
+    for row in schedule:
+        if draw.random() < 0.1:
+            continue
+        if draw.random() < 0.2:
+            row["prefix_id"], row["prefix_tokens"] = draw.choice([1, 2]), draw.choice([30, 64])
+            continue
+        text, n_shared = draw.choice(list(paths.items()))
+        n_shared -= draw.choice([0, 0, min(3, n_shared - 1)])
+        row["prefix_id"], row["prefix_tokens"] = text, n_shared
+        row["input_tokens"] = n_shared + draw.choice([0, 1, 15, 16, 100])
+    return plan._replace(schedule=schedule, pieces=pieces)
+
+
+def calibrated(draw, folder):
+    """A file of drawn costs that hold up to drawn sizes of steps."""
+    most = draw.choice([(300, 10**5), (4000, 3 * 10**5), (1 << 20, 10**9)])
+    prompts = ((1, draw.choice([2, 300])), (1, most[0]), (0, 1e12))
+    decodes = ((draw.choice([1, 4]), 500), (9, most[1]))
+    measured = [
+        MeasuredSteps("prompt", *prompts),
+        MeasuredSteps("decode", (0, 0), (0, 0), (0, 0), *decodes),
+        MeasuredSteps("mixed", *prompts, *decodes),
+    ]
+    cost = StepCost(
+        step_s=1e-3,
+        seq_s=1e-5,
+        token_s=2e-6,
+        context_token_s=3e-9,
+        prefill_attention_s=1e-10,
+        prefill_seq_s=draw.choice([0.0, 1e-5]),
+        weights_s=draw.choice([0.0, 3e-3]),
+        added_token_s=1e-7,
+        row_s=draw.choice([0.0, 2e-6]),
+        sharpness=draw.choice([1.7, 4.0]),
+        graph_rows=draw.choice([(), (1, 2, 4, 8), (16, 256)]),
+        seq_pieces=draw.choice([(), ((1, 1e-4), (4, 3e-5), (16, 1e-5))]),
+        measured=tuple(measured[: draw.choice([2, 3, 3, 3, 3])]),
+    )
+    variation = StepVariation((0.5, 1.0), (0.9, 1.2), 0.4, 20.0, 0.01, (0.01, 0.02))
+    path = folder / "calibrated.yaml"
+    facts = {"name": "box", "model": "8b", "kv_tokens": 200_000}
+    write_calibrated(path, cost, None, facts, draw.choice([None, variation]))
+    return str(path)
+
+
+def random_case(draw, folder):
+    """A scenario, settings of the engine and a plan; half of them with prefix caches, and some with
+    the costs of a file in `folder`."""
+    scenario, settings = random_scenario(draw), random_settings(draw)
+    if draw.random() < 0.3:
+        settings = {key: value for key, value in settings.items() if key != "kv_dtype"}
+        settings["hardware"] = calibrated(draw, folder)
+    if draw.random() < 0.5:
+        return scenario, settings, make_plan(scenario)
+    if draw.random() < 0.5:
+        scenario = two_tenants(scenario)
+    if draw.random() < 0.3:
+        settings["block_tokens"] = draw.choice([1, 5, 16])
+    return scenario, settings, with_texts(draw, make_plan(scenario))
+
+
 def unchanged(engine):
     pass
 
 
 def compiled(scenario, plan, options, change=unchanged):
     """The client and the totals of a run on the step core, with an account for each request."""
-    engine = build(options, False)
+    engine = build(options, PromptIds(plan).is_sharing)
     change(engine)
     client = OpenLoop(scenario, plan, options.declared_max_tokens)
     n = len(plan.schedule)
@@ -168,18 +251,25 @@ def compiled(scenario, plan, options, change=unchanged):
 
 
 def in_python(scenario, plan, options, change):
-    engine = build(options, False)
+    engine = build(options, PromptIds(plan).is_sharing)
     change(engine)
-    client = Watched(scenario, plan, options.declared_max_tokens)
+    kv = engine.simulator.replicas[0].state.kv
+    block_tokens = kv.block_tokens if kv.prefix_cache else None
+    client = Watched(scenario, plan, options.declared_max_tokens, block_tokens=block_tokens)
     engine.simulator.run(client)
     return client, client.tables(), engine.simulator
 
 
-def assert_equal(scenario, settings, change=unchanged):
-    """Both cores give the same run on engines after `change`. Returns the number of
-    preemptions."""
-    plan, options = make_plan(scenario), sim_options(settings)
-    client, (rows, chunks, names), totals, now_s = compiled(scenario, plan, options, change)
+def assert_equal(scenario, settings, change=unchanged, plan=None):
+    """Both cores give the same run, or the same refusal, on engines after `change`. Returns the
+    number of preemptions."""
+    plan, options = plan or make_plan(scenario), sim_options(settings)
+    try:
+        client, (rows, chunks, names), totals, now_s = compiled(scenario, plan, options, change)
+    except NotMeasured as error:
+        with pytest.raises(NotMeasured, match=re.escape(str(error))):
+            in_python(scenario, plan, options, change)
+        return 0
     oracle, (expected, their_chunks, their_names), simulator = in_python(
         scenario, plan, options, change
     )
@@ -194,7 +284,8 @@ def assert_equal(scenario, settings, change=unchanged):
         counted = replica.totals
         assert astuple(total) == (
             *(replica.n_received, counted.steps, counted.preemptions, counted.padding_tokens),
-            *(counted.output_tokens, replica.population.request_s(now_s), replica.busy_s),
+            *(counted.output_tokens, counted.cached_tokens),
+            *(replica.population.request_s(now_s), replica.busy_s),
         )
     traffic = client.traffic
     place = {int(row): k for k, row in enumerate(client._order)}
@@ -205,11 +296,12 @@ def assert_equal(scenario, settings, change=unchanged):
 
 
 @pytest.mark.parametrize("first", range(0, 80, 10))
-def test_both_cores_give_the_same_run(core_path, first):
-    """80 drawn settings and scenarios: KV short, timeouts, refusals, drops, all covered routers."""
+def test_both_cores_give_the_same_run(core_path, first, tmp_path):
+    """80 drawn settings and scenarios: KV short, prefix caches, costs of a calibration, timeouts,
+    refusals, drops, all covered routers."""
     for seed in range(first, first + 10):
-        draw = random.Random(f"compiled core {seed}")
-        assert_equal(random_scenario(draw), random_settings(draw))
+        scenario, settings, plan = random_case(random.Random(f"compiled core {seed}"), tmp_path)
+        assert_equal(scenario, settings, plan=plan)
 
 
 def crowd(**limits):
@@ -256,6 +348,27 @@ def test_steps_vary_by_the_draws_of_the_python_core(core_path):
     assert_equal(crowd(), settings, vary)
 
 
+def test_a_step_outside_the_measured_sizes_is_refused_when_it_comes(core_path, tmp_path):
+    """Prompts of 300 tokens are within the sizes of a step, and more than 15 decodes of up to 400
+    tokens of context are not."""
+    prompts, decodes = ((1, 9), (1, 400), (0, 1e6)), ((1, 99), (1, 5000))
+    measured = (
+        MeasuredSteps("prompt", *prompts),
+        MeasuredSteps("decode", (0, 0), (0, 0), (0, 0), *decodes),
+        MeasuredSteps("mixed", *prompts, *decodes),
+    )
+    cost = StepCost(step_s=2e-3, token_s=1e-5, seq_s=1e-5, measured=measured)
+    path = tmp_path / "box.yaml"
+    write_calibrated(path, cost, None, {"name": "box", "model": "8b", "kv_tokens": 90_000})
+    settings = {"hardware": str(path), "max_num_seqs": 64, "token_budget": 400}
+    with pytest.raises(NotMeasured, match=r"step of 5\d\d\d tokens of context"):
+        engine_section(crowd(), settings)
+    assert_equal(crowd(), settings)
+    few = {**settings, "max_num_seqs": 12}
+    assert engine_section(crowd(), few).core == "compiled"
+    assert_equal(crowd(), few)
+
+
 def test_pieces_of_the_cost_are_added_in_the_order_of_python(core_path):
     cost = StepCost(
         *(1e-3, 2e-6, 1e-7, 3e-3, 1e-6, 5e-7, 3e-9, 1e-10, 1e-4, 1e-7, 1e-5, 2e-6),
@@ -289,12 +402,12 @@ def engine_section(scenario, settings, console=QUIET):
 
 def test_the_result_names_the_core(core_path):
     chosen: list[dict[str, object]] = [{}, {"core": "python"}]
-    chosen += [{"mode": "sjf"}, {"prefix_cache": True}]
+    chosen += [{"mode": "sjf"}, {"prefix_cache": True, "host_memory": "40e9"}]
     assert [engine_section(crowd(), settings).core for settings in chosen] == [
         "compiled",
         "python: core=python",
         "python: the mode sjf",
-        "python: a prefix cache",
+        "python: KV in host memory",
     ]
 
 
@@ -318,18 +431,75 @@ def test_without_a_compiler_python_simulates_with_a_note(monkeypatch, tmp_path, 
     assert capsys.readouterr().out.count("CC=no-such-compiler is not installed") == 1
 
 
-def test_requests_that_wait_for_answers_are_not_covered(core_path):
-    scenario = Scenario.model_validate(
-        {
-            "name": "users",
-            "arrivals": {"kind": "users", "users": 4, "think": "1s"},
-            "requests": {"input_tokens": 20, "output_tokens": 5},
-            "phases": {"measure": "3s"},
+def random_dialogue(draw, folder):
+    """A scenario in which requests wait for others, for a slot, or are cancelled on purpose."""
+    scenario, settings, _ = random_case(draw, folder)
+    values = scenario.resolved()
+    kind = draw.choice(["users", "sessions", "chain", "slots", "cancels", "count"])
+    own = next(iter(values["classes"].values())) if values.get("classes") else values
+    requests = own["requests"]
+    if draw.random() < 0.3:
+        requests["shared_prefix"] = {"tokens": draw.choice([30, 200]), "groups": 3}
+    pause = draw.choice(["0s", "30ms", {"kind": "exponential", "mean": "200ms"}])
+    if kind == "users":
+        values.pop("classes", None)
+        users = {"kind": "users", "users": draw.choice([1, 5, 40]), "think": pause}
+        values |= {"arrivals": users, "requests": requests}
+    elif kind == "sessions":
+        context = draw.choice(["real", "scripted"])
+        turns = {"kind": "uniform", "min": 1, "max": 5}
+        own["session"] = {"turns": turns, "think": pause, "context": context}
+    elif kind == "chain":
+        own["chain"] = [
+            {"name": "plan", "requests": requests},
+            {"name": "read", "after": ["plan"], "think": pause, "requests": requests},
+            {"name": "ask", "after": ["plan"], "requests": requests},
+            {"name": "join", "after": ["read", "ask"], "requests": requests},
+        ]
+        del own["requests"]
+    elif kind == "slots":
+        values["limits"] |= {"when_full": "wait", "max_concurrency": draw.choice([1, 6, 40])}
+    elif kind == "count":
+        values["phases"] = {"warmup": "500ms", "requests": 40, "at_most": "4s", "drain": "2s"}
+    if kind == "cancels" or draw.random() < 0.3:
+        after = {"kind": "exponential", "mean": draw.choice(["50ms", "1s"])}
+        for part in own.get("chain", [own]):
+            part["requests"] = {**part["requests"], "cancel": {"share": 0.3, "after": after}}
+    if draw.random() < 0.5:
+        settings["prefix_cache"] = True
+    return scenario.with_values(values), settings
+
+
+def both(scenario, settings):
+    """The runs on both cores, and the error of either, without what may differ."""
+    plan, results = make_plan(scenario), list[object]()
+    for core in ("auto", "python"):
+        try:
+            run = record(scenario, plan, sim_options({**settings, "core": core}), QUIET)
+        except NotMeasured as error:
+            results.append(str(error))
+            continue
+        engine = run.manifest.engine
+        assert engine is not None
+        assert engine.core == ("compiled" if core == "auto" else "python: core=python")
+        rows = {
+            name: run.request_rows[name].tolist() for name in run.request_rows.dtype.names or ()
         }
-    )
-    plan, options = make_plan(scenario), sim_options({})
-    with pytest.raises(NotCovered, match="wait for answers"):
-        chosen_core(scenario, plan, options, build(options, False))
+        rows["error"] = [run.names.errors[k] for k in rows.pop("error_id")]
+        counts = (engine.simulated_s, engine.steps, engine.preemptions, engine.waits_s)
+        ended = (run.manifest.ended, run.manifest.end_reason, run.manifest.window)
+        results.append((repr(rows), run.chunk_rows.tobytes(), counts, engine.replicas, ended))
+    return results
+
+
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_both_cores_give_the_same_dialogues(core_path, first, tmp_path):
+    """40 drawn scenarios with closed loops, sessions, chains, slots and cancellations."""
+    for seed in range(first, first + 10):
+        compiled_run, python_run = both(
+            *random_dialogue(random.Random(f"dialogue {seed}"), tmp_path)
+        )
+        assert compiled_run == python_run, f"seed {seed}"
 
 
 def test_a_group_of_replicas_has_no_core_of_its_own():

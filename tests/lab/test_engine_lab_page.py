@@ -8,7 +8,7 @@ import pytest
 import slobench as sb
 from loadgen.cli import exit_codes
 from loadgen.cli.app import app
-from loadgen.plugins import load_plugin
+from loadgen.system.plugins import load_plugin
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "engine-lab.md").read_text()
 CHAPTER = PAGE.split("\n## Write a batching policy\n")[1]

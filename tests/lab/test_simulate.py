@@ -19,10 +19,22 @@ from loadgen.measure.aggregate import summarize
 from loadgen.measure.statistics.intervals import BoundedSection
 from loadgen.records import FinishReason, Status, schedule_sha256
 from loadgen.studies.modes.cell import cell_of
-from loadgen.workload.scenario import load_scenario, scenario_from_flags, shipped_scenarios
+from loadgen.workload.scenario import (
+    Scenario,
+    load_scenario,
+    scenario_from_flags,
+    shipped_scenarios,
+)
 from loadgen.workload.schedule import make_plan
+from reference_engine.model.hardware_file import write_calibrated
 from reference_engine.model.zoo import resolve
-from reference_engine.state.cost_model import StepShape, model_on_hardware
+from reference_engine.state.cost_model import (
+    MeasuredSteps,
+    NotMeasured,
+    StepCost,
+    StepShape,
+    model_on_hardware,
+)
 
 QUIET = Console(quiet=True)
 NEEDS_FILES = {"azure_replay", "mooncake_replay"}
@@ -369,3 +381,30 @@ def test_prefixes_are_found_in_whole_blocks():
     assert (cached[16] % 16 == 0).all()
     assert (cached[16] % 64 != 0).any()
     assert 0 < cached[64].sum() < cached[16].sum()
+
+
+@pytest.mark.parametrize("core", ["auto", "python"])
+def test_a_decode_that_is_cancelled_in_time_needs_no_measured_end(core, tmp_path):
+    """The answer would reach 700 tokens of context, of which 500 are measured; the request times
+    out at 400."""
+    measured = (
+        MeasuredSteps("prompt", (1, 9), (1, 400), (0, 1e6)),
+        MeasuredSteps("decode", decodes=(1, 9), context_tokens=(1, 500)),
+    )
+    path = tmp_path / "box.yaml"
+    cost = StepCost(step_s=10e-3, measured=measured)
+    write_calibrated(path, cost, None, {"name": "box", "model": "8b", "kv_tokens": 90_000})
+    scenario = Scenario.model_validate(
+        {
+            "name": "cancelled",
+            "arrivals": {"kind": "constant", "rate": "0.2/s"},
+            "requests": {"input_tokens": 300, "output_tokens": 400},
+            "phases": {"warmup": "0s", "measure": "12s"},
+            "limits": {"timeout": "1s"},
+        }
+    )
+    run = simulate(scenario, hardware=str(path), core=core)
+    assert set(run.request_rows["status"]) == {Status.timeout}
+    patient = scenario.with_values({**scenario.resolved(), "limits": {"timeout": "60s"}})
+    with pytest.raises(NotMeasured, match="decode step of 551 tokens of context"):
+        simulate(patient, hardware=str(path), core=core)

@@ -168,10 +168,11 @@ def test_rates_count_from_the_end_of_the_warm_up():
     assert so_far("error_rate <= 1%").value == 0.02
 
 
-def ended(class_id=0, status=Status.ok, ttft_s=0.1):
+def ended(class_id=0, status=Status.ok, ttft_s=0.1, reasoning_s=0.0):
     if status is not Status.ok:
         return EndedSample(class_id, int(status), lateness_s=0.0)
-    return EndedSample(class_id, 0, ttft_s, 0.0, 0.01, 0.5, 0.5, n_events=41)
+    ttfat_s = None if reasoning_s is None else ttft_s + reasoning_s
+    return EndedSample(class_id, 0, ttft_s, 0.0, 0.01, 0.5, 0.5, n_events=41, ttfat_s=ttfat_s)
 
 
 def two_classes(tmp_path):
@@ -199,6 +200,7 @@ SAMPLES = st.builds(
     class_id=st.integers(0, 1),
     status=st.sampled_from([0, int(Status.timeout)]),
     ttft_s=st.none() | st.floats(0.01, 2.0),
+    ttfat_s=st.none() | st.floats(0.01, 2.0),
     lateness_s=st.floats(0.0, 0.5),
     tpot_s=st.none() | st.floats(0.001, 0.1),
     e2e_s=st.floats(0.1, 9.0),
@@ -256,6 +258,26 @@ def test_the_dashboard_shows_slos_latencies_rates_failures_and_classes(tmp_path)
     ):
         assert expected in text, text
     assert "INVALID" not in text
+    assert "TTFAT" not in text
+
+
+def test_ttfat_stands_beside_ttft_where_answers_begin_with_reasoning(tmp_path):
+    requests = [ended(reasoning_s=0.3), ended(1), ended(1, reasoning_s=None)]
+    texts = []
+    for has_terminal in (True, False):
+        out = io.StringIO()
+        console = Console(file=out, force_terminal=has_terminal, width=150, color_system=None)
+        figures = RunFigures(two_classes(tmp_path))
+        with Progress(console, 1000, 50.0, False, None, figures) as progress:
+            progress.beat(0, {**beat(20.0, ok=3, timeout=0), "ended": requests})
+        texts.append(out.getvalue())
+    view, line = texts
+    assert "TTFAT p50 100 ms, p99 400 ms" in view
+    assert "met SLO  TTFT p99  TTFAT p99  TPOT p99" in view
+    assert "chat      1       0    100 %    100 ms     400 ms     10 ms" in view
+    assert "code      2       0      0 %    100 ms     100 ms     10 ms" in view
+    assert "TTFT p50 100 ms, p99 100 ms" in line
+    assert "TTFAT p50 100 ms, p99 400 ms · TPOT p50 10 ms" in line
 
 
 def test_without_a_terminal_a_line_has_the_slos_and_the_warning_comes_once():
@@ -297,7 +319,11 @@ def use(window_s=10.0, cpu=0.1, delay=0.0, throttled=0.0):
         ),
         ([], use(cpu=0.95), "busy on its core 95 % of the time (limit 90 %)"),
         ([], use(window_s=1.0, cpu=0.95), None),  # too early to judge
-        ([], use(delay=0.02), "waiting for a core 2 % of the time (limit 1 %)"),
+        (
+            [],
+            use(delay=0.02),
+            "waiting for a core 2 % of the time (limit 1 %): stop the other programs",
+        ),
         ([], use(throttled=0.4), "throttled by its quota 40 % of the time (limit 1 %)"),
     ],
 )

@@ -68,6 +68,22 @@ def test_whole_numbers_have_the_time_of_the_same_floats():
     assert autocorrelation_time(whole) == autocorrelation_time(counts.astype(np.float64)) > 2
 
 
+@given(
+    st.lists(st.integers(0, 20).map(float), min_size=1, max_size=60),
+    st.lists(st.sampled_from([0.01, 0.5, 0.9, 0.95, 0.975, 0.99, 0.999]), min_size=1, max_size=5),
+)
+def test_an_indicator_marks_the_values_up_to_its_percentile_in_whatever_order(values, quantiles):
+    """The percentile is the smallest value that at least the share of all values do not exceed."""
+    series, ascending = Series(np.array(values)), sorted(values)
+    for quantile in quantiles:
+        level = next(
+            value
+            for value in ascending
+            if sum(other <= value for other in values) >= quantile * len(values)
+        )
+        assert series.indicator(quantile).tolist() == [float(value <= level) for value in values]
+
+
 def test_the_indicator_at_the_median_of_an_autoregression():
     """Its correlation at lag k is 2/π·asin(φᵏ) (Sheppard), so τ = 2.49 for φ = 0.5 and 13.4 for
     φ = 0.9."""

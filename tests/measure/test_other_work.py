@@ -175,6 +175,28 @@ def test_answers_shorter_than_eight_tokens_are_not_compared():
     assert findings_of(texts(7, n_requested=8), "same text") != []
 
 
+@pytest.mark.faults
+def test_a_server_with_one_text_for_all_is_never_met():
+    def judged(run):
+        summary = summarize(run, ["ttft <= 60s"])
+        return summary.verdict, summary.reason_kinds
+
+    assert judged(texts(7)) == ("no_verdict", ("wrong_answers",))
+    assert judged(texts(EACH)) == ("met", ("met",))
+    assert summarize(texts(7), ["ttft <= 1ms"]).verdict == "missed"
+    bundled = texts(7, is_bundled=True)
+    assert judged(bundled) == ("met", ("met",))  # its simulated steps compute no text
+    assert findings_of(bundled, "same text") != []
+
+
+def test_short_answers_may_be_the_same_and_right():
+    run = texts(7, n_requested=20)
+    run.request_rows["output_tokens"] = 7
+    assert summarize(run, ["ttft <= 60s"]).verdict == "met"
+    run.request_rows["output_tokens"] = 8
+    assert summarize(run, ["ttft <= 60s"]).reason_kinds == ("wrong_answers",)
+
+
 def test_short_texts_are_compared_with_those_of_equal_length():
     run = texts(0)
     lengths = 10 + np.arange(200) % 50

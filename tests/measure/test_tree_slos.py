@@ -1,5 +1,7 @@
 """SLOs about the trees of agents: a share of trees, limits of each tree, and open trees."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -138,11 +140,15 @@ def test_other_slos_about_trees_need_agents():
     assert found.verdict == "missed"
 
 
-def test_no_search_is_advised_for_slos_about_trees():
-    of_requests = ["e2e <= 2s", "attainment >= 50%"]
-    assert "slobench capacity" in summarize(agent_run(*ALL, slo=of_requests)).capacity_command
-    of_trees = [*of_requests, "attainment(tree) >= 50%"]
-    assert summarize(agent_run(*ALL, slo=of_trees)).capacity_command == ""
+@pytest.mark.parametrize("share", ["attainment", "attainment(tree)"])
+def test_the_search_advised_for_agents_is_over_agents(share):
+    run = agent_run(*ALL, slo=["e2e <= 2s", f"{share} >= 50%"])
+    assert "--over agents" in summarize(run).capacity_command
+    mixed = run.schedule_rows.copy()
+    mixed["chain"][-1] = 0
+    command = summarize(replace(run, schedule_rows=mixed)).capacity_command
+    assert "--over" not in command
+    assert command.startswith("slobench capacity") == (share == "attainment")
 
 
 def test_a_live_view_shows_no_slo_about_trees():

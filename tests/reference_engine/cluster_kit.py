@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from loadgen.clock import VirtualClock
+from loadgen.system.clock import VirtualClock
 from reference_engine.cluster.autoscaling import Autoscaling
 from reference_engine.cluster.conductors import Cluster
 from reference_engine.cluster.conductors import Part as Part_

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loadgen.clock import VirtualClock
+from loadgen.system.clock import VirtualClock
 from reference_engine.core.core import EngineState, step
 from reference_engine.executors.base import EXECUTORS, Executor, Site
 from reference_engine.model.zoo import resolve

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.clock import VirtualClock
 from loadgen.errors import UsageError
 from loadgen.lab.simulate import simulate as simulate_scenario
 from loadgen.records import Status
+from loadgen.system.clock import VirtualClock
 from loadgen.workload.scenario import load_scenario
 from reference_engine.cluster.routers import ROUTERS, Site, read_router
 from reference_engine.core.core import EngineState

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.clock import VirtualClock
 from loadgen.errors import UsageError
 from loadgen.lab.simulate import simulate
 from loadgen.measure.aggregate import summarize
+from loadgen.system.clock import VirtualClock
 from reference_engine.executors.base import Caps
 from reference_engine.executors.delayed import Delayed, StepDelay, delayed, parse_step_delay
 from reference_engine.serving.serve_options import choose

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from loadgen.clock import VirtualClock
+from loadgen.system.clock import VirtualClock
 from reference_engine.core.core import EngineState
 from reference_engine.executors.base import Caps
 from reference_engine.executors.simulated import Simulated

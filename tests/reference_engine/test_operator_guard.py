@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from loadgen.host_names import host_names
+from loadgen.system.host_names import host_names
 from targets.embed import engine
 from targets.quiesce import quiesce
 from tests.reference_engine.engine_server import serving

@@ -253,7 +253,7 @@ def test_an_aged_mode_with_few_slots_is_flooded_at_its_own_capacity(mode, max_nu
 
 
 def test_a_policy_that_imports_a_clock_is_rejected_before_it_runs(tmp_path):
-    from loadgen.plugins import load_plugin
+    from loadgen.system.plugins import load_plugin
 
     plugin = tmp_path / "clocked.py"
     plugin.write_text(

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.clock import VirtualClock
 from loadgen.errors import UsageError
 from loadgen.lab.sim_options import sim_options
 from loadgen.lab.simulate import simulate
 from loadgen.lab.simulated_engine import build
+from loadgen.system.clock import VirtualClock
 from loadgen.workload.scenario import load_scenario
 from reference_engine.core.core import EngineState
 from reference_engine.executors.simulated import Simulated

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.clock import VirtualClock
+from loadgen.system.clock import VirtualClock
 from reference_engine.cluster.routers import ROUTERS, Site, read_router
 from reference_engine.core.core import EngineState
 from reference_engine.core.stretch import PromptStretch

@@ -2,11 +2,19 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from loadgen.measure.aggregate import summarize
 from reports.run.tables import tiles
-from reports.run.verdict_section import banner, headline, is_inconclusive, next_steps, slo_rows
+from reports.run.verdict_section import (
+    banner,
+    headline,
+    is_inconclusive,
+    missed_causes,
+    next_steps,
+    slo_rows,
+)
 from tests.runs import measured_run, starved, two_classes, with_manifest, with_shard
 
 URL = ("--target", "http://h")
@@ -104,6 +112,32 @@ def test_a_run_of_another_verb_names_no_search():
     assert summarize(run).capacity_command == ""
     run = with_manifest(run, command=())
     assert summarize(run).capacity_command == ""
+
+
+def test_a_simulated_run_is_searched_on_the_simulated_engine():
+    flags = ("simulate", "chat.yaml", "--trace", "t.csv", "--slo", "ttft <= 1s")
+    run = with_manifest(measured_run(slo=["ttft <= 1s"]), command=("slobench", *flags))
+    run = with_manifest(run, scenario={"source": "chat.yaml"})
+    assert summarize(run).capacity_command == (
+        "slobench capacity chat.yaml --trace t.csv --slo 'ttft <= 1s' --target sim"
+    )
+    run = with_manifest(run, command=("slobench", *flags, "--mode", "static"))
+    assert summarize(run).capacity_command == ""
+
+
+def test_the_slowest_requests_explain_only_what_the_missed_slo_limits():
+    def causes(*slo):
+        return [step.text for step in missed_causes(summarize(measured_run(slo=slo)))]
+
+    first = "The slowest requests mostly waited for the first token: shorten prompts, or speed up"
+    assert causes("p50(tpot) <= 1ms") == []
+    assert causes("p50(ttft) <= 50ms", "p50(tpot) <= 1ms") == [f"{first} or split prefills."]
+    run = measured_run(slo=["p50(ttft) <= 50ms"])
+    rows = run.request_rows
+    rows["last_token_s"] += np.linspace(0, 5, len(rows))  # long answers: E2E without TTFT
+    assert all("decoded" not in step.text for step in missed_causes(summarize(run)))
+    by_e2e = summarize(run, ["p50(e2e) <= 50ms"])
+    assert missed_causes(by_e2e)[0].text.startswith("The slowest requests mostly decoded")
 
 
 @pytest.mark.parametrize("run", [

@@ -75,7 +75,7 @@ MET: 40 of 40 requests met TTFT ≤ 200 ms
   ✓ ttft <= 200ms                100 % of requests; slowest 131 ms, 65 % of the limit
   ✓ attainment >= 99% (default)  100 % of requests, 40 of 40
   traffic    requested 2/s, sent 2/s: 40 of 40 requests; 40 output tokens/s; none failed
-  certainty  the share of 99 % is a default; --slo 'attainment >= 95%' sets another
+  certainty  in this run only: 40 requests do not prove 99 %, a default (--slo 'attainment >= 95%')
   next       find how much more load meets the SLO: slobench capacity chat.yaml --target sim
 """,
     ),

@@ -4,7 +4,6 @@ import io
 import re
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from rich.console import Console
 
@@ -13,20 +12,7 @@ from reports.run.console import table
 from reports.run.ending import ending
 from reports.run.page import render
 from reports.run.tables import class_table, main_metrics, more_metrics, tiles
-from tests.runs import measured_run, two_classes
-
-
-def with_reasoning(run, n_reasoning=8, n_unanswered=0, has_answer_after_s=0.5):
-    """The run whose answers begin with so many tokens of reasoning; the last `n_unanswered` end in
-    it."""
-    rows = run.request_rows.copy()
-    ok = np.isfinite(rows["first_token_s"])
-    rows["reasoning_tokens"][ok] = n_reasoning
-    rows["first_answer_s"] = rows["first_token_s"] + has_answer_after_s
-    if n_unanswered:
-        rows["first_answer_s"][-n_unanswered:] = np.nan
-    return replace(run, request_rows=rows)
-
+from tests.runs import measured_run, two_classes, with_reasoning
 
 RUN = with_reasoning(measured_run(slo=("ttft <= 400ms", "ttfat <= 900ms", "attainment >= 95%")))
 

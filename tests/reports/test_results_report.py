@@ -107,9 +107,13 @@ def test_runs_with_tokens_keep_their_tables():
     assert summary.throughput.results_per_s == 0
 
 
-def test_equal_vectors_for_different_texts_are_a_finding():
+def test_equal_vectors_for_different_texts_are_a_finding_and_never_met():
     run = without_tokens(measured_run(n_tokens=1, slo=("e2e <= 800ms",)))
     run.request_rows["answer_crc32"] = 7
-    assert any("have the same vectors, although" in text for text in summarize(run).findings)
+    assert "have the same vectors, although" in summarize(run).reasons[0]
+    assert summarize(run).reason_kinds == ("wrong_answers",)
+    missed = summarize(run, ["e2e <= 1ms"])
+    assert any("have the same vectors, although" in text for text in missed.findings)
     run.request_rows["answer_crc32"] = np.arange(1, len(run.request_rows) + 1)
     assert not any("have the same" in text for text in summarize(run).findings)
+    assert summarize(run).verdict == "met"

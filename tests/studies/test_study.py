@@ -3,10 +3,12 @@
 import io
 import json
 import math
+import shutil
 import signal
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -14,11 +16,23 @@ import pytest
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer.testing import CliRunner
 
 from loadgen.archive import checksums
+from loadgen.cli.app import app
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.manifest.json_section import JsonSection, NumberOrNull
-from loadgen.studies.study import Study, end
+from loadgen.studies.calibrate.black_box import CALIBRATE
+from loadgen.studies.capacity.files import CAPACITY
+from loadgen.studies.compare.run import COMPARE
+from loadgen.studies.demo.run import DEMO
+from loadgen.studies.doctor.run import DOCTOR
+from loadgen.studies.modes.run import MODES
+from loadgen.studies.nightly.files import NIGHTLY
+from loadgen.studies.size.run import SIZE
+from loadgen.studies.solve.run import SOLVE
+from loadgen.studies.study import Study, check_store, end
+from loadgen.studies.sweep.run import SWEEP
 
 
 class Sums(JsonSection, frozen=True, kw_only=True):
@@ -40,6 +54,7 @@ SUMS = Study("sums", "sum of parts", Sums)
 OTHER = Study("other", "other study", Sums)
 CELLS = Study("cells", "study of cells", Sums, before=("cell.json", "cells.json"))
 SHARES = Study("shares", "shares", Shares)
+STUDIES = [CALIBRATE, CAPACITY, COMPARE, DEMO, DOCTOR, MODES, NIGHTLY, SIZE, SOLVE, SWEEP]
 
 
 @pytest.fixture(autouse=True)
@@ -71,6 +86,27 @@ def test_a_study_without_out_gets_a_directory_with_its_name(tmp_path):
     assert place.directory.name.startswith("sums-few-20")
     assert json.loads((place.directory / "sums.json").read_text()) == {"total": 1.0, "parts": [1]}
     assert SUMS.read(place.directory) == Sums(total=1.0, parts=(1,))
+
+
+@pytest.mark.parametrize(
+    ("study", "remedy"),
+    [
+        (SUMS, "; add --resume to continue it, or choose another --out"),
+        (replace(SUMS, resumes=False), "; choose another --out"),
+    ],
+)
+def test_a_directory_in_use_has_the_remedy_that_its_verb_offers(tmp_path, study, remedy):
+    began = started(tmp_path / "s").marker.began_utc
+    with pytest.raises(UsageError) as refused, study.opened("few", tmp_path / "s"):
+        pytest.fail("opened")
+    holds = f"--out {tmp_path / 's'}: holds a sum of parts that began {began}"
+    assert str(refused.value) == holds + remedy
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_a_study_resumes_where_its_verb_has_the_flag(study):
+    printed = CliRunner().invoke(app, [study.name, "--help"], env={"COLUMNS": "200"}).output
+    assert study.resumes == ("--resume" in printed)
 
 
 def test_two_studies_in_the_same_second_get_two_directories():
@@ -299,6 +335,39 @@ def test_a_killed_study_leaves_the_old_or_the_new_result_whole(tmp_path):
             process.send_signal(signal.SIGKILL)
         result = SUMS.read(tmp_path / "s")
         assert result.parts == (int(result.total),) * 200_000
+
+
+def test_a_kill_before_or_after_any_rename_leaves_a_study_that_resumes(tmp_path, monkeypatch):
+    kills, rename = [], Path.replace
+
+    def kill():
+        """The files that a `kill -9` leaves here."""
+        kills.append(shutil.copytree(tmp_path / "s", tmp_path / f"kill{len(kills)}"))
+        for partial in kills[-1].glob("*.partial"):
+            partial.write_bytes(partial.read_bytes()[: partial.stat().st_size // 2])
+
+    def renamed(partial, path):
+        kill()
+        rename(partial, path)
+        kill()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", renamed)
+        with SUMS.opened("few", tmp_path / "s") as place:
+            for k in (1, 2):
+                place.write(Sums(total=float(k), parts=(k,)))
+                place.write_text("page.html", f"{k}")
+    found = []
+    for directory in kills:
+        if (checked := check_store(directory)) is not None:
+            assert checked.problems == ()
+        has_begun = (directory / "study.json").is_file()
+        with SUMS.opened("few", directory, resume=has_begun) as place:
+            stored = place.stored()
+            found.append(None if stored is None else stored.total)
+            place.write(Sums(total=3.0, parts=(3,)))
+        assert check_store(directory).state == "verified"
+    assert found == [None] * 11 + [1.0] * 12 + [2.0] * 9
 
 
 def test_an_interrupt_names_the_command_that_continues(tmp_path):

@@ -93,6 +93,13 @@ def test_a_sweep_without_a_miss_leads_to_higher_rates():
     )
 
 
+def test_a_sweep_without_a_kept_slo_leads_to_lower_rates():
+    ending = sweep_view.ending(sweep(RATES[3]))
+    assert text(ending).splitlines()[-1] == (
+        "  next       no rate met the SLO: sweep lower rates, below 32/s"
+    )
+
+
 def test_a_sweep_that_cannot_be_trusted_begins_with_that():
     lines = text(sweep_view.ending(sweep(*RATES, n_untrusted=3))).splitlines()
     assert lines[0] == (

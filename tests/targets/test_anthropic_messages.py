@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.archive.decode import answer_text, decode
+from loadgen.archive.decode import answer_texts, decode
 from loadgen.archive.exchange import Exchange
-from loadgen.records import FinishReason, Status, TokenSource
+from loadgen.records import REASONING, FinishReason, Status, TokenSource
 from targets.anthropic_messages import AnthropicMessages
 from targets.base import TARGETS, Delta, Request, Usage
 
@@ -73,7 +73,7 @@ def test_anthropics_stream_states_the_prompt_first_and_the_answer_last():
     assert (found.output_tokens, found.token_source) == (2, TokenSource.usage)
     assert (found.chunk_tokens, found.finish_reason) == ([1, 1], FinishReason.stop)
     assert found.first_answer_ns == 13_000_000
-    assert answer_text(made, CODEC) == "Hello!"
+    assert answer_texts(made, CODEC)[0] == "Hello!"
 
 
 def test_a_heartbeat_of_any_form_is_skipped():
@@ -104,7 +104,7 @@ def test_thinking_is_no_answer_and_its_signature_no_token():
     )
     assert found.chunk_ns == [12_000_000, 16_000_000]
     assert (found.first_token_ns, found.first_answer_ns) == (12_000_000, 16_000_000)
-    assert (found.output_tokens, answer_text(made, CODEC)) == (2, "Hi")
+    assert (found.output_tokens, answer_texts(made, CODEC)[0]) == (2, "Hi")
 
 
 def test_redacted_thinking_is_tokens_of_unknown_text():
@@ -128,7 +128,7 @@ def test_a_tool_call_is_tokens_without_text():
     )
     assert found.chunk_ns == [11_000_000, 13_000_000]
     assert (found.finish_reason, found.output_tokens) == (FinishReason.tool_calls, 12)
-    assert (found.first_answer_ns, answer_text(made, CODEC)) == (0, "")
+    assert (found.first_answer_ns, answer_texts(made, CODEC)[0]) == (0, "")
 
 
 def test_vllm_states_the_whole_usage_at_the_end_and_adds_done():
@@ -287,6 +287,7 @@ def test_the_live_view_sees_tokens_and_calls_only():
         piece(0, "input_json", partial_json="{"),
     ]
     assert all(map(CODEC.looks_like_token, tokens))
+    assert list(map(CODEC.looks_like_answer, tokens)) == [True, False, False, False]
     others = [
         start(input_tokens=9),
         OPEN,
@@ -298,6 +299,7 @@ def test_the_live_view_sees_tokens_and_calls_only():
         STOP,
     ]
     assert not any(map(CODEC.looks_like_token, others))
+    assert not any(map(CODEC.looks_like_answer, others))
 
 
 def test_the_api_is_registered():
@@ -320,3 +322,19 @@ def test_a_damaged_event_is_a_delta_or_a_value_error(event, data):
     damaged = whole[:at] + data.draw(st.binary(max_size=3)) + whole[at + 1 :]
     with suppress(ValueError):
         assert isinstance(CODEC.decode(damaged), Delta)
+
+
+def test_the_reasoning_of_an_earlier_answer_goes_where_the_api_has_it():
+    talk = (("user", "Hi"), (REASONING, "hm"), ("assistant", "Ho"), ("user", "And?"))
+    body = json.loads(CODEC.encode(Request("", 3, messages=talk)).body)
+    assert body["messages"] == [
+        {"role": "user", "content": "Hi"},
+        {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "hm", "signature": ""},
+                {"type": "text", "text": "Ho"},
+            ],
+        },
+        {"role": "user", "content": "And?"},
+    ]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.archive.decode import answer_text, decode
+from loadgen.archive.decode import answer_texts, decode
 from loadgen.archive.exchange import Exchange
 from loadgen.records import Status, TokenSource
 from targets.base import Delta, Request, Usage
@@ -147,7 +147,7 @@ def test_an_answer_has_an_end_and_results_but_no_token():
     assert (decoded.first_token_ns, decoded.first_answer_ns, decoded.chunk_ns) == (0, 0, [])
     assert (decoded.output_tokens, decoded.token_source) == (0, TokenSource.none)
     assert (decoded.input_tokens, decoded.answer_crc32 > 0) == (8, True)
-    assert answer_text(exchange(VECTOR_ANSWERS["openai"]), EMBEDDINGS) == ""
+    assert answer_texts(exchange(VECTOR_ANSWERS["openai"]), EMBEDDINGS)[0] == ""
 
 
 def test_the_answer_of_another_model_is_noted():

@@ -112,7 +112,7 @@ def test_every_option_sets_a_field_of_the_script():
 @given(st.integers(1, 40), st.integers(1, 9), st.booleans(), st.integers(0, 5))
 def test_the_events_of_a_reply_carry_all_its_tokens_and_valid_json(tokens, coalesce, chat, think):
     script = Script(coalesce=coalesce, reasoning=think)
-    reply = ReplyText(script, 3, chat, 'a"b', 10, tokens, "length", True, True)
+    reply = ReplyText(script, 3, 0, chat, 'a"b', 10, tokens, "length", True, True)
     assert sum(reply.tokens_in(j) for j in range(reply.n_events)) == tokens
     events = [json.loads(reply.event(j).removeprefix(b"data: ")) for j in range(reply.n_events)]
     assert [e["usage"]["completion_tokens"] for e in events][-1] == tokens

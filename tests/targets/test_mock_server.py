@@ -141,12 +141,14 @@ def test_reasoning_comes_before_content(mock_url):
     assert keys == ["reasoning_content", "reasoning_content", "content"]
 
 
-def test_requests_have_different_answers(mock_url):
+def test_a_prompt_has_its_own_answer_and_always_the_same(mock_url):
     with Wire(mock_url) as wire:
         replies = []
-        for number in range(16):
-            wire.send(request_body(10), x_seq=str(number))
+        for number in range(32):
+            said = {"messages": [{"role": "user", "content": f"prompt {number % 16}"}]}
+            wire.send({**request_body(20), **said}, x_seq=str(number))
             replies.append("".join(texts(wire.read_events())))
+    assert replies[:16] == replies[16:]
     assert len(set(replies)) == 16
     assert {reply.lower() for reply in replies} == {replies[0].lower()}
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.archive.decode import answer_text, decode
+from loadgen.archive.decode import answer_texts, decode
 from loadgen.archive.exchange import Exchange
-from loadgen.records import FinishReason, Status, TokenSource
+from loadgen.records import REASONING, FinishReason, Status, TokenSource
 from targets.base import TARGETS, Delta, Request, Usage
 from targets.openai_responses import OpenAIResponses
 
@@ -98,7 +98,7 @@ def test_openais_stream_has_a_token_per_delta_and_the_counts_of_its_last_event()
     assert (found.output_tokens, found.token_source) == (2, TokenSource.usage)
     assert (found.input_tokens, found.cached_tokens, found.chunk_tokens) == (37, 16, [1, 1])
     assert (found.finish_reason, found.unknown_events) == (FinishReason.stop, 0)
-    assert answer_text(made, CODEC) == "Hi there"
+    assert answer_texts(made, CODEC)[0] == "Hi there"
 
 
 def test_reasoning_tokens_that_are_not_streamed_are_hidden():
@@ -111,7 +111,7 @@ def test_reasoning_tokens_that_are_not_streamed_are_hidden():
 def test_reasoning_is_no_answer(kind):
     found, made = decoded(CREATED, text("hm", 1, kind), text("Hi", 2), ended(usage=counts(9, 2)))
     assert (found.first_token_ns, found.first_answer_ns) == (11_000_000, 12_000_000)
-    assert answer_text(made, CODEC) == "Hi"
+    assert answer_texts(made, CODEC)[0] == "Hi"
 
 
 def test_vllm_ends_a_truncated_answer_with_completed_of_a_status_incomplete():
@@ -151,7 +151,7 @@ def test_a_function_call_is_tokens_without_text():
         ended(usage=counts(9, 7), output=[done]),
     )
     assert found.chunk_ns == [11_000_000, 12_000_000]
-    assert (found.first_answer_ns, answer_text(made, CODEC)) == (0, "")
+    assert (found.first_answer_ns, answer_texts(made, CODEC)[0]) == (0, "")
     assert (found.finish_reason, found.output_tokens) == (FinishReason.tool_calls, 7)
 
 
@@ -261,6 +261,11 @@ def test_the_live_view_sees_tokens_and_calls_only():
     assert CODEC.looks_like_token(text("Hi", 4))
     assert CODEC.looks_like_token(call)
     assert CODEC.looks_like_token(call.replace(b'"type":', b'"type": '))
+    assert CODEC.looks_like_answer(text("Hi", 4))
+    assert CODEC.looks_like_answer(text("No", 4, "refusal"))
+    assert not any(
+        map(CODEC.looks_like_answer, [call, text("hm", 4, "reasoning_text"), *OPENED, *CLOSED])
+    )
     assert not any(map(CODEC.looks_like_token, [*OPENED, *CLOSED, ended(usage=counts(9, 2))]))
 
 
@@ -284,3 +289,19 @@ def test_a_damaged_event_is_a_delta_or_a_value_error(event, data):
     damaged = whole[:at] + data.draw(st.binary(max_size=3)) + whole[at + 1 :]
     with suppress(ValueError):
         assert isinstance(CODEC.decode(damaged), Delta)
+
+
+def test_the_reasoning_of_an_earlier_answer_goes_where_the_api_has_it():
+    talk = (("user", "Hi"), (REASONING, "hm"), ("assistant", "Ho"), ("user", "And?"))
+    body = json.loads(CODEC.encode(Request("", 3, messages=talk)).body)
+    assert body["input"] == [
+        {"role": "user", "content": "Hi"},
+        {
+            "type": "reasoning",
+            "id": "rs_1",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": "hm"}],
+        },
+        {"role": "assistant", "content": "Ho"},
+        {"role": "user", "content": "And?"},
+    ]

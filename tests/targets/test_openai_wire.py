@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from loadgen.records import FinishReason
+from loadgen.records import REASONING, FinishReason
 from targets.base import Delta, Request, Usage
 from targets.openai_chat import OpenAIChat
 from targets.openai_completions import OpenAICompletions
@@ -289,6 +289,7 @@ def test_reasoning_under_the_keys_of_gateways(delta):
     event = b'{"choices":[{"delta":%b}]}' % delta
     assert CODECS["chat"].decode(event) == Delta(is_token=True, text="hm")
     assert CODECS["chat"].looks_like_token(event)
+    assert not CODECS["chat"].looks_like_answer(event)
 
 
 def test_encrypted_reasoning_is_no_token():
@@ -486,6 +487,7 @@ def test_the_cheap_guess_agrees_with_the_decoder_on_captures(capture):
     for line in capture.read_bytes().splitlines():
         if line:
             assert codec.looks_like_token(line) == codec.decode(line[6:]).is_token, line
+            assert codec.looks_like_answer(line) == codec.decode(line[6:]).is_answer, line
 
 
 @EITHER
@@ -528,3 +530,13 @@ def test_a_delta_beside_a_message_is_the_text_of_the_event():
     """Perplexity repeats the answer so far in `message`."""
     event = b'{"choices":[{"delta":{"content":"b"},"message":{"content":"ab"}}]}'
     assert CODECS["chat"].decode(event) == Delta(True, True, "b")
+
+
+def test_the_reasoning_of_an_earlier_answer_goes_where_the_api_has_it():
+    talk = (("user", "Hi"), (REASONING, "hm"), ("assistant", "Ho"), ("user", "And?"))
+    body = json.loads(CODECS["chat"].encode(Request("", 3, messages=talk)).body)
+    assert body["messages"] == [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Ho", "reasoning": "hm", "reasoning_content": "hm"},
+        {"role": "user", "content": "And?"},
+    ]

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 
 from loadgen.archive.decode import decode
+from loadgen.drive.live_sample import LiveSamples
 from loadgen.drive.payloads import HttpHead
 from loadgen.records import FinishReason, Status, TokenSource
 from targets.base import Request
@@ -22,6 +23,7 @@ from targets.mock_personas import PERSONAS
 from targets.mock_script import Script, apply_options
 from targets.preflight import preflight
 from tests.drive.test_transports import make, send_all
+from tests.runs import schedule_rows
 
 TOKENS = 12
 N = 2  # requests of each
@@ -50,7 +52,14 @@ async def measure(url, name, number):
         client = make("fast", loop, endpoint.route, looks_like_token=adapter.looks_like_token)
         (exchange,) = await send_all(client, payload, 1)
         assert exchange.first_guess_ns, name  # else the live view and the stop rules see no token
-        decoded.append((seq, decode(exchange, adapter)))
+        answer = decode(exchange, adapter)
+        decoded.append((seq, answer))
+        samples = LiveSamples(schedule_rows([0.0] * (exchange.row + 1)), adapter)
+        samples.ended(exchange, Status.ok, exchange.sent_ns)
+        (sample,) = samples.take()["ended"]
+        if adapter.stream:
+            ttfat_s = 1e-9 * (answer.first_answer_ns - exchange.sent_ns)
+            assert sample.ttfat_s == pytest.approx(ttfat_s, abs=1e-6), name
     return found, decoded
 
 

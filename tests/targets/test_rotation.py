@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from loadgen.clock import VirtualClock
+from loadgen.system.clock import VirtualClock
 from targets.rotation import Rotation, format_address
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from loadgen.c_programs import find_compiler
 from loadgen.errors import MissingDependency, UsageError
+from loadgen.system.c_programs import find_compiler
 from targets.truth_log import TRUTH, TruthLog
 from targets.truth_server import PROGRAM, TruthScript, truth_program, truth_server
 

@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from loadgen.records import REASONING
 from loadgen.workload.dialogue import Dialogue
 from loadgen.workload.prompts import PromptFit, Prompts
 from loadgen.workload.scenario import Scenario
@@ -14,7 +15,7 @@ from loadgen.workload.texts import Synthetic
 BYTES = PromptFit(12.0, 1.0)
 
 
-def plan(context="scripted", turns=3, **requests):
+def plan(context="scripted", turns=3, reasoning="drop", **requests):
     asked = {"input_tokens": 60, "output_tokens": 20, **requests}
     return make_plan(
         Scenario.model_validate(
@@ -22,7 +23,7 @@ def plan(context="scripted", turns=3, **requests):
                 "name": "talk",
                 "arrivals": {"kind": "constant", "rate": "4/s"},
                 "requests": asked,
-                "session": {"turns": turns, "context": context},
+                "session": {"turns": turns, "context": context, "reasoning": reasoning},
                 "phases": {"measure": "2s"},
             }
         )
@@ -75,6 +76,29 @@ def test_a_real_turn_waits_for_the_answer_and_quotes_it():
     assert third[3] == ("assistant", "and again")
     assert third[:3] == second
     assert len(third[4][1]) == 60
+
+
+def test_a_real_turn_sends_the_reasoning_back_only_where_it_is_kept():
+    talks = {word: dialogue(plan(context="real", reasoning=word)) for word in ("drop", "keep")}
+    first = talks["keep"].prompt(0).as_messages()
+    second = talks["keep"].prompt(1, "an answer", "a thought").as_messages()
+    assert second[:3] == (*first, (REASONING, "a thought"), ("assistant", "an answer"))
+    third = talks["keep"].prompt(2, "another", "").as_messages()  # it did not think
+    assert third[:5] == (*second, ("assistant", "another"))
+    assert [talks["keep"].waits_for(row) for row in range(4)] == [None, 0, 1, None]
+    talks["drop"].prompt(0)
+    dropped = talks["drop"].prompt(1, "an answer", "a thought").as_messages()
+    assert dropped == (*first, ("assistant", "an answer"), second[3])
+
+
+def test_before_any_answer_a_kept_turn_has_reasoning_of_half_the_planned_tokens():
+    """The preflight sends such a turn."""
+    talk = dialogue(plan(context="real", reasoning="keep"))
+    (_, question), (role, thought), (_, answer), _ = talk.prompt(1).as_messages()
+    assert role == REASONING
+    assert len({question, thought, answer}) == 3
+    scripted = dialogue(plan()).prompt(1).as_messages()[1][1]
+    assert len(thought) + len(answer) == len(scripted)
 
 
 def test_parts_of_a_plan_say_what_the_whole_says():

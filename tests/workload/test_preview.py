@@ -6,7 +6,8 @@ import json
 import pytest
 from rich.console import Console
 
-from loadgen.workload.preview import missing_percentiles, preview
+from loadgen.workload.planned_counts import missing_percentiles
+from loadgen.workload.preview import preview
 from loadgen.workload.scenario import load_scenario, scenario_from_flags
 from loadgen.workload.schedule import make_schedule
 from reports.preview.view import NO_SLO, arrival_rows, number_of_requests, slo_rows, tables

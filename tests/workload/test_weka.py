@@ -95,7 +95,7 @@ def test_an_answer_without_a_time_takes_the_pace_of_the_others_until_the_next_re
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{}", "is in no known format of agents (weka)"),
+        ("{}", "is in no known format of agents (weka, trajectories)"),
         ('{"requests": [{"type": "n", "t": "soon"}]}', "a.json:1: requests[0].t: expected"),
         ('{"requests": [{"t": 0, "in": -1, "out": 2}]}', "at t = 0: in and out: expected numbers"),
         ('{"block_size": 0, "requests": [{"t": 0}]}', "block_size: expected a number of tokens"),

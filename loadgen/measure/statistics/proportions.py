@@ -176,6 +176,20 @@ def exact_bounds(
     return Interval(hits / n, low, high)
 
 
+def chance_of_more(hits: int, n: int, other_hits: int, other_n: int) -> float:
+    """The probability of at least `hits` among n samples, if all hits of both groups fell on their
+    samples at random: the one-sided p-value of Fisher's exact test, small if the share of the first
+    group is larger. 1 for a group without samples.
+
+    Source: Fisher, Statistical Methods for Research Workers, 5th edition (1934), section 21.02."""
+    total, all_hits = n + other_n, hits + other_hits
+    ways = sum(
+        math.comb(n, k) * math.comb(other_n, all_hits - k)
+        for k in range(hits, min(n, all_hits) + 1)
+    )
+    return ways / math.comb(total, all_hits)
+
+
 def least_n(misses: int, quantile: float, confidence: float) -> int:
     """The smallest n at which `misses` misses still prove that at least a share q of requests meets
     the SLO.

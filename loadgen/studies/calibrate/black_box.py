@@ -3,12 +3,15 @@ cached prompts and mixed steps, each a cell with a run directory, so that they c
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 
 from loadgen.errors import TargetError
+from loadgen.run.known_preflights import models_now
 from loadgen.run.run_options import RunOptions
 from loadgen.studies.calibrate.calibration_file import Calibration, Measured
 from loadgen.studies.calibrate.grid import CACHED, MOST_ANSWER, Load, loads
@@ -26,6 +29,8 @@ from loadgen.studies.study import Place, Study
 from loadgen.workload.scenario import Scenario, scenario_from_flags
 from reference_engine.executors.simulated import SIMULATED_CONTEXT
 from reference_engine.model.zoo import resolve
+from targets.address import is_url
+from targets.endpoint import load_target
 
 CALIBRATE = Study("calibrate", "calibration", Calibration, before=("cell.json",))
 _CELL = "12s"  # of traffic at most
@@ -82,7 +87,22 @@ def _lengths(n: int | tuple[int, int]) -> int | Mapping[str, object]:
     return n if isinstance(n, int) else {"kind": "uniform", "min": n[0], "max": n[1]}
 
 
-def longest_prompt(shape: str) -> int:
-    """The longest prompt (tokens) that leaves room for the answers, of a model of this shape."""
-    most = min(resolve(shape).config.max_model_len, SIMULATED_CONTEXT)
+def longest_prompt(shape: str, stated: int | None = None) -> int:
+    """The longest prompt (tokens) that leaves room for the answers, of a model of this shape on a
+    server that states how long a sequence may be."""
+    most = min(resolve(shape).config.max_model_len, SIMULATED_CONTEXT, stated or SIMULATED_CONTEXT)
     return max(1, most - MOST_ANSWER)
+
+
+def stated_length(target: str, options: RunOptions) -> int | None:
+    """The longest sequence (tokens) of the model that a server which is up states in its list of
+    models (vLLM's `max_model_len`); None if it states none, and for servers that slobench starts.
+    """
+    if not (is_url(target) or Path(target).is_file()):
+        return None
+    endpoint = load_target(target, options.environ, options.target_settings)
+    if endpoint.launch is not None:
+        return None
+    lengths = asyncio.run(models_now(endpoint)) or {}
+    model = options.model or endpoint.model or next(iter(lengths), "")
+    return lengths.get(model)

@@ -16,13 +16,11 @@ from loadgen.errors import UsageError
 if TYPE_CHECKING:
     from loadgen.studies.calibrate.calibration_file import Measured
 
-PANEL = "Engine lab"
 verbs = typer.Typer()
 _REFUSED = 1
 
 
 @verbs.command(
-    rich_help_panel=PANEL,
     epilog="Example: slobench calibrate --target http://localhost:8000 --shape tiny --out my.yaml",
 )
 def calibrate(
@@ -51,8 +49,8 @@ def calibrate(
         int | None,
         typer.Option(
             min=16,
-            help="With --target: the longest prompt, tokens. Default: as long as the model admits "
-            "(max_model_len), 32576 at most.",
+            help="With --target: the longest prompt, tokens. Default: as long as the server and "
+            "the model admit (max_model_len), 32576 at most.",
         ),
     ] = None,
     max_batch: Annotated[
@@ -78,7 +76,13 @@ def calibrate(
     runs against an idle server (--target). Exit code 1: the error of the costs of a kind and size
     of step is above 8 %, so the simulator refuses the file.
     """
-    from loadgen.studies.calibrate.black_box import CALIBRATE, cells, longest_prompt, measure
+    from loadgen.studies.calibrate.black_box import (
+        CALIBRATE,
+        cells,
+        longest_prompt,
+        measure,
+        stated_length,
+    )
     from loadgen.studies.calibrate.calibration_file import calibrated, check_place
     from loadgen.studies.study import end
 
@@ -92,7 +96,7 @@ def calibrate(
         options = parse.base_options(
             plugin, engine=engine, model=model, wait_ready_s=parse.read_wait_s(wait_ready)
         )
-        longest = max_input_len or longest_prompt(shape)
+        longest = max_input_len or longest_prompt(shape, stated_length(target, options))
         planned = cells(target, options, longest, max_batch)
         runs, command = out.with_name(f"{out.stem}_runs"), options.command
         with CALIBRATE.opened("", runs, resume=resume, command=command) as place:

@@ -47,7 +47,7 @@ def store(
     answer: Capacity | None = None,
 ) -> None:
     """Writes capacity.json."""
-    best = answer or conclude(question, probes, spec.unit)
+    best = answer or conclude(question, probes, spec.unit, counted=spec.counted)
     place.write(
         CapacityFile(
             command=list(spec.options.command),
@@ -87,8 +87,8 @@ def write(
 
 
 def request_slos(scenario: Scenario) -> str:
-    """The limits per request, `ttft <= 500ms, tpot <= 50ms`."""
-    texts = [slo.text for slo in scenario.slos() if slo.scope == "request"]
+    """The limits per request, or per tree of agents, `ttft <= 500ms, tpot <= 50ms`."""
+    texts = [slo.text for slo in scenario.slos() if slo.scope != "run"]
     for name, own in scenario.classes.items():
-        texts += [f"{name}: {slo.text}" for slo in own.slos() if slo.scope == "request"]
+        texts += [f"{name}: {slo.text}" for slo in own.slos() if slo.scope != "run"]
     return ", ".join(texts)

@@ -24,7 +24,9 @@ from loadgen.studies.capacity.traffic import Law, Traffic
 LEAST_NEAR = 5.0
 """Probes near the target before a result is given, each counted by its relevance."""
 MOST_PROBES = 80
-_FIRST_REQUESTS, _FIRST_WITH_LAW = 200, 80
+FIRST_REQUESTS, FIRST_TREES = 200.0, 40.0
+"""Requests of a first probe, or trees of agents, where the schedule gives no estimate."""
+_FIRST_WITH_LAW = 80.0
 _MISSES_TO_SEE = 4.0
 _MOST_STEPS = 10  # of a factor two, until both sides of the target are seen
 _UP = 4.0  # an overloaded probe is short, and shows the throughput
@@ -72,6 +74,9 @@ class Question:
     least a probe takes. `is_integer`: levels are whole numbers (users). `is_fixed`: a probe is the
     scenario's own window, neither shorter nor longer (its rate varies by design). `law` is the
     traffic at any load; without it, for the reason `no_law`, the schedule gives no estimate.
+    `first` are the requests of a first probe; where trees of agents are counted, its trees.
+    `per_level` are the requests (or trees) per second and level before any probe shows them, None
+    if they are unknown.
     """
 
     target: float
@@ -86,6 +91,8 @@ class Question:
     is_fixed: bool = False
     law: Law | None = field(default=None, repr=False)
     no_law: str = ""
+    first: float = FIRST_REQUESTS
+    per_level: float | None = 1.0
 
     def __post_init__(self) -> None:
         for share in (self.target, self.precision, self.confidence):
@@ -377,7 +384,7 @@ def _pays(question: Question, usable: Sequence[Probe], state: SearchState) -> bo
 
 
 def _first_requests(question: Question) -> float:
-    first = _FIRST_REQUESTS if question.law is None else _FIRST_WITH_LAW
+    first = question.first if question.law is None else _FIRST_WITH_LAW
     return max(first, _MISSES_TO_SEE / (1 - question.target))
 
 
@@ -390,7 +397,7 @@ def _n_long(
     alone look like a cliff at too high a load. Long probes must therefore confirm the result, and
     near the apparent cliff: a far lower load was never in doubt.
     """
-    first = max(_FIRST_REQUESTS, _first_requests(question))
+    first = max(question.first, _first_requests(question))
     least = max(_LONG * first, _LONG_FOR * estimate.memory(question.target))
     least = 0.0 if question.is_fixed else least
     reach = max(_AT_CAPACITY * question.precision, REACH_LOGIT / estimate.slope)
@@ -495,7 +502,7 @@ def _at_estimate(question: Question, usable: Sequence[Probe], state: SearchState
     lacking = n_sent * ((state.half_width / question.precision) ** 2 - 1)
     longest = _GROWTH * max(probe.n_due for probe in usable)
     n = max(_first_requests(question), min(lacking / 2, longest))
-    per_s = _requests_per_s(usable, level, question.is_integer)
+    per_s = _requests_per_s(question, usable, level)
     assert per_s is not None, "a probe precedes"
     effect = state.posterior.memory(question.target)
     return NextProbe(level, question.warmup_s, max(question.measure_s, n / per_s), effect)
@@ -510,7 +517,7 @@ def _sized(
 ) -> NextProbe:
     if question.is_fixed:
         return NextProbe(level, question.warmup_s, question.measure_s, memory)
-    per_s = _requests_per_s(usable, level, question.is_integer)
+    per_s = _requests_per_s(question, usable, level)
     if per_s is None:
         return NextProbe(level, question.warmup_s, question.measure_s, memory)
     measure_s = max(question.measure_s, n / per_s)
@@ -518,11 +525,11 @@ def _sized(
     return NextProbe(level, warmup_s, measure_s, memory)
 
 
-def _requests_per_s(usable: Sequence[Probe], level: float, is_integer: bool) -> float | None:
-    """The request rate at a level, as in the nearest probe. Before the first probe each arrival
-    counts as 1 request, and the request rate of users is unknown."""
+def _requests_per_s(question: Question, usable: Sequence[Probe], level: float) -> float | None:
+    """The request rate at a level, as in the nearest probe; before the first probe by `per_level`,
+    None if that is unknown."""
     if not usable:
-        return None if is_integer else level
+        return None if question.per_level is None else question.per_level * level
     nearest = min(usable, key=lambda probe: abs(math.log(probe.level / level)))
     return nearest.n_due / nearest.measured_s * level / nearest.level
 
@@ -587,7 +594,7 @@ def _fair_share(question: Question, bracketed_after: int | None) -> float:
 def _hurried(question: Question, planned: NextProbe, left_s: float) -> NextProbe | None:
     """The planned probe, shortened. Before both sides of the capacity are known, no probe takes
     much of the time that is left: a rough result is better than half of a precise result."""
-    least = _LEAST_HURRIED * max(1.0, _FIRST_REQUESTS / _first_requests(question))
+    least = _LEAST_HURRIED * max(1.0, question.first / _first_requests(question))
     least_s = max(question.measure_s, least * planned.measure_s)
     share = _fair_share(question, None)
     measure_s = min(planned.measure_s, max(share * left_s - planned.warmup_s, least_s))

@@ -1,10 +1,11 @@
-"""Result of a finished run as a capacity probe: requests that met the SLO, and whether it
-counts."""
+"""Result of a finished run as a capacity probe: requests (or trees of agents) that met the SLO, and
+whether it counts."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +18,10 @@ from loadgen.measure.attainment import (
     slos_by_class,
 )
 from loadgen.measure.counted_prompts import why_other_prompts
-from loadgen.measure.per_request import Mask, per_request
+from loadgen.measure.per_request import Mask, PerRequest, per_request
 from loadgen.measure.slo import parse_slo
+from loadgen.measure.statistics.intervals import Interval
+from loadgen.measure.trees import tree_limits, tree_outcomes, trees_of
 from loadgen.records import Run, Schedule, Status
 from loadgen.run.execute import FinishedRun
 from loadgen.studies.capacity.curve import has_grown
@@ -26,12 +29,15 @@ from loadgen.studies.capacity.next_probe import NextProbe
 from loadgen.studies.capacity.probe import (
     LEAST_BOUNDED,
     N_BLOCKS,
+    Array,
     Grade,
     Probe,
     Sent,
     in_blocks,
     overloaded,
 )
+from loadgen.studies.capacity.result import Counted
+from loadgen.workload.scaling import Over
 
 LEAST_SEEN = 4
 """Misses per block assumed for a probe that was stopped in its warm-up."""
@@ -50,20 +56,28 @@ def probe_of(
     spent_s: float,
     target: float,
     name: str,
+    over: Over = "rate",
+    counted: Counted = "requests",
 ) -> Probe:
     """The probe of a finished run. A run that its own `stop_when` ended is saturated. A run with an
     invalid measurement is untrusted; a run without a server, or with other prompts than were sent,
     broken; a run behind a rate limit limited; none of them is used. The cause of misses counts only
-    where the target is missed."""
+    where the target is missed.
+
+    Over agents the rate at which requests end shows no throughput: it is in another unit than the
+    load.
+    """
     run, summary = finished.run, finished.summary
     window, columns, due = measured_window(run), per_request(run), due_rows(run)
     shared = [parse_slo(text) for text in run.manifest.slo]
     met_all = meets_own(run, columns, shared, slos_by_class(run))
-    met = due & met_all
-    released_s = run.request_rows["released_s"]
-    at_s = np.where(np.isfinite(released_s), released_s, run.schedule_rows["scheduled_s"])
-    counted = due & np.isfinite(at_s)
-    n_due, n_met = in_blocks(at_s[counted], met[counted], window.start_s, window.end_s)
+    if counted == "trees":
+        assert summary.agents is not None, "trees are counted of agents only"
+        found = _trees(run, columns, due, met_all, window, summary.agents.attainment)
+    else:
+        share = Interval(math.nan, summary.attainment.low, summary.attainment.high)
+        found = _requests(run, due, met_all, share)
+    n_due, n_met = in_blocks(found.at_s, found.met, window.start_s, window.end_s)
     why, is_stopped = run.manifest.end_reason, run.manifest.ended == "stopped"
     if is_stopped and grade == "measured":
         grade = "saturated"
@@ -97,9 +111,9 @@ def probe_of(
         grade=grade,
         name=name,
         why=why,
-        served_per_s=served_per_s(run, window),
-        low=summary.attainment.low if sum(n_due) >= LEAST_BOUNDED else None,
-        high=summary.attainment.high if sum(n_due) >= LEAST_BOUNDED else None,
+        served_per_s=None if over == "agents" else served_per_s(run, window),
+        low=found.bounds.low if sum(n_due) >= LEAST_BOUNDED else None,
+        high=found.bounds.high if sum(n_due) >= LEAST_BOUNDED else None,
         sent=sent_of(run, met_all, window.end_s),
         cause="" if cause is None else cause.kind,
         passed_per_s=None if cause is None else cause.passed_per_s,
@@ -108,6 +122,43 @@ def probe_of(
     if grade in ("measured", "saturated") and grows and probe.n_due:
         return replace(overloaded(probe, target), why=why or "its queue grew until the end")
     return probe
+
+
+class _Found(NamedTuple):
+    """The counted requests or trees: when each was released, whether it met its SLOs, and the
+    bounds of the share that did."""
+
+    at_s: Array
+    met: Mask
+    bounds: Interval
+
+
+def _requests(run: Run, due: Mask, met: Mask, bounds: Interval) -> _Found:
+    released_s = run.request_rows["released_s"]
+    at_s = np.where(np.isfinite(released_s), released_s, run.schedule_rows["scheduled_s"])
+    counted = due & np.isfinite(at_s)
+    return _Found(at_s[counted], met[counted], bounds)
+
+
+def _trees(
+    run: Run,
+    columns: PerRequest,
+    due: Mask,
+    met: Mask,
+    window: MeasuredWindow,
+    bounds: Interval,
+) -> _Found:
+    """The trees that began in the window and met or missed their SLOs; those that had missed
+    nothing and not ended when the run did are left out."""
+    trees = trees_of(run)
+    assert trees is not None, "a run of agents"
+    outcomes = tree_outcomes(trees, run, due, due & met, window, tree_limits(run), columns.close_s)
+    counted = outcomes.met | outcomes.missed
+    planned_s = run.schedule_rows["scheduled_s"][trees.first]
+    begun_s = trees.begun_s(run)
+    at_s = np.where(np.isfinite(begun_s), begun_s, planned_s)
+    at_s = np.where(np.isfinite(at_s), at_s, window.end_s)
+    return _Found(at_s[counted], outcomes.met[counted], bounds)
 
 
 def _run_delay(run: Run) -> float:

@@ -14,8 +14,9 @@ from loadgen.studies.capacity.dispersion import USUAL
 from loadgen.studies.capacity.limited import rate_limit_of
 from loadgen.studies.capacity.next_probe import Method, Question, SearchState, judge
 from loadgen.studies.capacity.probe import Probe
+from loadgen.workload.scaling import LoadUnit
 
-Unit = Literal["req/s", "users"]
+Counted = Literal["requests", "trees"]
 SCHEMA = 1
 
 
@@ -33,11 +34,11 @@ class Capacity:
     single independent request. `slope` is the drop in attainment, in log-odds, per e-fold load.
     contradictory: proven probes contradict each other or every estimate; `low` and `high` are the
     two loads. `method` and `why` are those of `SearchState`; with a `client_limit`, `why` is the
-    reason for it.
+    reason for it. `attainment` is a share of the `counted` requests, or trees of agents.
     """
 
     outcome: str
-    unit: Unit
+    unit: LoadUnit
     value: float | None
     low: float | None
     high: float | None
@@ -53,6 +54,7 @@ class Capacity:
     method: Method = "curve"
     why: str = ""
     cause: str = ""
+    counted: Counted = "requests"
 
     @property
     def exit_code(self) -> int:
@@ -163,8 +165,9 @@ class Capacity:
             share = wilson(probe.n_met, probe.n_due, self.confidence, (effect, effect))
             if share.low is not None and share.low < self.attainment <= (share.high or 0.0):
                 return (
-                    f"not certain at {100 * self.confidence:g} %: only {probe.n_due} requests were "
-                    f"sent at {level:.4g} {self.unit}, of which {probe.n_met} met the SLO; "
+                    f"not certain at {100 * self.confidence:g} %: only {probe.n_due} "
+                    f"{self.counted} were sent at {level:.4g} {self.unit}, of which {probe.n_met} "
+                    "met the SLO; "
                 )
         return ""
 
@@ -178,7 +181,7 @@ class Answer(JsonSection, frozen=True, kw_only=True):
     values that readers would otherwise compute."""
 
     outcome: str
-    unit: Unit
+    unit: LoadUnit
     value: float | None
     low: float | None
     high: float | None
@@ -193,6 +196,7 @@ class Answer(JsonSection, frozen=True, kw_only=True):
     method: Method = "curve"
     why: str = ""
     cause: str = ""
+    counted: Counted = "requests"
     half_width: float | None
     exit_code: int
     sentence: str
@@ -245,7 +249,11 @@ class CapacityFile(JsonSection, frozen=True, kw_only=True):
 
 
 def conclude(
-    question: Question, probes: Sequence[Probe], unit: Unit, is_interrupted: bool = False
+    question: Question,
+    probes: Sequence[Probe],
+    unit: LoadUnit,
+    is_interrupted: bool = False,
+    counted: Counted = "requests",
 ) -> Capacity:
     """The result that a search's probes give."""
     state = judge(question, probes)
@@ -277,6 +285,7 @@ def conclude(
         method=state.method,
         why=state.why if client_limit is None else untrusted[-1].why,
         cause="" if limit is None else limit.sentence,
+        counted=counted,
     )
 
 
@@ -287,16 +296,29 @@ def _client_limit(state: SearchState, untrusted_levels: Sequence[float]) -> floa
 _MOST_REACH = 0.5
 
 
-def range_text(low: float, high: float, unit: Unit) -> str:
-    """`between 40 and 66 req/s; promise 40`: both bounds rounded outwards to a unit of at most half
-    of the distance between the middle and a bound."""
+def range_text(low: float, high: float, unit: LoadUnit) -> str:
+    """`between 40 and 66 req/s; promise 40`: both bounds rounded outwards."""
     if high <= low:
         return f"{_rounded(low, 3)} {unit}"
-    step = 10.0 ** math.floor(math.log10((high - low) / 4))
-    least, most = math.floor(low / step + 1e-9) * step, math.ceil(high / step - 1e-9) * step
-    if least <= 0:
+    step = _rounding(low, high)
+    most = math.ceil(high / step - 1e-9) * step
+    if (least := promise_text(low, high)) is None:
         return f"up to {most:.6g} {unit}; no load can be promised yet"
-    return f"between {least:.6g} and {most:.6g} {unit}; promise {least:.6g}"
+    return f"between {least} and {most:.6g} {unit}; promise {least}"
+
+
+def promise_text(low: float, high: float) -> str | None:
+    """The lower bound rounded down, `40`; None where that is 0."""
+    if high <= low:
+        return _rounded(low, 3)
+    step = _rounding(low, high)
+    least = math.floor(low / step + 1e-9) * step
+    return f"{least:.6g}" if least > 0 else None
+
+
+def _rounding(low: float, high: float) -> float:
+    """A unit of at most half of the distance between the middle and a bound."""
+    return 10.0 ** math.floor(math.log10((high - low) / 4))
 
 
 def _digits(half_width: float) -> int:

@@ -34,12 +34,12 @@ from loadgen.studies.capacity.next_probe import (
 )
 from loadgen.studies.capacity.observed import NO_LOAD_HELPS, probe_of
 from loadgen.studies.capacity.probe import Grade, Probe
-from loadgen.studies.capacity.result import Capacity, CapacityFile, Unit, conclude, range_text
+from loadgen.studies.capacity.result import Capacity, CapacityFile, conclude, range_text
 from loadgen.studies.capacity.spec import PRECISION, CapacitySpec, question_of
 from loadgen.studies.cells.cell import Cell
 from loadgen.studies.cells.servers import CellServers
 from loadgen.studies.study import Place
-from loadgen.workload.scaling import Over, scaled, with_window
+from loadgen.workload.scaling import LoadUnit, Over, scaled, with_window
 from loadgen.workload.scenario import Scenario
 from targets.quiesce import quiesce
 
@@ -63,8 +63,9 @@ def capacity(
 ) -> Capacity:
     """The highest load at which a target meets a scenario's SLO, with a confidence interval.
 
-    Loads are requests per second, or users with `over="concurrency"`; further options are the
-    fields of RunOptions (`engine`, `model`, `n_workers`, …) and flags on the scenario (`slo`, …).
+    Loads are requests per second, users with `over="concurrency"`, or agents with `over="agents"`
+    (live, or arriving per minute); further options are the fields of RunOptions (`engine`, `model`,
+    `n_workers`, …) and flags on the scenario (`slo`, …).
     Probes are stored in `out_dir`, by default `runs/capacity-<scenario>-<time>`. Raises UsageError
     for a scenario that cannot be searched.
     """
@@ -174,7 +175,8 @@ class _Search:
         return answer
 
     def _written(self, is_interrupted: bool) -> Capacity:
-        answer = conclude(self._question, self._probes, self._spec.unit, is_interrupted)
+        spec = self._spec
+        answer = conclude(self._question, self._probes, spec.unit, is_interrupted, spec.counted)
         write(self._spec, self._question, self._place, self._probes, answer)
         return answer
 
@@ -245,7 +247,9 @@ class _Search:
             seed_of(spec.scenario, number),
         )
         target = self._question.target
-        early = None if self._question.is_fixed else EarlyStop(scenario, target, planned.effect)
+        early = None
+        if not self._question.is_fixed and spec.over != "agents":
+            early = EarlyStop(scenario, target, planned.effect)
         name_of_run = f"{spec.scenario.name}-{name}"
         options = replace(spec.options, out_dir=run_dir, name=name_of_run, early=early)
         begin_s = time.monotonic()
@@ -256,7 +260,7 @@ class _Search:
         if (engine := finished.run.manifest.engine) is not None:
             spent_s = engine.simulated_s
         grade: Grade = "measured" if early is None else early.grade
-        return probe_of(finished, planned, grade, spent_s, target, name)
+        return probe_of(finished, planned, grade, spent_s, target, name, spec.over, spec.counted)
 
     def _execute(self, cell: Cell, servers: CellServers) -> FinishedRun:
         if cell.target == SIMULATED:  # a new engine for each probe: idle, with an empty cache
@@ -298,7 +302,7 @@ def seed_of(scenario: Scenario, number: int) -> int:
     return int.from_bytes(digest[:7], "big")
 
 
-def _so_far(state: SearchState, unit: Unit) -> str:
+def _so_far(state: SearchState, unit: LoadUnit) -> str:
     if state.value is None or state.low is None or state.high is None:
         return "capacity not bracketed yet"
     return range_text(state.low, state.high, unit).partition(";")[0]

@@ -11,11 +11,19 @@ import numpy as np
 from loadgen.errors import UsageError
 from loadgen.measure.slo import IMPLIED_ATTAINMENT, parse_slo
 from loadgen.run.run_options import RunOptions
-from loadgen.studies.capacity.next_probe import Question
+from loadgen.studies.capacity.next_probe import FIRST_REQUESTS, FIRST_TREES, Question
 from loadgen.studies.capacity.observed import new_tokens
-from loadgen.studies.capacity.result import Unit
+from loadgen.studies.capacity.result import Counted
 from loadgen.studies.capacity.traffic import Law, Traffic
-from loadgen.workload.scaling import Over, offered_load, scaled, with_window
+from loadgen.workload.scaling import (
+    MINUTE_S,
+    LoadUnit,
+    OfferedLoad,
+    Over,
+    offered_load,
+    scaled,
+    with_window,
+)
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import make_schedule
 
@@ -27,9 +35,9 @@ _SHORTEST = 0.25  # of the scenario's window, where its rate is steady
 
 @dataclass(frozen=True)
 class CapacitySpec:
-    """Settings of a search. `attainment`: the share of requests that must meet their SLOs; None is
-    the scenario's own target, else 99 %. `between` bounds the load, `budget_s` the time of all
-    probes together (virtual time for `sim`)."""
+    """Settings of a search. `attainment`: the share of requests, or of trees of agents, that must
+    meet their SLOs; None is the scenario's own target, else 99 %. `between` bounds the load,
+    `budget_s` the time of all probes together (virtual time for `sim`)."""
 
     scenario: Scenario
     target: str
@@ -42,8 +50,14 @@ class CapacitySpec:
     precision: float = PRECISION
 
     @property
-    def unit(self) -> Unit:
-        return "req/s" if self.over == "rate" else "users"
+    def unit(self) -> LoadUnit:
+        return offered_load(self.scenario, self.over).unit
+
+    @property
+    def counted(self) -> Counted:
+        """Trees of agents where the scenario states a share of trees."""
+        is_about_trees = any(slo.is_about_trees for slo in self.scenario.all_slos())
+        return "trees" if is_about_trees else "requests"
 
 
 def question_of(spec: CapacitySpec) -> Question:
@@ -51,12 +65,12 @@ def question_of(spec: CapacitySpec) -> Question:
     without a load that can be scaled, and for invalid bounds."""
     scenario = spec.scenario
     about_trees = [slo.text for slo in scenario.all_slos() if slo.is_about_trees]
-    if about_trees:
+    if about_trees and spec.over != "agents":
         raise UsageError(
-            f"{scenario.name}: capacity counts requests, and '{about_trees[0]}' is about trees;"
-            " remove it"
+            f"{scenario.name}: --over {spec.over} counts requests, and '{about_trees[0]}' is about"
+            " trees; use --over agents, or remove it"
         )
-    is_limited = any(slo.scope == "request" for slo in scenario.all_slos())
+    is_limited = bool(about_trees) or any(s.scope == "request" for s in scenario.all_slos())
     if not is_limited and not scenario.own_slo_metrics():
         raise UsageError(
             f"{scenario.name}: capacity counts the requests that meet their SLOs, and the scenario "
@@ -69,7 +83,8 @@ def question_of(spec: CapacitySpec) -> Question:
     load = offered_load(scenario, spec.over)
     low, high = spec.between or (None, None)
     start = load.level if low is None or high is None else math.sqrt(low * high)
-    share = _SHORTEST if load.is_steady else 1.0
+    # A shorter part of a tree would lack its long contexts.
+    share = _SHORTEST if load.is_steady and spec.over != "agents" else 1.0
     least_s = scenario.phases.warmup + share * scenario.phases.measure
     if spec.budget_s < least_s:
         raise UsageError(
@@ -80,18 +95,31 @@ def question_of(spec: CapacitySpec) -> Question:
     law, no_law = _law_of(spec, load.is_steady)
     return Question(
         target=target,
-        start=max(1.0, round(start)) if spec.over == "concurrency" else start,
+        start=max(1.0, round(start)) if load.is_integer else start,
         precision=spec.precision,
         confidence=spec.confidence,
         low=low,
         high=high,
         warmup_s=scenario.phases.warmup,
         measure_s=scenario.phases.measure * share,
-        is_integer=spec.over == "concurrency",
+        is_integer=load.is_integer,
         is_fixed=not load.is_steady,
         law=law,
         no_law=no_law,
+        first=FIRST_TREES if spec.counted == "trees" else FIRST_REQUESTS,
+        per_level=_per_level(spec, load),
     )
+
+
+def _per_level(spec: CapacitySpec, load: OfferedLoad) -> float | None:
+    """The counted requests, or trees, per second and level; None for a closed loop."""
+    if load.is_integer:
+        return None
+    if spec.over != "agents":
+        return 1.0
+    corpora = [own.agents.corpus for own in spec.scenario.traffic().values() if own.agents]
+    sizes = [len(tree) for corpus in corpora for tree in corpus.trees]
+    return (1.0 if spec.counted == "trees" else float(np.mean(sizes))) / MINUTE_S
 
 
 _LAW_SEED = 2**40 + 41  # no probe has it
@@ -99,6 +127,8 @@ _LAW_SEED = 2**40 + 41  # no probe has it
 
 def _law_of(spec: CapacitySpec, is_steady: bool) -> tuple[Law | None, str]:
     """The scenario's traffic at any load, or None and the reason."""
+    if spec.over == "agents":
+        return None, "the requests of agents wait for the answers of others"
     if spec.over != "rate":
         return None, "the send times of users follow from the answers"
     if not is_steady:
@@ -130,5 +160,6 @@ def _target(spec: CapacitySpec) -> float:
     target."""
     if spec.attainment is not None:
         return spec.attainment
-    stated = [slo.limit for slo in spec.scenario.all_slos() if slo.metric == "attainment"]
+    metric = "tree_attainment" if spec.counted == "trees" else "attainment"
+    stated = [slo.limit for slo in spec.scenario.all_slos() if slo.metric == metric]
     return max(stated, default=parse_slo(IMPLIED_ATTAINMENT).limit)

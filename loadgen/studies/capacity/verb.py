@@ -29,21 +29,20 @@ from loadgen.errors import UsageError
 from loadgen.units import parse_rate_per_s
 
 if TYPE_CHECKING:
-    from loadgen.workload.scaling import Over
+    from loadgen.workload.scaling import LoadUnit, Over
 
-PANEL = "Decide"
 verbs = typer.Typer()
 _WINDOW = {"duration": "20s"}
 _FIRST_PROBE: Mapping[Over, Mapping[str, object]] = {
     "rate": {"rate": "2/s", **_WINDOW},
     "concurrency": {"concurrency": 1, **_WINDOW},
+    "agents": {},
 }
 """Load and window of the first capacity probe where the flags do not state them; the search finds
 its own from there."""
 
 
 @verbs.command(
-    rich_help_panel=PANEL,
     epilog="Example: slobench capacity capacity_search --target sim --attainment 90%",
 )
 @with_flags
@@ -56,19 +55,23 @@ def capacity(
     attainment: Annotated[
         str | None,
         typer.Option(
-            help="The share of requests that must meet the SLO. Default: the scenario's, or 99%."
+            help="The share of requests, or of trees of agents, that must meet the SLO. Default: "
+            "the scenario's, or 99%."
         ),
     ] = None,
     over: Annotated[
         str | None,
         typer.Option(
-            help="The load that varies: rate, or concurrency (closed-loop users). Default: rate; "
-            "concurrency with --users or --concurrency."
+            help="The load that varies: rate, concurrency (closed-loop users), or agents (live, or "
+            "per minute). Default: rate; concurrency with --users or --concurrency."
         ),
     ] = None,
     between: Annotated[
         str | None,
-        typer.Option(help="Bounds of the search, 1/s:40/s or 1:64. Default: found by the search."),
+        typer.Option(
+            help="Bounds of the search: 1/s:40/s, 2/min:40/min or 1:64. Default: found by the "
+            "search."
+        ),
     ] = None,
     budget: Annotated[
         str | None,
@@ -91,8 +94,9 @@ def capacity(
     from loadgen.studies.capacity.spec import CapacitySpec
     from loadgen.studies.capacity.view import table
     from loadgen.studies.study import end
+    from loadgen.workload.scaling import offered_load
 
-    loads: tuple[Over, Over] = ("rate", "concurrency")
+    loads: tuple[Over, ...] = ("rate", "concurrency", "agents")
     is_closed = traffic.users is not None or traffic.concurrency is not None
     load = parse.read_choice("--over", over or loads[is_closed], loads)
     scenario = parse.choose_scenario(flags, traffic, defaults=_FIRST_PROBE[load])
@@ -113,7 +117,7 @@ def capacity(
         options=options,
         over=load,
         attainment=share,
-        between=None if between is None else _between(between, load),
+        between=None if between is None else _between(between, offered_load(scenario, load).unit),
         budget_s=math.inf if budget is None else parse.read_duration_s("--budget", budget),
         confidence=_inside("--confidence", confidence, 0.5, 0.999),
         precision=_inside("--precision", precision, 0.002, 0.5),
@@ -133,14 +137,14 @@ def capacity(
     )
 
 
-def _between(text: str, over: Over) -> tuple[float, float]:
-    """`1/s:40/s`, or `1:64` users."""
+def _between(text: str, unit: LoadUnit) -> tuple[float, float]:
+    """`1/s:40/s`, `2/min:40/min` agents, or `1:64` users or live agents."""
     low, colon, high = text.partition(":")
-    example = "1/s:40/s" if over == "rate" else "1:64"
+    example = {"req/s": "1/s:40/s", "agents/min": "2/min:40/min"}.get(unit, "1:64")
     try:
         if not colon:
             raise ValueError("expected two loads")
-        read = _rate_per_s if over == "rate" else _users
+        read = {"req/s": _rate_per_s, "agents/min": _rate_per_min}.get(unit, _users)
         bounds = read(low), read(high)
     except ValueError as error:
         raise UsageError(f"--between {text}: {error}; write e.g. {example}") from None
@@ -153,9 +157,13 @@ def _rate_per_s(text: str) -> float:
     return parse_rate_per_s(parse.with_unit(text, "/s"))
 
 
+def _rate_per_min(text: str) -> float:
+    return 60.0 * parse_rate_per_s(parse.with_unit(text, "/min"))
+
+
 def _users(text: str) -> float:
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{text!r} is no number of users")
+        raise ValueError(f"{text!r} is no whole number of users or agents")
     return float(text)
 
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 from loadgen.measure.statistics.intervals import Interval
 from loadgen.measure.wording import csv_cell
 from loadgen.studies.capacity.probe import UNUSABLE, Probe
-from loadgen.studies.capacity.result import Capacity
+from loadgen.studies.capacity.result import Capacity, promise_text
 
 if TYPE_CHECKING:
     from rich.console import Group
 
-HEAD = ("probe", "load", "window", "due", "SLO met", "confidence interval", "goodput", "result")
+_INTERVAL = "confidence interval"
+HEAD = ("probe", "load", "window", "due", "SLO met", _INTERVAL, "goodput", "result")
 _COLOURS = {"met": "bold green", "missed": "bold red", "unknown": "bold yellow"}
 _RESUME = "all probes so far are reused"
 _MOST_ROWS = 3  # of the probes in a terminal
@@ -42,7 +43,7 @@ def lines(answer: Capacity, slos: str = "the SLO") -> list[str]:
     return [
         *([answer.cause] if answer.cause else []),
         answer.sureness(),
-        f"the highest load at which at least {share} of requests meet {slos}",
+        f"the highest load at which at least {share} of {answer.counted} meet {slos}",
         *answer.method_lines(),
     ]
 
@@ -65,15 +66,19 @@ def next_steps(answer: Capacity) -> list[str]:
             "Have the rate limit raised, or search a server without one: above it latency was not"
             " measured, and no further search changes this."
         ]
-    if answer.outcome == "misses":
+    is_below = answer.low is None and answer.high is not None
+    if answer.outcome == "misses" or (is_below and not any(p.n_met for p in answer.probes)):
         return [
             "Open the page of the lowest probe: it shows which SLO was missed and why the slowest"
             " requests waited. Then search at lower loads (--between), or relax the SLO."
         ]
-    if answer.value is not None and answer.low:
+    promised = None
+    if answer.value is not None and answer.low is not None and answer.high is not None:
+        promised = promise_text(answer.low, answer.high)
+    if promised:
         steps = [
-            f"Plan with the lower bound, {answer.low:.4g} {answer.unit}: up to this load the SLO is"
-            f" met ({100 * answer.confidence:g} % confidence)."
+            f"Plan with {promised} {answer.unit}: up to this load the SLO is met"
+            f" ({100 * answer.confidence:g} % confidence)."
         ]
         missed = [
             p for p in answer.probes if p.is_usable and p.n_due and p.attainment < answer.attainment
@@ -129,11 +134,13 @@ def table(answer: Capacity, slos: str, *, is_full: bool) -> Group:
     from rich.text import Text
 
     grid = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
-    for name in HEAD:
-        grid.add_column(name, no_wrap=name != HEAD[-1])
+    columns = [number for number, name in enumerate(HEAD) if is_full or name != _INTERVAL]
+    for number in columns:
+        grid.add_column(HEAD[number], no_wrap=number != len(HEAD) - 1)
     shown = list(answer.probes) if is_full else _nearest(answer)
     for probe in sorted(shown, key=lambda probe: probe.level):
-        grid.add_row(*map(Text, row(probe, answer)))
+        cells = row(probe, answer)
+        grid.add_row(*(Text(cells[number]) for number in columns))
     title = Text(heading(answer), style=_COLOURS[tone(answer)])
     below = [Text(f"  {line}", overflow="fold") for line in lines(answer, slos)]
     unusable = [p for p in answer.probes if p.grade in UNUSABLE and p.why != answer.cause]

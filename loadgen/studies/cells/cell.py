@@ -18,7 +18,7 @@ from loadgen.errors import RunInvalid, UsageError
 from loadgen.live.watching import Watch
 from loadgen.run.manifest import version, without_key
 from loadgen.run.run_options import RunOptions
-from loadgen.whole_file import read_result
+from loadgen.system.whole_file import read_result
 from loadgen.workload.scenario import Scenario
 
 CELL_FILE = "cell.json"

@@ -26,7 +26,7 @@ from loadgen.run.run_options import RunOptions
 from loadgen.run.target import Server, finish, print_check
 from loadgen.studies.cells.cell import Cell, PlannedRun
 from loadgen.studies.cells.servers import CellServer, CellServers
-from loadgen.whole_file import read_result, replacing
+from loadgen.system.whole_file import read_result, replacing
 from loadgen.workload.scenario import Scenario
 from targets.preflight_result import PreflightCheck
 from targets.quiesce import quiesce, unreachable_reason

@@ -1,4 +1,4 @@
-"""The verb claims, of the panel Engine lab."""
+"""The verb claims."""
 
 from __future__ import annotations
 
@@ -13,12 +13,10 @@ from loadgen.cli.flags import Confidence, StudyFlags, with_flags
 from loadgen.cli.terminal import stderr
 from loadgen.studies.claims.claim import SEED, SEEDS
 
-PANEL = "Engine lab"
 verbs = typer.Typer()
 
 
 @verbs.command(
-    rich_help_panel=PANEL,
     epilog="Example: slobench claims --only static-padding --only smdp-stairs",
 )
 @with_flags

@@ -28,7 +28,8 @@ from reports.charts import (
     time_unit,
 )
 
-COMPARED_METRICS = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
+COMPARED_METRICS = ("ttft_s", "ttfat_s", "tpot_s", "itl_s", "e2e_s")
+"""The metrics of the figures; TTFAT only where answers have reasoning."""
 N_QUANTILES, N_POINTS = 25, 300
 
 

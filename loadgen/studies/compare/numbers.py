@@ -41,10 +41,20 @@ GATED = ("p50(ttft)", "p99(ttft)", "mean(tpot)", "error_rate")
 """Measures that decide unless others are given; few, because each further measure makes all less
 certain. Closed loops add `output_tokens_per_s`: there, a slower server receives less traffic."""
 SHOWN = (
-    *("mean(ttft)", "p90(ttft)", "p99(tpot)", "p99(itl)", "p50(e2e)", "p99(e2e)", "attainment"),
+    *("mean(ttft)", "p90(ttft)", "p50(ttfat)", "p99(ttfat)", "p99(tpot)", "p99(itl)"),
+    *("p50(e2e)", "p99(e2e)", "attainment"),
     *("goodput", "requests_per_s", "output_tokens_per_s"),
 )
-SLO_METRICS = ("attainment", "goodput", "goodput_output_tokens_per_s")
+SHOWN_OF_AGENTS = ("attainment(tree)", "mean(task_time)", "p90(task_time)", "mean(wait_share)")
+"""Measures that only runs of agents have."""
+SLO_METRICS = ("attainment", "goodput", "goodput_output_tokens_per_s", "tree_attainment")
+
+
+def shown(*, has_reasoning: bool, is_of_agents: bool) -> list[str]:
+    """The measures of `SHOWN`, and those of agents; without reasoning TTFAT is TTFT, and left
+    out."""
+    texts = [text for text in SHOWN if has_reasoning or "(ttfat)" not in text]
+    return [*texts, *(SHOWN_OF_AGENTS if is_of_agents else ())]
 
 
 class Comparison(JsonSection, frozen=True, kw_only=True):
@@ -156,7 +166,7 @@ def noise_of_sides(measured: Sequence[Measured], metrics: Sequence[str] = ()) ->
         values = scale_of(one, values, values).of(values)
         noise = noise_of(values, shared, not one.is_share) if np.isfinite(values).all() else None
         if noise is not None and one.is_share:
-            n_due = float(sum(m.n_due() for m in trusted))
+            n_due = float(sum(m.n_of(one) for m in trusted))
             chance = binomial_sd(float(values.mean()) * n_due, n_due, n_due / len(trusted))
             noise = max(noise, Noise(chance, n_due), key=lambda found: found.sd)
         if noise is not None:
@@ -182,7 +192,10 @@ def _measures(
     gated = list(metrics or GATED)
     if not metrics and runs[0].run.manifest.has_closed_loop:
         gated.append("output_tokens_per_s")
-    texts = list(dict.fromkeys([*gated, *SHOWN]))
+    is_of_agents = all(m.of_trees is not None for m in runs)
+    has_reasoning = any(m.has_reasoning for m in runs)
+    others = shown(has_reasoning=has_reasoning, is_of_agents=is_of_agents)
+    texts = list(dict.fromkeys([*gated, *others]))
     asked, notes = [measure(text) for text in texts], []
     if len({slos_of(m.run.manifest) for m in runs}) > 1:
         asked = [one for one in asked if one.metric.name not in SLO_METRICS]
@@ -240,9 +253,9 @@ def _judge_all(
 ) -> list[ComparedMeasure]:
     hashes = [m.schedule_sha256 for m in a], [m.schedule_sha256 for m in b]
     blocks = hashes if _pairing(a, b) == "by schedule" else None
-    n_due = sum(m.n_due() for m in a), sum(m.n_due() for m in b)
     rows = []
     for one in asked:
+        n_due = sum(m.n_of(one) for m in a), sum(m.n_of(one) for m in b)
         if _is_alone(a, b, options):
             found, row = judge_pair(one, a[0], b[0], options)
         else:

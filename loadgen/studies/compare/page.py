@@ -22,7 +22,10 @@ _DRAWN_MARGIN = 0.05
 def figures(a: Sequence[Measured], b: Sequence[Measured], options: Options) -> dict[str, Spec]:
     """All figures by name; a metric without enough samples has none."""
     drawn: dict[str, Spec] = {}
+    has_reasoning = any(m.has_reasoning for m in (*a, *b))
     for name in COMPARED_METRICS:
+        if name == "ttfat_s" and not has_reasoning:
+            continue
         word = name.removesuffix("_s")
         change, spread = shifts(name, a, b, options), ecdf(name, a, b)
         if change:

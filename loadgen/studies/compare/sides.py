@@ -13,8 +13,8 @@ from loadgen.errors import UsageError, nearest
 from loadgen.measure.measures import Measured, measure
 from loadgen.studies.compare.contrast import Noise
 from loadgen.studies.compare.judgement import FAIL_ON, POWER
+from loadgen.system.whole_file import read_result
 from loadgen.units import parse_share
-from loadgen.whole_file import read_result
 
 
 def read_side(text: str) -> list[Measured]:

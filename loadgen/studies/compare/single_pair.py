@@ -44,7 +44,7 @@ def judge_pair(
     """The comparison of a measure in two single runs, before Holm's correction and without a
     verdict."""
     values = np.array([a.value(asked)]), np.array([b.value(asked)])
-    n_due = a.n_due(), b.n_due()
+    n_due = a.n_of(asked), b.n_of(asked)
     rows = _pairs(asked, a, b)
     p = None
     if rows is not None:

@@ -34,12 +34,10 @@ if TYPE_CHECKING:
     from loadgen.studies.compare.numbers import Comparison
     from loadgen.workload.scenario import Scenario
 
-PANEL = "Decide"
 verbs = typer.Typer()
 
 
 @verbs.command(
-    rich_help_panel=PANEL,
     epilog="Example: slobench compare quickstart --target sim --target sim --engine mode=chunked "
     "--engine mode=static",
 )

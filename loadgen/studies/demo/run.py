@@ -20,7 +20,6 @@ from rich.console import Console
 
 from loadgen.archive.store import read_run
 from loadgen.drive.instrument import host
-from loadgen.endings import exit_words
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.foreign.read import imported_runs
 from loadgen.measure.aggregate import summarize
@@ -41,11 +40,12 @@ from loadgen.studies.demo.peers import (
 )
 from loadgen.studies.demo.result import PHASES, Demo, Load, Observation, Phase, State, Tool
 from loadgen.studies.study import Place, Study
+from loadgen.system.endings import exit_words
 from targets.safe_text import strip_controls
 from targets.truth_log import TruthLog
 from targets.truth_server import truth_server
 
-DEMO = Study("demo", "demonstration", Demo)
+DEMO = Study("demo", "demonstration", Demo, resumes=False)
 PAGE = "report.html"
 N_PEERS = 2
 """How many of the installed tools run where none is named."""

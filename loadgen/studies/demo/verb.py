@@ -15,12 +15,11 @@ from loadgen.cli.terminal import stderr
 from loadgen.errors import UsageError, nearest
 from loadgen.units import parse_rate_per_s
 
-PANEL = "Measure"
 ALL = "all"
 verbs = typer.Typer()
 
 
-@verbs.command(rich_help_panel=PANEL, epilog="Example: slobench demo truth --duration 5s")
+@verbs.command(epilog="Example: slobench demo truth --duration 5s")
 def demo(
     name: Annotated[str, typer.Argument(help="The demonstration: truth.")],
     peer: Annotated[

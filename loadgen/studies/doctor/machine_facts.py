@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from loadgen.run.cores import quota_cores
-from loadgen.shadowing import sharing
-from loadgen.timer import EARLY_NS, make_timer
+from loadgen.system.shadowing import sharing
+from loadgen.system.timer import EARLY_NS, make_timer
 
 _ALARMS = 200
 _ALARM_GAP_NS = 1_000_000
@@ -36,7 +36,7 @@ class MachineFacts:
     open_files: int = 0
     open_files_hard: int = 0
     ephemeral_ports: int | None = None
-    timer: str = ""  # class of loadgen.timer in use
+    timer: str = ""  # class of loadgen.system.timer in use
     alarm_late_s: NDArray[np.float64]  # sorted; alarms a millisecond apart
     uvloop: str | None = None  # its version
     httptools: str | None = None

@@ -13,7 +13,7 @@ from typing import Any
 
 from loadgen.run.cores import CEILING_FILE, machine_name
 from loadgen.studies.doctor.trial import Trial
-from loadgen.whole_file import replacing
+from loadgen.system.whole_file import replacing
 
 FIRST_RATE_PER_S = 100.0
 LOWEST_RATE_PER_S = 5.0

@@ -24,7 +24,7 @@ from loadgen.run.execute import record
 from loadgen.run.run_options import RunOptions, RunSetup
 from loadgen.run.target import Target
 from loadgen.studies.doctor.fidelity import Fidelity, Truth, fidelity
-from loadgen.whole_file import read_result
+from loadgen.system.whole_file import read_result
 from loadgen.workload.prompts import PromptFit
 from loadgen.workload.scenario import Scenario, scenario_from_flags, varied
 from loadgen.workload.schedule import make_plan

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from loadgen.studies.doctor.result import Checkup
     from loadgen.studies.study import Place
 
-PANEL = "Measure"
 verbs = typer.Typer()
 _DOCTOR_TRAFFIC: Mapping[str, object] = {"input_len": 512, "output_len": 128, "duration": "10s"}
 """Lengths and window of doctor's traffic where the flags do not state them."""
@@ -44,7 +43,6 @@ class _Directory(StudyFlags):
 
 
 @verbs.command(
-    rich_help_panel=PANEL,
     epilog="Example: slobench doctor --rate 20 --input-len 512 --output-len 128",
 )
 @with_flags

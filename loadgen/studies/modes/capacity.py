@@ -152,14 +152,14 @@ class _Work:
 
     def _task(self, search: _SeedSearch, level: float) -> ModeRun:
         spec = self._spec
-        scenario = _at(spec.scenario, self._question, level, search.seed)
+        scenario = at_rate(spec.scenario, self._question, level, search.seed)
         return run_of(spec, scenario.resolved(), search.mode, level)
 
     def _print(self, text: str) -> None:
         self._console.print(text, soft_wrap=True, markup=False)
 
 
-def _at(scenario: Scenario, question: Question, level: float, seed: int) -> Scenario:
+def at_rate(scenario: Scenario, question: Question, level: float, seed: int) -> Scenario:
     """The traffic of a seed at a rate, in a window of equally many requests at every rate. A rate
     that varies by design keeps its own window."""
     at_level = scaled(scenario, level, "rate")

@@ -24,19 +24,19 @@ import msgspec
 from rich.console import Console
 
 from loadgen.archive import checksums
-from loadgen.endings import blocked, ending_signals, exit_words
 from loadgen.errors import RunInvalid
 from loadgen.lab.sim_options import sim_options
 from loadgen.lab.simulate import record
 from loadgen.manifest.json_section import encoded, read_section
 from loadgen.measure.aggregate import summarize
-from loadgen.plugins import load_plugin
 from loadgen.run.manifest import version
 from loadgen.run.run_options import RunOptions
 from loadgen.studies.modes.cell import cell_of, read_waits
 from loadgen.studies.modes.result import ModeCell
 from loadgen.studies.modes.spec import Mode
-from loadgen.whole_file import read_result
+from loadgen.system.endings import blocked, ending_signals, exit_words
+from loadgen.system.plugins import load_plugin
+from loadgen.system.whole_file import read_result
 from loadgen.workload.scenario import Scenario
 from loadgen.workload.schedule import make_plan
 

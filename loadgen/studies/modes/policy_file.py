@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from loadgen.errors import UsageError
 from loadgen.manifest.json_section import JsonObject
-from loadgen.plugins import load_plugin
+from loadgen.system.plugins import load_plugin
 from reference_engine.policies.base import POLICIES, Policy
 from reference_engine.policy_testing.policy_check import check_policy
 from reference_engine.policy_testing.watched_policy import PolicyFault

@@ -33,13 +33,11 @@ if TYPE_CHECKING:
     from loadgen.studies.study import Place, Study
     from reports.ending import Ending
 
-PANEL = "Engine lab"
 verbs = typer.Typer()
 _CAPACITY_SEEDS = 8
 
 
 @verbs.command(
-    rich_help_panel=PANEL,
     epilog="Example: slobench modes long_prompt_interference --modes chunked,bucketed",
 )
 @with_flags

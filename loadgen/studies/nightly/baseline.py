@@ -26,7 +26,7 @@ from loadgen.errors import UsageError
 from loadgen.studies.nightly.matrix import NightCell
 from loadgen.studies.nightly.record import CellNight, from_json, to_json
 from loadgen.studies.nightly.verdict import JOINING, History
-from loadgen.whole_file import read_result, replacing
+from loadgen.system.whole_file import read_result, replacing
 
 SCHEMA = 1
 _WRITER_WAIT_S = 10.0

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from loadgen.measure.measures import Measured, measure
-from loadgen.studies.compare.numbers import GATED, SHOWN
+from loadgen.measure.measures import Measure, Measured, measure
+from loadgen.studies.compare.numbers import GATED, SHOWN, SHOWN_OF_AGENTS
 
 RECORDED = tuple(
     dict.fromkeys(
@@ -18,7 +18,7 @@ RECORDED = tuple(
             *SHOWN,
             *(
                 f"{aggregate}({metric})"
-                for metric in ("ttft", "tpot", "itl", "max_itl", "e2e")
+                for metric in ("ttft", "ttfat", "tpot", "itl", "max_itl", "e2e")
                 for aggregate in ("mean", "p50", "p90", "p95", "p99")
             ),
         ]
@@ -34,7 +34,8 @@ class RunNumbers:
     without reasons it can. `directory` is the run's own directory. `control` is the run made right
     next to it, if its cell has a control. `pace_s` is the time of a fixed calculation on its
     machine before and after the run, if it was measured. `planned_s` is the planned length of
-    warm-up and measured window, if it was recorded."""
+    warm-up and measured window, if it was recorded. `n_trees` are the due trees of agents that met
+    or missed their SLOs."""
 
     name: str
     schedule_sha256: str
@@ -45,10 +46,21 @@ class RunNumbers:
     control: RunNumbers | None = None
     pace_s: float | None = None
     planned_s: float | None = None
+    n_trees: int = 0
+
+    def n_of(self, measure: Measure) -> int:
+        """The number of due requests, or of trees."""
+        return self.n_trees if measure.is_about_trees else self.n_due
 
     @property
     def is_trusted(self) -> bool:
         return not self.why_left_out
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether TTFAT was recorded and differs from TTFT."""
+        pairs = ((f"{a}(ttfat)", f"{a}(ttft)") for a in ("p50", "p99"))
+        return any(_differ(self.values.get(ttfat), self.values.get(ttft)) for ttfat, ttft in pairs)
 
     @property
     def why_left_out(self) -> tuple[str, ...]:
@@ -82,7 +94,8 @@ class CellNight:
 
 
 def numbers_of(run: Measured, measures: Sequence[str] = (), directory: str = "") -> RunNumbers:
-    """The values of a run: the requested measures and all of `RECORDED`."""
+    """The values of a run: the requested measures, all of `RECORDED`, and those of its agents."""
+    of_agents = () if run.of_trees is None else SHOWN_OF_AGENTS
     return RunNumbers(
         name=run.name,
         schedule_sha256=run.schedule_sha256,
@@ -90,11 +103,19 @@ def numbers_of(run: Measured, measures: Sequence[str] = (), directory: str = "")
         reasons=run.summary.validity.why_not_comparable,
         values={
             text: _rounded(run.value(measure(text)))
-            for text in dict.fromkeys([*measures, *RECORDED])
+            for text in dict.fromkeys([*measures, *RECORDED, *of_agents])
         },
         directory=directory,
         planned_s=run.run.manifest.window.warmup_s + run.run.manifest.window.measure_s,
+        n_trees=0 if run.of_trees is None else len(run.of_trees.outcomes.hits),
     )
+
+
+def _differ(value: float | None, other: float | None) -> bool:
+    """Whether both were recorded, and differ; NaN equals NaN."""
+    if value is None or other is None:
+        return False
+    return value != other and not (math.isnan(value) and math.isnan(other))
 
 
 def _rounded(value: float) -> float:
@@ -134,6 +155,8 @@ def _run_json(run: RunNumbers) -> dict[str, Any]:
         content["pace_s"] = run.pace_s
     if run.planned_s is not None:
         content["planned_s"] = run.planned_s
+    if run.n_trees:
+        content["n_trees"] = run.n_trees
     return content if run.control is None else {**content, "control": _run_json(run.control)}
 
 
@@ -170,4 +193,5 @@ def _run_of(content: Mapping[str, Any]) -> RunNumbers:
         control=_run_of(content["control"]) if "control" in content else None,
         pace_s=float(content["pace_s"]) if "pace_s" in content else None,
         planned_s=float(content["planned_s"]) if "planned_s" in content else None,
+        n_trees=int(content.get("n_trees", 0)),
     )

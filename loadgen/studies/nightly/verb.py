@@ -26,12 +26,10 @@ from loadgen.cli.terminal import print_json, stderr
 if TYPE_CHECKING:
     from loadgen.studies.nightly.run import FinishedNight
 
-PANEL = "Decide"
 verbs = typer.Typer()
 
 
 @verbs.command(
-    rich_help_panel=PANEL,
     epilog="Example: slobench nightly nightly.yaml --out runs/tonight",
 )
 @with_flags
@@ -100,7 +98,6 @@ def nightly(
 
 
 @verbs.command(
-    rich_help_panel=PANEL,
     epilog="Example: slobench alarms results/ --threshold 2%",
 )
 def alarms(

@@ -31,7 +31,7 @@ from loadgen.studies.compare.judgement import (
     timed,
     undecidable_note,
 )
-from loadgen.studies.compare.numbers import GATED, SHOWN, SLO_METRICS
+from loadgen.studies.compare.numbers import GATED, SLO_METRICS, shown
 from loadgen.studies.nightly.machine_speed import (
     MachineSpeed,
     machine_speed,
@@ -149,7 +149,10 @@ class _Draft:
         if not tonight.trusted or not history.baseline:
             return
         gated = _gated(tonight, options)
-        for text in dict.fromkeys([*gated, *SHOWN]):
+        has_reasoning = any(run.has_reasoning for run in tonight.trusted)
+        is_of_agents = all(run.n_trees for run in tonight.trusted)
+        others = shown(has_reasoning=has_reasoning, is_of_agents=is_of_agents)
+        for text in dict.fromkeys([*gated, *others]):
             compared = measure(text)
             levels = [self._usable(level, compared) for level in history.levels]
             if levels[-1]:
@@ -251,7 +254,8 @@ def _judge(
     how = f"Student's t, tonight against {n} {'night' if n == 1 else 'nights'}"
     how += ", each run relative to its control" if has_controls(tonight) else ""
     values = values_of(earlier, measure), values_of(tonight, measure)
-    return noise, row_of(measure, contrast, scale, values, _n_due(earlier, tonight), options, how)
+    n_due = _n_due(earlier, tonight, measure)
+    return noise, row_of(measure, contrast, scale, values, n_due, options, how)
 
 
 def _at_least_binomial(
@@ -262,7 +266,7 @@ def _at_least_binomial(
 ) -> Contrast:
     """The contrast with at least the chance error of so many requests, those of the controls
     included: few failures so far prove little."""
-    n_due = _n_due(earlier, tonight)
+    n_due = _n_due(earlier, tonight, measure)
     if not contrast.is_judged or not all(n_due):
         return contrast
     variance = _binomial(earlier, tonight, measure)
@@ -277,15 +281,17 @@ def _binomial(
     earlier: Sequence[RunNumbers], tonight: Sequence[RunNumbers], measure: Measure
 ) -> float:
     """The variance of the difference of two shares, if the true shares are equal."""
-    n_due = _n_due(earlier, tonight)
+    n_due = _n_due(earlier, tonight, measure)
     means = (values_of(side, measure).mean() for side in (earlier, tonight))
     hits = sum(float(mean) * due for mean, due in zip(means, n_due, strict=True))
     share = (hits + 1) / (sum(n_due) + 2)
     return share * (1 - share) * (1 / n_due[0] + 1 / n_due[1])
 
 
-def _n_due(earlier: Sequence[RunNumbers], tonight: Sequence[RunNumbers]) -> tuple[int, int]:
-    return sum(run.n_due for run in earlier), sum(run.n_due for run in tonight)
+def _n_due(
+    earlier: Sequence[RunNumbers], tonight: Sequence[RunNumbers], measure: Measure
+) -> tuple[int, int]:
+    return sum(run.n_of(measure) for run in earlier), sum(run.n_of(measure) for run in tonight)
 
 
 def _control_moved(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from loadgen.measure.wording import format_value
-from loadgen.studies.size.result import Size, interval_text
+from loadgen.studies.size.result import Size, goodput_text, interval_text, margin_text
 from loadgen.workload.scenario import Scenario
 from reports.charts import Spec, axis, figure, layer, number, series_color
 from reports.page import render_page
@@ -30,6 +30,7 @@ def render(
         lead=lead(result),
         steps=next_steps(result),
         computed=computation(result),
+        configurations=configuration_rows(result),
         trial_head=TRIAL_HEAD,
         trial_rows=trial_rows(result),
         costs=cost_rows(result),
@@ -55,6 +56,11 @@ def lead(result: Size) -> list[str]:
         f"Peak {demand.peak_per_s:.4g} req/s and {100 * demand.headroom:g} % headroom:"
         f" {demand.design_per_s:.4g} req/s; {_replicas(demand.survive)} may fail at the peak."
     ]
+    if result.configurations:
+        order = result.configurations
+        lines.append(
+            f"Best of {len(order)} configurations: {order[0].settings}; {margin_text(order)}."
+        )
     if serving is None:
         return lines
     if result.trials:
@@ -110,6 +116,23 @@ def computation(result: Size) -> list[tuple[str, str]]:
             ("GPUs", f"{result.n_replicas} × {demand.gpus_per_replica} = {result.n_gpus}"),
         ]
     return steps
+
+
+def configuration_rows(result: Size) -> list[tuple[str, ...]]:
+    """A row per configuration of a search, the best first: its settings, GPUs, goodput per GPU, how
+    many times that the best has, and GPUs at the peak."""
+    rows: list[tuple[str, ...]] = []
+    for each in result.configurations:
+        if each.goodput_per_gpu is None:
+            rows.append((each.settings, str(each.gpus), each.reason, "", ""))
+            continue
+        ratio = each.best_over
+        times = "" if ratio is None else f"{ratio.value:.3g}"
+        if ratio is not None and ratio.low is not None:
+            times += f" [{ratio.low:.3g}, {ratio.high:.3g}]"
+        goodput = goodput_text(each.goodput_per_gpu)
+        rows.append((each.settings, str(each.gpus), goodput, times, str(each.gpus_at_peak)))
+    return rows
 
 
 def trial_rows(result: Size) -> list[tuple[str, ...]]:

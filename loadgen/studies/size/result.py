@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from loadgen.manifest.json_section import JsonSection
+from loadgen.measure.statistics.intervals import EstimateSection
+from loadgen.studies.size.configurations import Configuration
 from loadgen.studies.size.demand import Costs, Demand, Interval, Variant
 
 SCHEMA = 1
+_SHOWN = 3  # configurations in the lines of text
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,8 @@ class Size(JsonSection, frozen=True, kw_only=True):
     `n_divided` by division, `n_serving` with bursts and routing, `n_replicas` with those that may
     fail. `simulated_per_s` is the load of the simulations: the design load, times the simulated
     capacity of a replica over the lower end of `capacity`. `trials` is empty where nothing was
-    simulated. None as `n_serving`: no number tried meets the SLO. `exit_code`: 1 then, else 0.
+    simulated. `configurations` are those of a search, the best first, whose replica was sized. None
+    as `n_serving`: no number tried meets the SLO. `exit_code`: 1 then, else 0.
     """
 
     schema: int = SCHEMA
@@ -47,6 +51,7 @@ class Size(JsonSection, frozen=True, kw_only=True):
     costs: Costs | None
     notes: tuple[str, ...]
     exit_code: int
+    configurations: tuple[Configuration, ...] = ()
 
 
 def sentences(size: Size) -> Iterator[str]:
@@ -56,6 +61,7 @@ def sentences(size: Size) -> Iterator[str]:
         yield f"no answer: up to {max(t.n_replicas for t in size.trials)} replicas miss the SLO"
     else:
         yield f"{size.n_gpus} GPUs: {size.n_replicas} replicas of {demand.gpus_per_replica}"
+    yield from _search(size.configurations)
     yield f"  capacity of a replica  {interval_text(size.capacity)}; its lower end counts"
     yield (
         f"  division               {demand.peak_per_s:.4g} req/s + {100 * demand.headroom:g} % = "
@@ -73,6 +79,44 @@ def sentences(size: Size) -> Iterator[str]:
         yield from _costs(size.costs)
     for note in size.notes:
         yield f"note: {note}"
+
+
+def margin_text(order: Sequence[Configuration]) -> str:
+    """`12 % more per GPU than the next [9 %, 15 %]`."""
+    second = order[1].best_over if len(order) > 1 else None
+    if second is None or second.value is None:
+        return "no other meets the SLO"
+    text = f"{100 * (second.value - 1):.0f} % more per GPU than the next"
+    if second.low is None or second.high is None:
+        return text
+    return f"{text} [{100 * (second.low - 1):.0f} %, {100 * (second.high - 1):.0f} %]"
+
+
+def configuration_text(each: Configuration) -> str:
+    """The goodput per GPU of a configuration and its GPUs at the peak, or the reason for none."""
+    if each.goodput_per_gpu is None:
+        return f"{each.settings}: {each.reason}"
+    return (
+        f"{each.settings}: {goodput_text(each.goodput_per_gpu)} per GPU, "
+        f"{each.gpus_at_peak} GPUs at the peak"
+    )
+
+
+def goodput_text(goodput: EstimateSection) -> str:
+    """`7.41 req/s [7.2, 7.6]`."""
+    ends = "" if goodput.low is None else f" [{goodput.low:.3g}, {goodput.high:.3g}]"
+    return f"{goodput.value:.3g} req/s{ends}"
+
+
+def _search(order: Sequence[Configuration]) -> Iterator[str]:
+    """The best configuration with its margin, and the next."""
+    if not order:
+        return
+    yield f"best of {len(order)} configurations: {order[0].settings}; {margin_text(order)}"
+    for each in order[:_SHOWN]:
+        yield f"  {configuration_text(each)}"
+    if len(order) > _SHOWN:
+        yield f"  {len(order) - _SHOWN} more in size.json and on the page"
 
 
 def interval_text(capacity: Interval) -> str:

@@ -2,7 +2,8 @@
 
 The lower end of the capacity's interval is divided into the peak with its headroom. That many
 replicas behind their router are then simulated with the scenario's own bursts, and replicas are
-added until the SLO is met under every schedule. Replicas that may fail come on top.
+added until the SLO is met under every schedule. Replicas that may fail come on top. Of several
+configurations, that with the highest goodput per GPU is sized.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -19,10 +20,8 @@ from loadgen.archive.store import read_manifest_file, read_run
 from loadgen.errors import RunInvalid, UsageError
 from loadgen.lab.sim_options import read_settings, sim_options
 from loadgen.lab.simulate import record
-from loadgen.measure.attainment import due_rows, measured_window, meets_own, slos_by_class
-from loadgen.measure.per_request import per_request
+from loadgen.measure.attainment import measured_window
 from loadgen.measure.server_load import points
-from loadgen.measure.slo import parse_slo
 from loadgen.records import Run
 from loadgen.run.run_options import RunOptions
 from loadgen.studies.capacity.files import CAPACITY
@@ -30,6 +29,7 @@ from loadgen.studies.capacity.probe import Probe
 from loadgen.studies.capacity.result import CapacityFile
 from loadgen.studies.capacity.run import opened, search_in, seed_of
 from loadgen.studies.capacity.spec import CapacitySpec, question_of
+from loadgen.studies.size.configurations import Axes, Configuration, fewest
 from loadgen.studies.size.demand import (
     Demand,
     Interval,
@@ -39,6 +39,7 @@ from loadgen.studies.size.demand import (
     sensitivity,
 )
 from loadgen.studies.size.result import Size, Trial
+from loadgen.studies.size.search import best_engine, due_and_met
 from loadgen.studies.study import MARKER, Place, Study
 from loadgen.workload.scaling import scaled, with_window
 from loadgen.workload.scenario import Scenario
@@ -55,9 +56,9 @@ _POWER = "gpu_power_w"  # of all GPUs of the server together
 class SizeSpec:
     """Settings of a sizing. `capacity` is the directory of a capacity search; `engine` the settings
     of the simulated replica ("" : none is simulated, unless the search was simulated). The
-    simulated search has `budget_s` of virtual time. Without `watts_per_gpu`, the power is that
-    which the server reported during the search, if it did. `cache_dir` caches the plotting bundle
-    of the page."""
+    simulated search has `budget_s` of virtual time; `axes` are settings to search over. Without
+    `watts_per_gpu`, the power is that which the server reported during the search, if it did.
+    `cache_dir` caches the plotting bundle of the page."""
 
     scenario: Scenario
     demand: Demand
@@ -67,6 +68,7 @@ class SizeSpec:
     attainment: float | None = None
     n_schedules: int = 3
     budget_s: float = 1800.0
+    axes: Axes = field(default_factory=dict)
     price_per_gpu_hour: float | None = None
     watts_per_gpu: float | None = None
     cache_dir: Path | None = None
@@ -81,6 +83,7 @@ def size(place: Place[Size], spec: SizeSpec, console: Console) -> Size:
     """
     demand, notes, engine = spec.demand, list[str](), spec.engine
     target = question_of(_search_spec(spec)).target
+    order: Sequence[Configuration] = ()
     capacity: Interval | None = None
     simulated: Interval | None = None  # of the simulated replica
     if spec.capacity is not None:
@@ -88,6 +91,18 @@ def size(place: Place[Size], spec: SizeSpec, console: Console) -> Size:
         notes += _differences(spec, search)
         if search.definition.target == SIMULATED:
             simulated, engine = capacity, search.definition.engine
+    if spec.axes:
+        engine, order = best_engine(
+            spec.scenario,
+            read_settings(engine),
+            spec.axes,
+            target,
+            demand,
+            spec.n_schedules,
+            console,
+        )
+        demand = replace(demand, gpus_per_replica=order[0].gpus)
+        notes += _fewer(order)
     if simulated is None and engine:
         simulated = _searched(spec, engine, place, console)
     capacity = capacity or simulated
@@ -152,6 +167,7 @@ def size(place: Place[Size], spec: SizeSpec, console: Console) -> Size:
         costs=spent,
         notes=tuple(notes),
         exit_code=1 if n_serving is None else 0,
+        configurations=tuple(order),
     )
     place.write(result)
     from loadgen.studies.size.page import render
@@ -264,10 +280,8 @@ class _Simulation:
 
 def attainment(run: Run) -> float:
     """The share of the requests due in the window that met all their SLOs."""
-    due = due_rows(run)
-    shared = [parse_slo(text) for text in run.manifest.slo]
-    met = due & meets_own(run, per_request(run), shared, slos_by_class(run))
-    return float(met.sum() / max(1, due.sum()))
+    n_due, n_met = due_and_met(run)
+    return n_met / max(1, n_due)
 
 
 def _search_spec(spec: SizeSpec, engine: str = "") -> CapacitySpec:
@@ -280,6 +294,17 @@ def _search_spec(spec: SizeSpec, engine: str = "") -> CapacitySpec:
         budget_s=spec.budget_s,
         precision=_PRECISION,
     )
+
+
+def _fewer(order: Sequence[Configuration]) -> list[str]:
+    """A note on a configuration that needs fewer GPUs at the peak than the best per GPU."""
+    best, least = order[0], fewest(order)
+    if best.gpus_at_peak == least.gpus_at_peak:
+        return []
+    return [
+        f"{least.settings} needs {least.gpus_at_peak} GPUs at this peak, by division, instead of "
+        f"{best.gpus_at_peak}: its replicas are of another size"
+    ]
 
 
 def _searched(spec: SizeSpec, engine: str, place: Place[Size], console: Console) -> Interval:

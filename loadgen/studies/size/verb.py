@@ -14,12 +14,10 @@ from loadgen.cli.terminal import stderr
 from loadgen.errors import UsageError
 from loadgen.units import parse_rate_per_s
 
-PANEL = "Decide"
 verbs = typer.Typer()
 
 
 @verbs.command(
-    rich_help_panel=PANEL,
     epilog="Example: slobench size capacity_search --hardware h200 --peak 40/s --attainment 90%",
 )
 @with_flags
@@ -41,6 +39,13 @@ def size(
     router: Annotated[
         str, typer.Option(help="The router of the replicas, as for simulate.")
     ] = "power_of_two",
+    search: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Find the best goodput per GPU over settings of the replica, e.g. "
+            "tensor_parallel=1,2,4, pipeline=1,2 or token_budget=512,2048; repeatable."
+        ),
+    ] = None,
     gpus_per_replica: Annotated[
         int | None,
         typer.Option(min=1, help="Default: the target's label gpus, or the number in 4xh200."),
@@ -68,6 +73,7 @@ def size(
     ] = None,
 ) -> None:
     """Turn a capacity, measured or simulated, into replicas and GPUs."""
+    from loadgen.studies.size.configurations import read_axes
     from loadgen.studies.size.demand import Demand
     from loadgen.studies.size.result import sentences
     from loadgen.studies.size.run import SIZE, SizeSpec, gpus_of
@@ -75,6 +81,11 @@ def size(
     from loadgen.studies.study import end
 
     settings = _settings(capacity, hardware, engine)
+    axes = read_axes(search or ())
+    if axes and (capacity is not None or gpus_per_replica is not None):
+        raise UsageError(
+            "--search simulates replicas of its own: leave out --capacity and --gpus-per-replica"
+        )
     scenario = parse.choose_scenario(flags, traffic)
     share = None if attainment is None else parse.read_share("--attainment", attainment)
     scenario, share = parse.with_limits(scenario, share)
@@ -92,6 +103,7 @@ def size(
         attainment=share,
         n_schedules=schedules,
         budget_s=parse.read_duration_s("--budget", budget),
+        axes=axes,
         price_per_gpu_hour=price,
         watts_per_gpu=watts,
         cache_dir=parse.cache_dir(os.environ),

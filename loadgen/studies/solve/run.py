@@ -38,7 +38,7 @@ from reference_engine.smdp.batch_table import BatchSheet, BatchTableFile
 from reference_engine.smdp.decision_table import digest
 from reference_engine.state.plan import Limits
 
-SOLVE = Study("solve", "solution", Solved)
+SOLVE = Study("solve", "solution", Solved, resumes=False)
 TABLE, LIMIT = "table.json", "control_limit.json"
 MODE = Dynamic.kind
 _FIXED = ("mode", "table", "load_window", "max_delay", "preferred_sizes", "finished_rows", "pad")

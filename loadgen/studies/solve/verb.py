@@ -12,12 +12,10 @@ from loadgen.cli.flags import Json, ScenarioFlags, TrafficFlags, with_flags
 from loadgen.cli.terminal import stderr
 from loadgen.errors import UsageError
 
-PANEL = "Engine lab"
 verbs = typer.Typer()
 
 
 @verbs.command(
-    rich_help_panel=PANEL,
     epilog="Example: slobench solve --rate 1/s --input-len 512 --output-len 4 --hardware h200 "
     "--engine 'shape=8b,max_batch_size=32,pad_to=1 2 4 8 16 32'",
 )

@@ -35,6 +35,8 @@ SHOWN = (
     "error_rate",
     "p50(ttft)",
     "p99(ttft)",
+    "p50(ttfat)",
+    "p99(ttfat)",
     "p50(tpot)",
     "p99(tpot)",
     "p99(itl)",

@@ -38,7 +38,7 @@ from loadgen.studies.sweep.spec import (
     sweep_from_flags,
     sweep_spec,
 )
-from loadgen.whole_file import replacing
+from loadgen.system.whole_file import replacing
 from loadgen.workload.scenario import Scenario
 
 SWEEP = Study("sweep", "sweep", SweepResult, before=(FILE, SCENARIO, CELL_FILE))

@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from loadgen.studies.sweep.run import Swept
     from loadgen.studies.sweep.spec import SweepFile, SweepSpec
 
-PANEL = "Decide"
 verbs = typer.Typer()
 FIRST_SLO = "interactive-chat"
 """The preset of a first look."""
@@ -62,7 +61,6 @@ _FIRST_LOADS: Mapping[str, object] = {"rate": "1/s", "concurrency": 1}
 
 
 @verbs.command(
-    rich_help_panel=PANEL,
     epilog="Example: slobench sweep quickstart --target sim --over rate=2/s,4/s,8/s "
     "--over engine.mode=chunked,static",
 )
@@ -220,11 +218,6 @@ def _first_look(
         args=[*words, *(["--json"] if study.json else [])],
         prog_name="slobench sweep",
         standalone_mode=False,
-    )
-    typer.echo(
-        "next: slobench capacity with the same --target, lengths and --slo finds the highest rate "
-        "that meets the SLO, with its interval",
-        err=True,
     )
     return int(code or 0)
 

@@ -17,7 +17,10 @@ from loadgen.studies.sweep.result import CellRow, SweepResult
 from loadgen.units import format_duration
 from reports.ending import MOST_FINDINGS, Ending, EndingRow, NextStep, Tone
 
-COLUMNS = ("p50(ttft)", "p99(ttft)", "p99(tpot)", "p99(itl)", "goodput", "attainment")
+COLUMNS = (
+    *("p50(ttft)", "p99(ttft)", "p50(ttfat)", "p99(ttfat)", "p99(tpot)", "p99(itl)"),
+    *("goodput", "attainment"),
+)
 """Measures in the page's table, after those of the trade-off."""
 _LOADS = {
     "arrivals.rate": "req/s",
@@ -122,6 +125,8 @@ def _next(result: SweepResult) -> NextStep | None:
     missed = [row.factors[result.along] for row in rows if "missed" in row.verdicts]
     if met and not missed:
         return NextStep(f"Every rate met the SLO: sweep higher rates, above {met[-1]}")
+    if missed and not met and len(missed) == len(rows):
+        return NextStep(f"No rate met the SLO: sweep lower rates, below {missed[0]}")
     if not met or not missed:
         return None
     between = f"--between {met[-1]}:{missed[0]}"
@@ -307,8 +312,16 @@ def standing_text(row: CellRow) -> str:
 
 
 def shown_columns(result: SweepResult) -> Sequence[str]:
-    """The measures of the page's table without the cost, which has a column before them."""
-    return [text for text in COLUMNS if text != result.cost]
+    """The measures of the page's table without the cost, which has a column before them, and
+    without TTFAT where it is TTFT in every cell: no answer has reasoning."""
+    has_reasoning = any(
+        row.measures[f"{aggregate}(ttfat)"].value != row.measures[f"{aggregate}(ttft)"].value
+        for row in result.rows
+        for aggregate in ("p50", "p99")
+    )
+    return [
+        text for text in COLUMNS if text != result.cost and (has_reasoning or "(ttfat)" not in text)
+    ]
 
 
 def forecast_table(facts: Mapping[str, Any]) -> Group:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from loadgen.fields import Seconds
 from loadgen.registry import Strict
-from loadgen.workload.agents.corpus import Corpus, without_idle
-from loadgen.workload.agents.load import AgentFormat, load_corpus
 from loadgen.workload.lengths import Tokens
+
+if TYPE_CHECKING:
+    from loadgen.workload.agents.corpus import Corpus
+
+AgentFormat = Literal["auto", "weka", "trajectories"]
 
 
 class IdleCap(Strict):
@@ -41,6 +44,9 @@ class Agents(Strict):
     @cached_property
     def corpus(self) -> Corpus:
         """Reads the files. Raises TraceFileError if that fails."""
+        from loadgen.workload.agents.corpus import without_idle
+        from loadgen.workload.agents.load import load_corpus  # no other scenario needs them
+
         corpus = load_corpus(self.path, self.format, self.max_context)
         if self.idle_cap is None:
             return corpus

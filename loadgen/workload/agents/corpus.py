@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -33,13 +33,15 @@ class Notes:
 class RecordedTree:
     """A conversation as a reader of a format returns it: requests sorted by their start.
     `spawns[k]` is the request that spawned subagent k + 1, `tokens` [n, 2] are input and output
-    tokens; hashes stand for blocks of `block_tokens`."""
+    tokens; hashes stand for blocks of `block_tokens`. `grow` finds which request waits for
+    which."""
 
     name: str
     requests: Sequence[RecordedRequest]
     spawns: Sequence[int]
     tokens: NDArray[np.int64]
     block_tokens: int
+    grow: Callable[[Sequence[RecordedRequest], Sequence[int]], RequestTree] = grow_tree
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ def tree_of(recorded: RecordedTree) -> AgentTree:
     first_s = requests[0].start_s
     return AgentTree(
         name=recorded.name,
-        tree=grow_tree(requests, recorded.spawns),
+        tree=recorded.grow(requests, recorded.spawns),
         starts_s=np.array([request.start_s for request in requests]) - first_s,
         ends_s=np.array([request.end_s for request in requests]) - first_s,
         input_tokens=inputs,

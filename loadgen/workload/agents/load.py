@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from loadgen.errors import TraceFileError
 from loadgen.workload.agents.corpus import (
@@ -15,10 +15,10 @@ from loadgen.workload.agents.corpus import (
     tree_of,
     within_context,
 )
+from loadgen.workload.agents.trajectories import is_trajectories, read_trajectories
 from loadgen.workload.agents.weka import is_weka, read_weka
 from loadgen.workload.traces.file import read_bytes
 
-AgentFormat = Literal["auto", "weka"]
 MAX_CONTEXT_TOKENS = 2**31 - 1
 _SUFFIXES = (".json", ".jsonl", ".json.gz", ".jsonl.gz")
 
@@ -31,12 +31,13 @@ class _Reader(NamedTuple):
     read: Callable[[bytes, str, Notes], Iterator[RecordedTree]]
 
 
-_READERS: dict[str, _Reader] = {"weka": _Reader(is_weka, read_weka)}
+_READERS: dict[str, _Reader] = {
+    "weka": _Reader(is_weka, read_weka),
+    "trajectories": _Reader(is_trajectories, read_trajectories),
+}
 
 
-def load_corpus(
-    path: str | Path, format: AgentFormat = "auto", max_context: int | None = None
-) -> Corpus:
+def load_corpus(path: str | Path, format: str = "auto", max_context: int | None = None) -> Corpus:
     """The trees in a file, or in all files of a folder, one file at a time, each up to its first
     request with more than `max_context` tokens of prompt and answer. Raises TraceFileError for a
     file that cannot be read and for a corpus without a tree."""
@@ -61,7 +62,7 @@ def _files(path: Path) -> list[Path]:
     return files
 
 
-def _reader(content: bytes, source: str, format: AgentFormat) -> _Reader:
+def _reader(content: bytes, source: str, format: str) -> _Reader:
     if format != "auto":
         return _READERS[format]
     matching = [reader for reader in _READERS.values() if reader.is_mine(content)]

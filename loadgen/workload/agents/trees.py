@@ -77,6 +77,26 @@ def grow_tree(requests: Sequence[RecordedRequest], spawns: Sequence[int]) -> Req
     return RequestTree(tuple(growing.chains), tuple(growing.chain_of), tuple(edges), n_background)
 
 
+def grow_streams(requests: Sequence[RecordedRequest], spawns: Sequence[int]) -> RequestTree:
+    """The tree of requests, sorted by their start, whose chains are known: the requests of an agent
+    are a chain, all chains begin on their own, and no request waits for another chain."""
+    assert not spawns, "streams spawn nothing"
+    numbers: dict[int, int] = {}
+    chains: list[Chain] = []
+    chain_of, edges = [], []
+    for row, request in enumerate(requests):
+        number = numbers.setdefault(request.agent, len(numbers))
+        if number == len(chains):
+            chains.append(Chain(0, None, None))
+        chain = chains[number]
+        if chain.rows:
+            gap_s = request.start_s - requests[chain.rows[-1]].end_s
+            edges.append(Edge(row, chain.rows[-1], max(0.0, gap_s)))
+        chain.rows.append(row)
+        chain_of.append(number)
+    return RequestTree(tuple(chains), tuple(chain_of), tuple(edges), len(chains) - 1)
+
+
 class _Growing:
     def __init__(self, requests: Sequence[RecordedRequest], spawns: Sequence[int]) -> None:
         self._requests, self._spawns = requests, spawns

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from loadgen.errors import TraceFileError, UnknownKind
-from loadgen.whole_file import read_regular
+from loadgen.system.whole_file import read_regular
 from loadgen.workload.csv_rows import csv_rows
 from loadgen.workload.traces.synonyms import recognized
 from loadgen.workload.traces.trace import TRACES, Trace, TraceFormat

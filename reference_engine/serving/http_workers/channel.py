@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
-from loadgen.host_names import HostNames
+from loadgen.system.host_names import HostNames
 from reference_engine.serving.identity import ServerIdentity
 from reference_engine.serving.streams import StreamDelta, StreamProgress
 from reference_engine.serving.wire.call import Call

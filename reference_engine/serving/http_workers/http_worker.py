@@ -24,8 +24,8 @@ import uvloop
 from aiohttp import ClientError, ClientSession, ClientTimeout, UnixConnector, web
 from yarl import URL
 
-from loadgen.clock import Clock, MonotonicClock
-from loadgen.endings import ending_signals
+from loadgen.system.clock import Clock, MonotonicClock
+from loadgen.system.endings import ending_signals
 from reference_engine.serving.guard import Guard, running
 from reference_engine.serving.http_workers import channel
 from reference_engine.serving.routes.completions import CompletionRoutes

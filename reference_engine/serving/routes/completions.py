@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 
 from aiohttp import ClientConnectionResetError, web
 
-from loadgen.clock import Clock
+from loadgen.system.clock import Clock
 from reference_engine.serving.identity import ServerIdentity
 from reference_engine.serving.streams import StreamDelta, TokenStream
 from reference_engine.serving.wire.call import Call, parse_chat, parse_completion

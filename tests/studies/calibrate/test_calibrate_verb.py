@@ -11,9 +11,16 @@ import pytest
 from rich.console import Console
 
 from loadgen.run.run_options import RunOptions
-from loadgen.studies.calibrate.black_box import CALIBRATE, cells, measure
+from loadgen.studies.calibrate.black_box import (
+    CALIBRATE,
+    cells,
+    longest_prompt,
+    measure,
+    stated_length,
+)
 from reference_engine.model.hardware_file import read_calibrated
 from reference_engine.state.cost_model import StepShape
+from targets.embed import mock
 from tests.studies.interrupted import InterruptedAt
 
 KNOWN = """\
@@ -165,6 +172,30 @@ def test_an_idle_server_is_measured_from_outside_and_continued(tmp_path, measure
     assert "sending" not in stderr
     assert CALIBRATE.read(tmp_path / "box_runs").to_json() == json.loads(stdout)
     assert len(cells) == 19
+
+
+@pytest.mark.parametrize(
+    ("shape", "stated", "longest"),
+    [("8b", 700, 508), ("8b", None, 3904), ("8b", 1 << 20, 3904), ("nano", 100, 1)],
+)
+def test_the_longest_prompt_leaves_room_for_the_answer_on_model_and_server(shape, stated, longest):
+    """192 tokens of answer; the shapes admit 4096."""
+    assert longest_prompt(shape, stated) == longest
+
+
+def test_the_length_of_a_sequence_is_read_from_the_list_of_models(tmp_path):
+    options = RunOptions()
+    with mock({"max_model_len": "700"}, tmp_path) as served:
+        url = served.endpoint.url
+        assert stated_length(url, options) == 700
+        assert stated_length(url, replace(options, model="another")) is None
+        file = tmp_path / "box.yaml"
+        file.write_text(f"url: {url}\n")
+        assert stated_length(str(file), options) == 700
+    with mock({}, tmp_path) as served:
+        assert stated_length(served.endpoint.url, options) is None  # it states none
+    assert stated_length(url, options) is None  # it has ended
+    assert stated_length("reference", options) is None
 
 
 def test_an_interrupted_calibration_continues_with_resume(tmp_path):

@@ -17,6 +17,7 @@ from loadgen.studies.capacity.dispersion import Dispersion, clear, dispersion
 from loadgen.studies.capacity.next_probe import NextProbe, Question, fit_into, judge, next_probe
 from loadgen.studies.capacity.probe import N_BLOCKS, Probe, in_blocks, overloaded
 from loadgen.studies.capacity.result import Capacity
+from loadgen.studies.capacity.view import next_steps
 
 
 def probe(level, share, n=1600, warmup_s=1e6, grade="measured"):
@@ -409,6 +410,30 @@ def test_a_narrow_answer_cut_off_early_does_not_ask_to_be_narrower():
     assert wide.sureness() == (
         "best estimate 7.4 req/s (95 %); ± 5 % takes more time; 0 probes, 60 s"
     )
+
+
+def test_the_next_step_plans_with_the_promise():
+    answer = Capacity(
+        outcome="found", unit="req/s", value=160.0, low=142.8, high=184.0, confidence=0.95,
+        attainment=0.9, precision=0.15, spent_s=60.0, probes=(), client_limit=None,
+        design_effect=None, slope=None,
+    )  # fmt: skip
+    assert answer.result() == "between 140 and 190 req/s; promise 140"
+    assert next_steps(answer) == [
+        "Plan with 140 req/s: up to this load the SLO is met (95 % confidence)."
+    ]
+    assert next_steps(replace(answer, low=1.0))[0].startswith("Search longer")
+
+
+def test_loads_of_which_no_request_met_the_slo_lead_to_their_page_and_not_to_a_longer_search():
+    answer = Capacity(
+        outcome="unsettled", unit="req/s", value=None, low=None, high=0.5, confidence=0.95,
+        attainment=0.99, precision=0.15, spent_s=60.0, probes=(probe_at(0.5, 0.0),),
+        client_limit=None, design_effect=None, slope=None,
+    )  # fmt: skip
+    assert "relax the SLO" in next_steps(answer)[0]
+    some = replace(answer, probes=(probe_at(0.5, 0.5),))
+    assert next_steps(some)[0].startswith("Search longer")
 
 
 def probe_at(level, share, served_per_s=None, n_due=320, measured_s=None):

@@ -12,7 +12,7 @@ from loadgen.measure.measures import Measured, measure
 from loadgen.studies.compare.contrast import Noise, noise_of, runs_needed
 from loadgen.studies.compare.judgement import POWER, exit_code, margin_of
 from loadgen.studies.compare.numbers import GATED, compare, measure_noise
-from tests.runs import measured_run, traffic, with_manifest, with_shard
+from tests.runs import measured_run, traffic, with_manifest, with_reasoning, with_shard
 
 
 def side(first_seed, n=4, **changes):
@@ -55,6 +55,21 @@ def test_a_slower_server_is_worse_in_tpot_alone():
     assert tpot.low < 0.05 < tpot.high
     assert by_measure(found)["p50(ttft)"].verdict != "worse"
     assert compare(side(10, itl_s=0.0105), side(0), metrics=["mean(tpot)"]).verdict == "better"
+
+
+def test_ttfat_is_compared_where_answers_have_reasoning():
+    sides = [
+        [with_reasoning(run, has_answer_after_s=after_s) for run in side(first)]
+        for first, after_s in ((0, 0.5), (10, 0.8))
+    ]
+    found = by_measure(compare(*sides))
+    assert found["p50(ttfat)"].verdict == found["p99(ttfat)"].verdict == "worse"
+    assert found["p50(ttfat)"].b - found["p50(ttfat)"].a == pytest.approx(0.3, abs=0.02)
+    assert found["p50(ttft)"].verdict != "worse"
+    assert not found["p50(ttfat)"].is_gated
+    assert "p50(ttfat)" not in by_measure(compare(side(0), side(10)))
+    one_side = by_measure(compare(side(0), sides[1]))  # a server that begins to reason
+    assert one_side["p50(ttfat)"].verdict == "worse"
 
 
 def drawn(rate_per_s, n_failed=0):

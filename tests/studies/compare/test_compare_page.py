@@ -12,9 +12,9 @@ from loadgen.measure.measures import Measured
 from loadgen.studies.compare.charts import ecdf, shifts
 from loadgen.studies.compare.judgement import Options
 from loadgen.studies.compare.numbers import judge_sides
-from loadgen.studies.compare.page import render
+from loadgen.studies.compare.page import figures, render
 from loadgen.studies.compare.view import chance, change, row
-from tests.runs import measured_run, with_manifest
+from tests.runs import measured_run, with_manifest, with_reasoning
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +62,12 @@ def test_the_page_holds_every_row_and_escapes_what_a_manifest_says(sides, cache)
     }
     for spec in specs.values():
         assert vl_convert.vegalite_to_svg(spec).startswith("<svg")
+
+
+def test_the_page_of_reasoning_servers_shows_ttfat_beside_ttft(sides):
+    a, b = ([Measured(with_reasoning(m.run)) for m in side] for side in sides)
+    assert list(figures(a, b, Options()))[:4] == [
+        "shift-ttft", "ecdf-ttft", "shift-ttfat", "ecdf-ttfat"]  # fmt: skip
 
 
 def test_the_shift_is_the_slow_down_at_every_percentile(sides):

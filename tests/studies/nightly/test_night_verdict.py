@@ -76,6 +76,26 @@ def test_runs_that_cannot_be_trusted_are_left_out_and_told():
     assert judged(replace(tonight, runs=())).verdict == "invalid"
 
 
+def test_ttfat_is_judged_in_nights_whose_answers_have_reasoning():
+    def with_ttfat(night, after_s):
+        runs = [
+            replace(r, values={**r.values, "p50(ttfat)": r.values["p50(ttft)"] + after_s})
+            for r in night.runs
+        ]
+        return replace(night, runs=tuple(runs))
+
+    rng = np.random.default_rng(11)
+    before = [with_ttfat(night, 0.5) for night in level(rng)]
+    tonight = nights.cell_night(rng, 9, 5)
+    slower = by_measure(judged(with_ttfat(tonight, 1.0), before))
+    assert slower["p50(ttfat)"].verdict == "worse"
+    assert not slower["p50(ttfat)"].is_gated
+    assert "p50(ttfat)" not in by_measure(judged(with_ttfat(tonight, 0.0), before))
+    assert "p50(ttfat)" not in by_measure(judged(tonight, before))
+    assert by_measure(judged(with_ttfat(tonight, 1.0), before, metrics=["p50(ttfat)"]))[
+        "p50(ttfat)"].is_gated  # fmt: skip
+
+
 def test_attainment_is_not_compared_across_other_slos():
     rng = np.random.default_rng(4)
     before = [

@@ -212,10 +212,13 @@ def test_the_size_keeps_the_slo_and_a_replica_less_does_not(tmp_path):
     of_sim = {"target": "sim", "engine": ENGINE}
     directory = stored(tmp_path / "search", answer=found, definition=of_sim)
     peak_per_s = 2.6 * 20.9
-    demand = Demand(peak_per_s, 0.0, 0, 1)
+    demand = Demand(peak_per_s, 0.0, survive=1, gpus_per_replica=2)
     spec = SizeSpec(scenario(), demand, directory, "", attainment=0.9, n_schedules=1)
     result = sized(spec, tmp_path / "out")
     assert (result.n_divided, result.n_serving) == (3, 3)
+    assert (result.n_replicas, result.n_gpus) == (4, 8)
+    others = {v.assumption: (v.replicas, v.gpus) for v in result.sensitivity}
+    assert others["router join_shortest_queue"] == (4, 8)
     assert {(t.n_replicas, t.is_met) for t in result.trials} >= {(3, True), (2, False)}
     # a schedule that the sizing has not seen
     traffic = with_window(scaled(scenario(), peak_per_s, "rate"), 10.0, 40.0, seed=5)

@@ -27,7 +27,7 @@ from loadgen.studies.sweep.result import AxisSection, SweepResult, SweptRun
 from loadgen.studies.sweep.run import SWEEP, Swept, forecast
 from loadgen.studies.sweep.spec import is_sweep_file, read_sweep_file, sweep_from_flags, sweep_spec
 from loadgen.studies.sweep.verb import exit_code
-from loadgen.studies.sweep.view import forecast_table, notes, tables
+from loadgen.studies.sweep.view import forecast_table, notes, shown_columns, tables
 from loadgen.workload.scenario import load_scenario
 
 SHORT = ["phases.warmup=0s", "phases.measure=4s"]
@@ -61,8 +61,8 @@ def asked(over, **more):
 def numbers(cell, repeat, tokens_per_s, ttft_s, gpus=1):
     """What is kept of a run, without one."""
     measures = {"output_tokens_per_s": tokens_per_s, "p99(ttft)": ttft_s}
-    names = ("requests_per_s", "goodput", "attainment", "error_rate", "p50(ttft)", "p50(tpot)",
-             "p99(tpot)", "p99(itl)", "p99(e2e)")  # fmt: skip
+    names = ("requests_per_s", "goodput", "attainment", "error_rate", "p50(ttft)", "p50(ttfat)",
+             "p99(ttfat)", "p50(tpot)", "p99(tpot)", "p99(itl)", "p99(e2e)")  # fmt: skip
     return SweptRun(
         cell=cell, repeat=repeat, directory=f"{cell}/r{repeat}", seed=repeat, schedule_sha256="",
         verdict="met", exit_code=0, is_trusted=True, reasons=[], n_due=10, offered_rate_per_s=1.0,
@@ -124,6 +124,17 @@ def test_the_page_links_every_report_and_names_the_front(swept, cache):
             assert (swept.directory / run["directory"] / "report.html").is_file()
     assert "beaten by rate=16_s+mode=chunked" in page
     assert "https://" not in page.split("<script")[0]
+
+
+def test_the_page_has_columns_of_ttfat_where_a_cell_has_reasoning(swept):
+    assert swept.result.rows[0].measures["p99(ttfat)"] == swept.result.rows[0].measures["p99(ttft)"]
+    assert "p50(ttfat)" not in shown_columns(swept.result)
+    first, *others = swept.result.rows
+    later = {**first.measures, "p50(ttfat)": EstimateSection(value=9.0, n=3)}
+    reasoning = structs.replace(
+        swept.result, rows=[structs.replace(first, measures=later), *others]
+    )
+    assert shown_columns(reasoning)[:3] == ["p50(ttft)", "p50(ttfat)", "p99(ttfat)"]  # and the cost
 
 
 def test_the_terminal_says_it_in_100_columns(swept):

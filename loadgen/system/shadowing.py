@@ -9,7 +9,7 @@ from pathlib import Path
 
 TOP_LEVEL = ("loadgen", "reference_engine", "reports", "scenarios", "slobench", "targets")
 OWN = "slobench"
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def shadow(

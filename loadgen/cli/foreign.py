@@ -27,7 +27,6 @@ Results = Annotated[
 
 @verbs.command(
     "import",
-    rich_help_panel="Measure",
     epilog="Example: slobench import vllm-results/ --slo 'p99(ttft)<=500ms'",
 )
 def import_(
@@ -93,7 +92,6 @@ def import_(
 
 
 @verbs.command(
-    rich_help_panel="Decide",
     epilog="Example: slobench judge results/*.json --slo 'p99(ttft)<=500ms'",
 )
 def judge(
@@ -149,7 +147,7 @@ def judge(
         print_json(contents)
     else:
         for note in () if full else notes:
-            typer.echo(f"note: {note}")
+            typer.echo(f"note: {note.partition(' Also: ')[0]}")
     raise typer.Exit(max(codes))
 
 
