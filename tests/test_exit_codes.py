@@ -226,6 +226,11 @@ def with_an_edited_cell(world, line, out):
     return world(f"{line} --out {out} --resume")
 
 
+def claims_with_an_edited_cell(world):
+    line = "claims --only continuous-similar --seeds 1 --workers 1"
+    return with_an_edited_cell(world, line, "c3")
+
+
 def tuned_with_an_edited_cell(world):
     line = f"tune {TRAFFIC} --slo ttft<=1s --modes chunked --seeds 1 --workers 1"
     return with_an_edited_cell(world, line, "t3")
@@ -341,6 +346,8 @@ MADE = {
     ("tune", 0): f"tune {TRAFFIC} --slo ttft<=1s --modes chunked --seeds 1 --workers 1 --out t0",
     ("tune", 1): f"tune {TRAFFIC} --slo ttft<=1us --modes chunked --seeds 1 --workers 1 --out t1",
     ("tune", 3): tuned_with_an_edited_cell,
+    ("claims", 0): "claims --only static-padding --only smdp-affine --out c0",
+    ("claims", 3): claims_with_an_edited_cell,
     ("collect", 0): collected,
     ("collect", 3): "collect damaged",
     ("locustfile", 0): "locustfile",

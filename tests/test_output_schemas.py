@@ -32,6 +32,7 @@ PRINTED = {
     "sweep": ["sweep", *SIM, "--over=engine.mode=chunked", "--repeats=1", "--out=swept"],
     "solve": ["solve", *LOAD, "--hardware=h200", "--load=50%", "--seeds=0", "--out=solved"],
     "tune": ["tune", *LOAD, "--slo=ttft<=1s", "--modes=chunked", "--seeds=1"],
+    "claims": ["claims", "--only=static-padding", "--only=continuous-23x", "--seeds=1"],
     "from": ["from", "vllm bench serve --request-rate 8 --num-prompts 80"],
 }
 

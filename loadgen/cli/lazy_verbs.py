@@ -56,6 +56,7 @@ PANELS = {
         "calibrate": "loadgen.studies.calibrate.verb",
         "solve": "loadgen.studies.solve.verb",
         "tune": "loadgen.studies.tune.verb",
+        "claims": "loadgen.studies.claims.verb",
     },
     "Scale": {
         "web": "loadgen.cli.scale",

@@ -33,6 +33,7 @@ TYPES: Mapping[str, str] = MappingProxyType(
         "calibrate": "loadgen.studies.calibrate.calibration_file:Calibration",
         "solve": "loadgen.studies.solve.result:Solved",
         "tune": "loadgen.studies.tune.result:TuneFile",
+        "claims": "loadgen.studies.claims.result:ClaimsFile",
         "demo": "loadgen.studies.demo.result:Demo",
         "doctor": "loadgen.studies.doctor.result:Checkup",
         "verify": "loadgen.archive.verify:Verified",

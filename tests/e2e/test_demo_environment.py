@@ -49,6 +49,7 @@ judge result.json --slo=ttft<=1s
 alarms nights
 solve quickstart --hardware=h200 --seeds=0 --out=solved
 tune quickstart --modes=chunked --seeds=1 --workers=1 --out=tune
+claims --only=static-padding --seeds=1 --out=claims
 compare run other
 collect run
 doctor --budget=1s

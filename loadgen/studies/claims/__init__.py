@@ -1,0 +1,1 @@
+"""Published claims about batching, each beside a number that was measured here."""

@@ -1,0 +1,1 @@
+"""Rows of the table of claims, a module per topic."""

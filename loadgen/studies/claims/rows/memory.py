@@ -1,0 +1,162 @@
+"""KV memory, and formats of weights and KV."""
+
+from __future__ import annotations
+
+from loadgen.studies.claims import exact
+from loadgen.studies.claims.claim import Claim, Drawn, Exact, Recorded
+from loadgen.studies.claims.rows.sides import (
+    APART,
+    GPU,
+    LITTLE_KV,
+    TOKENS,
+    UNCACHED,
+    setting,
+    tokens,
+)
+
+MEMORY: tuple[Claim, ...] = (
+    Claim(
+        "paged-utilisation",
+        "PagedAttention",
+        "D",
+        "98 %+ memory utilisation",
+        "answers of U(50, 1000) after 256 tokens, blocks of 16 tokens",
+        Drawn(exact.memory_use),
+        "share",
+        (0.98, 0.995),
+        "Right for the memory given to requests: half a block is lost per request. It comes from "
+        "paging, not from compression, and is no share of the GPU's memory.",
+    ),
+    Claim(
+        "reserved-utilisation",
+        "Orca: memory for the longest answer",
+        "B",
+        "waste of reserved memory, no number",
+        "the same, 2 048 tokens reserved for every request",
+        Drawn(exact.reserved_memory_use),
+        "share",
+        (0.27, 0.31),
+        "The loss that paging removes.",
+    ),
+    Claim(
+        "paged-throughput",
+        "PagedAttention",
+        "D",
+        "3 to 5 × throughput",
+        "overload: answers of U(50, 1000) that declare 2 048, 128 000 tokens of KV memory; "
+        "`continuous` over `orca`, up to 256 rows",
+        tokens("uneven answers", "continuous", "orca", declared_max_tokens="2048", **LITTLE_KV),
+        "times",
+        (1.6, 1.9),
+        "Less than claimed, and only where memory limits the rows.",
+    ),
+    Claim(
+        "tensorrt-no-evict",
+        "TensorRT-LLM: guaranteed no evict",
+        "D",
+        "unified scheduling, no number",
+        "overload: answers of U(50, 1000), 128 000 tokens of KV memory; memory reserved for the "
+        "known length over memory as tokens come (max utilisation)",
+        tokens("uneven answers", "continuous:reserve=max", "continuous", **LITTLE_KV),
+        "change",
+        (0.85, 1.0),
+        "A small loss where lengths are known: what reservation wastes, preemption computes again.",
+    ),
+    Claim(
+        "a6000-18",
+        "KV memory of a 13B model",
+        "B",
+        "at most 18 requests of 1 K tokens on an A6000",
+        "weights and KV in 2 bytes, 90 % of 48 GB, 2 GiB for activations",
+        Exact(exact.requests_on_a6000),
+        "number",
+        (16, 20),
+        "Right, give or take what is kept for activations.",
+    ),
+    Claim(
+        "compute-bound-256",
+        "decode: bound by memory or arithmetic",
+        "B",
+        "compute-bound from a batch of 256",
+        "8B on an H200: rows from which the products take longer than reading the weights",
+        Exact(exact.compute_bound_rows),
+        "number",
+        (150, 220),
+        "Right for the linear layers of such GPUs.",
+    ),
+    Claim(
+        "compute-bound-context",
+        "decode: bound by memory or arithmetic",
+        "B",
+        "compute-bound from a batch of 256",
+        "the same with 256 rows of 1 024 tokens: the share of the step that reads KV",
+        Exact(exact.context_share_at_256),
+        "share",
+        (0.6, 0.75),
+        "With contexts, reading KV takes most of the step, at any batch: decode stays bound by "
+        "memory.",
+    ),
+    Claim(
+        "radix-ttft",
+        "SGLang: prefix cache",
+        "D",
+        "prefix reuse, no number",
+        "8 req/s of `rag_shared_prefix`; with over without a prefix cache, p50 TTFT",
+        setting("ttft_p50", "retrieval preset", {}, UNCACHED),
+        "change",
+        (0.4, 0.9),
+        "The gain is the share of the prompts that was cached: here a young cache, with documents "
+        "that come for the first time.",
+    ),
+    Claim(
+        "quantised-weights",
+        "smart quantisation",
+        "D",
+        "precision by request, no number",
+        "8 req/s of `chat_poisson`; weights in 8 bits over 16 bits, p50 TPOT",
+        setting("tpot_p50", "chat preset", {"weight_dtype": "fp8", **UNCACHED}, UNCACHED),
+        "change",
+        (0.55, 0.65),
+        "For 8-bit weights of all requests. A precision per request would need the weights twice.",
+    ),
+    Claim(
+        "hack-kv",
+        "HACK: compressed KV",
+        "D",
+        "less memory, more concurrency",
+        "overload: answers of U(50, 1000), 70B on 2 H200s, up to 1 024 rows; KV in 8 bits over 16 "
+        "bits",
+        setting(
+            TOKENS,
+            "uneven answers, long",
+            {"shape": "70b", "hardware": "2xh200", "max_num_seqs": "1024", "kv_dtype": "fp8"},
+            {"shape": "70b", "hardware": "2xh200", "max_num_seqs": "1024"},
+        ),
+        "times",
+        (0.95, 1.15),
+        "Nearly nothing: more rows fit, and each still costs its time. The next row is why.",
+    ),
+    Claim(
+        "gpu-kv-fp8",
+        "HACK: compressed KV",
+        "D",
+        "less memory, more concurrency",
+        "H200, decode attention of a layer; KV in fp8 over bfloat16, time",
+        Recorded((0.00019958992500050953 / 0.00014825209999997925,), GPU),
+        "change",
+        (1.2, 1.5),
+        "Half the bytes, and yet slower with our kernel: the scales cost arithmetic.",
+    ),
+    Claim(
+        "hack-transfer",
+        "HACK: compressed KV between prefill and decode",
+        "P",
+        "−70.9 % job time",
+        "12 req/s with documents; one replica for prompts, one that decodes, a link of 5 GB/s; 15 "
+        "% of the bytes over all, p50 E2E",
+        setting("e2e_p50", "documents, few", {**APART, "kv_factor": "0.15"}, APART),
+        "change",
+        (0.7, 0.95),
+        "A gain where the link is slow; the time to compress is not simulated.",
+    ),
+)
