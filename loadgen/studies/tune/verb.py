@@ -11,13 +11,11 @@ from loadgen.cli import parse
 from loadgen.cli.flags import Confidence, ScenarioFlags, StudyFlags, TrafficFlags, with_flags
 from loadgen.cli.terminal import stderr
 
-PANEL = "Engine lab"
 verbs = typer.Typer()
 KNOBS = ("token_budget=256,512,1024,2048", "max_num_seqs=64,256")
 
 
 @verbs.command(
-    rich_help_panel=PANEL,
     epilog="Example: slobench tune long_prompt_interference --modes chunked,bucketed "
     "--knob token_budget=256,512,1024",
 )

@@ -56,6 +56,8 @@ def test_the_interval_of_a_repeat_is_wider_than_that_of_the_mean():
 def test_ratios_are_averaged_as_logarithms():
     found = repeat_interval([2.0, 8.0], 0.95, is_ratio=True)
     assert found.value == pytest.approx(4.0)
+    assert found.low is not None
+    assert found.high is not None
     assert found.low * found.high == pytest.approx(16.0)
 
 
@@ -136,6 +138,8 @@ def test_rows_have_keys_of_their_own_known_sources_and_ordered_bounds():
         if isinstance(claim.measurement, Untested):
             assert (low, high) == (None, None), claim.key
         else:
+            assert low is not None, claim.key
+            assert high is not None, claim.key
             assert low < high, claim.key
 
 
@@ -176,6 +180,7 @@ def test_recorded_rows_are_those_of_the_stored_results():
     readings = [gpu["parts"][part]["readings"] for part in ("throughput", "decode_steps")]
     large, small = (reading["power.draw"]["median"] for reading in readings)
     (energy,) = (c.measurement for c in CLAIMS if c.key == "energy")
+    assert isinstance(energy, Quotient)
     assert energy.factor == pytest.approx(large / small, rel=0.01)
 
 
@@ -240,6 +245,7 @@ def test_a_small_study_measures_and_resumes_without_a_further_simulation(tmp_pat
     assert result.seeds == [[3, 4], [5, 6]]
     first, second = result.rows
     assert first.holds
+    assert first.value.value is not None
     assert 0 < first.value.value < 1
     assert (first.value.n, len(first.repeats)) == (2, 1)
     assert (second.value.value, second.method, second.holds) == (0.5, "computed", True)

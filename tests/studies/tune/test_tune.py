@@ -134,6 +134,7 @@ def searched(tmp_path_factory):
     compared = compare(everything, tmp_path_factory.mktemp("all"), QUIET).result
     goodput: dict[str, list[float]] = {}
     for cell in compared.cells:
+        assert cell.goodput.value is not None
         goodput.setdefault(cell.mode, []).append(cell.goodput.value)
     return spec, directory, result, goodput
 
