@@ -20,10 +20,12 @@ _STYLES = {"met": "bold green", "missed": "bold red", "unknown": "bold", "invali
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """A step that follows from a result, with a command where one helps."""
+    """A step that follows from a result, with a command where one helps. `short` is its text in an
+    ending, where that is shorter."""
 
     text: str
     command: str = ""
+    short: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -337,8 +337,8 @@ def _why(summary: Summary) -> str:
         return ""
     if unanswered := _mostly_unanswered(summary):
         return unanswered
-    steps = verdict_section.missed_causes(summary)
-    return steps[0].text.partition(": ")[0] if steps else ""
+    cause = verdict_section.missed_cause(summary)
+    return "" if cause is None else cause.reason
 
 
 def _mostly_unanswered(summary: Summary) -> str:
@@ -401,7 +401,8 @@ def _bound(result: SloResult, level: str) -> str:
     if bound is None or bound.value is None or math.isinf(bound.value):
         return f"proven with {level}"
     words = {"attainment": "the share within the limits", "goodput": "the goodput"}
-    name = words.get(result.metric, result.text.partition(" <=")[0].partition("<=")[0])
+    limited = result.text.removesuffix(result.slo.comparison).rstrip()
+    name = words.get(result.metric, limited)
     return f"with {level}, {name} is {bound.text(result.unit)}"
 
 
@@ -434,16 +435,8 @@ def _next(summary: Summary, steps: Sequence[NextStep], why: str) -> NextStep | N
         return search
     if summary.validity.trusted and (of_cause := verdict_section.of_cause(summary)):
         return of_cause[0]
-    if not is_missed:
-        return replace(steps[0], text=_instruction(steps[0]))
-    causes = verdict_section.missed_causes(summary)
-    step = steps[-1] if steps[-1].text.partition(": ")[0] == why else steps[0]
-    remedy = step.text.partition(": ")[2] if step in causes else _instruction(step)
-    return NextStep(remedy)
-
-
-def _instruction(step: NextStep) -> str:
-    """The last sentence before a command; without one the first clause."""
-    if step.command:
-        return step.text.rpartition(". ")[2]
-    return step.text.partition(": ")[0]
+    step = steps[0]
+    cause = verdict_section.missed_cause(summary) if is_missed else None
+    if cause is not None and cause.reason == why:
+        step = cause.step
+    return NextStep(step.short or step.text, step.command)

@@ -115,7 +115,7 @@ def render(
         format_value=format_value,
         format_count=format_count,
         describe_server=describe_server,
-        metrics=_explained(summary),
+        metrics=_explained(summary, has_canaries=run.manifest.canary is not None),
         provenance=_provenance(run),
         scenario_text=redact(run.manifest.scenario.text),
         preflight=[
@@ -127,11 +127,13 @@ def render(
 _RATES_OF_TOKENS = ("output_tokens_per_s", "goodput_output_tokens_per_s")
 
 
-def _explained(summary: Summary) -> dict[str, Metric]:
+def _explained(summary: Summary, *, has_canaries: bool) -> dict[str, Metric]:
     """The metrics that the page has: of tokens or of other results, of trees with agents."""
     absent = {*NEEDS_TOKENS, *_RATES_OF_TOKENS} if summary.results else {"results_per_s"}
     if not summary.agents:
         absent |= _OF_TREES
+    if not has_canaries:
+        absent.add("canary_match")
     return {name: metric for name, metric in METRICS.items() if name not in absent}
 
 

@@ -210,6 +210,9 @@ def _all_slos(summary: Summary) -> list[SloResult]:
     return [*summary.slo, *(r for of_class in summary.classes.values() for r in of_class.slo)]
 
 
+_CHECK = "To check how much load this machine can measure accurately:"
+
+
 def next_steps(summary: Summary, place: str, is_probe: bool = False) -> list[NextStep]:
     """The steps that follow from a verdict. `place` is the directory of this run; a probe of a
     capacity search needs no further search."""
@@ -219,7 +222,8 @@ def next_steps(summary: Summary, place: str, is_probe: bool = False) -> list[Nex
         return _no_verdict(summary, place)
     steps = [*_failures(summary), *of_cause(summary), *_longer(summary), *unreachable(summary)]
     if summary.verdict == "missed" and not unreachable(summary) and not of_cause(summary):
-        steps += missed_causes(summary)
+        cause = missed_cause(summary)
+        steps += [] if cause is None else [cause.step]
     search = None if is_probe else search_step(summary)
     return [*steps, *([search] if search else [])]
 
@@ -244,7 +248,7 @@ def unreachable(summary: Summary) -> list[NextStep]:
         return []
     most = max(r.limit for r in missed)
     offered = f"Offer more than {format_value(most, 'per_s')} (--rate, arrivals.rate)"
-    return [NextStep(f"{offered}: goodput cannot exceed the offered rate.")]
+    return [NextStep(f"{offered}: goodput cannot exceed the offered rate.", short=offered)]
 
 
 def of_cause(summary: Summary) -> list[NextStep]:
@@ -259,9 +263,9 @@ def _repair(summary: Summary) -> list[NextStep]:
     remedies = dict.fromkeys(check.remedy for check in failed if check.remedy)
     steps = [
         NextStep(
-            f"The load generator, not the server, was the limit: {remedy}. To check how much load "
-            "this machine can measure accurately:",
+            f"The load generator, not the server, was the limit: {remedy}. {_CHECK}",
             "slobench doctor",
+            _CHECK,
         )
         for remedy in remedies
     ]
@@ -319,7 +323,8 @@ def _failures(summary: Summary) -> list[NextStep]:
     if n_failed <= _MANY_FAILURES * due:
         return []
     failed = f"{format_count(n_failed)} of {format_count(due)} requests failed"
-    return [NextStep(f"See the section “How requests failed” of the page first: {failed}.")]
+    see = "See the section “How requests failed” of the page first"
+    return [NextStep(f"{see}: {failed}.", short=see)]
 
 
 def _longer(summary: Summary) -> list[NextStep]:
@@ -348,12 +353,11 @@ def _longer(summary: Summary) -> list[NextStep]:
         return [
             NextStep(f"Measure about {format_count(n_needed)} {requests} with {tool} to {sure}.")
         ]
+    length = _whole_minutes(length_s)
+    longer = f"Measure for {length} (--duration {length}) to {sure}"
+    needed = f"about {format_count(n_needed)} {requests} are needed"
     return [
-        NextStep(
-            f"Measure for {_whole_minutes(length_s)} (--duration"
-            f" {_whole_minutes(length_s)}) to {sure}: about {format_count(n_needed)}"
-            f" {requests} are needed, which take {format_value(length_s, 's')}."
-        )
+        NextStep(f"{longer}: {needed}, which take {format_value(length_s, 's')}.", short=longer)
     ]
 
 
@@ -365,32 +369,54 @@ def _whole_minutes(length_s: float) -> str:
     return f"{-int(-length_s // 60)}m"
 
 
+@dataclass(frozen=True, slots=True)
+class MissedCause:
+    """Why requests missed their SLO, and what helps."""
+
+    reason: str
+    remedy: str
+
+    @property
+    def step(self) -> NextStep:
+        remedy = f"{self.remedy[:1].upper()}{self.remedy[1:]}"
+        return NextStep(f"{self.reason}: {self.remedy}.", short=remedy)
+
+
+_PARTS = {
+    "client_queue_s": (
+        "waited in the load generator",
+        "raise connections or concurrency cap",
+    ),
+    "server_queue_s": ("waited in the server's queue", "add capacity, or send less traffic"),
+    "prefill_s": (
+        "waited for the first token",
+        "shorten prompts, or speed up or split prefills",
+    ),
+    "decode_s": ("decoded", "shorten answers, or run fewer of them at once"),
+}
+"""The parts of a request: what the slowest requests did, and what helps."""
 _TO_FIRST_TOKEN = frozenset({"ttft_s", "ttft_from_send_s", "ttfat_s"})
 _TO_LAST_TOKEN = frozenset({"e2e_s", "e2e_from_send_s", "close_s"})
 
 
-def missed_causes(summary: Summary) -> list[NextStep]:
+def missed_cause(summary: Summary) -> MissedCause | None:
     """The part of a request that grew most among the slowest requests, of the parts that the missed
-    SLOs limit; none where it is not known, or where they limit the gaps between tokens alone."""
+    SLOs limit; None where it is not known, or where they limit the gaps between tokens alone."""
     split = {} if summary.drivers is None else summary.drivers.split
     missed = {metric for result in _missed_slos(summary) for metric in _limited(summary, result)}
     is_whole = bool(missed & _TO_LAST_TOKEN)
     if len(split) < 2 or not (is_whole or missed & _TO_FIRST_TOKEN):
-        return []
+        return None
     groups = list(split.values())
-    parts = {
-        "waited in the load generator: raise connections or concurrency cap": "client_queue_s",
-        "waited in the server's queue: add capacity, or send less traffic": "server_queue_s",
-        "waited for the first token: shorten prompts, or speed up or split prefills": "prefill_s",
-    }
-    if is_whole or not missed <= _TO_FIRST_TOKEN:
-        parts["decoded: shorten answers, or run fewer of them at once"] = "decode_s"
+    has_decodes = is_whole or not missed <= _TO_FIRST_TOKEN
     grown = {
-        word: (getattr(groups[-1], part) or 0.0) - (getattr(groups[0], part) or 0.0)
-        for word, part in parts.items()
+        part: (getattr(groups[-1], part) or 0.0) - (getattr(groups[0], part) or 0.0)
+        for part in _PARTS
+        if has_decodes or part != "decode_s"
     }
-    most = max(grown, key=lambda word: grown[word])
-    return [NextStep(f"The slowest requests mostly {most}.")] if grown[most] > 0 else []
+    most = max(grown, key=lambda part: grown[part])
+    did, remedy = _PARTS[most]
+    return MissedCause(f"The slowest requests mostly {did}", remedy) if grown[most] > 0 else None
 
 
 def _limited(summary: Summary, result: SloResult) -> set[str]:

@@ -11,7 +11,7 @@ from reports.run.verdict_section import (
     banner,
     headline,
     is_inconclusive,
-    missed_causes,
+    missed_cause,
     next_steps,
     slo_rows,
 )
@@ -126,18 +126,27 @@ def test_a_simulated_run_is_searched_on_the_simulated_engine():
 
 
 def test_the_slowest_requests_explain_only_what_the_missed_slo_limits():
-    def causes(*slo):
-        return [step.text for step in missed_causes(summarize(measured_run(slo=slo)))]
+    def cause(*slo):
+        found = missed_cause(summarize(measured_run(slo=slo)))
+        return found and (found.reason, found.remedy)
 
-    first = "The slowest requests mostly waited for the first token: shorten prompts, or speed up"
-    assert causes("p50(tpot) <= 1ms") == []
-    assert causes("p50(ttft) <= 50ms", "p50(tpot) <= 1ms") == [f"{first} or split prefills."]
+    assert cause("p50(tpot) <= 1ms") is None
+    assert cause("p50(ttft) <= 50ms", "p50(tpot) <= 1ms") == (
+        "The slowest requests mostly waited for the first token",
+        "shorten prompts, or speed up or split prefills",
+    )
     run = measured_run(slo=["p50(ttft) <= 50ms"])
     rows = run.request_rows
     rows["last_token_s"] += np.linspace(0, 5, len(rows))  # long answers: E2E without TTFT
-    assert all("decoded" not in step.text for step in missed_causes(summarize(run)))
-    by_e2e = summarize(run, ["p50(e2e) <= 50ms"])
-    assert missed_causes(by_e2e)[0].text.startswith("The slowest requests mostly decoded")
+    by_ttft = missed_cause(summarize(run))
+    assert by_ttft is None or "decoded" not in by_ttft.reason
+    by_e2e = missed_cause(summarize(run, ["p50(e2e) <= 50ms"]))
+    assert by_e2e is not None
+    assert by_e2e.reason == "The slowest requests mostly decoded"
+    assert by_e2e.step.text == (
+        "The slowest requests mostly decoded: shorten answers, or run fewer of them at once."
+    )
+    assert by_e2e.step.short == "Shorten answers, or run fewer of them at once"
 
 
 @pytest.mark.parametrize("run", [
