@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 from msgspec import structs
 
 from loadgen.measure.measures import Measured
@@ -14,7 +15,14 @@ from loadgen.studies.compare.judgement import ComparedMeasure, Options
 from loadgen.studies.compare.numbers import judge_sides
 from loadgen.studies.modes import capacity_view
 from loadgen.studies.modes import view as modes_view
-from loadgen.studies.modes.result import Leader, ModeCapacitiesFile, ModeRow, ModesFile
+from loadgen.studies.modes.result import (
+    CellNumbers,
+    Leader,
+    ModeCapacitiesFile,
+    ModeCell,
+    ModeRow,
+    ModesFile,
+)
 from loadgen.studies.modes.seed_capacity import CapacityRatio, ModeCapacities, ModeCapacity
 from loadgen.studies.nightly import view as nightly_view
 from loadgen.studies.nightly.result import CellResult, NightResult
@@ -154,6 +162,38 @@ BEST: chunked, goodput 3.7/s (99.5 % of requests met the SLO); +0.6/s over the r
   next       find the highest rate of each mode that meets the SLO: add --capacity
 """
     )
+
+
+def mode_cell(name, seed, verdict):
+    bounded = {key: {"value": 1.0} for key in CellNumbers.__struct_fields__ if key[0] != "n"}
+    del bounded["offered_rate_per_s"]
+    facts = {
+        "n_due": 74, "n_ok": 74, "offered_rate_per_s": 4.0, "mode": name, "rate_per_s": None,
+        "seed": seed, "schedule_sha256": "", "ended": "planned", "verdict": verdict,
+        "is_trusted": True, "reasons": [], "classes": {}, "waits_s": {},
+    }  # fmt: skip
+    return msgspec.convert({**bounded, **facts}, ModeCell)
+
+
+def test_modes_of_which_some_missed_the_slo_begin_with_that():
+    """Goodput without a limit per request counts all answers: equal goodput is no equal result."""
+    same = EstimateSection(value=0.0, low=0.0, high=0.0, n=2)
+    cells = [mode_cell("chunked", k, "met") for k in (3, 4)]
+    cells += [mode_cell("static", k, "missed") for k in (3, 4)]
+    result = ModesFile(
+        **HEAD, n_done=4, baseline="chunked", rates_per_s=None, n_cells=4, cells=cells,
+        rows=[mode("chunked", 3.7, 0.0106, 0.00457), mode("static", 3.7, 0.443, None)],
+        leaders=[Leader(rate_per_s=None, best="chunked", runner_up="static", difference=same)],
+    )  # fmt: skip
+    lines = text(modes_view.ending(result)).splitlines()
+    assert lines[:3] == [
+        "MET: chunked; missed by static",
+        "  ✓ chunked  goodput 3.7/s, SLO met 99.5 %, TTFT p99 10.6 ms, TPOT p99 4.57 ms",
+        "  ✗ static   goodput 3.7/s, SLO met 99.5 %, TTFT p99 443 ms",
+    ]
+    assert lines[3].startswith("  goodput    equal: chunked and static, goodput 3.7/s")
+    mixed = structs.replace(result, cells=[*cells, mode_cell("static", 5, "met")])
+    assert text(modes_view.ending(mixed)).startswith("EQUAL: chunked and static")
 
 
 def test_the_capacities_of_modes_end_with_these_lines():

@@ -59,12 +59,22 @@ def ending(result: ModesFile) -> Ending:
     findings = notes(result)
     rows = [_ending_row(result, mode) for mode in result.modes]
     is_tie = bool(result.leaders) and result.leaders[-1].difference.value == 0
+    word, found = "EQUAL" if is_tie else "BEST", best[-1] if best else "no mode was measured"
+    facts = [("compared", heading(result)), *(("also", text) for text in best[:-1][-1:])]
+    by_verdict = {
+        verdict: [mode for mode in result.modes if _verdict(result, mode) == verdict]
+        for verdict in ("met", "missed")
+    }
+    if all(by_verdict.values()) and not result.rates_per_s:
+        facts.insert(0, ("goodput", f"{word.lower()}: {found}"))
+        met, missed = (" and ".join(modes) for modes in by_verdict.values())
+        word, found = "MET", f"{met}; missed by {missed}"
     return Ending(
         "invalid" if result.n_untrusted else "met",
-        "EQUAL" if is_tie else "BEST",
-        best[-1] if best else "no mode was measured",
+        word,
+        found,
         rows=tuple(rows[:_MOST_MODES]),
-        facts=(("compared", heading(result)), *(("also", text) for text in best[:-1][-1:])),
+        facts=tuple(facts),
         findings=tuple(findings[:MOST_FINDINGS]),
         next=None
         if result.rates_per_s
@@ -73,6 +83,12 @@ def ending(result: ModesFile) -> Ending:
         n_findings=max(0, len(findings) - MOST_FINDINGS),
         noun="mode",
     )
+
+
+def _verdict(result: ModesFile, mode: str) -> str:
+    """The verdict of all runs of a mode; "" where they differ, and without a run."""
+    verdicts = {cell.verdict for cell in result.cells if cell.mode == mode}
+    return next(iter(verdicts)) if len(verdicts) == 1 else ""
 
 
 def _ending_row(result: ModesFile, mode: str) -> EndingRow:
@@ -101,7 +117,8 @@ def _ending_row(result: ModesFile, mode: str) -> EndingRow:
         if estimate.value is not None:
             of_time = "/s" if unit == "per_s" else ""
             parts.append(f"{title} {value_text(estimate, unit, is_short=True)}{of_time}")
-    return EndingRow("", mode, ", ".join(parts) or "no value")
+    mark = {"met": "✓", "missed": "✗"}.get(_verdict(result, mode), "")
+    return EndingRow(mark, mode, ", ".join(parts) or "no value")
 
 
 def heading(result: ModesHead) -> str:
