@@ -35,7 +35,7 @@ from loadgen.studies.capacity.next_probe import (
 from loadgen.studies.capacity.observed import NO_LOAD_HELPS, probe_of
 from loadgen.studies.capacity.probe import Grade, Probe
 from loadgen.studies.capacity.result import Capacity, CapacityFile, conclude, range_text
-from loadgen.studies.capacity.spec import CapacitySpec, question_of
+from loadgen.studies.capacity.spec import CapacitySpec, judged_by, question_of
 from loadgen.studies.cells.cell import Cell
 from loadgen.studies.cells.servers import CellServers
 from loadgen.studies.study import Place
@@ -140,6 +140,7 @@ class _Search:
         execute_run: Callable[..., FinishedRun],
     ) -> None:
         self._spec, self._question, self._place = spec, question, place
+        self._scenario = judged_by(spec, question.target)
         self._directory = place.directory
         self._console, self._quiet = console, Console(quiet=True)
         earlier = place.stored()
@@ -241,7 +242,7 @@ class _Search:
         if run_dir.exists():  # left by an interrupt
             shutil.rmtree(run_dir)
         scenario = with_window(
-            scaled(spec.scenario, planned.level, spec.over),
+            scaled(self._scenario, planned.level, spec.over),
             planned.warmup_s,
             planned.measure_s,
             seed_of(spec.scenario, number),

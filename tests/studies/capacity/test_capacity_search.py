@@ -89,6 +89,14 @@ def test_the_same_search_finds_the_same_and_its_own_seed_each_probe(asked, tmp_p
     assert len(set(seeds)) == len(seeds)
 
 
+def test_a_probe_is_judged_by_the_searched_share(asked, tmp_path):
+    """The client's own delay may then not change a verdict of 99 % that nobody stated."""
+    search(asked(budget_s=6.0), tmp_path / "s", QUIET, resume=False)
+    for path in (tmp_path / "s" / "probes").iterdir():
+        slo = json.loads((path / "manifest.json").read_text())["slo"]
+        assert [text for text in slo if text.startswith("attainment")] == ["attainment >= 90%"]
+
+
 def test_another_search_is_not_gone_on_with(asked, tmp_path):
     search(asked(budget_s=10.0), tmp_path / "s", QUIET, resume=False)
     with pytest.raises(UsageError, match="add --resume"):
