@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 _INTERVAL = "confidence interval"
-HEAD = ("probe", "load", "window", "due", "SLO met", _INTERVAL, "goodput", "result")
+HEAD = ("probe", "load", "window", "requests", "SLO met", _INTERVAL, "goodput", "result")
 _COLOURS = {"met": "bold green", "missed": "bold red", "unknown": "bold yellow"}
 _RESUME = "all probes so far are reused"
 _MOST_ROWS = 3  # of the probes in a terminal
@@ -95,6 +95,11 @@ def next_steps(answer: Capacity) -> list[str]:
                 f" {_RESUME}."
             )
         return steps
+    if answer.outcome == "at_least":
+        return [
+            f"Search higher loads: the highest of --between, {answer.low:.4g} {answer.unit}, still"
+            " meets the SLO."
+        ]
     return [
         "Search longer: write the same command with a larger --budget, --out (this directory) and"
         f" --resume; {_RESUME}."
@@ -122,8 +127,15 @@ def row(probe: Probe, answer: Capacity) -> tuple[str, ...]:
         f"{100 * probe.attainment:.1f} %" if probe.n_due else "–",
         interval,
         f"{probe.goodput_per_s:.3g}/s",
-        probe.grade,
+        _result(probe, answer),
     )
+
+
+def _result(probe: Probe, answer: Capacity) -> str:
+    """`✓ met`, `✗ missed`, or why the probe ended otherwise."""
+    if probe.grade != "measured" or not probe.n_due:
+        return probe.grade
+    return "✓ met" if probe.attainment >= answer.attainment else "✗ missed"
 
 
 def table(answer: Capacity, slos: str, *, is_full: bool) -> Group:

@@ -129,7 +129,12 @@ def _next(result: SweepResult) -> NextStep | None:
         return NextStep(f"No rate met the SLO: sweep lower rates, below {missed[0]}")
     if not met or not missed:
         return None
-    between = f"--between {met[-1]}:{missed[0]}"
+    over = [row for row in rows if set(row.verdicts) == {"missed"}]
+    if not over:
+        return NextStep(
+            f"{missed[0]} is met and missed: sweep higher rates, too, above {missed[-1]}"
+        )
+    between = f"--between {met[-1]}:{over[0].factors[result.along]}"
     return NextStep(
         f"Find the highest rate between them: slobench capacity with the same target, traffic and "
         f"SLO, {between}"
