@@ -236,6 +236,7 @@ def _summary(
         server=server_summary(run, columns, window),
         backends=addresses,
         stimulus=sent,
+        is_simulated=run.manifest.clock == "virtual",
         measured_by="" if run.manifest.imported is None else run.manifest.imported.tool,
         capacity_command=(
             capacity_command(run, evidence.slos.stated, is_own=evidence.slos.is_own)

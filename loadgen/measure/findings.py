@@ -130,9 +130,8 @@ def _lock_step(loop: ClosedLoop | None) -> str:
     if loop is None or not loop.is_in_lock_step:
         return ""
     return (
-        f"The {format_count(loop.users)} users send in lock-step, together in waves, because their "
-        "answers take equally long. Latencies hold for these waves; different lengths or think "
-        "times separate the users."
+        f"The {format_count(loop.users)} users send in lock-step, because their answers take "
+        "equally long: latencies hold for such waves only; vary lengths or think times."
     )
 
 
@@ -376,8 +375,8 @@ def _chunks(columns: PerRequest, run: Run, due: Mask) -> str:
     if columns.gaps.is_counted or not chunks or abs(tokens / chunks - 1) <= 0.01:
         return ""
     return (
-        f"The server sent {format_number(tokens / chunks)} tokens per chunk on average without "
-        "counting them per chunk, so ITL is per chunk (= ICL), and TPOT takes the tokens of the "
+        f"ITL counts chunks, not tokens: the server sent {format_number(tokens / chunks)} tokens "
+        "per chunk on average, and does not state how many each has. TPOT takes the tokens of the "
         "first chunk from its share of the text."
     )
 

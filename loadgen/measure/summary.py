@@ -172,18 +172,19 @@ class Summary:
     first; `stimulus` compares the traffic sent with the schedule; `drivers` are the factors that
     latency correlates with. `capacity_command` searches the highest load that meets the SLOs (""
     where the run does not give one). `measured_by` is the other tool of an imported run, "" for
-    slobench. With fewer successful requests than `min_requests` there is no
-    verdict. `made_under` are the SLOs that the run was made under, `judged_by` the SLOs that judge
-    it here; an SLO of a class begins with the name of the class. `marks` has, by metric, the reason
-    why its values are doubtful; `http_statuses` counts the HTTP errors of due requests by status.
-    `is_overloaded`: the run was missed because the server fell behind (reason `overloaded`).
-    `certainty` is that of the verdict (`verdict.certainty_of`). `cause` is the cause of most
-    misses, None where the latencies are all there is to say; its sentence is the first of the
-    `reasons` (of the `findings` of a run that met its SLOs). `closed_loop` has the users,
-    their start and the rate with its interval (None without a closed loop), `in_flight` the
-    requests in flight and the users that think. `agents` has the trees of recorded agents.
-    `results`: what answers hold in place of tokens (`vectors`, `scores`), "" for tokens.
-    `reasoning` is None where no answer has any. `canaries` counts their answers, "" without any.
+    slobench; `is_simulated`: its server was a model in virtual time. With fewer successful requests
+    than `min_requests` there is no verdict. `made_under` are the SLOs that the run was made under,
+    `judged_by` the SLOs that judge it here; an SLO of a class begins with the name of the class.
+    `marks` has, by metric, the reason why its values are doubtful; `http_statuses` counts the HTTP
+    errors of due requests by status. `is_overloaded`: the run was missed because the server fell
+    behind (reason `overloaded`). `certainty` is that of the verdict (`verdict.certainty_of`).
+    `cause` is the cause of most misses, None where the latencies are all there is to say; its
+    sentence is the first of the `reasons` (of the `findings` of a run that met its SLOs).
+    `closed_loop` has the users, their start and the rate with its interval (None without a closed
+    loop), `in_flight` the requests in flight and the users that think. `agents` has the trees of
+    recorded agents. `results`: what answers hold in place of tokens (`vectors`, `scores`), "" for
+    tokens. `reasoning` is None where no answer has any. `canaries` counts their answers, "" without
+    any.
     """
 
     run: str
@@ -213,6 +214,7 @@ class Summary:
     stimulus: Stimulus | None = None
     capacity_command: str = ""
     measured_by: str = ""
+    is_simulated: bool = False
     min_requests: int = 0
     made_under: tuple[str, ...] = ()
     judged_by: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ from reports.run.tables import has_percentile, throughput_text
 MOST_SLOS = 4
 MARKS = {True: "✓", False: "✗", None: "?"}
 HELD_UP = "the load generator was held up"
+_SIMULATED = "in virtual time, by a cost model: no server was measured"
 _NEVER_SENT = (Status.dropped, Status.not_released)
 _FAILURES = {
     "http_error": "HTTP error",
@@ -42,6 +43,7 @@ def ending(summary: Summary, place: str = "RUN") -> Ending:
     findings, n_findings = _findings(summary, why)
     facts = (
         ("why", why),
+        ("simulated", _SIMULATED if summary.is_simulated else ""),
         ("traffic", _traffic(summary)),
         ("certainty", _certainty(summary)),
         ("canaries", summary.canaries),

@@ -225,7 +225,10 @@ def next_steps(summary: Summary, place: str, is_probe: bool = False) -> list[Nex
         cause = missed_cause(summary)
         steps += [] if cause is None else [cause.step]
     search = None if is_probe else search_step(summary)
-    return [*steps, *([search] if search else [])]
+    steps += [search] if search else []
+    if not steps and summary.verdict == "missed":
+        steps.append(NextStep("Lower the load, or use a faster server."))
+    return steps
 
 
 def search_step(summary: Summary) -> NextStep | None:
@@ -289,7 +292,9 @@ def _no_verdict(summary: Summary, place: str) -> list[NextStep]:
     times = [r.n_needed / r.n for r in run_slos(summary) if r.met is None and r.n and r.n_needed]
     times += [least / n_ok] if 0 < n_ok < least else []
     if times:
-        length = _whole_seconds(max(times) * summary.window.length_s)
+        most = max([least, *(r.n_needed or 0 for r in run_slos(summary))])
+        drawn = 1 + 2 / math.sqrt(most or 1)  # another draw has fewer
+        length = _whole_seconds(drawn * max(times) * summary.window.length_s)
         longer = f"Measure for at least {length} (--duration {length})."
         if summary.measured_by:
             n = math.ceil(max(times) * summary.counts["due"])

@@ -172,7 +172,7 @@ def test_an_slo_without_enough_samples_beside_an_open_slo_is_not_inconclusive():
 def test_too_few_requests_for_a_percentile_lead_to_a_longer_run():
     """40 due requests in 20 s at 2/s: P99 needs 100, so 50 s."""
     run = measured_run(44, rate_per_s=2.0, slo=["p99(ttft) <= 1s"])
-    assert told(run) == [("Measure for at least 50s (--duration 50s).", "")]
+    assert told(run) == [("Measure for at least 60s (--duration 60s).", "")]
     assert banner(summarize(run)).word == "NO VERDICT"
     [row] = slo_rows(summarize(run))
     assert (row[4].text, row[4].small) == (
@@ -183,7 +183,7 @@ def test_too_few_requests_for_a_percentile_lead_to_a_longer_run():
 
 def test_too_few_successful_requests_lead_to_a_longer_run():
     run = measured_run(slo=["ttft <= 1s"])
-    assert told(run, min_requests=300) == [("Measure for at least 30s (--duration 30s).", "")]
+    assert told(run, min_requests=300) == [("Measure for at least 34s (--duration 34s).", "")]
 
 
 def test_a_goodput_out_of_reach_does_not_blame_the_server():

@@ -161,7 +161,7 @@ INVALID, no verdict: the measurement cannot be trusted
 NO VERDICT: 40 requests are too few for p99(ttft) <= 1s, which needs at least 100
   ? p99(ttft) <= 1s  40 of the 100 requests that it needs
   traffic    requested 2/s, sent 2/s: 40 of 40 requests; 40 output tokens/s; none failed
-  next       measure for at least 50s (--duration 50s)
+  next       measure for at least 60s (--duration 60s)
 """,
     ),
     (

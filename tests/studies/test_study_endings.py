@@ -89,7 +89,7 @@ between 8 and 16 req/s; promise 8
   sweep      chat against http://h: arrivals.rate varied, 2 runs a cell
   found      Most goodput of the loads that met the SLO: 7.8 requests/s.
   next       find the highest rate between them: slobench capacity with the same target, traffic and
-             SLO, --between 8/s:16/s
+             SLO, --between 8/s:32/s
 """
     )
 
@@ -98,6 +98,14 @@ def test_a_sweep_without_a_miss_leads_to_higher_rates():
     ending = sweep_view.ending(sweep(*RATES[:2]))
     assert text(ending).splitlines()[-1] == (
         "  next       every rate met the SLO: sweep higher rates, above 8/s"
+    )
+
+
+def test_a_sweep_that_ends_at_the_edge_leads_to_higher_rates():
+    """A search between a rate that is met and one that is met at times may find no miss."""
+    ending = sweep_view.ending(sweep(*RATES[:3]))
+    assert text(ending).splitlines()[-1] == (
+        "  next       16/s is met and missed: sweep higher rates, too, above 16/s"
     )
 
 
