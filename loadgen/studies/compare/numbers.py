@@ -218,9 +218,8 @@ def _pairing_notes(a: Sequence[Measured], b: Sequence[Measured], options: Option
     if len(a) + len(b) > 2 or options.noise or _is_alone(a, b, options):
         return []
     return [
-        "One run a side gives no verdict, because the variation between equal runs is unknown. "
-        "Repeat each side (3 runs or more), give --noise from `slobench compare --aa`, or compare "
-        "only these two runs with --within-run."
+        "One run a side can be judged with --noise from `slobench compare --aa`; --within-run "
+        "compares only these two runs."
     ]
 
 

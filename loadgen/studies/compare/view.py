@@ -40,6 +40,8 @@ _SENTENCES = {
 
 def sentence(comparison: Comparison) -> str:
     """The verdict as a sentence."""
+    if comparison.verdict == "inconclusive" and len(comparison.a) == len(comparison.b) == 1:
+        return "One run a side does not show how much equal runs differ."
     return _SENTENCES[comparison.verdict]
 
 
@@ -80,8 +82,8 @@ def next_steps(comparison: Comparison) -> list[str]:
         return []
     if all(m.runs_needed is None for m in uncertain):
         return [
-            "Measure three or more runs per side, in turns: one run per side does not show the"
-            " variation between runs."
+            "Measure three or more runs per side, in turns (slobench compare SCENARIO --target A"
+            " --target B does)."
         ]
     most = max(uncertain, key=lambda m: m.runs_needed or 0)
     return [f"Measure more runs per side, in turns: {most.measure} needs {needs(most)}."]
