@@ -26,7 +26,7 @@ def test_usage_of_zero_tokens_keeps_no_tpot_slo(cli, tmp_path):
     assert summary["verdict"] == "missed"
     assert set(run.request_rows["token_source"]) == {TokenSource.distrusted}
     assert set(run.request_rows["output_tokens"]) == {24}
-    assert summary["metrics"]["tpot_s"]["mean"] == pytest.approx(0.012, rel=0.03)
+    assert 0.0117 < summary["metrics"]["tpot_s"]["mean"] < 0.024
     page = (tmp_path / "run" / "report.html").read_text()
     for text in (terminal, page):
         assert "TPOT †" in text
@@ -40,13 +40,13 @@ def test_tpot_is_that_of_the_script_where_usage_gives_only_the_total(cli, tmp_pa
     run, summary, terminal = measured(cli, tmp_path, engine)
     assert set(run.request_rows["token_source"]) == {TokenSource.usage}
     assert not run.chunk_rows["tokens"].any() or coalesce == 1
-    # With n - 1 in place of n - 4, it would be 10.4 ms.
-    assert summary["metrics"]["tpot_s"]["mean"] == pytest.approx(0.012, rel=0.03)
+    # With n - 1 in place of n - 4, it would be 10.4 ms. A busy machine only adds to it.
+    assert 0.0117 < summary["metrics"]["tpot_s"]["mean"] < 0.024
     assert ("TPOT †" in terminal) == (coalesce == 4)
 
 
 def test_without_any_count_tpot_is_marked(cli, tmp_path):
     _, summary, terminal = measured(cli, tmp_path, "usage=off,coalesce=4")
-    assert summary["metrics"]["tpot_s"]["mean"] == pytest.approx(0.048, rel=0.05)
+    assert 0.0456 < summary["metrics"]["tpot_s"]["mean"] < 0.096
     assert "TPOT †" in terminal
     assert "answers have no usage" in summary["marks"]["tpot_s"]
