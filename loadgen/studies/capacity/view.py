@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.console import Group
 
 _INTERVAL = "confidence interval"
-HEAD = ("probe", "load", "window", "requests", "SLO met", _INTERVAL, "goodput", "result")
+HEAD = ("probe", "load", "window", "due", "SLO met", _INTERVAL, "goodput", "result")
 _COLOURS = {"met": "bold green", "missed": "bold red", "unknown": "bold yellow"}
 _RESUME = "all probes so far are reused"
 _MOST_ROWS = 3  # of the probes in a terminal
