@@ -45,6 +45,7 @@ def claims(
 
     Exit code 3 if a statement of the table is contradicted, or a number is missing.
     """
+    from loadgen.run.cores import affine_cores
     from loadgen.studies.claims.catalog import chosen
     from loadgen.studies.claims.page import render
     from loadgen.studies.claims.run import CLAIMS_STUDY, ClaimsSpec, measure
@@ -57,7 +58,7 @@ def claims(
         n_seeds=seeds,
         n_sets=1 + repeats,
         confidence=parse.read_confidence(confidence) or 0.95,
-        n_workers=parse.read_workers(workers) or len(os.sched_getaffinity(0)),
+        n_workers=parse.read_workers(workers) or affine_cores(),
         command=parse.base_options(None).command,
     )
     with CLAIMS_STUDY.opened("", study.out, resume=study.resume, command=spec.command) as place:

@@ -8,7 +8,6 @@ runs/       run directories of cells: of simulations with a single seed, and of 
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,6 +18,7 @@ from rich.console import Console
 
 from loadgen.errors import UsageError
 from loadgen.lab.sim_options import sim_options
+from loadgen.run.cores import affine_cores
 from loadgen.run.manifest import version
 from loadgen.studies.modes.mode_runs import ModeRun, finished, load, store
 from loadgen.studies.modes.result import ModeCell, ModesFile
@@ -121,7 +121,7 @@ def run_of(
 
 def n_workers_of(spec: ModesSpec, n_runs: int) -> int:
     """Simulations run side by side; real engines run in turn."""
-    n_workers = spec.n_workers or len(os.sched_getaffinity(0))
+    n_workers = spec.n_workers or affine_cores()
     return min(n_workers, n_runs) if spec.target == "sim" else 1
 
 

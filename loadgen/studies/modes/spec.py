@@ -78,6 +78,14 @@ def seeds_from(scenario: Scenario, n: int) -> Sequence[int]:
     return range(scenario.seed, scenario.seed + n)
 
 
+def read_values(text: str) -> tuple[str, list[str]] | None:
+    """Name and values of `token-budget=256,512`, the name with underscores; None for another
+    form."""
+    key, equals, listed = text.partition("=")
+    name, values = key.strip().replace("-", "_"), [value.strip() for value in listed.split(",")]
+    return (name, values) if equals and name and all(values) else None
+
+
 def _mode(text: str) -> Mode:
     kind, *parts = text.split(":")
     parameters: dict[str, str] = {}

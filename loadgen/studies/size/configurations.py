@@ -11,6 +11,7 @@ from loadgen.errors import UsageError
 from loadgen.manifest.json_section import JsonSection
 from loadgen.measure.statistics.intervals import EstimateSection
 from loadgen.studies.modes.seed_capacity import compare_capacities
+from loadgen.studies.modes.spec import read_values
 from loadgen.studies.size.demand import Demand, by_division
 
 TENSOR_PARALLEL = "tensor_parallel"
@@ -40,11 +41,9 @@ def read_axes(texts: Sequence[str]) -> dict[str, tuple[str, ...]]:
     axes: dict[str, tuple[str, ...]] = {}
     n = 1
     for text in texts:
-        key, equals, listed = text.partition("=")
-        name = key.strip().replace("-", "_")
-        values = tuple(dict.fromkeys(value.strip() for value in listed.split(",")))
-        if not (equals and name and all(values)):
+        if (found := read_values(text)) is None:
             raise UsageError(f"--search {text}: expected KEY=VALUE,VALUE, e.g. tensor_parallel=1,2")
+        name, values = found[0], tuple(dict.fromkeys(found[1]))
         if name in axes:
             raise UsageError(f"--search {name}: is given twice")
         if name in ("replicas", "hardware"):

@@ -34,10 +34,9 @@ class TuneFile(JsonSection, frozen=True, kw_only=True):
     """The content of tune.json.
 
     `searched` are all candidates in simulations: those of the last round first, each round by
-    goodput. `confirmed` are the finalists and
-    the first mode as it is, on seeds that the search did not use, on `target`; `choice` is the
-    first of them. The search took `n_runs` of the `n_exhaustive` runs of all candidates with all
-    seeds.
+    goodput. `confirmed` are the finalists and the first mode as it is, on seeds that the search did
+    not use, on `target`; `choice` is the first of them. The search took `n_runs` of the
+    `n_exhaustive` runs of all candidates with all seeds.
     """
 
     schema: int = SCHEMA

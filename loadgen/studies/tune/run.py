@@ -19,7 +19,7 @@ from loadgen.measure.statistics.intervals import EstimateSection, mean_over, ove
 from loadgen.run.manifest import version
 from loadgen.studies.modes.mode_runs import ModeRun, finished, load, store
 from loadgen.studies.modes.result import ModeCell
-from loadgen.studies.modes.spec import Mode, variant
+from loadgen.studies.modes.spec import Mode, seeds_from, variant
 from loadgen.studies.study import Study
 from loadgen.studies.tune.halving import FINALISTS, n_runs, paired, rounds, survivors
 from loadgen.studies.tune.result import TriedSetting, TuneFile, TuneRound
@@ -37,9 +37,8 @@ def tune(spec: TuneSpec, directory: Path, console: Console) -> TuneFile:
         raise UsageError("tune needs an SLO of each request, e.g. --slo 'ttft<=500ms'")
     modes = {mode.label: mode for mode in candidates(spec)}
     search = rounds(len(modes), spec.n_seeds)
-    first = spec.scenario.seed
-    seeds = range(first, first + spec.n_seeds)
-    held_out = range(seeds.stop, seeds.stop + spec.n_seeds)
+    both = seeds_from(spec.scenario, 2 * spec.n_seeds)
+    seeds, held_out = both[: spec.n_seeds], both[spec.n_seeds :]
     console.print(
         f"{len(modes)} candidates: {n_runs(search)} of {len(modes) * spec.n_seeds} simulations",
         markup=False,

@@ -1,4 +1,4 @@
-"""What is searched: modes with every combination of the knobs that apply to them."""
+"""The candidates of a search: modes with every combination of the knobs that apply to them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from loadgen.errors import UsageError, nearest
 from loadgen.lab.sim_options import SimOptions, sim_options
-from loadgen.studies.modes.spec import Mode
+from loadgen.studies.modes.spec import Mode, read_values
 from loadgen.workload.scenario import Scenario
 from reference_engine.policies.base import POLICIES, Policy
 
@@ -74,12 +74,11 @@ def read_knobs(texts: Sequence[str]) -> Knobs:
     or value."""
     knobs: dict[str, list[str]] = {}
     for text in texts:
-        key, equals, listed = text.partition("=")
-        name, values = key.strip().replace("-", "_"), [v.strip() for v in listed.split(",")]
-        if not equals or not name or not all(values):
+        if (found := read_values(text)) is None:
             raise UsageError(
                 f"--knob {text}: expected key=value,value, e.g. token_budget=256,512,1024"
             )
+        name, values = found
         if name in knobs or len(set(values)) < len(values):
             raise UsageError(f"--knob {text}: a key or value appears twice")
         knobs[name] = values

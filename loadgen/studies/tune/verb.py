@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Annotated
 
 import typer
@@ -54,6 +53,7 @@ def tune(
     Exit code 1 if no request met its SLOs with the choice.
     """
     from loadgen.lab.sim_options import read_settings
+    from loadgen.run.cores import affine_cores
     from loadgen.studies.modes.run import check_target
     from loadgen.studies.modes.spec import read_modes
     from loadgen.studies.study import end
@@ -72,7 +72,7 @@ def tune(
         read_settings(engine),
         seeds,
         parse.read_confidence(confidence) or 0.95,
-        parse.read_workers(workers) or len(os.sched_getaffinity(0)),
+        parse.read_workers(workers) or affine_cores(),
         options.plugins,
         options.command,
         options.cache_dir,
