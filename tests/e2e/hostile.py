@@ -4,13 +4,13 @@ The preflight's requests carry no number and are served well.
 """
 
 import asyncio
-import contextlib
 import json
 import socket
 import struct
 import threading
 import time
-from typing import Any
+
+from tests.e2e.threaded import ThreadedServer
 
 TOKENS = 6
 CANNED_TOKENS = 16
@@ -41,56 +41,22 @@ DONE = b"data: [DONE]\n\n"
 LAST = b"0\r\n\r\n"
 
 
-class Hostile:
-    """`treat(number)` names what happens to a request: one of the methods below. A context manager;
-    `url` is where it listens. Nothing here sleeps: what is to come later comes with the arrival of
-    later requests, and `written_ns[number]` is when it did. `bodies[number]` is what was sent."""
+class Hostile(ThreadedServer):
+    """`treat(number)` names what happens to a request: one of the methods below. Nothing here
+    sleeps: what is to come later comes with the arrival of later requests, and
+    `written_ns[number]` is when it did. `bodies[number]` is what was sent."""
 
     def __init__(self, treat):
+        super().__init__()
         self._treat, self.written_ns = treat, {}
         self.bodies: dict[int, bytes] = {}
         self._n_arrived, self._arrivals, self._number = 0, threading.Condition(), -1
         self._until: dict[int, list[asyncio.Event]] = {}
-        self._is_up, self._thread = threading.Event(), threading.Thread(target=self._run)
-
-    def __enter__(self):
-        self._thread.start()
-        assert self._is_up.wait(10)
-        return self
-
-    def __exit__(self, *exc):
-        self._loop.call_soon_threadsafe(self._over.set)
-        self._thread.join(10)
-        assert not self._thread.is_alive()
 
     def await_arrivals(self, n):
         """Returns when so many requests of the run have arrived."""
         with self._arrivals:
             assert self._arrivals.wait_for(lambda: self._n_arrived >= n, 30)
-
-    def _run(self):
-        asyncio.run(self._serve())
-
-    async def _serve(self):
-        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
-        self._tasks: set[Any] = set()
-        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        self._is_up.set()
-        await self._over.wait()
-        server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _connected(self, reader, writer):
-        self._tasks.add(asyncio.current_task())
-        with contextlib.suppress(OSError, EOFError, asyncio.CancelledError):
-            try:
-                while await self._answer(reader, writer):
-                    pass
-            finally:
-                writer.close()
 
     async def _answer(self, reader, writer):
         head = await reader.readuntil(b"\r\n\r\n")

@@ -6,12 +6,11 @@ requests carry no number; canaries carry none either and are treated like the ru
 has begun.
 """
 
-import asyncio
-import contextlib
 import json
-import threading
 from hashlib import sha256
 from typing import Any
+
+from tests.e2e.threaded import ThreadedServer
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 WORDS = ("red", "blue", "oak", "sea", "sun", "ice", "fox", "elm", "tin", "sky", "owl", "bay")
@@ -122,53 +121,24 @@ PATIENTS = {
 """Name → (prompt, requested tokens, number of the request under load) → bytes of the answer."""
 
 
-class Sick:
+class Sick(ThreadedServer):
     """The server in a thread; `url` is its address, and `patient` who answers the next run ("": it
     stays well)."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.becomes("")
-        self._is_up, self._thread = threading.Event(), threading.Thread(target=self._run)
 
     def becomes(self, patient: str) -> None:
         """Answers well until the next request of a run, and then as this patient."""
         self._patient, self._has_begun = patient, False
         self._n_loaded = {True: 0, False: 0}  # requests of the run, and canaries
 
-    def __enter__(self) -> "Sick":
-        self._thread.start()
-        assert self._is_up.wait(10)
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._loop.call_soon_threadsafe(self._over.set)
-        self._thread.join(10)
-        assert not self._thread.is_alive()
-
-    def _run(self) -> None:
-        asyncio.run(self._serve())
-
-    async def _serve(self) -> None:
-        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
-        self._tasks: set[Any] = set()
-        server = await asyncio.start_server(self._connected, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        self._is_up.set()
-        await self._over.wait()
-        server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    async def _connected(self, reader, writer) -> None:
-        self._tasks.add(asyncio.current_task())
-        with contextlib.suppress(OSError, EOFError, asyncio.CancelledError):
-            try:
-                while answer := await self._answered(reader):
-                    writer.write(answer)
-                    await writer.drain()
-            finally:
-                writer.close()
+    async def _answer(self, reader, writer) -> bool:
+        answer = await self._answered(reader)
+        writer.write(answer)
+        await writer.drain()
+        return bool(answer)
 
     async def _answered(self, reader) -> bytes:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
