@@ -1,5 +1,5 @@
-"""What a run of agents shows beside its requests: how its trees fared, what their time consists of,
-and how much of their prompts was cached."""
+"""Numbers of a run of agents: the outcomes of its trees, the parts of their time, and the cached
+share of their prompts."""
 
 from __future__ import annotations
 
