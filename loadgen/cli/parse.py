@@ -88,6 +88,7 @@ def _length_for(values: Mapping[str, Any]) -> str:
     """The length of a window with enough requests to be clear of the limits without a late answer,
     20 s to 2 minutes; a minute for a closed loop, whose rate follows from the server."""
     from loadgen.measure.slo import parse_slo, with_implied
+    from loadgen.measure.statistics.percentiles import planned_for
     from loadgen.measure.statistics.proportions import least_n
     from loadgen.units import parse_rate_per_s, write_duration
 
@@ -99,8 +100,7 @@ def _length_for(values: Mapping[str, Any]) -> str:
     for slo, _ in with_implied([parse_slo(text) for text in values.get("slo", ())]):
         share = slo.limit if slo.metric == "attainment" else slo.quantile
         shares += [] if share is None or share == 1 else [share]
-    n_requests = least_n(0, max(shares), _CONFIDENCE)
-    enough = n_requests + 2 * math.sqrt(n_requests)  # another draw has fewer
+    enough = planned_for(least_n(0, max(shares), _CONFIDENCE))
     length_s = 5 * math.ceil(enough / rate_per_s / 5)
     return write_duration(min(120, max(20, length_s)))
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.slo import Slo
-from loadgen.measure.statistics.percentiles import fewest_samples
+from loadgen.measure.statistics.percentiles import fewest_samples, planned_for
 from loadgen.records import Phase, Schedule
 from loadgen.units import write_duration
 from loadgen.workload.scenario import Scenario
@@ -61,7 +61,7 @@ def _remedy(scenario: Scenario, quantile: float, n_planned: int, least: int) -> 
     if scenario.phases.requests is not None:
         text = f"add --num-prompts {least}"
     else:
-        enough = least + 2 * math.sqrt(least)  # another draw has fewer
+        enough = planned_for(least)
         length_s = 5 * math.ceil(scenario.phases.measure * enough / n_planned / 5)
         text = f"add --duration {write_duration(length_s)}"
     lower = [q for q in _LOWER if q < quantile and fewest_samples(q) <= n_planned]

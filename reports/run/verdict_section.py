@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from loadgen.measure.catalog import METRICS
 from loadgen.measure.slo_result import SloResult
+from loadgen.measure.statistics.percentiles import planned_for
 from loadgen.measure.summary import ClassSummary, Summary
 from loadgen.measure.verdict import error_note, is_dependent
 from loadgen.measure.wording import format_count, format_value
@@ -292,9 +293,9 @@ def _no_verdict(summary: Summary, place: str) -> list[NextStep]:
     times = [r.n_needed / r.n for r in run_slos(summary) if r.met is None and r.n and r.n_needed]
     times += [least / n_ok] if 0 < n_ok < least else []
     if times:
-        most = max([least, *(r.n_needed or 0 for r in run_slos(summary))])
-        drawn = 1 + 2 / math.sqrt(most or 1)  # another draw has fewer
-        length = _whole_seconds(drawn * max(times) * summary.window.length_s)
+        most = max([1, least, *(r.n_needed or 0 for r in run_slos(summary))])
+        longer_by = max(times) * planned_for(most) / most
+        length = _whole_seconds(longer_by * summary.window.length_s)
         longer = f"Measure for at least {length} (--duration {length})."
         if summary.measured_by:
             n = math.ceil(max(times) * summary.counts["due"])

@@ -218,3 +218,8 @@ def effective_n(hits: Values, sizes: Values) -> float:
 def fewest_samples(quantile: float) -> int:
     """The smallest n that has a percentile: ⌈1 / (1 − q)⌉ samples, so that one lies beyond it."""
     return math.ceil(round(1 / (1 - quantile), 6))
+
+
+def planned_for(n: int) -> float:
+    """The mean number of random arrivals with which 95 to 98 % of the draws have at least n."""
+    return n + 2 * math.sqrt(n)
